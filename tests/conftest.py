@@ -2,10 +2,12 @@
 
 import atexit
 import gc
+import io
 import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -186,3 +188,35 @@ def client(served):
 
     with client_of(served) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A small tokenizer of bytes and a few words."""
+    from artel.config import TokenizerTraining
+    from artel.tokens import train_tokenizer
+
+    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+
+
+@pytest.fixture(scope="module")
+def roberta(shared_data):
+    """The tokenizer of roberta-base."""
+    from artel.tokens import load_tokenizer
+
+    return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
+
+
+@pytest.fixture
+def artel_here(monkeypatch, capfd):
+    """The command in this process, which has torch already; `typed` is its standard input, which is no terminal."""
+    from artel.cli.main import main
+
+    def run(*arguments: object, typed: bytes = b"") -> subprocess.CompletedProcess:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr())
+
+    return run

@@ -17,7 +17,7 @@ from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.tokens import train_tokenizer
-from support.runs import artel, losses, write_run
+from support.runs import losses, succeed, write_run
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SPARSE = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
@@ -38,8 +38,7 @@ def tokenizer():
 @pytest.mark.parametrize("kind", TRAINED)
 def test_three_steps_by_the_loop_open_with_transformers(kind, tmp_path):
     run = write_run(tmp_path / "run.yaml", model={"config": {"model_type": kind, **TRAINED[kind]}}, train={"steps": 3})
-    done = artel("train", str(run))
-    assert done.returncode == 0, done.stderr
+    succeed("train", str(run))
     by_step = losses(tmp_path / "run")
     assert sorted(by_step) == [1, 2, 3]
     # An untrained model guesses: its loss is near the logarithm of the vocabulary's size.

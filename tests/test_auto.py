@@ -105,11 +105,8 @@ def test_keys_of_the_run_file_are_kept():
     assert run.data.block == 96
 
 
-def test_every_process_has_a_part_of_the_batch():
+def test_every_process_has_a_part_of_the_batch_and_the_model_is_not_larger_than_memory():
     assert chosen(auto_run("1min"), processes=6).train.batch % 6 == 0
-
-
-def test_the_model_is_not_larger_than_memory():
     run = chosen(auto_run("100h"), memory=GIB)
     size = Size(run.model.config["num_attention_heads"])
     assert 16 * size.parameters(NOVEL.vocabulary) < GIB < 2 * 16 * Size(24).parameters(NOVEL.vocabulary)
@@ -120,11 +117,8 @@ def test_a_budget_too_short_for_anything_says_the_shortest():
         chosen(auto_run("1s"), rate=1e9)
     problem = error.value.problems[0]
     assert problem.where == "train.budget"
-    shortest = problem.fix.split()[1]
-    assert not chosen(auto_run(shortest), rate=1e9).model.auto
-
-
-def test_on_the_fastest_machine_there_is_still_loading_and_saving():
+    assert not chosen(auto_run(problem.fix.split()[1]), rate=1e9).model.auto
+    # On the fastest machine there is still loading and saving.
     with pytest.raises(InputError, match="loading, a validation and a save take 5 s"):
         chosen(auto_run("1s"), rate=1e15)
     assert not chosen(auto_run("5s"), rate=1e15).model.auto
@@ -175,13 +169,10 @@ def test_the_speed_of_the_choice_and_of_the_plan_are_both_named():
         (Text(700, 40, 400, ""), ["data.sources", "data.validation"]),
     ],
 )
-def test_a_text_too_small_is_refused(text, where):
+def test_a_text_too_small_is_refused_and_a_small_one_takes_a_smaller_block(text, where):
     with pytest.raises(InputError) as error:
         fitting_block(auto_run(), text)
     assert [problem.where for problem in error.value.problems] == where
-
-
-def test_a_small_text_takes_a_smaller_block():
     assert fitting_block(auto_run(), Text(3_000, 150, 400, "")).data.block == 128
     assert fitting_block(auto_run(), Text(70_000, 0, 400, "")).data.block == 256
 
@@ -198,7 +189,7 @@ def test_a_small_text_takes_a_smaller_block():
         ({"parallel.context": 2}, "parallel.context"),
     ],
 )
-def test_what_auto_does_not_go_with(tmp_path, changes, where):
+def test_what_auto_does_not_go_with(changes, where):
     Path("ds.json").write_text("{}")
     with pytest.raises(InputError) as error:
         check_run(run_from(dumped(auto_run()), changes, dict(PLACE)))
@@ -218,35 +209,33 @@ def test_auto_and_a_model_of_ones_own_exclude_each_other():
     run = run_from(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, dict(PLACE))
     assert not run.model.auto
     assert run.model.config == {"model_type": "gpt2"}
+    tree = dumped(auto_run())
+    tree["train"]["epochs"] = 2
+    with pytest.raises(InputError) as error:  # a budget beside epochs is one contradiction
+        run_from(tree, {}, dict(PLACE))
+    (problem,) = error.value.problems
+    assert "epochs and budget are given together" in problem.what
 
 
 @pytest.mark.slow
-def test_a_plan_makes_the_choice_from_a_sample_of_the_text():
+def test_a_plan_makes_the_choice_from_a_sample_of_the_text_for_the_processes_that_train():
     run = auto_run("1h", data=text_of_words())
     choice = choose_for_plan(run, find_hardware("h100-80gb:8"), 2)
     assert choice.config.train.batch % 2 == 0
     assert any("(counted in the whole text)" in line for line in choice.lines)
+    # Only the GPUs that train count.
+    one_of_eight = choose(run, find_hardware("h100-80gb:8"), 1, 1)
+    assert one_of_eight == choose_for_plan(run, find_hardware("h100-80gb:1"), None)
+    # --nproc counts the processes of a node.
+    three = find_hardware("cpu", nodes=3)
+    assert processes_on_host(run, three, 2) == 2
+    assert choose_for_plan(run, three, None).config.train.batch % 3 == 0
 
 
 def text_of_words() -> dict[str, Any]:
     words = random.Random(0)
     Path("text.txt").write_text(" ".join("".join(words.choices("aeiknorst", k=4)) for _ in range(20_000)))
     return {"sources": [{"path": "text.txt"}]}
-
-
-@pytest.mark.slow
-def test_only_the_gpus_that_train_count():
-    run = auto_run("1h", data=text_of_words())
-    one_of_eight = choose(run, find_hardware("h100-80gb:8"), 1, 1)
-    assert one_of_eight == choose_for_plan(run, find_hardware("h100-80gb:1"), None)
-
-
-@pytest.mark.slow
-def test_nproc_counts_the_processes_of_a_node():
-    run = auto_run("1h", data=text_of_words())
-    three = find_hardware("cpu", nodes=3)
-    assert processes_on_host(run, three, 2) == 2
-    assert choose_for_plan(run, three, None).config.train.batch % 3 == 0
 
 
 @pytest.mark.slow
@@ -320,12 +309,3 @@ def test_after_some_passes_the_loss_rises_again_and_sooner_for_a_larger_model():
 
     assert 2 <= best_passes(plain, Size(6)) < best_passes(plain, Size(2)) <= 6
     assert best_passes(forgetting, Size(6)) > best_passes(plain, Size(6))
-
-
-def test_a_budget_beside_epochs_is_one_contradiction():
-    tree = dumped(auto_run())
-    tree["train"]["epochs"] = 2
-    with pytest.raises(InputError) as error:
-        run_from(tree, {}, dict(PLACE))
-    (problem,) = error.value.problems
-    assert "epochs and budget are given together" in problem.what

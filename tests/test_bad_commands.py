@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import threading
 from pathlib import Path
 
@@ -11,20 +10,9 @@ import yaml
 
 import artel as artel_package
 from artel.cli.generate import _read
-from artel.cli.main import _thread_failed, main
+from artel.cli.main import _thread_failed
 from artel.errors import InputError
 from support.runs import TINY, artel, write_run
-
-
-def test_names_that_are_no_run(tmp_path):
-    for name, says in (
-        ("nowhere.yaml", "no such file"),
-        ("demoo", "did you mean demo?"),
-        (str(tmp_path), "config.yaml"),
-    ):
-        done = artel("train", name)
-        assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False)
-
 
 # A command line, and what its message says: keys written as options, names that are nearly those of runs and recipes,
 # numbers that nothing takes.
@@ -55,45 +43,34 @@ COMMANDS = {
     f"chat runs/mine --new-tokens {10**400}": ["new_tokens", "out of range"],
     f"chat runs/mine --max-new-tokens {10**400}": ["new_tokens", "out of range"],
     f"generate runs/mine --max-new-tokens {10**12}": ["--max-new-tokens", str(10**8)],
+    "train nowhere.yaml": ["no such file"],
+    "train demoo": ["did you mean demo?"],
+    "train .": ["config.yaml"],
+    "generate ./none": ["is not a folder"],
+    "generate no/such": ["needs network"],
+    "generate run.yaml": ["is a file, not a run"],
+    "report .": ["no such file"],
+    "recipes cp demo run.yaml": ["exists already"],
     "train run.yaml --nproc 1000000": ["GiB in 1,000,000 processes here", "start fewer processes"],
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[:60])
-def test_what_a_command_line_means(command, tmp_path, capfd, monkeypatch):
+def test_what_a_command_line_means(command, tmp_path, artel_here, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     write_run(tmp_path / "run.yaml")
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").write_text(yaml.safe_dump(TINY))
-    monkeypatch.setattr(sys, "argv", ["artel", *command.split()])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    output = capfd.readouterr()
-    assert (exit_.value.code, "Traceback" in output.err, output.out) == (2, False, ""), output
+    done = artel_here(*command.split())
+    assert (done.returncode, "Traceback" in done.stderr, done.stdout) == (2, False, ""), done
     for says in COMMANDS[command]:
-        assert says in output.err
-
-
-def test_the_version_is_told(capfd, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["artel", "--version"])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert (exit_.value.code, capfd.readouterr().out) == (0, f"artel {artel_package.__version__}\n")
-
-
-def test_generate_and_report_on_nothing(tmp_path):
-    (tmp_path / "run.yaml").write_text("seed: 1")
-    for arguments, says in (
-        (["generate", str(tmp_path / "none")], "is not a folder"),
-        (["generate", "no/such"], "needs network"),
-        (["generate", str(tmp_path / "run.yaml")], "is a file, not a run"),
-        (["report", str(tmp_path)], "no such file"),
-        (["recipes", "cp", "demo", str(tmp_path / "run.yaml")], "exists already"),
-    ):
-        done = artel(*arguments)
-        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
         assert says in done.stderr
+
+
+def test_the_version_is_told(artel_here):
+    done = artel_here("--version")
+    assert (done.returncode, done.stdout) == (0, f"artel {artel_package.__version__}\n")
 
 
 @pytest.fixture

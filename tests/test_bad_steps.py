@@ -69,10 +69,7 @@ class Bad:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """One folder, and so one token store, for all runs here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield tmp_path_factory.mktemp("bad")
-    torch.set_num_threads(before)
+    return tmp_path_factory.mktemp("bad")
 
 
 def run(place, name, bad, processes=ALONE, **changes):

@@ -18,7 +18,7 @@ from artel.training.micro_batch import MicroBatchPlan
 from artel.training.planned import planned_micro_batch
 from artel.training.run_folder import RunFolder
 from support.messages import logged
-from support.runs import artel, write_run
+from support.runs import refused, succeed, write_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 PLAN = {
@@ -33,9 +33,8 @@ PLAN = {
 
 
 @pytest.mark.slow
-def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path, monkeypatch):
+def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path):
     """Its weights are small, so that only the plan knows: the activations of a micro-batch exceed the memory."""
-    monkeypatch.chdir(tmp_path)
     room = (memory().limit or memory().total) + swap()
     rows = room * 3 // (1024 * 14_000)  # about 14 kB for each token of a row
     write_run(
@@ -43,8 +42,7 @@ def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path, monkeypatch
         data={"block": 1024},
         train={"batch": rows, "micro_batch": rows, "steps": 1000, "activation_checkpointing": "none"},
     )
-    ended = artel("train", "run.yaml")
-    assert ended.returncode == 2, ended.stderr
+    ended = refused("train", "run.yaml")
     assert "does not fit: " in ended.stderr
     assert "activations" in ended.stderr
     assert "--force tries it" in ended.stderr
@@ -54,13 +52,10 @@ def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path, monkeypatch
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_run_of_a_moment_is_not_planned(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_of_a_moment_is_not_planned(tmp_path):
     write_run(tmp_path / "run.yaml", train={"steps": 2})
     (tmp_path / "run").mkdir()
-    ended = artel("train", "run.yaml")
-    assert ended.returncode == 0, ended.stderr
-    assert "plan" not in ended.stderr
+    assert "plan" not in succeed("train", "run.yaml").stderr
     assert not (tmp_path / "run" / "plan.json").exists()
 
 
@@ -111,26 +106,21 @@ def test_the_search_for_a_micro_batch_starts_from_the_plan(tmp_path):
     assert planned_micro_batch(folder, cpu) is None
 
 
-def test_a_text_of_less_than_a_block_is_refused_as_such(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_text_of_less_than_a_block_is_refused_as_such(tmp_path):
     write_run(tmp_path / "run.yaml", data={"block": 1024, "sources": [{"format": "dummy", "documents": 10}]},
               train={"steps": None, "epochs": 1})  # fmt: skip
-    ended = artel("train", "run.yaml")
-    assert ended.returncode == 2, ended.stderr
-    assert "less than a block" in ended.stderr
+    assert "less than a block" in refused("train", "run.yaml").stderr
 
 
 @pytest.mark.long
-def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(tmp_path):
     small = {"steps": 2}
     write_run(tmp_path / "run.yaml", train=small)
-    assert artel("train", "run.yaml").returncode == 0
+    succeed("train", "run.yaml")
     room = (memory().limit or memory().total) + swap()
     rows = room * 3 // (1024 * 14_000)
     words = ["data.block=1024", f"train.batch={rows}", f"train.micro_batch={rows}", "train.steps=1000"]
-    ended = artel("train", "run.yaml", "--restart", *words, "train.activation_checkpointing=none")
-    assert ended.returncode == 2, ended.stderr
+    refused("train", "run.yaml", "--restart", *words, "train.activation_checkpointing=none")
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     run = load_run("run.yaml")
     prepared, said = prepare(run), logged()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from random import Random
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from artel.cli.main import main
 from artel.config import load_run
 from artel.parallel import join_world
 from artel.preparing import prepare
@@ -122,7 +120,7 @@ def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, monkeypatch, capfd):
+def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, artel_here):
     folder = tmp_path / "run"
     shutil.copytree(trained.parent / "stores", tmp_path / "stores")
     shutil.copytree(trained.with_suffix(""), folder, symlinks=True)
@@ -133,16 +131,9 @@ def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, monke
     (tokens,) = Path("stores").glob("*/train/00000.tokens")  # relative, as the message names it
     flip(tokens, Random(2))
     file = write_run(tmp_path / "run.yaml", **RUN)
-    monkeypatch.setattr(sys, "argv", ["artel", "train", str(file)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capfd.readouterr().err
-    assert ended.value.code == 0, said
-    for part in (
-        f"{tokens} does not have the checksum",
-        "made again",
-        "step-000000006 is damaged",
-        "resuming from step 4",
-    ):
-        assert part in said
+    done = artel_here("train", file)
+    assert done.returncode == 0, done.stderr
+    checksum = f"{tokens} does not have the checksum"
+    for part in (checksum, "made again", "step-000000006 is damaged", "resuming from step 4"):
+        assert part in done.stderr
     assert (folder / "model" / "model.safetensors").read_bytes() == expected

@@ -26,7 +26,7 @@ from artel.training.schedule import rate_by_time
 from support.machine import Machine, Pace
 from support.messages import logged
 from support.ranks import run_ranks
-from support.runs import artel, write_run
+from support.runs import artel, succeed, write_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 BUDGET = 100.0
@@ -39,12 +39,16 @@ def budget_run(folder: Path, **train: Any) -> RunConfig:
     return load_run(str(file))
 
 
-def trained(run: RunConfig, machine: Machine, *others: Callback) -> dict[str, Any]:
-    """As `artel train` does it: the run is compared with what its folder holds, and trained, or resumed."""
+def begun(run: RunConfig) -> Any:
+    """The run's prepared text, once the run was compared with what its folder holds, as `artel train` does it."""
     prepared = prepare(run)
     RunFolder(Path(run.run)).claim()
     check_same_run(run, prepared)
-    return train(run, prepared, ALONE, [machine, *others], machine.clock)
+    return prepared
+
+
+def trained(run: RunConfig, machine: Machine, *others: Callback) -> dict[str, Any]:
+    return train(run, begun(run), ALONE, [machine, *others], machine.clock)
 
 
 def steady(_: float) -> float:
@@ -142,22 +146,25 @@ def test_what_is_complete_stays_so_after_a_kill_at_its_end(stopped: RunConfig) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("budget", "refused"), [("200s", None), ("60s", None), ("35s", "learning rate"), ("20s", "already run for")]
+    ("changes", "refused"),
+    [
+        (["train.budget=200s"], None),
+        (["train.budget=60s"], None),
+        (["train.budget=35s"], "learning rate"),
+        (["train.budget=20s"], "already run for"),
+        (["train.steps=300", "train.schedule=wsd"], "one of the two lengths is a time"),
+    ],
 )
-def test_before_its_decay_a_run_may_get_another_budget(stopped: RunConfig, budget: str, refused: str | None) -> None:
-    """Where what it has done would have been done so within the other, too."""
-    run = load_run(f"{stopped.run}.yaml", Overrides.parse([f"train.budget={budget}"]))
+def test_before_its_decay_a_run_may_get_another_budget(
+    stopped: RunConfig, changes: list[str], refused: str | None
+) -> None:
+    """Where what it has done would have been done so within the other, too; and no length of another kind."""
+    run = load_run(f"{stopped.run}.yaml", Overrides.parse(changes))
     if refused is not None:
         with pytest.raises(InputError, match=refused):
             trained(run, Machine(steady))
         return
     assert trained(run, Machine(steady))["wall_seconds"] == pytest.approx(run.train.budget, rel=0.05)
-
-
-def test_a_length_of_another_kind_is_refused(stopped: RunConfig) -> None:
-    run = load_run(f"{stopped.run}.yaml", Overrides.parse(["train.steps=300", "train.schedule=wsd"]))
-    with pytest.raises(InputError, match="one of the two lengths is a time"):
-        trained(run, Machine(steady))
 
 
 def test_a_budget_that_is_too_short_is_an_error_with_what_it_takes_and_no_result(tmp_path: Path) -> None:
@@ -179,11 +186,8 @@ def test_a_budget_that_is_too_short_is_an_error_with_what_it_takes_and_no_result
 )
 def test_a_budget_that_is_over_before_the_second_step_is_refused_then(tmp_path: Path, at: int, says: str) -> None:
     run, clock = budget_run(tmp_path, budget=5), Clock(at)
-    prepared = prepare(run)
-    RunFolder(Path(run.run)).claim()
-    check_same_run(run, prepared)
     with pytest.raises(InputError, match=f"5s is too short: {says}") as error:
-        train(run, prepared, ALONE, [clock], clock.now)
+        train(run, begun(run), ALONE, [clock], clock.now)
     assert clock.steps == at
     assert error.value.problems[0].fix.startswith("write train.budget: ")
     assert not RunFolder(Path(run.run)).checkpoints.exists()
@@ -230,10 +234,7 @@ def test_every_schedule_follows_the_time(schedule: str) -> None:
 @pytest.mark.slow
 def test_a_run_slower_than_planned_says_so_after_ten_seconds_of_steps_and_has_one_speed(tmp_path: Path) -> None:
     run, said = budget_run(tmp_path), logged()
-    machine, folder = Machine(steady), RunFolder(Path(run.run))
-    prepared = prepare(run)
-    folder.claim()
-    check_same_run(run, prepared)
+    machine, folder, prepared = Machine(steady), RunFolder(Path(run.run)), begun(run)
     plan = {"memory_share": 0.1, "tokens_per_second": {"low": 9e5, "mid": 1e6, "high": 2e6}, "verdict": "fits",
             "per_rank_gib": {"reserved": 0.5, "framework": 0.1}, "host_gib": 0.5, "micro_batch": 16,
             "activation_checkpointing": "none"}  # fmt: skip
@@ -285,25 +286,16 @@ def test_what_the_end_takes_is_kept_free_and_grows_where_the_machine_becomes_slo
     budget.note_end("validation", 0.0)
     assert budget.share(50.0, 40.0) == before  # it never falls
     assert budget.share(99.0, 90.0) == 1.0
+    resumed = Budget(100.0, {"validation": [6.0, 1.0]}, share=0.9)  # begins with what the start before knew
+    assert (resumed.needed(90.0), resumed.share(50.0, 40.0), resumed.is_measured) == (96.0, 0.9, False)
 
 
-def test_a_start_begins_with_what_the_one_before_knew() -> None:
-    budget = Budget(100.0, {"validation": [6.0, 1.0]}, share=0.9)
-    assert budget.needed(90.0) == 96.0
-    assert budget.share(50.0, 40.0) == 0.9
-    assert not budget.is_measured
-
-
-def test_one_length_alone_and_the_schedule_that_a_budget_chooses() -> None:
+def test_one_length_alone_and_the_schedule_that_a_budget_chooses(tmp_path: Path) -> None:
     read = TrainConfig.model_validate
     assert (read({"budget": "30min"}).schedule, read({}).schedule) == ("wsd", "cosine")
     assert read({"budget": "30min", "schedule": "cosine"}).schedule == "cosine"
-    assert (
-        load_run("novel-small", Overrides.parse(["train.budget=90s"])).train.budget == 90.0
-    )  # in place of the recipe's steps
-
-
-def test_the_command_names_both_lengths(tmp_path: Path) -> None:
+    in_place_of_steps = load_run("novel-small", Overrides.parse(["train.budget=90s"]))
+    assert in_place_of_steps.train.budget == 90.0
     done = artel("config", "check", write_run(tmp_path / "run.yaml", train={"budget": "30min"}))
     assert (done.returncode, "steps and budget are given together" in done.stdout + done.stderr) == (2, True)
 
@@ -320,8 +312,7 @@ def test_what_is_shown_and_written_of_a_run_without_known_steps(tmp_path: Path) 
     train = {"steps": None, "budget": "30min", "learning_rate": 1e-30}
     validate = {"every": 1, "patience": 1}
     file = write_run(tmp_path / "run.yaml", train=train, validate=validate, track=["console", "jsonl"])
-    done = artel("train", file)
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", file)
     assert "steps of 64 for 30min, learning rate by wsd" in done.stderr
     assert "the text took" in done.stderr
     folder = file.with_suffix("")
@@ -329,6 +320,6 @@ def test_what_is_shown_and_written_of_a_run_without_known_steps(tmp_path: Path) 
     used = [line["budget_used"] for line in lines if "loss" in line]
     assert len(used) >= 2
     assert used == sorted(used)
-    assert artel("report", folder).returncode == 0
+    succeed("report", folder)
     again = artel("train", file)
     assert (again.returncode, "is complete" in again.stderr) == (0, True)

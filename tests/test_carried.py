@@ -17,7 +17,7 @@ from artel.models.loading.materialize import materialize
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.tokens import train_tokenizer
-from support.runs import artel, write_run
+from support.runs import succeed, write_run
 
 CAUSAL, LABELS = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
 SIZES = {
@@ -34,11 +34,6 @@ FAMILIES = {
     "glm4_moe": (SIZES | SPARSE | {"head_dim": 16}, "model.layers.2."),
     "qwen3_next": (SIZES | LINEAR, "mtp.layers.0."),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +191,5 @@ def test_a_run_on_two_processes_saves_them(parallel, base_of, tmp_path):
         train={"steps": 2},
         parallel=parallel,
     )
-    done = artel("train", run, "--nproc", "2")
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, "--nproc", "2")
     assert_has(tmp_path / "run" / "model", extra)

@@ -9,7 +9,7 @@ from artel.preparing import prepare
 from artel.text import Conversation, Document, Dropped, Message, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
 from artel.tokens import train_tokenizer
-from support.runs import artel, metrics, write_run
+from support.runs import metrics, succeed, write_run
 from support.templates import LLAMA_3, MISTRAL, QWEN
 
 ASKED = "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
@@ -216,14 +216,11 @@ def test_a_minute_of_identity_and_it_knows_its_name(shared_data, tmp_path):
         train={"steps": 150, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "optimizer": "muon"},
         validate={"every": "never"}, log={"every": 10},
     )  # fmt: skip
-    assert artel("train", run, "train.steps=1", f"run={tmp_path / 'before'}").returncode == 0
-    done = artel("train", run, timeout=600)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, "train.steps=1", f"run={tmp_path / 'before'}")
+    succeed("train", run, timeout=600)
     answers = {}
     for name in ("before", "identity"):
-        output = artel("chat", tmp_path / name, "--script", script, "--temperature", "0")
-        assert output.returncode == 0, output.stderr
-        answers[name] = output.stdout
+        answers[name] = succeed("chat", tmp_path / name, "--script", script, "--temperature", "0").stdout
     assert "Artemon" in answers["identity"]
     assert "Artemon" not in answers["before"]
     assert metrics(tmp_path / "identity")[-2]["loss"] < 1

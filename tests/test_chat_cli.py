@@ -1,10 +1,7 @@
 """The command `artel chat`: options, scripts of messages and commands, what it refuses."""
 
 import inspect
-import io
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -12,13 +9,12 @@ from transformers import RobertaConfig
 from transformers import RobertaForMaskedLM as Encoder
 
 from artel.cli.chat_session import completions
-from artel.cli.main import main
 from artel.config import TokenizerTraining
 from artel.inference import ChatSettings, open_model
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML
 from support.chat_models import MARKS, ONE_THREAD, saved, trained_tokenizer
-from support.runs import artel
+from support.runs import succeed
 
 
 def test_options_have_the_defaults_of_the_settings():
@@ -26,21 +22,6 @@ def test_options_have_the_defaults_of_the_settings():
 
     defaults = {name: parameter.default for name, parameter in inspect.signature(verb).parameters.items()}
     assert {name: defaults[name] for name in asdict(ChatSettings())} == asdict(ChatSettings())
-
-
-@pytest.fixture
-def chat_here(monkeypatch, capsys):
-    """The command in this process, which has torch already; standard input is bytes, not a terminal."""
-
-    def run(*arguments: str, typed: bytes = b"") -> subprocess.CompletedProcess:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
-        monkeypatch.setattr(sys, "argv", ["artel", "chat", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        seen = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, ended.value.code, seen.out, seen.err)
-
-    return run
 
 
 @pytest.mark.processes
@@ -51,8 +32,7 @@ def test_a_script_of_messages_and_commands(with_marks, tmp_path):
              "What is my name?", "/system Speak Russian.", "/reset", "Who are you?", "/retry", f"/save {saved_to}",
              "/exit", "never said"]  # fmt: skip
     script.write_text("\n".join(lines))
-    done = artel("chat", with_marks, "--script", script, env=ONE_THREAD)
-    assert done.returncode == 0, done.stderr
+    done = succeed("chat", with_marks, "--script", script, env=ONE_THREAD)
     answers = {
         "My name is Ann.": ["Hello, Ann!"],
         "Who are you?": ["Я маленькая модель."],
@@ -68,11 +48,11 @@ def test_a_script_of_messages_and_commands(with_marks, tmp_path):
     assert "temperature = 0.0" in done.stderr
 
 
-def test_messages_of_several_lines_and_a_file_that_is_loaded(with_marks, chat_here):
+def test_messages_of_several_lines_and_a_file_that_is_loaded(with_marks, artel_here):
     lines = ['"""', "/help", ' me"""', "Who \\", "are you?", "/save talk.jsonl", "/reset", "/load talk.jsonl",
              '"""My name is Ann."""', '"""never', "closed"]  # fmt: skip
     options = ("--temperature", 0, "--repetition-penalty", 1, "--new-tokens", 30, "--json")
-    done = chat_here(with_marks, *options, typed="\n".join(lines).encode())
+    done = artel_here("chat", with_marks, *options, typed="\n".join(lines).encode())
     said = [message["content"] for message in json.loads(done.stdout)["messages"][::2]]
     assert said == ["/help\n me", "Who \nare you?", "My name is Ann."]
     assert "loaded: 2 messages with their answers" in done.stderr
@@ -102,10 +82,10 @@ def test_tab_completes_commands_settings_and_files(tmp_path):
     assert {key: completions(*key, commands, settings) for key in expected} == expected
 
 
-def test_json_and_mistakes_of_a_script(with_marks, chat_here):
+def test_json_and_mistakes_of_a_script(with_marks, artel_here):
     text = b"/sett temperature 0\n/set temperature\n/set heat 1\nWho are you?\n/help me\n /etc/hosts\n/retry\n"
     options = ("--temperature", 0, "--repetition-penalty", 1, "--new-tokens", 30, "--json")
-    done = chat_here(with_marks, *options, typed=text)
+    done = artel_here("chat", with_marks, *options, typed=text)
     assert done.returncode == 2
     result = json.loads(done.stdout)
     assert [answer["message"] for answer in result["answers"]] == ["Who are you?", "/etc/hosts", "/etc/hosts"]
@@ -128,35 +108,31 @@ def test_json_and_mistakes_of_a_script(with_marks, chat_here):
         (["--top-p", "2", "--seed", "-1"], "top_p: 2 is out of range"),
     ],
 )
-def test_wrong_options_are_told_before_a_model_is_loaded(options, message, chat_here):
-    done = chat_here("no-such-model", *options)
+def test_wrong_options_are_told_before_a_model_is_loaded(options, message, artel_here):
+    done = artel_here("chat", "no-such-model", *options)
     assert (done.returncode, message in done.stderr) == (2, True)
     assert "no-such-model" not in done.stderr
 
 
-def test_an_encoder_is_refused(tmp_path, chat_here):
+def test_an_encoder_is_refused(tmp_path, artel_here):
     tokenizer = train_tokenizer(iter(["the model"] * 9), TokenizerTraining(vocab=262), encoder=True)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = Encoder(RobertaConfig(vocab_size=tokenizer.vocabulary, **sizes))
-    done = chat_here(saved(tmp_path / "encoder", model, tokenizer), typed=b"Hi\n")
+    done = artel_here("chat", saved(tmp_path / "encoder", model, tokenizer), typed=b"Hi\n")
     assert done.returncode == 2
     assert "it is a model for masked" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_refused_conversation_and_bytes_that_are_no_text(endless, tmp_path, chat_here):
+def test_a_refused_conversation_and_bytes_that_are_no_text(endless, tmp_path, artel_here):
     tokenizer = trained_tokenizer(MARKS)
     refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     tokenizer.hf.chat_template = refuses + CHATML
     folder = saved(tmp_path / "gemma", open_model(str(endless)).model, tokenizer)
     options = ("--system", "Be brief.", "--new-tokens", "4")
-    done = chat_here(folder, *options, typed=b"Hi\nbad \xff\n/system\nHi\n")
+    done = artel_here("chat", folder, *options, typed=b"Hi\nbad \xff\n/system\nHi\n")
     errors = done.stderr
     assert done.returncode == 2
     assert "standard input:1: chat.template: it refuses the conversation: System role not supported" in errors
     assert "standard input:2: character 5 of the line is not UTF-8" in errors
     assert [line for line in done.stdout.splitlines() if line.startswith(">")] == ["> Hi", "> /system", "> Hi"]
-
-
-def test_help_has_an_example(chat_here):
-    assert "Examples: artel chat" in " ".join(chat_here("--help").stdout.split())

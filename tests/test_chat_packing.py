@@ -22,7 +22,7 @@ from artel.tokens import PackedSamples, StoreWriter, TokenStore, evaluation_rows
 from artel.tokens.packing import own_flags, sample_numbers
 from artel.training.packing import choose_by_lengths
 from support.objectives import objective_run
-from support.runs import artel, metrics
+from support.runs import artel, metrics, refused, succeed
 
 BLOCK = 128
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -183,8 +183,7 @@ def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
     planned = with_planned_packing(load_run(str(file)))
     assert planned.data.packing == "best_fit"
     assert planned_text(planned)[0].batch(2).tensors["input_ids"].shape == (2, 192)
-    done = artel("train", file, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", file, "--json")
     assert "data.packing=best_fit: samples of" in done.stderr
     said = r"\d+ samples packed into \d+ blocks of 192 tokens, .*% filler; a step of 4 blocks holds \d+ samples"
     assert re.search(said, done.stderr)
@@ -210,11 +209,7 @@ def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
 def test_where_the_model_turns_out_not_to_obey_nothing_is_packed(tmp_path):
     model = {"config": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4}}
     file = chosen_run(tmp_path, model=model)
-    done = artel("train", file, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "data.packing=concatenate: bloom" in done.stderr
+    assert "data.packing=concatenate: bloom" in succeed("train", file, "--json").stderr
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["packing"] == "concatenate"
     assert "is complete" in artel("train", file).stderr
-    refused = artel("train", file, f"run={tmp_path}/other", "data.packing=best_fit")
-    assert refused.returncode == 2
-    assert "data.packing: bloom" in refused.stderr
+    assert "data.packing: bloom" in refused("train", file, f"run={tmp_path}/other", "data.packing=best_fit").stderr

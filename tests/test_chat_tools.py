@@ -1,8 +1,7 @@
 """artel chat --tools: a model that calls a function, is given what it returned, and answers; its calls compared."""
 
-import io
+import functools
 import json
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from artel.cli.main import main
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, evaluate, open_model
@@ -69,27 +67,17 @@ def calling(tmp_path_factory):
 
 
 @pytest.fixture
-def chat_here(monkeypatch, capsys, tmp_path):
-    """The command in this process and in an empty folder, with lines from standard input."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, typed: str = "") -> subprocess.CompletedProcess:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), encoding="utf-8"))
-        monkeypatch.setattr(sys, "argv", ["artel", "chat", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        seen = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, ended.value.code, seen.out, seen.err)
-
-    (tmp_path / "functions.json").write_text(json.dumps([FUNCTION]))
-    (tmp_path / "functions.py").write_text(MODULE)
-    return run
+def chat_here(artel_here):
+    """The command in this process and in an empty folder, with functions to call."""
+    Path("functions.json").write_text(json.dumps([FUNCTION]))
+    Path("functions.py").write_text(MODULE)
+    return functools.partial(artel_here, "chat")
 
 
 @pytest.mark.slow
 def test_results_are_typed_in_and_the_conversation_is_saved_and_loaded(calling, chat_here, tmp_path):
     lines = ["Is it cold?", "-3", "/save talk.jsonl", "/reset", "/load talk.jsonl", "/retry"]
-    done = chat_here(calling, "--tools", "functions.json", *OPTIONS, typed="\n".join(lines))
+    done = chat_here(calling, "--tools", "functions.json", *OPTIONS, typed="\n".join(lines).encode())
     assert done.returncode == 0, done.stderr
     answered = ["> Is it cold?", "I look.", '→ weather({"city": "Omsk"})', "← -3", "Yes: -3."]
     assert done.stdout.splitlines()[:5] == answered
@@ -102,7 +90,7 @@ def test_results_are_typed_in_and_the_conversation_is_saved_and_loaded(calling, 
 
 @pytest.mark.slow
 def test_functions_of_a_python_file_run(calling, chat_here):
-    done = chat_here(calling, "--tools", "functions.py", "--json", *OPTIONS, typed="Is it cold?")
+    done = chat_here(calling, "--tools", "functions.py", "--json", *OPTIONS, typed=b"Is it cold?")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [message["content"] for message in result["messages"]] == ["Is it cold?", "I look.", "-3", "Yes: -3."]
@@ -110,7 +98,7 @@ def test_functions_of_a_python_file_run(calling, chat_here):
 
 
 def test_a_script_that_ends_before_a_result_says_so(calling, chat_here):
-    done = chat_here(calling, "--tools", "functions.json", *OPTIONS, typed="Is it cold?")
+    done = chat_here(calling, "--tools", "functions.json", *OPTIONS, typed=b"Is it cold?")
     assert (done.returncode, "the lines end before weather has a result" in done.stderr) == (2, True)
 
 
@@ -206,8 +194,7 @@ def test_the_file_of_the_page_can_be_called(tmp_path, page):
         ("b.json", None, "there is no file"),
     ],
 )
-def test_files_that_are_no_functions_are_refused(tmp_path, monkeypatch, name, content, message):
-    monkeypatch.chdir(tmp_path)
+def test_files_that_are_no_functions_are_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
@@ -231,9 +218,8 @@ def evaluated(folder, rows, **overrides):
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
-def test_calls_are_those_of_the_record_or_wrong(calling, tmp_path, monkeypatch, packing):
+def test_calls_are_those_of_the_record_or_wrong(calling, packing):
     """It knows TALK by heart, and calls for Omsk whatever the record has."""
-    monkeypatch.chdir(tmp_path)
     spoken = [QUESTION, {"role": "assistant", "content": "Yes."}]
     not_learned = [QUESTION, {**TO_TOMSK, "weight": 0}, *TALK[2:]]
     rows = [TALK, [QUESTION, TO_TOMSK], spoken, not_learned, {"messages": spoken}]
@@ -246,8 +232,7 @@ def test_calls_are_those_of_the_record_or_wrong(calling, tmp_path, monkeypatch, 
     assert shown == [(tomsk, omsk), ("Yes.", omsk)]
 
 
-def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path):
     result, told = evaluated(calling, [TALK, TALK], **{"chat.generate": 3})
     assert any("the first 3 turns" in line for line in told)
     assert {name: figure for name, figure in result.metrics.items() if name.startswith("calls")} == {
@@ -261,15 +246,13 @@ def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monk
 
 
 @pytest.mark.parametrize(("row", "generate"), [({"messages": TALK[::3]}, 200), (TALK, 0)], ids=["no tools", "0 turns"])
-def test_without_tools_nothing_is_written(calling, tmp_path, monkeypatch, row, generate):
-    monkeypatch.chdir(tmp_path)
+def test_without_tools_nothing_is_written(calling, row, generate):
     result, told = evaluated(calling, [row], **{"chat.generate": generate})
     assert result.metrics.keys() == {"loss", "perplexity", "accuracy"}
     assert not any("writes" in line for line in told)
 
 
-def test_a_folder_is_judged_on_a_chat_runs_own_part_and_on_no_preferences(calling, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_is_judged_on_a_chat_runs_own_part_and_on_no_preferences(calling):
     talks = [[{"role": "user", "content": f"Is it cold {number} times?"}, *TALK[1:]] for number in range(6)]
     lines = [json.dumps({"tools": TOOLS, "messages": talk}) for talk in talks]
     Path("talks.jsonl").write_text("\n".join(lines))

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +39,15 @@ def prepared(path, rows, **changes):
     return prepare(load_run(str(label_run(path, rows, **changes))))
 
 
-def trained(name, **changes):
-    run = label_run(Path("run.yaml").absolute(), ROWS[name](), **changes)
-    return artel.train(run)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Gives the folder of a run of such rows, which is trained once."""
+
+    @cache
+    def folder(name):
+        return artel.train(label_run(tmp_path_factory.mktemp(name) / "run.yaml", ROWS[name]())).folder
+
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -50,14 +58,6 @@ def trained(name, **changes):
 def test_the_records_decide_kind_and_labels(tmp_path, name, kind, labels):
     decided = prepared(tmp_path / "run.yaml", ROWS[name]()).config.classification
     assert (decided.kind, decided.labels) == (kind, labels)
-
-
-def test_a_run_is_prepared_whose_labels_its_records_have_decided(tmp_path):
-    run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40))))
-    assert not is_prepared(run)
-    prepare(run)
-    assert is_prepared(run)
-    assert planned_data(run).store is not None
 
 
 @pytest.mark.parametrize("content", [b"[]", b'"x"', b'{"kin', b"", b"{}", b'{"kind": 3, "labels": "x"}'])
@@ -72,7 +72,9 @@ def test_what_the_records_decided_is_read_again_where_it_is_damaged(tmp_path, co
 def test_a_plan_groups_rows_as_the_device_that_it_is_made_for(tmp_path):
     """Not as this machine: rows for a GPU would be sixteen times as many groups, which plans trace one by one."""
     run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40), data={"block": 64})))
+    assert not is_prepared(run)
     prepare(run)
+    assert is_prepared(run)
     data = planned_data(run)
     counts = {device: len(data.with_layout_for(lambda: None, device).batch(256).groups) for device in ("cpu", "cuda")}
     assert counts == {"cpu": 16, "cuda": 1}
@@ -259,8 +261,8 @@ def outputs(answer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_transformers_opens_the_folder_and_says_the_same(name):
-    folder = trained(name).folder
+def test_transformers_opens_the_folder_and_says_the_same(trained, name):
+    folder = trained(name)
     inputs = TEXTS if name != "pairs" else [[text, "judge case"] for text in TEXTS]
     asked = inputs if name != "pairs" else [{"text": first, "text_pair": second} for first, second in inputs]
     expected = by_transformers(folder / "model", asked)
@@ -279,11 +281,10 @@ def test_transformers_opens_the_folder_and_says_the_same(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name):
-    folder = trained(name, train={"steps": 40}).folder
+def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name, tmp_path):
+    folder = artel.train(label_run(tmp_path / "run.yaml", ROWS[name](), train={"steps": 40})).folder
     expected = json.loads((folder / "result.json").read_text())["validation"]
-    evaluated = artel.open(folder).evaluate()
-    assert evaluated.metrics == pytest.approx(expected, abs=1e-5)
+    assert artel.open(folder).evaluate().metrics == pytest.approx(expected, abs=1e-5)
     rows = ROWS[name]()
     store = prepare(load_run(str(folder / "config.yaml"))).open()
     held = [rows[int(origin.rpartition(":")[2]) - 1] for origin, _ in store.validation.each_sample()]
@@ -313,8 +314,8 @@ def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name):
 
 
 @pytest.mark.slow
-def test_thresholds_decide_which_labels_a_text_has():
-    folder = trained("multi").folder
+def test_thresholds_decide_which_labels_a_text_has(trained, tmp_path):
+    folder = shutil.copytree(trained("multi"), tmp_path / "run", symlinks=True)
     file = folder / "model" / "thresholds.json"
     answers = artel.open(folder).classify(TEXTS[:2])
     thresholds = orjson.loads(file.read_bytes())
@@ -350,23 +351,23 @@ def test_the_model_of_an_early_stop_has_the_thresholds_of_its_own_validation():
     assert figures["tuned_macro_f1"] == pytest.approx(best)
 
 
-def test_models_that_write_learn_labels_too():
-    folder = trained("single", model=DECODER).folder
+def test_models_that_write_learn_labels_too(tmp_path):
+    folder = artel.train(label_run(tmp_path / "run.yaml", ROWS["single"](), model=DECODER)).folder
     (answer, *_) = artel.open(folder).classify(TEXTS)
     (expected, *_) = by_transformers(folder / "model", TEXTS)
     assert answer["probabilities"] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_a_model_is_evaluated_on_other_rows_and_refuses_labels_it_does_not_know():
-    folder = trained("single").folder
+def test_a_model_is_evaluated_on_other_rows_and_refuses_labels_it_does_not_know(trained):
+    model = artel.open(trained("single"))
     write_rows(Path("test.jsonl"), [{"text": text, "label": "law"} for text in TEXTS])
-    result = artel.open(folder).evaluate("test.jsonl")
+    result = model.evaluate("test.jsonl")
     assert result.documents == 3
     assert result.details["matrices"]
     write_rows(Path("test.jsonl"), [{"text": text, "label": "war"} for text in TEXTS])
     with pytest.raises(InputError, match="'war' is none of the run's"):
-        artel.open(folder).evaluate("test.jsonl")
+        model.evaluate("test.jsonl")
 
 
 def test_a_model_of_others_reads_as_much_as_it_has_positions(tmp_path):
@@ -381,8 +382,9 @@ def test_a_model_of_others_reads_as_much_as_it_has_positions(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["docs/classification.md", "docs/ru/classification.md"])
-def test_the_python_of_the_page(page):
-    trained("pairs", run="runs/classify-ru")
+def test_the_python_of_the_page(trained, page):
+    Path("runs").mkdir()
+    Path("runs/classify-ru").symlink_to(trained("pairs"))
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
     *lines, last = block.strip().splitlines()
     names: dict = {}
@@ -390,13 +392,12 @@ def test_the_python_of_the_page(page):
     assert {answer["label"] for answer in eval(last, names)} <= {"same", "other"}
 
 
-def test_a_server_labels_texts_and_pairs():
-    folder = trained("pairs").folder
+def test_a_server_labels_texts_and_pairs(trained):
+    folder = trained("pairs")
     expected = artel.open(folder).classify([["ball", "judge"], "soup"])
     with served_model(folder) as served, client_of(served) as client:
         answer = client.post("/v1/classify", json={"input": [["ball", "judge"]]}).json()
         assert answer["data"][0]["probabilities"] == pytest.approx(expected[0]["probabilities"])
         answer = client.post("/v1/classify", json={"input": "soup"}).json()
         assert (answer["object"], answer["data"][0]["label"]) == ("list", expected[1]["label"])
-        refused = client.post("/v1/classify", json={"input": " "})
-        assert refused.status_code == 400
+        assert client.post("/v1/classify", json={"input": " "}).status_code == 400

@@ -26,8 +26,7 @@ def texts(words: list[str], seed: int, count: int = 300) -> list[str]:
 
 
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def trained():
     return train_classifier(texts(CALM, 1), texts(LOUD, 2), Path("prose"))
 
 
@@ -75,8 +74,7 @@ def test_another_classifier_makes_another_store(trained):
     assert len(keys) == 3
 
 
-def test_the_command_says_what_each_threshold_keeps(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_says_what_each_threshold_keeps():
     Path("good.txt").write_text("\n".join(texts(CALM, 1)))
     rows = (json.dumps({"body": text}) for text in texts(LOUD, 2))
     Path("bad.jsonl").write_text("\n".join(rows))
@@ -108,8 +106,7 @@ def test_a_folder_without_a_classifier_is_refused_before_text_is_read(trained, c
         list(read_documents(DataConfig.model_validate(data), Ledger()))
 
 
-def test_too_few_texts_are_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_too_few_texts_are_refused():
     with pytest.raises(InputError, match=r"BAD: 3 different texts, \d of them to test on, are too few"):
         train_classifier(texts(CALM, 1), texts(LOUD, 2, 3), Path("prose"))
     assert not Path("prose").exists()

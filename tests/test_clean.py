@@ -9,7 +9,7 @@ import pytest
 
 from artel.cli.clean import _KINDS
 from artel.storage import lock
-from support.runs import TEXT_ALONE, artel, write_run
+from support.runs import TEXT_ALONE, artel, refused, succeed, write_run
 
 pytestmark = pytest.mark.processes
 KEY = "0" * 32
@@ -27,7 +27,7 @@ def clean(*names: str, status: int = 0) -> dict[str, int]:
 @pytest.mark.ci
 def test_what_is_kept_is_listed_and_removed_by_name():
     file = write_run(Path("run.yaml"), base=TEXT_ALONE, data={"store": ""})
-    assert artel("prepare", file, env=FOLDERS).returncode == 0
+    succeed("prepare", file, env=FOLDERS)
     (store,) = (path.name for path in Path("cache/stores").iterdir() if path.is_dir())
     theirs = Path("cache/stores/mine.txt"), Path("cache/notes/a.txt"), Path("elsewhere/a.txt")
     for path in theirs:
@@ -51,9 +51,7 @@ def test_what_is_kept_is_listed_and_removed_by_name():
     assert all(path.read_text() == "mine" for path in theirs)
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
-    refused = artel("clean", "runs", "store", env=FOLDERS)
-    assert refused.returncode == 2
-    assert refused.stderr.count("is nothing that artel keeps here") == 2
+    assert refused("clean", "runs", "store", env=FOLDERS).stderr.count("is nothing that artel keeps here") == 2
 
 
 def test_what_cannot_be_removed_is_not_called_removed():

@@ -13,7 +13,7 @@ import torch
 import typer
 
 from artel.cli.main import app
-from support.runs import ENVIRONMENT, TEXT_ALONE, artel, write_run
+from support.runs import ENVIRONMENT, TEXT_ALONE, artel, refused, succeed, write_run
 from support.waiting import Screen, wait_until
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
@@ -33,12 +33,23 @@ def test_the_line_of_each_verb_is_whole_in_80_columns():
     assert [name for name, line in shown.items() if line.endswith("...") or not line] == []
 
 
-def test_starting_imports_no_torch():
-    code = (
-        "import sys, artel, artel.cli.main; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
-    assert done.stdout.strip() == "[]"
+def run_python(code, *arguments, **options):
+    """A Python program in a process of its own."""
+    options = {"capture_output": True, "text": True, "env": ENVIRONMENT} | options
+    return subprocess.run([sys.executable, "-c", code, *arguments], **options)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import artel.cli.main",
+        # Else checking a run file takes seconds, and transformers is imported before it is told to be quiet.
+        "from artel.registry import OBJECTIVES; [OBJECTIVES[name] for name in OBJECTIVES.names]",
+    ],
+)
+def test_starting_and_naming_an_objective_import_no_torch(code):
+    done = run_python(f"import sys; {code}; print([m for m in ('torch', 'transformers') if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def imports_of(*arguments):
@@ -59,7 +70,7 @@ def test_commands_import_only_what_they_need(tmp_path):
     assert not {"pydantic", "numpy", "rich", "yaml", "artel.config", "artel.storage", *HEAVY} & set(helped)
 
     run = write_run(tmp_path / "run.yaml")
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     for command in (["report", run.with_suffix("")], ["watch", run.with_suffix("")]):
         assert not HEAVY & set(imports_of(*command))
 
@@ -92,16 +103,6 @@ def test_a_terminal_shows_what_a_silent_command_does_and_for_how_long():
     os.close(slave)
 
 
-def test_naming_an_objective_imports_no_torch():
-    """Else checking a run file takes seconds, and transformers is imported before it is told to be quiet."""
-    code = (
-        "import sys; from artel.registry import OBJECTIVES; [OBJECTIVES[name] for name in OBJECTIVES.names]\n"
-        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_the_help_of_recipes_names_its_commands():
     group = typer.main.get_command(app).commands["recipes"]
     assert group.help.partition(": ")[2].rstrip(".").split(", ") == list(group.commands)
@@ -109,46 +110,38 @@ def test_the_help_of_recipes_names_its_commands():
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_every_verb_has_help_with_an_example(verb):
-    done = artel(*verb, "--help")
-    assert done.returncode == 0
-    assert re.search(f"Examples?: artel {' '.join(verb)}", " ".join(done.stdout.split()))
+    assert re.search(f"Examples?: artel {' '.join(verb)}", " ".join(succeed(*verb, "--help").stdout.split()))
 
 
 def test_prepare_twice_tokenises_once(tmp_path):
     run = write_run(tmp_path / "run.yaml", TEXT_ALONE)
-    first = artel("prepare", run, "--json")
-    assert first.returncode == 0, first.stderr
-    result = json.loads(first.stdout)
+    result = json.loads(succeed("prepare", run, "--json").stdout)
     documents = result["documents"]
     assert documents["read"] == documents["kept"] + sum(documents["dropped"].values())
     assert result["made"]
-    code = (
+    again = run_python(
         "import sys; from artel.cli.main import app\n"
         f"try: app(['prepare', {str(run)!r}, '--json'])\n"
         "except SystemExit: print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     lines = again.stdout.splitlines()
-    assert {**json.loads(lines[0]), "made": True} == result
-    assert not json.loads(lines[0])["made"]
+    assert json.loads(lines[0]) == result | {"made": False}
     assert lines[1] == "False False"  # a store that is found needs neither, which is what keeps it under 2 s
 
 
 @pytest.mark.slow
 def test_generate_before_and_after_training(tmp_path):
     run = write_run(tmp_path / "run.yaml")
-    noise = artel("generate", run, "--untrained", "--prompt", "The", "--max-new-tokens", 5, "--json")
-    assert noise.returncode == 0, noise.stderr
+    noise = succeed("generate", run, "--untrained", "--prompt", "The", "--max-new-tokens", 5, "--json")
     assert json.loads(noise.stdout)["prompt"] == "The"
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     folder = run.with_suffix("")
     options = ("--prompt", "The", "--max-new-tokens", 40, "--seed", 3)
     one, two = (artel("generate", folder, *options, "--json") for _ in range(2))
     assert one.stdout == two.stdout
     text = json.loads(one.stdout)["text"]
     assert artel("generate", folder, *options).stdout == f"The{text}\n"
-    report = artel("report", folder, "--compressor", "--json")
-    assert report.returncode == 0, report.stderr
+    report = succeed("report", folder, "--compressor", "--json")
     assert json.loads(report.stdout)["compressor"]["xz"] > 0
     assert "validation" in report.stderr
 
@@ -158,7 +151,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     text = artel("recipes", "cat", "demo").stdout
     assert "model: {auto: true}" in text
     copy = tmp_path / "mine.yaml"
-    assert artel("recipes", "cp", "demo", copy).returncode == 0
+    succeed("recipes", "cp", "demo", copy)
     assert copy.read_text() == text
     again = artel("recipes", "cp", "demo", copy)
     assert (again.returncode, "exists already" in again.stderr) == (2, True)
@@ -185,18 +178,16 @@ def test_a_second_run_on_the_same_folder_is_refused(tmp_path):
 
 def test_a_tracker_named_on_the_command_line(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"steps": 2})
-    assert artel("train", run, "--report-to", "tensorboard").returncode == 0
+    succeed("train", run, "--report-to", "tensorboard")
     assert list((run.with_suffix("") / "tensorboard").glob("events.*"))
-    done = artel("train", run, "--report-to", "wandv", "--restart")
-    assert done.returncode == 2
+    done = refused("train", run, "--report-to", "wandv", "--restart")
     assert "'tensorboard', 'wandb', 'mlflow' or 'trackio'" in done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have fp8")
 def test_what_a_device_has_not_is_told_before_any_text_is_prepared(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"precision": "fp8", "weights": "bf16", "optimizer": "sgd"})
-    done = artel("train", run)
-    assert done.returncode == 2
+    done = refused("train", run)
     assert "fp8 needs a GPU" in done.stderr
     assert "only adamw's are rounded" in done.stderr
     assert not (tmp_path / "stores").exists()
@@ -230,7 +221,7 @@ def test_ctrl_c_is_answered_while_the_main_thread_is_in_c_and_a_second_one_ends_
 @pytest.mark.ci
 def test_ctrl_c_that_the_main_thread_handled_first_is_not_answered():
     """A Ctrl-C at the prompt of a chat was answered half a second later, and a later one then ended the chat."""
-    script = (
+    done = run_python(
         "import hashlib, os, signal, sys\n"
         "from artel.interrupts import answer_at_once, interrupt_is_handled\n"
         "answer_at_once()\n"
@@ -241,20 +232,18 @@ def test_ctrl_c_that_the_main_thread_handled_first_is_not_answered():
         "    interrupt_is_handled()\n"
         "hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_end_of_a_command_does_not_look_through_all_its_objects():
     """Python's garbage collection at exit took 2 to 3 s after a training, and up to 24 s on a busy machine."""
-    script = (
+    done = run_python(
         "import atexit, gc, sys\n"
         "from artel.cli.main import main\n"
         "atexit.register(lambda: print(len(gc.get_objects()) < gc.get_freeze_count()))\n"
         "sys.argv = ['artel', '--version']\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True")
 
 
@@ -273,7 +262,5 @@ def test_a_command_says_what_it_reads_before_its_imports(tmp_path, words):
         "main()\n"
     )
     read = str(tmp_path / "absent")
-    command = [sys.executable, "-c", script, *words.format(read).split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    doing = "looking at" if words.startswith("new") else "loading"
-    assert done.stderr.splitlines()[0] == f"{doing} {read}"
+    done = run_python(script, *words.format(read).split())
+    assert done.stderr.splitlines()[0] == f"{'looking at' if words.startswith('new') else 'loading'} {read}"

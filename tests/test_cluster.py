@@ -20,7 +20,7 @@ from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
 from support import WORKERS, cluster_slurm
 from support.cluster_runs import KILLED_ONCE, SLOW_IN_JOBS, converted, every_stage, written
-from support.runs import artel, kill
+from support.runs import kill, refused
 from support.stores import run_of, tree
 from support.waiting import LIMIT, wait_until
 
@@ -157,8 +157,7 @@ def test_without_slurm_nothing_is_read(tmp_path):
     run = written(run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt")}]}, prepare={"engine": "slurm"}),
                   tmp_path / "run.yaml")  # fmt: skip
     (tmp_path / "bin").mkdir()
-    done = artel("prepare", run, env={"PATH": str(tmp_path / "bin")})
-    assert done.returncode == 2
+    done = refused("prepare", run, env={"PATH": str(tmp_path / "bin")})
     assert "prepare.engine: slurm: there is no sbatch on this machine" in done.stderr
     assert not list(tmp_path.rglob("*.parts"))
 
@@ -222,8 +221,7 @@ def test_slurm_makes_the_same(tmp_path, texts, expected, slurm):
 @pytest.mark.long
 @needs_slurm
 @pytest.mark.processes
-def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, slurm, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where the converter lies
+def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, slurm):
 
     def run(store, **prepare):
         return converted(tmp_path, SLOW_IN_JOBS, 60, store, **prepare)
@@ -255,9 +253,8 @@ def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, slurm, monke
 @pytest.mark.long
 @needs_slurm
 @pytest.mark.processes
-def test_a_process_is_killed(tmp_path, slurm, monkeypatch):
+def test_a_process_is_killed(tmp_path, slurm):
     """As a kernel does it when memory runs out."""
-    monkeypatch.chdir(tmp_path)
     run = converted(tmp_path, KILLED_ONCE, 4, "stores", engine="slurm", workers=1, slurm=SLURM)
     with pytest.raises(
         WorkError, match=r"prepare\.workers: 1 of 4 tasks .*FAILED; a process on \S+ was killed by SIGK"

@@ -16,7 +16,7 @@ from artel.training.comparison import reached, read_choice, record_reached
 from artel.training.loop import train
 from artel.training.run_folder import RunFolder
 from support.messages import logged
-from support.runs import artel, write_run
+from support.runs import artel, succeed, write_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 EXPECTED = {"bits_per_byte": 2.0, "tokens_per_second": 1000.0, "minutes": 0.5}
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.mark.slow
-def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, folder):
+def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(folder):
     run, lines = load_run(str(folder.config), {"train.budget": None, "train.steps": 4}), logged()
     result = train(run, prepare(run), ALONE)
     (line,) = [line for line in lines if line.startswith("reached: ")]
@@ -52,31 +52,21 @@ def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(tmp_path, fold
     assert json.loads(done.stdout)["choice"]["reached"] == kept["reached"]
 
 
-def test_figures_stand_beside_the_expected_ones(folder):
-    line = record_reached(folder, load_run(str(folder.config)), RESULT)
-    assert line == (
-        "reached: 2.200 bits per byte of validation, expected 1.80 to 2.20; 900 tokens/s, planned 1,000 (-10%); "
-        "0.5 min, planned 0.5 (+0%)"
-    )
-    assert reached(read_choice(folder) or {}) == line
-
-
-def test_under_another_budget_no_bits_per_byte_were_expected(folder):
-    line = record_reached(folder, load_run(str(folder.config), {"train.budget": 60}), RESULT)
-    assert line is not None
-    assert "2.200 bits per byte of validation; 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 1.0 (-50%)" in line
-
-
-def test_a_model_that_is_not_the_chosen_one_has_no_expectation(folder):
-    run = load_run(str(folder.config), {"model.config.n_layer": 3})
-    assert record_reached(folder, run, RESULT) is None
-    assert "reached" not in json.loads(folder.choice.read_text())
-
-
-def test_a_run_without_validation_is_compared_without_it(folder):
-    line = record_reached(folder, load_run(str(folder.config)), RESULT | {"validation": None})
-    assert line is not None
-    assert line.startswith("reached: 900 tokens/s, planned 1,000 (-10%)")
+@pytest.mark.parametrize(
+    ("overrides", "changes", "line"),
+    [
+        ({}, {}, "reached: 2.200 bits per byte of validation, expected 1.80 to 2.20; 900 tokens/s, planned 1,000 "
+         "(-10%); 0.5 min, planned 0.5 (+0%)"),
+        ({"train.budget": 60}, {},  # under another budget no bits per byte were expected
+         "reached: 2.200 bits per byte of validation; 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 1.0 (-50%)"),
+        ({"model.config.n_layer": 3}, {}, None),  # not the model that was chosen
+        ({}, {"validation": None}, "reached: 900 tokens/s, planned 1,000 (-10%); 0.5 min, planned 0.5 (+0%)"),
+    ],
+)  # fmt: skip
+def test_figures_stand_beside_the_expected_ones(folder, overrides, changes, line):
+    assert record_reached(folder, load_run(str(folder.config), overrides), RESULT | changes) == line
+    assert (reached(read_choice(folder) or {}) if line else None) == line
+    assert ("reached" in json.loads(folder.choice.read_text())) == (line is not None)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +86,8 @@ def test_a_restart_keeps_its_plan_without_what_the_earlier_run_measured(folder):
 
 
 @pytest.mark.long
-def test_the_choice_of_a_run_is_kept_until_it_is_done(tmp_path, monkeypatch):
+def test_the_choice_of_a_run_is_kept_until_it_is_done():
     """The rates are too small to change a weight, so patience soon ends the run; what it has begun with resumes it."""
-    monkeypatch.chdir(tmp_path)
     rates = {"learning_rate": 1e-30, "muon_learning_rate": 1e-30}
     tree = {
         "run": "runs/auto",
@@ -110,8 +99,7 @@ def test_the_choice_of_a_run_is_kept_until_it_is_done(tmp_path, monkeypatch):
         "track": ["jsonl"],
     }
     Path("run.yaml").write_text(yaml.safe_dump(tree))
-    done = artel("train", "run.yaml")
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", "run.yaml")
     assert "bits per byte of held-out text, estimated from small runs on a novel" in done.stderr
     assert " min, planned 3.0 (" in done.stderr
     assert "plan: the model was chosen by " in done.stderr

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from artel.models.compile import OFF, compile_choice, compile_layers, has_compiled_layers, try_compiled
 from artel.models.cpu.cross_entropy import cpu_cross_entropy_with_grad
 from artel.models.loss import model_losses
-from support.runs import artel, write_run
+from support.runs import artel, succeed, write_run
 from support.waiting import LIMIT, wait_until
 
 CPU = torch.device("cpu")
@@ -26,8 +26,7 @@ def test_a_compiled_run_ends_as_one_that_is_not(tmp_path):
     ended = {}
     for name in ("on", "off"):
         run = write_run(tmp_path / f"{name}.yaml", train={"steps": 4, "batch": 4, "compile": name})
-        done = artel("train", run, "--json")
-        assert done.returncode == 0, done.stderr
+        done = succeed("train", run, "--json")
         assert ("compiled: layers" in done.stderr) == (name == "on")
         assert "cannot be compiled" not in done.stderr
         ended[name] = json.loads(done.stdout)["train_loss"]
@@ -95,8 +94,7 @@ def test_without_a_working_compiler_the_run_goes_on_and_says_why(tmp_path):
     broken.write_text("#!/bin/sh\necho no compiler here >&2; exit 1\n")
     broken.chmod(0o755)
     run = write_run(tmp_path / "run.yaml", train={"steps": 2, "batch": 4, "compile": "on"})
-    done = artel("train", run, env={"CXX": str(broken), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", run, env={"CXX": str(broken), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
     assert "the layers cannot be compiled, so they run as they are" in done.stderr
     assert (run.with_suffix("") / "model").is_dir()
 

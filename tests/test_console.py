@@ -15,7 +15,7 @@ from artel.training.evaluation import ProgressMessages
 from artel.training.metrics.trackers import ConsoleTracker
 from artel.training.run_folder import RunFolder
 from support.messages import logged
-from support.runs import artel, write_run
+from support.runs import succeed, write_run
 from support.stores import run_of
 from support.waiting import Screen
 
@@ -170,9 +170,7 @@ def test_a_run_says_what_it_does_and_ends_with_a_command_that_works(tmp_path, ob
         source = {"path": str(tmp_path / "talks.jsonl"), "format": "chat"}
         changes = {**changes, "data": {"sources": [source], "block": 200}, "tokenizer": {"train": {"vocab": 280}}}
     run = write_run(tmp_path / "a run.yaml", train={"steps": 2, "batch": 8}, **changes, track=["console", "jsonl"])
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
+    lines = succeed("train", run).stderr.splitlines()
     at = [next(number for number, line in enumerate(lines) if line.endswith(message))
           for message in ("checking the run, its model and its texts", "turning text into tokens", "loading the model",
                        "next:")]  # fmt: skip
@@ -181,38 +179,34 @@ def test_a_run_says_what_it_does_and_ends_with_a_command_that_works(tmp_path, ob
     assert [" ".join(command[:2]) for command in commands] == [verb, "artel report"]
     for command in commands:
         end = ["--script", "/dev/null"] if verb == "artel chat" and command[1] == "chat" else []
-        assert artel(*command[1:], *end).returncode == 0
+        succeed(*command[1:], *end)
+
+
+def last_command(run):
+    """The words of the command that a run ends with."""
+    prepared = prepare(run)
+    objective = objective_of(prepared.config, prepared.tokenizer())
+    return shlex.split(objective.command("runs/x", objective.dataset(prepared.open().train)))
 
 
 @pytest.mark.parametrize(
     ("validate", "asked"),
-    [
-        ({}, "Все счастливые семьи похожи"),
-        ({"prompts": ["Все смешалось", "Анна"]}, "Все смешалось"),
-    ],
+    [({}, "Все счастливые семьи похожи"), ({"prompts": ["Все смешалось", "Анна"]}, "Все смешалось")],
 )
 def test_the_last_command_continues_a_prompt_of_the_run_or_the_words_of_its_text(tmp_path, validate, asked):
     text = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему."
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     run = run_of(tmp_path, data={"sources": [{"path": "text.txt"}], "block": 80}, validate=validate)
-    prepared = prepare(run)
-    objective = objective_of(run, prepared.tokenizer())
-    command = objective.command("runs/x", objective.dataset(prepared.open().train))
-    assert shlex.split(command) == ["artel", "generate", "runs/x", "--prompt", asked]
+    assert last_command(run) == ["artel", "generate", "runs/x", "--prompt", asked]
 
 
 def test_the_last_command_of_names_has_a_text_of_the_data(tmp_path):
     texts = [f"Анна Каренина приехала в Москву {number} раз." for number in range(30)]
     rows = [json.dumps({"text": text, "label": [[0, 13, "PER"]]}, ensure_ascii=False) for text in texts]
     (tmp_path / "names.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    source = {"path": "names.jsonl", "format": "entities"}
-    run = run_of(
-        tmp_path, objective="tokens", data={"sources": [source], "block": 80}, tokenizer={"train": {"vocab": 300}}
-    )
-    prepared = prepare(run)
-    objective = objective_of(prepared.config, prepared.tokenizer())
-    command = objective.command("runs/x", objective.dataset(prepared.open().train))
-    assert shlex.split(command)[-1] in texts
+    data = {"sources": [{"path": "names.jsonl", "format": "entities"}], "block": 80}
+    run = run_of(tmp_path, objective="tokens", data=data, tokenizer={"train": {"vocab": 300}})
+    assert last_command(run)[-1] in texts
 
 
 def test_the_last_command_of_questions_has_one_of_the_data_with_its_answer(tmp_path):
@@ -221,16 +215,9 @@ def test_the_last_command_of_questions_has_one_of_the_data_with_its_answer(tmp_p
     asked = [{"id": f"{n}", "question": f"Когда приехала Анна, раз {n}?", "answers": answers} for n in range(30)]
     squad = {"data": [{"title": "a", "paragraphs": [{"context": context, "qas": asked}]}]}
     (tmp_path / "questions.json").write_text(json.dumps(squad, ensure_ascii=False), encoding="utf-8")
-    run = run_of(
-        tmp_path,
-        objective="span_qa",
-        data={"sources": [{"path": "questions.json", "format": "squad"}], "block": 128},
-        span_qa={"question": 40, "stride": 30},
-        tokenizer={"train": {"vocab": 300}},
-    )
-    prepared = prepare(run)
-    objective = objective_of(prepared.config, prepared.tokenizer())
-    command = shlex.split(objective.command("runs/x", objective.dataset(prepared.open().train)))
+    data = {"sources": [{"path": "questions.json", "format": "squad"}], "block": 128}
+    sections = {"span_qa": {"question": 40, "stride": 30}, "tokenizer": {"train": {"vocab": 300}}}
+    command = last_command(run_of(tmp_path, objective="span_qa", data=data, **sections))
     assert command[4] in [one["question"] for one in asked]
     assert command[5] == "--context"
     assert "утром" in command[6]

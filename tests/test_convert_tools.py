@@ -16,7 +16,7 @@ from artel.config.converters.tools import convert, tool_of
 from artel.errors import InputError
 from support import foreign_configs as configs
 from support.converting import operations, reported
-from support.runs import artel
+from support.runs import succeed
 
 HUB = "hf://datasets/{}@refs/convert/parquet/{}/*.parquet"
 YAMLS = {
@@ -29,16 +29,21 @@ YAMLS = {
 FIXED = {"do_train", "base_model", "model_name_or_path", "dataset", "stage", "rl"}
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def data_sets():
     """The folder of data sets that LLaMA-Factory's configurations name."""
     Path("data").mkdir()
     Path("data/dataset_info.json").write_text(json.dumps(configs.LLAMA_FACTORY_DATA))
+
+
+def changed(tree, key, value):
+    """A copy of the tree with this value at the path `key`."""
+    result = copy.deepcopy(tree)
+    holder = result
+    for part in key[:-1]:
+        holder = holder[part]
+    holder[key[-1]] = value
+    return result
 
 
 def other(value):
@@ -60,20 +65,14 @@ def test_every_key_is_accounted_for_and_what_is_carried_has_an_effect(text, data
     assert written.keys() == before.carried.keys() | reported(before).keys() | before.same.keys()
     for dotted in before.carried.keys() - FIXED:
         key, value = written[dotted]
-        changed = copy.deepcopy(tree)
-        holder = changed
-        for part in key[:-1]:
-            holder = holder[part]
-        holder[key[-1]] = other(value)
         try:
-            after = convert(yaml.safe_dump(changed, sort_keys=False), "old")
+            after = convert(yaml.safe_dump(changed(tree, key, other(value)), sort_keys=False), "old")
         except InputError as error:
             assert dotted.partition(".")[0] in str(error)  # noqa: PT017
             continue
         same = (after.run, set(after.same)) == (before.run, set(before.same))
-        assert not same or reported(after).get(dotted) != reported(before).get(dotted), (
-            f"another {dotted} changes nothing"
-        )
+        is_reported = reported(after).get(dotted) != reported(before).get(dotted)
+        assert not same or is_reported, f"another {dotted} changes nothing"
 
 
 def test_what_becomes_of_axolotls_qlora():
@@ -108,18 +107,18 @@ def test_what_becomes_of_axolotls_qlora():
     assert "WANDB_PROJECT" in reported(result)["wandb_project"]
 
 
+AXOLOTL = "base_model: m\ndatasets: [{path: a.jsonl, type: chat_template}]\n"
+
+
 @pytest.mark.parametrize(
     ("keys", "is_told"),
     [("val_set_size: 0.1", True), ("val_set_size: 0.1\nevals_per_epoch: 4", False), ("val_set_size: 0", False)],
     ids=str,
 )
 def test_that_axolotl_does_not_validate_by_itself_is_told(keys, is_told):
-    result = convert(f"base_model: m\ndatasets: [{{path: a.jsonl, type: chat_template}}]\n{keys}\n", "old")
+    result = convert(AXOLOTL + keys, "old")
     assert any("never validates" in line for line in result.differs) == is_told
     assert (result.run["validate"]["every"] == "never") == ("evals_per_epoch" not in keys)
-
-
-AXOLOTL = "base_model: m\ndatasets: [{path: a.jsonl, type: chat_template}]\n"
 
 
 def test_axolotls_tasks_of_the_harness_are_asked_at_the_end():
@@ -216,25 +215,30 @@ def test_a_data_set_that_nobody_describes_is_marked_in_the_run_file():
     assert lines[at - 1] == "  # your file of the data set support: there is no data/dataset_info.json here"
 
 
-def test_axolotl_takes_the_beta_of_trl_before_its_own():
-    result = convert(f"{configs.AXOLOTL_DPO}trl: {{beta: 0.05, use_vllm: true}}\n", "old")
-    assert result.run["preference"]["beta"] == 0.05
-    assert "reinforcement learning" in reported(result)["trl.use_vllm"]
-    assert "trl.beta is set" in reported(result)["rl_beta"]
+TEXTS_OF_AXOLOTL = "base_model: m\ndatasets: [{path: a.txt, type: completion}]\n"
 
 
-def test_trackers_of_axolotl_and_where_their_settings_go():
-    text = """base_model: OWNER/base-1b
-datasets: [{path: a.txt, type: completion}]
-use_mlflow: true
-use_trackio: true
-mlflow_tracking_uri: http://127.0.0.1:5000
-trackio_space_id: me/space
-"""
+@pytest.mark.parametrize(
+    ("text", "run", "told"),
+    [
+        (f"{configs.AXOLOTL_DPO}trl: {{beta: 0.05, use_vllm: true}}\n",
+         {"preference": {"loss": "dpo", "beta": 0.05}},
+         {"trl.use_vllm": "reinforcement learning", "rl_beta": "trl.beta is set"}),
+        (f"{TEXTS_OF_AXOLOTL}use_mlflow: true\nuse_trackio: true\nmlflow_tracking_uri: http://127.0.0.1:5000\n"
+         "trackio_space_id: me/space\n",
+         {"track": ["console", "jsonl", "mlflow", "trackio"]},
+         {"mlflow_tracking_uri": "MLFLOW_TRACKING_URI", "trackio_space_id": "TRACKIO_SPACE_ID"}),
+        (f"{TEXTS_OF_AXOLOTL}lora_modules_to_sav: [a]\nquantize_moe_expert: true\n", {},
+         {"quantize_moe_expert": "did you mean quantize_moe_experts?"}),
+        ("model_name_or_path: m\ndo_train: true\ndataset: a\nlerning_rate: 3\nplot_los: true\n", {},
+         {"lerning_rate": "did you mean learning_rate?"}),
+    ],
+    ids=["beta of trl", "trackers", "slips in axolotl", "slips in LLaMA-Factory"],
+)  # fmt: skip
+def test_what_is_carried_and_told(text, run, told):
     result = convert(text, "old")
-    assert result.run["track"] == ["console", "jsonl", "mlflow", "trackio"]
-    assert "MLFLOW_TRACKING_URI" in reported(result)["mlflow_tracking_uri"]
-    assert "TRACKIO_SPACE_ID" in reported(result)["trackio_space_id"]
+    assert result.run | run == result.run
+    assert all(part in reported(result)[key] for key, part in told.items()), reported(result)
 
 
 def test_what_becomes_of_a_model_from_scratch():
@@ -318,26 +322,14 @@ def test_an_odd_value_of_any_key_is_one_clear_message_at_most(text):
     tree = yaml.safe_load(text)
     for key, _ in flat(tree):
         for odd in ([], {"a": 1}, 3, "9" * 400):
-            changed = copy.deepcopy(tree)
-            holder = changed
-            for part in key[:-1]:
-                holder = holder[part]
-            holder[key[-1]] = odd
             try:
-                result = convert(yaml.safe_dump(changed), "old")
+                result = convert(yaml.safe_dump(changed(tree, key, odd)), "old")
                 run_from(copy.deepcopy(result.run), {}, {(): "old"})
             except InputError as error:
                 assert error.problems  # noqa: PT017
 
 
-def test_slips_of_the_pen_are_told_with_what_was_meant():
-    text = "base_model: m\ndatasets: [{path: a, type: b}]\nlora_modules_to_sav: [a]\nquantize_moe_expert: true\n"
-    assert "did you mean quantize_moe_experts?" in reported(convert(text, "old"))["quantize_moe_expert"]
-    text = "model_name_or_path: m\ndo_train: true\ndataset: a\nlerning_rate: 3\nplot_los: true\n"
-    assert "did you mean learning_rate?" in reported(convert(text, "old"))["lerning_rate"]
-
-
-def test_other_verbs_say_to_convert_it(capsys):
+def test_other_verbs_say_to_convert_it():
     Path("tune.yaml").write_text("model: {_component_: torchtune.models.llama3.llama3_8b}\n")
     with pytest.raises(InputError, match="is a configuration of torchtune, which is no longer developed"):
         load_run("tune.yaml")
@@ -394,8 +386,7 @@ def test_many_unknown_keys_of_a_run_file_are_not_all_guessed(line):
 @pytest.mark.slow
 def test_the_command_reads_files_and_standard_input():
     Path("old.yml").write_text(configs.AXOLOTL_QLORA)
-    done = artel("config", "convert", "old.yml")
-    assert done.returncode == 0, done.stderr
+    done = succeed("config", "convert", "old.yml")
     Path("run.yaml").write_text(done.stdout)
     run = load_run("run.yaml")
     assert (run.train.batch, run.model.quantize, run.data.block) == (8, "nf4", 4096)
@@ -404,8 +395,9 @@ def test_the_command_reads_files_and_standard_input():
     assert f"not carried over: old.yml:{at}: loss_watchdog_threshold = 5.0: " in done.stderr
     at = lines.index("micro_batch_size: 2") + 1
     assert f"differs: old.yml:{at}: micro_batch_size = 2: " in done.stderr
-    done = artel("config", "convert", "-", "--json", input="python run_clm.py --model_name_or_path gpt2 --train_file a")
-    assert done.returncode == 0, done.stderr
+    done = succeed(
+        "config", "convert", "-", "--json", input="python run_clm.py --model_name_or_path gpt2 --train_file a"
+    )
     printed = json.loads(done.stdout)
     assert printed["run"]["data"]["sources"] == [{"path": "a"}]
     assert printed["carried"]["model_name_or_path"] == ["model.from"]

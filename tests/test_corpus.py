@@ -12,7 +12,7 @@ from artel.inference.benchmark_tasks import metrics_on, run_mteb
 from artel.inference.retrieval import evaluate_on_corpus, read_beir
 from support.messages import logged
 from support.objectives import objective_run
-from support.runs import artel
+from support.runs import artel, refused, succeed
 
 WORDS = "one two three four five six seven eight nine ten".split()
 DOCUMENTS = {f"d{number}": f"the answer to {number} is {WORDS[number % 10]}" for number in range(30)}
@@ -28,8 +28,7 @@ def models(tmp_path_factory):
     runs = {}
     for name in ("embedding", "rerank"):
         runs[name] = objective_run(folder / f"{name}.yaml", name, train={"steps": 2, "batch": 8})
-        done = artel("train", runs[name], cwd=folder)
-        assert done.returncode == 0, done.stderr
+        succeed("train", runs[name], cwd=folder)
     return {name: folder / name for name in runs}
 
 
@@ -111,10 +110,9 @@ def test_the_command_finds_documents_among_the_texts_of_a_file(models, tmp_path)
     matches = [{"query": QUERIES[f"q{n}"], "pos": [texts[n]], "neg": [texts[n + 1]]} for n in range(5)]
     (tmp_path / "matches.jsonl").write_text("".join(json.dumps(match) + "\n" for match in matches))
     (tmp_path / "texts.txt").write_text("\n".join(texts[10:]))
-    done = artel(
+    done = succeed(
         "evaluate", models["embedding"], "--data", "matches.jsonl", "--corpus", "texts.txt", "--json", cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["models"]
     assert (result["documents"], result["samples"]) == (26, 5)
     from sentence_transformers import SentenceTransformer
@@ -163,9 +161,7 @@ def test_bad_lines_of_a_folder_are_named_all_at_once(tmp_path):
 def test_what_does_not_go_with_a_corpus(models, tmp_path, words, says):
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
     corpus = "texts.txt" if not words else str(beir(tmp_path / "numbers"))
-    done = artel("evaluate", models["embedding"], "--corpus", corpus, *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert says in done.stderr
+    assert says in refused("evaluate", models["embedding"], "--corpus", corpus, *words, cwd=tmp_path).stderr
 
 
 def test_a_folder_that_is_no_corpus_and_a_model_without_vectors(models, tmp_path):

@@ -12,7 +12,7 @@ from artel.preparing import prepare
 from artel.preparing.prepare import store_key
 from artel.text import BenchmarkIndex, Ledger, read_documents, write_index
 from artel.text.decontamination import Ngrams, simplified, simplified_words
-from support.runs import artel, write_run
+from support.runs import refused, succeed, write_run
 from support.stores import lines_with_repeats, run_of, stored, tree
 
 QUESTION = "Какой русский писатель начал свой роман словами о том, что все счастливые семьи похожи друг на друга?"
@@ -33,8 +33,7 @@ def lines_of(name, texts):
 
 
 @pytest.fixture
-def exam(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def exam():
     rows = [{"id": 1, "q": "Сколько?", "a": "Два."}, {"id": 2, "q": QUESTION, "a": ANSWER}]
     return {"path": rows_of("exam.jsonl", rows), "query": "q", "label": "a"}
 
@@ -149,8 +148,7 @@ def test_every_kind_of_record(exam, tmp_path, format, good, bad):
         ({"path": "*.parquet", "query": ["q", "a"]}, "exam.parquet[1]"),
     ],
 )
-def test_benchmarks_in_any_format(tmp_path, monkeypatch, benchmark, place):
-    monkeypatch.chdir(tmp_path)
+def test_benchmarks_in_any_format(tmp_path, benchmark, place):
     Path("exam.txt").write_text(f"Первая строка\n{QUESTION}\n")
     Path("exam.csv").write_text(f'q,a,n\nСколько?,Два.,1\n"{QUESTION}","{ANSWER}",2\n')
     nested = [{"in": {"q": "Сколько?"}, "answers": ["1"]}, {"in": {"q": QUESTION}, "answers": ["нет", ANSWER]}]
@@ -180,9 +178,8 @@ def test_given_validation_texts_are_kept(exam, tmp_path):
     assert [origin for origin, _ in dropped] == ["texts.txt:2"]
 
 
-def test_of_real_exam_questions_those_that_stand_in_a_text_are_found(shared_data, tmp_path, monkeypatch):
+def test_of_real_exam_questions_those_that_stand_in_a_text_are_found(shared_data, tmp_path):
     """925 questions of XQuAD: all found in their own passages, none in a novel."""
-    monkeypatch.chdir(tmp_path)
     squad = json.loads((shared_data / "qa" / "xquad.ru.first36.json").read_text())
     passages = [paragraph["context"] for entry in squad["data"] for paragraph in entry["paragraphs"]]
     novel = (shared_data / "literature" / "anna_karenina.txt").read_text().split("\n")[:3000]
@@ -197,22 +194,22 @@ def test_what_is_wrong_with_benchmarks(exam, tmp_path):
     source = lines_of("texts.txt", [OTHER])
     lines_of("short.txt", ["мало слов"])
 
-    def refused(benchmarks):
-        with pytest.raises(InputError) as refusal:
+    def refusal(benchmarks):
+        with pytest.raises(InputError) as error:
             prepare(run_of(tmp_path, data={"sources": [source], "decontaminate": benchmarks}))
-        return str(refusal.value)
+        return str(error.value)
 
-    both = refused(["nowhere.txt", "none/*.jsonl"])
+    both = refusal(["nowhere.txt", "none/*.jsonl"])
     assert "decontaminate.benchmarks.0" in both
     assert "there is no file nowhere.txt" in both
     assert "no file matches none/*.jsonl" in both
-    unnamed = refused(["exam.jsonl"])
+    unnamed = refusal(["exam.jsonl"])
     assert "exam.jsonl:1" in unnamed
     assert "has no field 'text' (it has: id, q, a)" in unnamed
     assert "query: question, label: answer" in unnamed
-    assert "has no field 'question'" in refused({**exam, "query": "question"})
-    assert "no row of short.txt has 12 words" in refused(["short.txt"])
-    assert "either files or a task" in refused([{"query": "q"}])
+    assert "has no field 'question'" in refusal({**exam, "query": "question"})
+    assert "no row of short.txt has 12 words" in refusal(["short.txt"])
+    assert "either files or a task" in refusal([{"query": "q"}])
 
 
 def test_the_key_of_the_store_knows_the_benchmarks(exam, tmp_path):
@@ -246,10 +243,9 @@ def test_parts_and_processes_do_not_show(exam, tmp_path):
 
 
 @pytest.mark.processes
-def test_a_task_of_the_harness(tmp_path, monkeypatch):
+def test_a_task_of_the_harness(tmp_path):
     """Multiple choice on a file of one's own: the answers are the right choices."""
     pytest.importorskip("lm_eval")
-    monkeypatch.chdir(tmp_path)
     Path("tasks").mkdir()
     lines = [{"question": "Count:", "choices": [" four", " river"], "answer": 0},
              {"question": QUESTION, "choices": [OTHER, ANSWER], "answer": 1}]  # fmt: skip
@@ -264,14 +260,11 @@ def test_a_task_of_the_harness(tmp_path, monkeypatch):
     data = {"sources": sources, "validation": 0, "decontaminate": [task]}
     file = write_run(tmp_path / "run.yaml", data=data, tokenizer={"train": {"vocab": 270}})
     env = {"HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "ARTEL_CACHE": str(tmp_path / "cache")}
-    done = artel("prepare", file, env=env)
-    assert done.returncode == 0, done.stderr
+    succeed("prepare", file, env=env)
     rows = [(line["origin"], line["rows"]) for line in listed(tmp_path)]
     assert rows == [("texts.txt:2", ["books[1]"]), ("texts.txt:3", ["books[1]"])]
     file = write_run(tmp_path / "run.yaml", data={"sources": sources, "decontaminate": [task | {"task": "boks"}]})
-    unknown = artel("prepare", file, env=env)
-    assert unknown.returncode == 2
-    assert "in tasks there is no task 'boks'" in unknown.stderr
+    assert "in tasks there is no task 'boks'" in refused("prepare", file, env=env).stderr
 
 
 def test_a_name_alone_is_a_file_or_a_task():

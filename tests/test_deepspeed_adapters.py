@@ -20,17 +20,9 @@ from artel.models.loading.request import ModelRequest
 from artel.parallel.deepspeed.config import read_deepspeed
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.adapter_runs import adapter_run, train_in
-from support.deepspeed_cases import (
-    GPU,
-    SMALL,
-    bare_objective,
-    cpu_processes,
-    pytorch_optimizer,
-    resolve,
-    train_section,
-)
+from support.deepspeed_cases import GPU, SMALL, bare_objective, cpu_processes, pytorch_optimizer, resolve, train_section
 from support.ranks import run_ranks
-from support.runs import DEEPSPEED, artel, largest_difference, losses
+from support.runs import DEEPSPEED, largest_difference, losses, succeed
 from support.saved_models import CAUSAL
 from support.tensor_reads import noted_reads
 
@@ -129,8 +121,7 @@ def test_their_folders_and_checkpoints_are_those_of_one_process(runs, base, tmp_
     assert dora[0].keys() == dora[1].keys()
     checkpoint = load_file(runs / "zero-3/checkpoints/latest/model.safetensors")
     assert all(".lora_" in key or "modules_to_save" in key for key in checkpoint)
-    done = artel("export", runs / "zero-3/model", tmp_path / "merged", "--merge")
-    assert done.returncode == 0, done.stderr
+    succeed("export", runs / "zero-3/model", tmp_path / "merged", "--merge")
     before, merged = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged"))
     saved = load_file(runs / "zero-3/model/adapter_model.safetensors")
     name = "model.layers.1.mlp.down_proj"

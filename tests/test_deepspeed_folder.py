@@ -18,7 +18,7 @@ from artel.inference import export, open_model
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.deepspeed_cases import gpt2_config
 from support.ranks import run_ranks
-from support.runs import DEEPSPEED, artel, merged, write_run
+from support.runs import DEEPSPEED, merged, refused, succeed, write_run
 from support.waiting import LIMIT
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
@@ -90,8 +90,7 @@ def test_a_checkpoint_of_trainers_becomes_the_model_it_was(folder, tmp_path, sta
     checkpoint = folder / str(stage) / "checkpoint-2"
     for file in checkpoint.glob("*.safetensors"):  # what stages 1 and 2 write beside
         file.unlink()
-    done = artel("export", checkpoint, tmp_path / "model")
-    assert done.returncode == 0, done.stderr
+    succeed("export", checkpoint, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
     expected = torch.load(folder / f"{stage}.pt")
     actual = dict(model.named_parameters())
@@ -121,9 +120,7 @@ def test_a_run_goes_on_where_trainer_stood(folder, tmp_path, stage):
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(DEEPSPEED)]))
     subprocess.run(convert, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT)
     run = run_from(folder, tmp_path / "run.yaml")
-    done = artel("train", run, "--from-deepspeed", checkpoint)
-    assert done.returncode == 0, done.stderr
-    assert "resuming from step 2" in done.stderr
+    assert "resuming from step 2" in succeed("train", run, "--from-deepspeed", checkpoint).stderr
     checkpoints = tmp_path / "run" / "checkpoints"
     began, ended = (
         load_file(checkpoints / name / "model.safetensors") | load_file(checkpoints / name / "optimizer.safetensors")
@@ -140,31 +137,25 @@ def test_a_run_goes_on_where_trainer_stood(folder, tmp_path, stage):
             assert torch.equal(began[stored], saved), stored
             assert not torch.equal(ended[stored], saved)
         assert (began[f"{name}|step"], ended[f"{name}|step"]) == (2, 3)
-    again = artel("train", run, "--from-deepspeed", checkpoint)
-    assert again.returncode == 0, again.stderr
+    again = succeed("train", run, "--from-deepspeed", checkpoint)
     assert "has its own checkpoint and resumes from it" in again.stderr
 
 
 def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
     checkpoint = folder / "3" / "checkpoint-2"
     run = run_from(folder, tmp_path / "run.yaml", train={"optimizer": "sgd"})
-    done = artel("train", run, "--from-deepspeed", folder)
-    assert done.returncode == 2
+    done = refused("train", run, "--from-deepspeed", folder)
     assert "train.optimizer: sgd: only Adam's state goes between DeepSpeed's checkpoints and artel's" in done.stderr
     assert f"{folder}: holds no checkpoint of DeepSpeed's" in done.stderr
     assert not (tmp_path / "stores").exists()  # before any text is prepared
     run = run_from(folder, tmp_path / "run.yaml", train={"steps": 2})
-    done = artel("train", run, "--from-deepspeed", checkpoint)
-    assert done.returncode == 2
-    assert "is of step 2, and this run ends after 2" in done.stderr
+    assert "is of step 2, and this run ends after 2" in refused("train", run, "--from-deepspeed", checkpoint).stderr
     run = run_from(folder, tmp_path / "run.yaml", model={"freeze": ["transformer.wpe.weight"]})
-    done = artel("train", run, "--from-deepspeed", checkpoint)
-    assert done.returncode == 2
+    done = refused("train", run, "--from-deepspeed", checkpoint)
     assert "trained other parameters than this run does (transformer.wpe.weight …, 1 in all)" in done.stderr
     copy = tmp_path / "copy"  # as if saved without ZeRO
     shutil.copytree(folder / "1" / "checkpoint-2", copy, ignore=shutil.ignore_patterns("*_optim_states.pt"))
-    done = artel("train", run_from(folder, tmp_path / "run.yaml"), "--from-deepspeed", copy)
-    assert done.returncode == 2
+    done = refused("train", run_from(folder, tmp_path / "run.yaml"), "--from-deepspeed", copy)
     assert f"{copy}: holds no averages of Adam in the pieces of ZeRO" in done.stderr
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
@@ -172,8 +163,7 @@ def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
 def test_training_from_it_names_the_way(folder, tmp_path):
     checkpoint = folder / "3" / "checkpoint-2"
     run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(checkpoint)}, tokenizer={"train": None})
-    done = artel("train", run)
-    assert done.returncode == 2
+    done = refused("train", run)
     assert "has weights in DeepSpeed's pieces only" in done.stderr
     assert f"artel export {checkpoint} FOLDER" in done.stderr.replace("\n", " ")
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from artel.training.checkpoint.sharded_files import read_shards, stored_shapes
 from support.ranks import run_ranks
-from support.runs import DEEPSPEED, artel, write_run
+from support.runs import DEEPSPEED, refused, succeed, write_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
 
@@ -79,13 +79,11 @@ def folder(tmp_path_factory, deepspeed_beside):
         train={"steps": 4, "optimizer": "adamw", "learning_rate": 0.01, "schedule": "linear", "warmup": 0},
         checkpoint={"every": 2, "keep": 2, "best": None},
     )
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run)
     newest = place / "run" / "checkpoints" / "latest"
     newest.unlink()
     newest.symlink_to("step-000000002")  # as if it had been stopped there
-    done = artel("export", place / "run", place / "out", "--deepspeed", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("export", place / "run", place / "out", "--deepspeed", "--json")
     assert json.loads(done.stdout)["kind"] == "deepspeed"
     return place
 
@@ -136,8 +134,7 @@ def test_the_folder_is_a_model_too(folder, checkpoint):
     model = AutoModelForCausalLM.from_pretrained(folder / "out")
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, checkpoint[name]), name
-    done = artel("generate", folder / "out", "--prompt", "the", "--max-new-tokens", 3)
-    assert done.returncode == 0, done.stderr
+    succeed("generate", folder / "out", "--prompt", "the", "--max-new-tokens", 3)
 
 
 def test_pieces_make_the_same_files(folder, checkpoint, tmp_path):
@@ -149,8 +146,7 @@ def test_pieces_make_the_same_files(folder, checkpoint, tmp_path):
         checkpoint={"every": 2, "best": None},
     )
     for command in (("train", run, "--nproc", 2), ("export", tmp_path / "run", tmp_path / "out", "--deepspeed")):
-        done = artel(*command)
-        assert done.returncode == 0, done.stderr
+        succeed(*command)
     newest = tmp_path / "run" / "checkpoints" / "latest"
     assert not (newest / "model.safetensors").exists()
     shapes = stored_shapes(newest)
@@ -166,11 +162,9 @@ def test_pieces_make_the_same_files(folder, checkpoint, tmp_path):
 
 
 def test_what_cannot_be_written_is_refused(folder, tmp_path):
-    model = artel("export", folder / "out", tmp_path / "new", "--deepspeed")
-    assert model.returncode == 2
+    model = refused("export", folder / "out", tmp_path / "new", "--deepspeed")
     assert "is no run, and has no optimizer's state" in model.stderr
-    both = artel("export", folder / "run", tmp_path / "new", "--deepspeed", "--merge")
-    assert both.returncode == 2
+    both = refused("export", folder / "run", tmp_path / "new", "--deepspeed", "--merge")
     assert "--deepspeed: is for a checkpoint as it is" in both.stderr
     run = write_run(
         tmp_path / "run.yaml",
@@ -180,10 +174,8 @@ def test_what_cannot_be_written_is_refused(folder, tmp_path):
         train={"steps": 1, "optimizer": "sgd"},
         checkpoint={"every": 1, "best": None},
     )
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
-    done = artel("export", tmp_path / "run", tmp_path / "new", "--deepspeed")
-    assert done.returncode == 2
+    succeed("train", run)
+    done = refused("export", tmp_path / "run", tmp_path / "new", "--deepspeed")
     assert "train.optimizer: sgd: only Adam's state goes between DeepSpeed's checkpoints and artel's" in done.stderr
     assert "model.lora: only whole models go between DeepSpeed's checkpoints and artel's" in done.stderr
     assert not (tmp_path / "new").exists()

@@ -11,38 +11,17 @@ import yaml
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from artel.config import TokenizerTraining, load_run
+from artel.config import TokenizerTraining
 from artel.config.schema.distill import HiddenStatesConfig
 from artel.models.attention_switch import use_artel_attention
 from artel.models.logits_loss import PositionLogits, loss_of_logits
-from artel.objectives import objective_of
 from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, in_classes
-from artel.parallel import World
-from artel.preparing import prepare
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer
-from artel.training.teacher import set_teacher
 from artel.training.teacher_outputs import CachedOutputs, shards_of
 from support import WORKERS
-from support.objectives import objective_run
-from support.runs import artel, kill, losses, metrics, start, torchrun
+from support.objectives import objective_run, student_of, taught
+from support.runs import kill, losses, metrics, refused, start, succeed, torchrun
 from support.waiting import wait_until
-
-ALONE = World(0, 1, 0, torch.device("cpu"))
-
-
-def prepared_objective(folder, name, **changes):
-    """(run, objective, store) of a case of `support.objectives` with its teacher, as training has them."""
-    run = load_run(str(objective_run(folder / f"{name}.yaml", name)), changes)
-    prepared = prepare(run)
-    objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
-    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False)
-    return run, objective, store
-
-
-def student(objective):
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=objective.tokenizer.vocabulary, **sizes))
 
 
 def distributions(seed=0, count=40, vocabulary=50):
@@ -120,10 +99,10 @@ def test_a_loss_of_logits_in_chunks_is_that_of_whole_logits():
 def test_the_loss_is_that_of_whole_logits(tmp_path, case):
     """alpha x cross-entropy + (1 - alpha) x T² x divergence + hidden states, with transformers and PyTorch alone."""
     changes = {"distill.temperature": 2.0, "distill.alpha": 0.25, "data.packing": "concatenate"}
-    run, objective, store = prepared_objective(tmp_path, case, **changes)
+    run, objective, store = taught(tmp_path, case, **changes)
     dataset = objective.dataset(store.validation)
     rows = evaluation_rows(dataset, np.arange(3), 4)  # one of them is padding
-    batch, model = objective.batch(rows), student(objective)
+    batch, model = objective.batch(rows), student_of(objective)
     with torch.no_grad():
         sums = dict(zip(objective.sums, objective.loss(model, batch), strict=True))
 
@@ -171,7 +150,7 @@ def test_the_loss_is_that_of_whole_logits(tmp_path, case):
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
     """Kept logits of a block are those of the teacher reading that block: whichever the epoch, order or row."""
-    _, objective, store = prepared_objective(tmp_path, "distill", **{"data.packing": packing})
+    _, objective, store = taught(tmp_path, "distill", **{"data.packing": packing})
     master = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher", dtype=torch.float32)
     assert use_artel_attention(master)
     dataset = objective.dataset(store.train)
@@ -204,7 +183,7 @@ def test_shards_are_the_same_for_any_number_of_ranks():
 def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path, case):
     """Finished shards are not computed again; what comes out is what an unbroken run has, also by two processes."""
     run = objective_run(tmp_path / "run.yaml", case)
-    assert artel("prepare", run).returncode == 0
+    succeed("prepare", run)
     process = start("train", run)
     stores = tmp_path / "stores"
 
@@ -215,9 +194,7 @@ def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path, c
     kill(process)
     there = {file: file.stat().st_mtime_ns for file in finished()}
     assert there
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
-    assert "shards were there" in done.stderr
+    assert "shards were there" in succeed("train", run).stderr
     (whole,) = [folder for folder in stores.glob("*.teachers/*") if (folder / "manifest.json").is_file()]
     for file, written in there.items():
         assert (whole / file.parent.name / file.name).stat().st_mtime_ns == written
@@ -243,9 +220,7 @@ def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path, c
 @pytest.mark.slow
 def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "distill")
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
-    assert "the teacher on validation: cross-entropy" in done.stderr
+    assert "the teacher on validation: cross-entropy" in succeed("train", run).stderr
     last = metrics(run.with_suffix(""))[-1]["validation"]
     assert list(last)[:4] == ["loss", "cross_entropy", "perplexity", "accuracy"]
     assert last["loss"] == pytest.approx(0.5 * last["cross_entropy"] + 0.5 * 4 * last["divergence"], rel=1e-6)
@@ -253,20 +228,16 @@ def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path)
     content, outputs = shard.read_bytes(), load_file(shard)
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     other = objective_run(tmp_path / "other.yaml", "distill")
-    done = artel("train", other)
-    assert done.returncode == 0, done.stderr
-    assert f"{shard} is not as it was written: the teacher is asked again" in done.stderr
+    assert f"{shard} is not as it was written: the teacher is asked again" in succeed("train", other).stderr
     assert all((outputs[name] == array).all() for name, array in load_file(shard).items())
     assert losses(run.with_suffix("")) == losses(other.with_suffix(""))
 
     # A run that is there already, longer: what the teacher said is enough.
     shutil.move(tmp_path / "teacher", tmp_path / "gone")
-    evaluated = artel("evaluate", run.with_suffix(""), "--json")
-    assert evaluated.returncode == 0, evaluated.stderr
+    evaluated = succeed("evaluate", run.with_suffix(""), "--json")
     assert json.loads(evaluated.stdout)["models"][0]["metrics"] == pytest.approx(last, rel=1e-6)
     shutil.rmtree(shard.parent.parent)
-    evaluated = artel("evaluate", run.with_suffix(""), "--json")
-    assert evaluated.returncode == 0, evaluated.stderr
+    evaluated = succeed("evaluate", run.with_suffix(""), "--json")
     assert "no metrics of the teacher: " in evaluated.stderr
     figures = json.loads(evaluated.stdout)["models"][0]["metrics"]
     assert "loss" not in figures
@@ -276,38 +247,33 @@ def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path)
 @pytest.mark.slow
 def test_masked_models_learn_from_a_teacher_in_memory(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "masked", train={"steps": 2})
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     tree = yaml.safe_load(run.read_text())
     tree |= {"run": str(tmp_path / "small"), "objective": "distill", "tokenizer": {}, "masked": {}}
     tree["distill"] = {"teacher": str(tmp_path / "run"), "on": "masked", "top_k": None, "loss": "reverse_kl"}
     tree["model"]["config"]["num_hidden_layers"] = 1
     small = tmp_path / "small.yaml"
     small.write_text(yaml.safe_dump(tree))
-    done = artel("train", small)
-    assert done.returncode == 0, done.stderr
+    succeed("train", small)
     last = metrics(tmp_path / "small")[-1]["validation"]
     assert {"loss", "cross_entropy", "commonest_token", "divergence", "agreement"} <= last.keys()
     tree["distill"]["top_k"] = 8
     small.write_text(yaml.safe_dump(tree))
-    done = artel("config", "check", small)
-    assert done.returncode == 2
-    assert "distill.top_k: other tokens are hidden in each epoch" in done.stderr
+    assert "distill.top_k: other tokens are hidden in each epoch" in refused("config", "check", small).stderr
 
 
 def test_another_tokenizer_is_refused_with_what_differs(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "distill")
     own = train_tokenizer(iter(["a text of other words"] * 20), TokenizerTraining(vocab=270), encoder=False)
     own.save(tmp_path / "own")
-    done = artel("config", "check", run, f"tokenizer.from={tmp_path / 'own'}")
-    assert done.returncode == 2
+    done = refused("config", "check", run, f"tokenizer.from={tmp_path / 'own'}")
     assert "tokenizer.from: the student's tokenizer is not the teacher's: the teacher lacks" in done.stderr
     assert "artel generate TEACHER --prompts FILE writes them" in done.stderr
-    done = artel("config", "check", run, "tokenizer.train.vocab=300")
-    assert done.returncode == 2
+    done = refused("config", "check", run, "tokenizer.train.vocab=300")
     assert "tokenizer.train: a tokenizer trained anew has other tokens than the teacher" in done.stderr
     same = load_tokenizer(str(tmp_path / "teacher"))
     same.save(tmp_path / "same")
-    assert artel("config", "check", run, f"tokenizer.from={tmp_path / 'same'}").returncode == 0
+    succeed("config", "check", run, f"tokenizer.from={tmp_path / 'same'}")
 
 
 @pytest.mark.parametrize(
@@ -322,9 +288,7 @@ def test_another_tokenizer_is_refused_with_what_differs(tmp_path):
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_before_text_is_read(tmp_path, changes, said):
     run = objective_run(tmp_path / "run.yaml", "distill")
-    done = artel("config", "check", run, *changes)
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert said in refused("config", "check", run, *changes).stderr
     assert not (tmp_path / "stores").exists()
 
 
@@ -335,15 +299,13 @@ def test_what_does_not_go_together_is_refused_before_text_is_read(tmp_path, chan
      ("distill_beside", "masked", "masked learns from text, and the sources yield conversations")],
 )  # fmt: skip
 def test_sources_that_what_is_taught_does_not_learn_from_are_refused(tmp_path, case, on, said):
-    done = artel("config", "check", objective_run(tmp_path / "run.yaml", case), f"distill.on={on}")
-    assert done.returncode == 2
+    done = refused("config", "check", objective_run(tmp_path / "run.yaml", case), f"distill.on={on}")
     assert f"distill.on: {said}" in done.stderr
 
 
 def test_hidden_states_of_another_width_are_refused(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "distill_beside")
-    done = artel("train", run, "model.config.hidden_size=48")
-    assert done.returncode == 2
+    done = refused("train", run, "model.config.hidden_size=48")
     assert "distill.hidden: the teacher's hidden states have 32 numbers, the student's 48" in done.stderr
 
 
@@ -351,26 +313,19 @@ def test_a_run_that_is_not_finished_teaches_nobody(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "distill")
     (tmp_path / "unfinished").mkdir()
     shutil.copy(run, tmp_path / "unfinished" / "config.yaml")
-    done = artel("config", "check", run, f"distill.teacher={tmp_path / 'unfinished'}")
-    assert done.returncode == 2
+    done = refused("config", "check", run, f"distill.teacher={tmp_path / 'unfinished'}")
     assert "is a run whose model is not finished" in done.stderr
 
 
 @pytest.mark.slow
 def test_the_plan_counts_what_is_kept(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "distill")
-    assert artel("prepare", run).returncode == 0
-    done = artel("plan", run, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "teacher" in json.loads(done.stdout)["disk_gib"]
-    done = artel("plan", run, "distill.top_k=null")
-    assert done.returncode == 0, done.stderr
-    assert "not counted: the teacher, which stays in memory" in done.stdout
+    succeed("prepare", run)
+    assert "teacher" in json.loads(succeed("plan", run, "--json").stdout)["disk_gib"]
+    assert "not counted: the teacher, which stays in memory" in succeed("plan", run, "distill.top_k=null").stdout
 
 
 def test_new_leads_to_a_recipe(tmp_path):
     (tmp_path / "text.txt").write_text("A text.\n" * 50)
     answers = ("--text", tmp_path / "text.txt", "--learn", "distill", "--from", "scratch", "--time", "5min")
-    done = artel("new", tmp_path / "run.yaml", *answers)
-    assert done.returncode == 2
-    assert "distill needs more than texts" in done.stderr
+    assert "distill needs more than texts" in refused("new", tmp_path / "run.yaml", *answers).stderr

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
@@ -16,17 +16,14 @@ from artel.objectives import objective_of
 from artel.objectives.distill.other_tokenizer import TokenMap
 from artel.objectives.distill.teacher_outputs import divergence, in_classes, mapped_classes
 from artel.objectives.types import Batch
-from artel.parallel import World
-from artel.preparing import prepare
 from artel.tokens import Tokenizer, evaluation_rows, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
-from artel.training.teacher import set_teacher
 from support.messages import logged
-from support.objectives import conversations, objective_run
-from support.runs import artel, losses, metrics, write_run
+from support.objectives import conversations, objective_run, student_of, taught
+from support.runs import losses, metrics, refused, succeed, write_run
 from support.two_tokenizers import ENGLISH, OTHER, RUSSIAN, byte_level, fast, sentencepiece
 
-ALONE = World(0, 1, 0, torch.device("cpu"))
+FEW = {"data.sources": [{"format": "dummy", "documents": 60}]}
 
 
 def batch_of(tokenizer, texts, drop=0):
@@ -187,21 +184,6 @@ def test_ids_that_the_teacher_never_says_leave_reverse_kl_finite():
     assert divergence(teacher.half().float().log_softmax(dim=1), student, "reverse_kl", 0.5).max() < 90
 
 
-def prepared_objective(folder, name, **changes):
-    sources = {"data.sources": [{"format": "dummy", "documents": 60}]}
-    run = load_run(str(objective_run(folder / "run.yaml", name)), sources | changes)
-    prepared = prepare(run)
-    objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
-    set_teacher(objective, prepared.config, store, ALONE, folder / "teacher.json", False)
-    return run, objective, store
-
-
-def student_of(objective):
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=objective.tokenizer.vocabulary, **sizes))
-
-
 def validation_batch(objective, store, rows=3):
     return objective.batch(evaluation_rows(objective.dataset(store.validation), np.arange(rows), rows))
 
@@ -209,7 +191,7 @@ def validation_batch(objective, store, rows=3):
 @pytest.mark.slow
 def test_what_is_kept_is_what_the_teacher_says_of_the_text(tmp_path):
     """Beside transformers, which reads each document of a block by itself, and the offsets of tokenizers."""
-    run, objective, store = prepared_objective(tmp_path, "distill_by_text")
+    run, objective, store = taught(tmp_path, "distill_by_text", **FEW)
     batch = validation_batch(objective, store, 8)
     own, theirs = objective.tokenizer, load_tokenizer(str(tmp_path / "teacher"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher", dtype=torch.float32)
@@ -250,7 +232,7 @@ def test_what_is_kept_is_what_the_teacher_says_of_the_text(tmp_path):
 @pytest.mark.slow
 def test_targets_that_are_not_aligned_have_the_cross_entropy_alone(tmp_path):
     messages = logged()
-    _, objective, store = prepared_objective(tmp_path, "distill_by_text", **{"distill.alpha": 0.25})
+    _, objective, store = taught(tmp_path, "distill_by_text", **FEW, **{"distill.alpha": 0.25})
     batch, model = validation_batch(objective, store), student_of(objective)
     with torch.no_grad():
         sums = dict(zip(objective.sums, objective.loss(model, batch).tolist(), strict=True))
@@ -280,7 +262,7 @@ def test_with_the_teachers_tokenizer_by_text_is_the_same(tmp_path):
     results, messages = {}, logged()
     for kind in ("same", "by_text"):
         (tmp_path / kind).mkdir()
-        _, objective, store = prepared_objective(tmp_path / kind, "distill", **{"distill.tokenizer": kind})
+        _, objective, store = taught(tmp_path / kind, "distill", **FEW, **{"distill.tokenizer": kind})
         model = student_of(objective)
         sums = objective.loss(model, validation_batch(objective, store))
         sums[0].backward()
@@ -300,7 +282,7 @@ def test_conversations(tmp_path, packing):
     changes = {"distill.on": "chat", "distill.tokenizer": "by_text", "data.packing": packing, "data.block": 96,
                "tokenizer.train": None, "tokenizer.from": str(tmp_path / "own"),
                "data.sources": [conversations(tmp_path)]}  # fmt: skip
-    _, objective, store = prepared_objective(tmp_path, "distill_by_text", **changes)
+    _, objective, store = taught(tmp_path, "distill_by_text", **changes)
     batch = validation_batch(objective, store)
     targets, is_aligned = batch.tensors["targets"], batch.tensors["teacher_aligned"]
     end = objective.tokenizer.hf.convert_tokens_to_ids("<|im_end|>")
@@ -314,12 +296,11 @@ def test_conversations(tmp_path, packing):
 def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
     train = {"steps": 60, "batch": 8, "learning_rate": 5e-3}
     teacher = write_run(tmp_path / "large.yaml", train=train, tokenizer={"train": {"vocab": 300}})
-    assert artel("train", teacher).returncode == 0
+    succeed("train", teacher)
     changes = {"train": train, "validate": {"every": 10}, "distill": {"alpha": 0.1, "temperature": 1}}
     learner = f"distill.teacher={teacher.with_suffix('')}"
     run = objective_run(tmp_path / "run.yaml", "distill_by_text", **changes)
-    done = artel("train", run, learner)
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", run, learner)
     note = next(line for line in done.stderr.splitlines() if "of the targets are its tokens, too" in line)
     lines = [line["validation"] for line in metrics(run.with_suffix("")) if "validation" in line]
     assert lines[-1]["divergence"] < 0.7 * lines[0]["divergence"]
@@ -327,8 +308,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
 
     # What was kept serves the next run, which reads the same.
     other = objective_run(tmp_path / "other.yaml", "distill_by_text", **changes)
-    done = artel("train", other, learner)
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", other, learner)
     assert note in done.stderr
     assert "loading the teacher" not in done.stderr
     assert losses(run.with_suffix("")) == losses(other.with_suffix(""))
@@ -343,9 +323,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
 )  # fmt: skip
 def test_what_another_tokenizer_cannot_teach_is_refused_before_text_is_read(tmp_path, changes, said):
     run = objective_run(tmp_path / "run.yaml", "distill_by_text")
-    done = artel("config", "check", run, *changes)
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert said in refused("config", "check", run, *changes).stderr
     assert not (tmp_path / "stores").exists()
 
 
@@ -356,8 +334,7 @@ def test_a_teacher_whose_tokens_do_not_join_to_the_text_is_refused(tmp_path):
     trainer = trainers.WordPieceTrainer(vocab_size=90, special_tokens=["<unk>", "</s>"], show_progress=False)
     backend.train_from_iterator([ENGLISH + RUSSIAN], trainer)
     fast(backend, decoders.WordPiece()).save(tmp_path / "teacher")
-    done = artel("config", "check", run)
-    assert done.returncode == 2
+    done = refused("config", "check", run)
     assert "distill.teacher: its tokens do not join to the text that they stand for" in done.stderr
 
 

@@ -8,7 +8,7 @@ import yaml
 from artel.config import load_run, run_from
 from artel.diagnostics.parallel_check import Agreement, small_copy
 from artel.objectives import objective_type
-from support.runs import artel, write_run
+from support.runs import refused, succeed, write_run
 
 
 def described(model, **parallel):
@@ -62,12 +62,8 @@ def test_what_it_says():
 @pytest.mark.processes
 def test_a_layout_is_tried_and_a_wrong_one_refused(tmp_path):
     run = write_run(tmp_path / "run.yaml", parallel={"data": "fsdp"})
-    done = artel("doctor", run, "--parallel", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(succeed("doctor", run, "--parallel", "--json").stdout)
     assert report["processes"] == 2
     assert report["agrees"] is True
     assert max(report["loss_difference"], report["gradient_norm_difference"]) < 1e-5
-    refused = artel("doctor", run, "--parallel", "parallel.expert=2")
-    assert refused.returncode == 2
-    assert "has no experts" in refused.stderr
+    assert "has no experts" in refused("doctor", run, "--parallel", "parallel.expert=2").stderr

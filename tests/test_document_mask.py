@@ -75,30 +75,24 @@ def side_by_side(ids, lengths):
     return document_tensors(numbers)
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["for training", "as built"])
-@pytest.mark.parametrize("config", DECODERS, ids=lambda config: config.model_type)
-def test_decoders_give_each_document_what_it_gets_alone(config, kept):
-    model = built(config, AutoModelForCausalLM)
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [(config, kept) for config in DECODERS for kept in (True, False)] + [(config, False) for config in ENCODERS],
+    ids=lambda value: getattr(value, "model_type", "for training" if value is True else "as built"),
+)
+def test_each_document_gets_what_it_gets_alone(config, kept):
+    causal = config in DECODERS
+    model = built(config, AutoModelForCausalLM if causal else AutoModelForMaskedLM)
+    options = {"use_cache": False} if causal else {}
     ids = torch.randint(5, 120, (2, sum(LENGTHS)))
-    expected = torch.cat([model(input_ids=piece, use_cache=False).logits for piece in ids.split(LENGTHS, dim=1)], dim=1)
+    expected = torch.cat([model(input_ids=piece, **options).logits for piece in ids.split(LENGTHS, dim=1)], dim=1)
     if kept:
         use_artel_attention(model)
-    inputs = document_inputs(model, **side_by_side(ids, LENGTHS), causal=True)
-    torch.testing.assert_close(model(input_ids=ids, use_cache=False, **inputs).logits, expected, atol=1e-5, rtol=1e-5)
-    joined = model(input_ids=ids, use_cache=False).logits
+    inputs = document_inputs(model, **side_by_side(ids, LENGTHS), causal=causal)
+    torch.testing.assert_close(model(input_ids=ids, **options, **inputs).logits, expected, atol=1e-5, rtol=1e-5)
+    joined = model(input_ids=ids, **options).logits
     assert (joined - expected).abs().max() > 1e-2  # they do influence one another where nothing is done
-    check_documents(model, causal=True)
-
-
-@pytest.mark.parametrize("config", ENCODERS, ids=lambda config: config.model_type)
-def test_encoders_give_each_document_what_it_gets_alone(config):
-    model = built(config, AutoModelForMaskedLM)
-    ids = torch.randint(5, 120, (2, sum(LENGTHS)))
-    expected = torch.cat([model(input_ids=piece).logits for piece in ids.split(LENGTHS, dim=1)], dim=1)
-    inputs = document_inputs(model, **side_by_side(ids, LENGTHS), causal=False)
-    torch.testing.assert_close(model(input_ids=ids, **inputs).logits, expected, atol=1e-5, rtol=1e-5)
-    assert (model(input_ids=ids).logits - expected).abs().max() > 1e-2
-    check_documents(model, causal=False)
+    check_documents(model, causal=causal)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +154,9 @@ def store_of(folder, objective):
 
 
 def gradients(model):
-    gradients_by_name = {
-        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
-    }
+    found = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
     model.zero_grad()
-    return gradients_by_name
+    return found
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
@@ -179,12 +171,12 @@ def test_causal_loss_and_gradients_are_those_of_the_documents_alone(tokenizer, t
     # Each piece of a document alone, through transformers' own attention; after it the first token of what follows.
     expected, targets, tokens = torch.zeros(()), 0, 0
     for index in range(len(blocks)):
-        for ids, piece_targets in pieces_with_targets(blocks.read(index)):
+        for ids, following in pieces_with_targets(blocks.read(index)):
             logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
             expected = expected + F.cross_entropy(
-                logits, torch.tensor(piece_targets), ignore_index=IGNORED, reduction="sum"
+                logits, torch.tensor(following), ignore_index=IGNORED, reduction="sum"
             )
-            targets += sum(target != IGNORED for target in piece_targets)
+            targets += sum(target != IGNORED for target in following)
             tokens += len(ids)
     expected.backward()
     reference = gradients(model)
@@ -192,9 +184,8 @@ def test_causal_loss_and_gradients_are_those_of_the_documents_alone(tokenizer, t
     use_artel_attention(model)
     total, counted, seen = 0.0, 0, 0
     for start in range(0, len(blocks), micro_batch):
-        batch = objective.batch(
-            evaluation_rows(blocks, np.arange(start, min(start + micro_batch, len(blocks))), micro_batch)
-        )
+        indices = np.arange(start, min(start + micro_batch, len(blocks)))
+        batch = objective.batch(evaluation_rows(blocks, indices, micro_batch))
         sums = objective.loss(model, batch)
         assert sums[1] == batch.targets
         sums[0].backward()
@@ -216,10 +207,7 @@ def pieces_with_targets(sample):
     numbers, may = sample.flags >> 1, sample.flags & 1
     for number in range(1, int(numbers[:-1].max()) + 1):
         places = np.flatnonzero(numbers[:-1] == number)
-        yield (
-            sample.ids[places].tolist(),
-            [int(sample.ids[at + 1]) if may[at + 1] else IGNORED for at in places],
-        )
+        yield sample.ids[places].tolist(), [int(sample.ids[at + 1]) if may[at + 1] else IGNORED for at in places]
 
 
 @pytest.mark.parametrize("apart", [True, False])

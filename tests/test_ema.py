@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from artel.training.checkpoint.format import full_weights
-from support.runs import artel, metrics, write_run
+from support.runs import artel, metrics, succeed, write_run
 
 
 def same(one: dict, other: dict) -> bool:
@@ -16,8 +16,7 @@ def same(one: dict, other: dict) -> bool:
 
 def trained(folder, *arguments, name="run", **changes):
     run = write_run(folder / f"{name}.yaml", train={"ema": 0.5}, checkpoint={"every": 2, "keep": 3}, **changes)
-    done = artel("train", run, *arguments)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, *arguments)
     return run.with_suffix("")
 
 
@@ -41,8 +40,7 @@ def test_the_average_is_judged_exported_and_resumed_to_the_bit(tmp_path):
 
 def test_an_export_for_deepspeed_has_the_weights_and_a_model_of_their_averages(tmp_path):
     run = trained(tmp_path)
-    done = artel("export", run, tmp_path / "out", "--deepspeed")
-    assert done.returncode == 0, done.stderr
+    succeed("export", run, tmp_path / "out", "--deepspeed")
     raw = load_file(run / "checkpoints/latest/model.safetensors")
     assert same(load_file(tmp_path / "out/model.safetensors"), load_file(run / "model/model.safetensors"))
     parameters = {path.parent.name: torch.load(path)["param"] for path in (tmp_path / "out").glob("*/zero/*/fp32.pt")}

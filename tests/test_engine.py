@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from contextlib import closing
 
 import pytest
 import torch
@@ -58,13 +59,10 @@ def test_answers_together_are_those_of_each_prompt_alone(config, kind, why, toke
     prompts = [prompt_of(length, length) for length in (1, 5, 40, 3, 17, 2, 90)]
     expected = [alone(model, tokenizer, prompt, 8) for prompt in prompts]
     attention = model.config._attn_implementation
-    engine = make_engine(model, tokenizer, 4, CONTEXT)
-    try:
+    with closing(make_engine(model, tokenizer, 4, CONTEXT)) as engine:
         assert isinstance(engine, kind), engine.note
         assert why in engine.note
         assert together(engine, tokenizer, prompts, 8) == expected
-    finally:
-        engine.close()
     assert model.config._attn_implementation == attention
     assert not any("forward" in vars(module) for module in model.modules())
 
@@ -74,38 +72,28 @@ LONGROPE = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+BY_LAYER = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
 
 
 @pytest.mark.parametrize(
-    ("config", "length"),
+    "config",
     [
-        (LlamaConfig(**SIZES, rope_parameters=LONGROPE), 32),
-        (Phi3Config(**SIZES, original_max_position_embeddings=32, rope_parameters=dict(LONGROPE)), 32),
-        (LlamaConfig(**{**SIZES, "max_position_embeddings": 32}, rope_parameters=DYNAMIC), 32),
-        (
-            Gemma3TextConfig(
-                **SIZES, head_dim=16, rope_parameters={"full_attention": LONGROPE, "sliding_attention": PLAIN}
-            ),
-            32,
-        ),
+        LlamaConfig(**SIZES, rope_parameters=LONGROPE),
+        Phi3Config(**SIZES, original_max_position_embeddings=32, rope_parameters=dict(LONGROPE)),
+        LlamaConfig(**{**SIZES, "max_position_embeddings": 32}, rope_parameters=DYNAMIC),
+        Gemma3TextConfig(**SIZES, head_dim=16, rope_parameters=BY_LAYER),
     ],
     ids=["longrope", "phi3", "dynamic", "by type of layer"],
 )
-def test_an_answer_does_not_depend_on_a_longer_one_beside_it_where_positions_follow_the_longest(
-    config, length, tokenizer
-):
+def test_an_answer_does_not_depend_on_a_longer_one_beside_it_where_positions_follow_the_longest(config, tokenizer):
     model = made(config)
     prompts = [prompt_of(8, 8), prompt_of(60, 60)]
-    engine = make_engine(model, tokenizer, 2, 128)
-    try:
+    with closing(make_engine(model, tokenizer, 2, 128)) as engine:
         beside = together(engine, tokenizer, prompts, 12)[0]
-    finally:
-        engine.close()
     assert beside == alone(model, tokenizer, prompts[0], 12)
     assert isinstance(engine, SequentialEngine)
-    assert f"beyond {length} tokens" in engine.note
-    within = make_engine(model, tokenizer, 2, length)
+    assert "beyond 32 tokens" in engine.note
+    within = make_engine(model, tokenizer, 2, 32)
     within.close()
     assert not isinstance(within, SequentialEngine), within.note
 
@@ -119,8 +107,7 @@ def test_a_prompt_that_begins_as_another_did_takes_over_what_was_computed(tokeni
     prompts = [first, other, longer, beside, first]
     expected = [alone(model, tokenizer, prompt, 4) for prompt in prompts]
     computed.clear()
-    engine = make_engine(model, tokenizer, 3, CONTEXT)
-    try:
+    with closing(make_engine(model, tokenizer, 3, CONTEXT)) as engine:
         computed.clear()
         written = []
         for prompt in prompts:  # one behind another: the slots of those before are free, and hold them still
@@ -130,76 +117,57 @@ def test_a_prompt_that_begins_as_another_did_takes_over_what_was_computed(tokeni
         computed.clear()
         assert together(engine, tokenizer, [longer, beside, first], 4) == expected[2:]
         assert sum(computed) < 60
-    finally:
-        engine.close()
 
 
-def test_where_memory_is_short_the_youngest_wait_and_every_answer_is_whole(tokenizer, monkeypatch):
-    """Room for four texts of 256 tokens, or for two of 512: all of them grow beyond 256."""
-    monkeypatch.setattr(slots, "tokens_in_memory", lambda *_: 1024)
+@pytest.mark.parametrize(
+    ("module", "room", "config", "places", "lengths", "count"),
+    [
+        # Four texts of 256 tokens, or two of 512: all of them grow beyond 256, and the youngest wait.
+        (slots, 1024, LlamaConfig(**SIZES), (8, CONTEXT), (250, 251, 252, 253, 20, 254), 12),
+        # Four of the answers, with their prompts, have 320: some are set aside, and finished.
+        (paged, 160, Gemma2Config(**SIZES, sliding_window=8, head_dim=16), (4, 128), (30, 60, 20, 50, 5), 40),
+    ],
+    ids=["slots", "pages"],
+)
+def test_where_memory_is_short_every_answer_is_whole(
+    module, room, config, places, lengths, count, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(module, "tokens_in_memory", lambda *_: room)
+    model = made(config)
+    prompts = [prompt_of(length, length) for length in lengths]
+    expected = [alone(model, tokenizer, prompt, count) for prompt in prompts]
+    with closing(make_engine(model, tokenizer, *places)) as engine:
+        assert isinstance(engine, SlotEngine if module is slots else BatchingEngine), engine.note
+        assert together(engine, tokenizer, prompts, count) == expected
+
+
+def test_what_an_engine_cannot_compute_is_refused(tokenizer, monkeypatch):
     model = made(LlamaConfig(**SIZES))
-    prompts = [prompt_of(length, length) for length in (250, 251, 252, 253, 20, 254)]
-    expected = [alone(model, tokenizer, prompt, 12) for prompt in prompts]
-    engine = make_engine(model, tokenizer, 8, CONTEXT)
-    try:
-        assert together(engine, tokenizer, prompts, 12) == expected
-    finally:
-        engine.close()
-
-
-def test_answers_that_outgrow_the_pages_are_set_aside_and_finished(tokenizer, monkeypatch):
-    """Room for 160 tokens: four of the answers, with their prompts, have 320."""
-    monkeypatch.setattr(paged, "tokens_in_memory", lambda *_: 160)
-    model = made(Gemma2Config(**SIZES, sliding_window=8, head_dim=16))
-    prompts = [prompt_of(length, length) for length in (30, 60, 20, 50, 5)]
-    expected = [alone(model, tokenizer, prompt, 40) for prompt in prompts]
-    engine = make_engine(model, tokenizer, 4, 128)
-    try:
-        assert isinstance(engine, BatchingEngine), engine.note
-        assert together(engine, tokenizer, prompts, 40) == expected
-    finally:
-        engine.close()
-
-
-def test_an_error_of_the_engine_itself_is_not_taken_for_a_model_that_cannot_be_batched(tokenizer, monkeypatch):
-    model = made(LlamaConfig(**SIZES))
+    ids = torch.tensor([prompt_of(6, 1), prompt_of(6, 2)])
+    one = model(ids[:1]).logits
+    with closing(make_engine(model, tokenizer, 2, CONTEXT)):
+        with pytest.raises(CannotSlot, match="need a mask"):  # a padded batch beside the engine
+            model(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))
+        torch.testing.assert_close(model(ids[:1]).logits, one)
+    with pytest.raises(InputError) as error:
+        make_engine(model, tokenizer, 1, 10**12)
+    assert error.value.problems[0].where == "--context"
+    # An error of the engine itself is not taken for a model that cannot be batched.
     monkeypatch.setattr(slots, "tokens_in_memory", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         make_engine(model, tokenizer, 4, CONTEXT)
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_padded_batch_beside_the_engine_is_refused(tokenizer):
-    model = made(LlamaConfig(**SIZES))
-    ids = torch.tensor([prompt_of(6, 1), prompt_of(6, 2)])
-    one = model(ids[:1]).logits
-    engine = make_engine(model, tokenizer, 2, CONTEXT)
-    try:
-        with pytest.raises(CannotSlot, match="need a mask"):
-            model(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))
-        torch.testing.assert_close(model(ids[:1]).logits, one)
-    finally:
-        engine.close()
-
-
-def test_a_context_without_room_in_memory_is_refused(tokenizer):
-    with pytest.raises(InputError) as error:
-        make_engine(made(LlamaConfig(**SIZES)), tokenizer, 1, 10**12)
-    assert error.value.problems[0].where == "--context"
-
-
 def test_what_fails_does_not_end_the_engine(tokenizer):
     model = made(LlamaConfig(**SIZES))
     prompt = prompt_of(5, 5)
     expected = alone(model, tokenizer, prompt, 4)
-    engine = make_engine(model, tokenizer, 2, CONTEXT)
-    try:
+    with closing(make_engine(model, tokenizer, 2, CONTEXT)) as engine:
         assert isinstance(together(engine, tokenizer, [[ROWS + 7]], 4)[0], EngineError)  # it has no embedding
         assert together(engine, tokenizer, [prompt], 4) == [expected]
         with pytest.raises(EngineError, match="room for 512"):
             together(engine, tokenizer, [prompt], CONTEXT)
-    finally:
-        engine.close()
     with pytest.raises(EngineError, match="stopping"):
         together(engine, tokenizer, [prompt], 4)
 
@@ -231,15 +199,12 @@ def test_a_request_that_comes_while_the_engine_closes_is_refused(tokenizer):
 def test_slots_that_memory_does_not_suffice_for_leave_the_cache_as_it_was(tokenizer):
     model = made(LlamaConfig(**SIZES))
     texts = [prompt_of(6, 1), prompt_of(9, 2)]
-    slot_model = SlotModel(model, CONTEXT)
-    try:
+    with closing(SlotModel(model, CONTEXT)) as slot_model:
         slot_model.resize([None, None], 16)
         slot_model.logits([Chunk(number, 0, ids[:-1]) for number, ids in enumerate(texts)])
         with pytest.raises(RuntimeError):
             slot_model.resize([0, 1], 10**15)
         given = slot_model.logits([Chunk(number, len(ids) - 1, ids[-1:]) for number, ids in enumerate(texts)])
-    finally:
-        slot_model.close()
     for row, ids in zip(given, texts, strict=True):
         with torch.no_grad():
             torch.testing.assert_close(row, model(torch.tensor([ids])).logits[0, -1], rtol=1e-3, atol=1e-3)

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import torch
 from seqeval.metrics import f1_score
-from transformers import (
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import artel
 from artel.config import RunConfig, TokenizerTraining
@@ -34,11 +31,6 @@ NAMES = {"objective": "tokens", "model": {"config": BERT}, "tokenizer": {"train"
 
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def roberta(shared_data):
-    return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
 
 
 class Listed(list):
@@ -86,29 +78,19 @@ def test_what_was_not_accepted_stands_in_the_ledger_and_in_the_list(tmp_path):
     assert [(row["origin"].rpartition("/")[2], row["reason"]) for row in listed] == [("a.jsonl:8", "unknown_label")]
 
 
-def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
-    file = rows_of(tmp_path, [{"text": f"text {number}", "label": []} for number in range(20)])
-    run = write_run(
-        tmp_path / "none.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
-    )
-    with pytest.raises(artel.InputError, match="no record has anything marked"):
-        artel.prepare(run)
-    outside = [{"text": f"Мама {number} дома", "label": [[0, 4, "O"]]} for number in range(20)]
-    (tmp_path / "with-o").mkdir()
-    file = rows_of(tmp_path / "with-o", outside)
-    run = write_run(
-        tmp_path / "outside.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
-    )
-    with pytest.raises(artel.InputError, match="names have the label 'O'"):
-        artel.prepare(run)
-    words = [{"text": f"Мама {number}", "label": [[0, 4, "S"], [5, 5 + len(str(number)), "N"]]} for number in range(20)]
-    (tmp_path / "words").mkdir()
-    file = rows_of(tmp_path / "words", words)
-    run = write_run(
-        tmp_path / "all.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
-    )
-    with pytest.raises(artel.InputError, match="every word of every record is marked"):
-        artel.prepare(run)
+@pytest.mark.parametrize(
+    ("text", "spans", "said"),
+    [
+        ("text {}", [], "no record has anything marked"),
+        ("Мама {} дома", [[0, 4, "O"]], "names have the label 'O'"),
+        ("Мама {}", [[0, 4, "S"], [5, 7, "N"]], "every word of every record is marked"),
+    ],
+)
+def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path, text, spans, said):
+    file = rows_of(tmp_path, [{"text": text.format(number), "label": spans} for number in range(10, 30)])
+    data = {"sources": [{"path": str(file), "format": "entities"}]}
+    with pytest.raises(artel.InputError, match=said):
+        artel.prepare(write_run(tmp_path / "run.yaml", {}, **NAMES | {"data": data}))
 
 
 @pytest.mark.parametrize(

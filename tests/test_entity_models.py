@@ -13,11 +13,6 @@ from support.reading import rows_of
 from support.runs import artel as command
 
 
-@pytest.fixture(scope="module")
-def roberta(shared_data):
-    return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
-
-
 def test_a_model_of_others_gives_what_their_pipeline_gives(tmp_path):
     folder = foreign(tmp_path / "ner", ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"])
     text = "Wolfgang Amadeus Mozart-Schikaneder visited (and left) Vienna, Prague and unputdownable Salzburg." * 3

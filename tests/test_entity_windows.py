@@ -12,14 +12,9 @@ from artel.objectives.tokens.word_windows import NO_WORD, window_of_words
 from artel.registry import FORMATS
 from artel.text import Document, Ledger, read_documents
 from artel.text.tags import entities_of
-from artel.tokens import StoreWriter, TokenStore, load_tokenizer, train_tokenizer
+from artel.tokens import StoreWriter, TokenStore, train_tokenizer
 from support.entities import document, objective, tags_of
 from support.reading import read, written
-
-
-@pytest.fixture(scope="module")
-def roberta(shared_data):
-    return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
 
 
 @pytest.mark.parametrize("scheme", ["bio", "bilou"])

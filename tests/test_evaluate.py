@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from support.runs import artel, metrics, write_run
+from support.runs import metrics, refused, succeed, write_run
 
 TEXT = "The miller walks by the river. Count: one, two, three. Say abc again: abc.\n" * 40
 
@@ -18,15 +18,13 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluate")
     runs = [write_run(folder / f"{name}.yaml", train={"steps": steps}) for name, steps in (("short", 2), ("long", 20))]
     for run in runs:
-        done = artel("train", run)
-        assert done.returncode == 0, done.stderr
+        succeed("train", run)
     return [run.with_suffix("") for run in runs]
 
 
 @pytest.mark.long
 def test_two_runs_side_by_side_on_their_validation_parts(trained):
-    done = artel("evaluate", *trained, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("evaluate", *trained, "--json")
     short, long = json.loads(done.stdout)["models"]
     for judged, folder in ((short, trained[0]), (long, trained[1])):
         assert judged["model"] == str(folder)
@@ -43,8 +41,7 @@ def test_figures_on_a_file_are_those_computed_with_transformers_alone(trained, t
     (tmp_path / "text.txt").write_text(TEXT)
     folder = trained[1] / "model"
     options = ["data.sources.0.document=line", "train.precision=fp32"]  # as transformers computes below
-    done = artel("evaluate", folder, "--data", tmp_path / "text.txt", *options, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("evaluate", folder, "--data", tmp_path / "text.txt", *options, "--json")
     (judged,) = json.loads(done.stdout)["models"]
     assert judged["documents"] == 40
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -68,8 +65,7 @@ def test_data_of_another_run_leaves_that_runs_folder_alone(trained):
     listed = trained[1] / "rejected.jsonl"
     listed.write_text("{}\n")  # of an earlier start
     before = {path: path.stat().st_mtime_ns for path in trained[1].rglob("*")}
-    done = artel("evaluate", trained[0] / "model", "--data", trained[1])
-    assert done.returncode == 0, done.stderr
+    succeed("evaluate", trained[0] / "model", "--data", trained[1])
     assert {path: path.stat().st_mtime_ns for path in trained[1].rglob("*")} == before
     listed.unlink()
 
@@ -85,15 +81,12 @@ def test_tasks_of_the_harness_run_on_files_of_your_own(trained, tmp_path):
         "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\ndoc_to_choice: choices\n"
         "doc_to_target: answer\nmetric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
     )
-    done = artel("evaluate", trained[1], "--tasks", "counting", "--task-folder", tmp_path, "--json",
+    done = succeed("evaluate", trained[1], "--tasks", "counting", "--task-folder", tmp_path, "--json",
                  env={"HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")})  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
     results = json.loads(done.stdout)["models"][str(trained[1])]
     assert results["n-samples"]["counting"]["effective"] == 2
     assert results["results"]["counting"]["acc,none"] in (0.0, 0.5, 1.0)
-    unknown = artel("evaluate", trained[1], "--tasks", "cuonting")
-    assert unknown.returncode == 2
-    assert "the harness knows no 'cuonting'" in unknown.stderr
+    assert "the harness knows no 'cuonting'" in refused("evaluate", trained[1], "--tasks", "cuonting").stderr
 
 
 @pytest.mark.slow
@@ -108,7 +101,6 @@ def test_what_cannot_be_judged_is_said(trained, tmp_path):
         (["data.block=3"], "names no model", "artel evaluate"),
     ]
     for arguments, *says in cases:
-        done = artel("evaluate", *arguments)
-        assert done.returncode == 2, done.stderr
+        done = refused("evaluate", *arguments)
         assert all(text in done.stderr for text in says), done.stderr
         assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ from artel.models.lora.adapter_folder import load_adapter, merge_adapter, read_a
 from artel.models.lora.adapters import add_adapters
 from artel.parallel.expert_parallel import expert_problems
 from artel.parallel.tensor_parallel import tensor_problems
-from support.runs import artel, losses, write_run
+from support.runs import losses, succeed, write_run
 
 SIZES = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2}  # fmt: skip
@@ -92,8 +92,7 @@ def test_groups_are_filled_up_where_weights_are_in_bf16_already():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_merged_and_reopened_it_computes_the_same(kind, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_merged_and_reopened_it_computes_the_same(kind, tmp_path):
     model = model_of(kind)
     model.save_pretrained("base")
     adapt(model)
@@ -151,20 +150,17 @@ def test_experts_of_other_processes_are_left_out():
 
 
 @pytest.mark.slow
-def test_a_run_adapts_experts_and_exports_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_adapts_experts_and_exports_them(tmp_path):
     write_run(tmp_path / "scratch.yaml", model={"config": {"model_type": "qwen3_moe", **SIZES, **KINDS["qwen3_moe"]}},
               train={"steps": 2})  # fmt: skip
-    assert artel("train", "scratch.yaml").returncode == 0
+    succeed("train", "scratch.yaml")
     lora = {"rank": 4, "target": LAYERS_AND_EXPERTS}
     write_run(tmp_path / "lora.yaml", model={"config": None, "from": "scratch/model", "lora": lora},
               tokenizer={"train": None}, train={"steps": 6, "learning_rate": 1e-2, "schedule": "constant"})  # fmt: skip
-    done = artel("train", "lora.yaml")
-    assert done.returncode == 0, done.stderr
-    assert "for each expert of 4 tensors" in done.stderr
+    assert "for each expert of 4 tensors" in succeed("train", "lora.yaml").stderr
     each = losses(tmp_path / "lora")
     assert each[6][0] < each[1][0]
-    assert artel("export", "lora", "merged", "--merge").returncode == 0
+    succeed("export", "lora", "merged", "--merge")
     merged = AutoModelForCausalLM.from_pretrained("merged")
     base = AutoModelForCausalLM.from_pretrained("scratch/model")
     for name in expert_matrices(base):

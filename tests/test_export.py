@@ -27,23 +27,18 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from artel.config import ModelConfig, TokenizerTraining
+from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.inference import export, open_model
 from artel.inference.export.gguf import modelfile
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
-from artel.tokens import load_tokenizer, train_tokenizer
-from support.runs import artel, write_run
+from artel.tokens import load_tokenizer
+from support.runs import artel, refused, succeed, write_run
 
 CAUSAL = "AutoModelForCausalLM"
 TEXT = "The fox's 12,\n\nmo!"
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
 def pretrained(folder: Path, tokenizer, kind: str, dtype: torch.dtype = torch.float32, vocabulary: int = 270) -> Path:
@@ -81,10 +76,6 @@ def logits(model) -> torch.Tensor:
         for module in model.modules():
             module.training = isinstance(module, Linear4bit)
         return model(torch.arange(4, 40)[None]).logits
-
-
-def quiet(text: str) -> None:
-    pass
 
 
 def write(name: Path, folder: Path, **options):
@@ -252,23 +243,19 @@ def test_a_run_from_training_to_a_merged_folder(tokenizer, tmp_path):
     tokenizer.hf.chat_template = None
     run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(base), "lora": {"rank": 2}},
                     tokenizer={"train": None}, train={"steps": 2, "batch": 4})  # fmt: skip
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     folder = run.with_suffix("")
-    done = artel("export", folder, tmp_path / "adapter", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("export", folder, tmp_path / "adapter", "--json")
     assert json.loads(done.stdout) == {
         "folder": str(tmp_path / "adapter"), "kind": "adapter", "merged_into": None, "dtype": None
     }  # fmt: skip
     names = {file.name for file in (tmp_path / "adapter").iterdir()}
     assert names == {file.name for file in (folder / "model").iterdir()}
     assert "adapter_model.safetensors" in names
-    done = artel("export", folder, tmp_path / "merged", "--merge")
-    assert done.returncode == 0, done.stderr
+    done = succeed("export", folder, tmp_path / "merged", "--merge")
     assert f"merged into {base} in float32: {tmp_path / 'merged'}" in done.stderr
     assert load_tokenizer(str(tmp_path / "merged")).hf.chat_template
-    done = artel("export", folder, tmp_path / "merged", "--merge")
-    assert done.returncode == 2
-    assert "exists already" in done.stderr
+    assert "exists already" in refused("export", folder, tmp_path / "merged", "--merge").stderr
     (folder / "model").rename(tmp_path / "aside")  # as while the run goes on: the newest checkpoint is taken
     write(folder, tmp_path / "from-checkpoint", merge=True)
     actual, expected = (

@@ -24,7 +24,7 @@ from artel.errors import InputError
 from artel.preparing.prepare import store_key
 from artel.text.formats.dummy import read_dummy
 from artel.tokens import TokenStore, load_tokenizer
-from support.runs import artel, largest_difference, losses, metrics, write_run
+from support.runs import artel, largest_difference, losses, metrics, refused, succeed, write_run
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 LONGEST = 40
@@ -41,20 +41,17 @@ def examples():
 
 
 EXAMPLES = examples()
-OF_RUNS = [heading for heading, (_, _, keys) in EXAMPLES.items() if keys]
 
 
 @pytest.fixture
-def trained(tmp_path, monkeypatch, request):
+def trained(tmp_path, request):
     """The folder of a run with the plugin of an example."""
-    monkeypatch.chdir(tmp_path)
     file, code, keys = EXAMPLES[request.param]
     Path(file).write_text(code)
     poems = [record.text for record in read_dummy(SourceConfig(format="dummy", documents=300))]
     Path("texts.poems").write_text("\n~~~\n".join([*poems, ""]))
     write_run(tmp_path / "mine.yaml", **keys)
-    done = artel("train", "mine.yaml")
-    assert done.returncode == 0, done.stderr
+    succeed("train", "mine.yaml")
     return tmp_path / "mine"
 
 
@@ -105,8 +102,7 @@ def test_a_second_trained_module(trained):
     assert weights["second_head.1.weight"].shape == weights["transformer.wte.weight"].shape
     assert weights["second_head.1.bias"].any()  # it begins as zeros
     (judged,) = [line["validation"]["loss"] for line in metrics(trained) if "validation" in line]
-    shown = artel("evaluate", trained, "--json")  # opens the folder, with the second head
-    assert shown.returncode == 0, shown.stderr
+    shown = succeed("evaluate", trained, "--json")  # opens the folder, with the second head
     assert f"{judged:.4f}"[:5] in shown.stdout
 
 
@@ -114,8 +110,7 @@ def test_a_second_trained_module(trained):
 @pytest.mark.processes
 @of("A second trained module")
 def test_a_second_trained_module_is_shared_by_processes(trained):
-    done = artel("train", "mine.yaml", "run=two", "parallel.data=fsdp", "--nproc", "2")
-    assert done.returncode == 0, done.stderr
+    succeed("train", "mine.yaml", "run=two", "parallel.data=fsdp", "--nproc", "2")
     assert largest_difference(losses(trained), losses(Path("two"))) < 1e-4
 
 
@@ -139,18 +134,15 @@ def test_an_optimizer(trained):
 @pytest.mark.processes
 @of("An optimizer")
 def test_every_process_has_the_plugins(trained):
-    done = artel("train", "mine.yaml", "run=two", "parallel.data=2", "prepare.workers=2")
-    assert done.returncode == 0, done.stderr
+    succeed("train", "mine.yaml", "run=two", "parallel.data=2", "prepare.workers=2")
     assert largest_difference(losses(trained), losses(Path("two"))) < 1e-4
 
 
 @pytest.mark.processes
 @of("A parallel strategy")
 def test_a_parallel_strategy(trained):
-    done = artel("train", "mine.yaml", "run=two", "--nproc", "2")
-    assert done.returncode == 0, done.stderr
-    plain = artel("train", "mine.yaml", "run=plain", "parallel.data=ddp", "--nproc", "2")
-    assert plain.returncode == 0, plain.stderr
+    succeed("train", "mine.yaml", "run=two", "--nproc", "2")
+    succeed("train", "mine.yaml", "run=plain", "parallel.data=ddp", "--nproc", "2")
     assert 0 < largest_difference(losses(Path("plain")), losses(Path("two"))) < 1e-2  # gradients were rounded
 
 
@@ -184,8 +176,7 @@ def test_a_callback(trained):
 @of("A callback")
 def test_a_callback_on_two_processes(trained):
     for name in ("ddp", "fsdp"):
-        done = artel("train", "mine.yaml", f"run={name}", f"parallel.data={name}", "--nproc", "2")
-        assert done.returncode == 0, done.stderr
+        succeed("train", "mine.yaml", f"run={name}", f"parallel.data={name}", "--nproc", "2")
         assert norms(Path(name)) == pytest.approx(norms(trained), rel=1e-5)
 
 
@@ -206,20 +197,16 @@ def test_a_checkpoint_item(trained):
 
 @of("An exporter")
 def test_an_exporter(trained):
-    done = artel("export", "mine", "exported", "--to", "numpy_zip", "compress=true")
-    assert done.returncode == 0, done.stderr
+    succeed("export", "mine", "exported", "--to", "numpy_zip", "compress=true")
     assert "transformer.wte.weight" in np.load("exported/weights.npz")
     for words, says in (
         (("numpy_zap",), "did you mean numpy_zip?"),
         (("numpy_zip", "compres=1"), "its settings: compress"),
     ):
-        wrong = artel("export", "mine", "other", "--to", *words)
-        assert wrong.returncode == 2
-        assert says in wrong.stderr
+        assert says in refused("export", "mine", "other", "--to", *words).stderr
 
 
-def test_a_converter(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_converter():
     file, code, _ = EXAMPLES["A converter"]
     Path(file).write_text(code)
     runpy.run_path(file)
@@ -245,8 +232,7 @@ def test_a_command(trained):
     assert json.loads(shown.output) == {"vocabulary": load_tokenizer(str(trained / "model")).vocabulary}
 
 
-def test_the_code_of_a_plugin_is_in_the_key_of_a_store_that_it_shapes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of_a_plugin_is_in_the_key_of_a_store_that_it_shapes(tmp_path):
     plain = store_key(load_run(str(write_run(tmp_path / "plain.yaml"))))
     Path("key_formats.py").write_text(EXAMPLES["A format"][1].replace('"poems"', '"key_poems"'))
     Path("a.poems").write_text("one\n***\ntwo")
@@ -269,7 +255,6 @@ def test_the_code_of_a_plugin_is_in_the_key_of_a_store_that_it_shapes(tmp_path, 
     ],
 )
 def test_a_plugin_that_cannot_be_imported(code, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     if code is not None:
         Path("wrong_plugin.py").write_text(code)

@@ -14,18 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from artel.cli.main import main
-from support.runs import artel, losses, write_run
+from support.runs import losses, succeed, write_run
 
 RUN = {"train": {"steps": 6, "batch": 16, "micro_batch": 8}, "checkpoint": {"every": 2, "keep": 9}}
-
-
-def run_artel(monkeypatch, capfd, *arguments) -> tuple[int, str]:
-    """(exit status, what was said) of the command, in this process."""
-    monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0), capfd.readouterr().err
 
 
 def text_run(folder: Path, **more) -> tuple[Path, Path]:
@@ -72,12 +63,12 @@ def without_overrides():
 
 
 @pytest.mark.long
-def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, without_overrides):
+def test_what_may_not_be_read_or_written_is_told(tmp_path, artel_here, without_overrides):
     def assert_refused(*parts) -> None:
-        status, said = run_artel(monkeypatch, capfd, "train", file)
-        assert (status, "Traceback" in said) == (2, False), said
+        done = artel_here("train", file)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
         for part in parts:
-            assert part in said
+            assert part in done.stderr
 
     file, text = text_run(tmp_path)
     run, stores = Path("run"), Path("stores")  # relative, as the run file names them
@@ -90,8 +81,8 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, w
         folder.chmod(0o555)
         assert_refused(str(folder), "cannot be written: Permission denied", "choose a folder that can be written")
         folder.chmod(0o755)
-    status, said = run_artel(monkeypatch, capfd, "train", file)
-    assert status == 0, said
+    done = artel_here("train", file)
+    assert done.returncode == 0, done.stderr
     weights = stop_after_step_4(run)
     newest = run / "checkpoints" / "step-000000004"
     newest.chmod(0o000)
@@ -101,8 +92,8 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, w
     tokens.chmod(0o000)
     assert_refused(str(tokens), "cannot be read: Permission denied", "chmod")
     tokens.chmod(0o644)
-    status, said = run_artel(monkeypatch, capfd, "train", file)
-    assert status == 0, said
+    done = artel_here("train", file)
+    assert done.returncode == 0, done.stderr
     assert (run / "model" / "model.safetensors").read_bytes() == weights
 
 
@@ -110,30 +101,30 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, w
 
 
 @pytest.mark.long
-def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
+def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, artel_here):
     file, text = text_run(tmp_path)
-    assert run_artel(monkeypatch, capfd, "train", file)[0] == 0
+    assert artel_here("train", file).returncode == 0
     weights = stop_after_step_4(tmp_path / "run")
     shutil.rmtree(text.parent)
-    status, said = run_artel(monkeypatch, capfd, "train", file)
-    assert status == 0, said
-    assert "no file matches" in said
-    assert "continuing with the store of its texts" in said
-    assert "resuming from step 4" in said
+    done = artel_here("train", file)
+    assert done.returncode == 0, done.stderr
+    assert "no file matches" in done.stderr
+    assert "continuing with the store of its texts" in done.stderr
+    assert "resuming from step 4" in done.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
 
     stop_after_step_4(tmp_path / "run")
-    status, said = run_artel(monkeypatch, capfd, "train", file, "data.clean.minimum=5")  # another store is wanted
-    assert (status, "no file matches" in said, "goes on" in said) == (2, True, False)
+    done = artel_here("train", file, "data.clean.minimum=5")  # another store is wanted
+    assert (done.returncode, "no file matches" in done.stderr, "goes on" in done.stderr) == (2, True, False)
     (tokens,) = tmp_path.glob("stores/*/train/00000.tokens")
     tokens.write_bytes(bytes(len(tokens.read_bytes())))
-    status, said = run_artel(monkeypatch, capfd, "train", file)
-    assert (status, "Traceback" in said) == (2, False)
+    done = artel_here("train", file)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     for part in ("no file matches", str(tokens), "does not have the checksum", "put them back, or a copy of the store"):
-        assert part in said
+        assert part in done.stderr
     shutil.rmtree(tmp_path / "stores")
-    status, said = run_artel(monkeypatch, capfd, "train", file)
-    assert (status, "no file matches" in said, "Traceback" in said) == (2, True, False)
+    done = artel_here("train", file)
+    assert (done.returncode, "no file matches" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
 # Clocks
@@ -141,20 +132,20 @@ def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", [4_102_444_800, 0], ids=["2100", "1970"])
-def test_a_clock_that_was_set_back_changes_nothing(tmp_path, monkeypatch, capfd, when):
+def test_a_clock_that_was_set_back_changes_nothing(tmp_path, artel_here, when):
     """Files that are of the future, or of long ago: what is whole is taken, what is new is found by its number."""
     file, text = text_run(tmp_path)
     os.utime(text, (when, when))
-    assert run_artel(monkeypatch, capfd, "train", file)[0] == 0
+    assert artel_here("train", file).returncode == 0
     weights = stop_after_step_4(tmp_path / "run")
     oldest = tmp_path / "run" / "checkpoints" / "step-000000002"
     for path in [*tmp_path.rglob("*")]:
         os.utime(path, (when, when), follow_symlinks=False)
     os.utime(oldest, (when + 1000, when + 1000))
-    status, said = run_artel(monkeypatch, capfd, "train", file)
-    assert status == 0, said
-    assert "resuming from step 4" in said
-    assert "turning text into tokens" not in said
+    done = artel_here("train", file)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from step 4" in done.stderr
+    assert "turning text into tokens" not in done.stderr
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
 
 
@@ -173,7 +164,7 @@ ssize_t write(int file, const void *data, size_t count) {
 
 
 @pytest.mark.processes
-def test_a_slow_disk_is_only_slow(tmp_path, monkeypatch, capfd):
+def test_a_slow_disk_is_only_slow(tmp_path, artel_here):
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("a slow disk is a library put before the C library's own")
@@ -184,10 +175,9 @@ def test_a_slow_disk_is_only_slow(tmp_path, monkeypatch, capfd):
         name: write_run(tmp_path / f"{name}.yaml", data={"store": str(tmp_path / name / "stores")}, **RUN)
         for name in ("slow", "fast")
     }
-    done = artel("train", files["slow"], "--json", env={"LD_PRELOAD": str(library)})
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", files["slow"], "--json", env={"LD_PRELOAD": str(library)})
     assert json.loads(done.stdout)["steps"] == 6
-    assert run_artel(monkeypatch, capfd, "train", files["fast"])[0] == 0
+    assert artel_here("train", files["fast"]).returncode == 0
     slow, fast = (file.with_suffix("") for file in files.values())
     assert losses(slow) == losses(fast)
     models = [(folder / "model" / "model.safetensors").read_bytes() for folder in (slow, fast)]

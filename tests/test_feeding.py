@@ -88,26 +88,21 @@ def test_an_error_is_raised_where_its_step_is_taken_with_where_it_came_from():
         ahead.take(2)
 
 
-def test_closed_before_the_end_the_thread_is_gone_and_closing_twice_is_nothing():
+def test_closed_interrupted_or_forgotten_the_thread_ends():
     ahead = BatchThread(batches, 0, 10**9, CPU)
     ahead.take(0)
     ahead.close()
     assert not threads()
-    ahead.close()
+    ahead.close()  # once more is nothing
 
-
-def test_an_exception_in_the_steps_ends_the_thread():
-    def steps():
+    def interrupted():
         with BatchThread(batches, 0, 10**9, CPU) as ahead:
             ahead.take(0)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        steps()
+        interrupted()
     assert not threads()
-
-
-def test_forgotten_it_ends_by_itself():
     ahead = BatchThread(batches, 0, 10**9, CPU)
     reference = weakref.ref(ahead)
     del ahead
@@ -116,7 +111,6 @@ def test_forgotten_it_ends_by_itself():
     assert not threads()
 
 
-CTRL_C = "import _thread; _thread.interrupt_main()"
 FORGOTTEN = """
 import sys, time, torch
 from artel.objectives import Batch
@@ -130,19 +124,18 @@ ahead.take(0)
 """
 
 
+def run_python(code):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+
+
+INTERRUPTED = "import _thread; _thread.interrupt_main(); time.sleep(9)"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [
-        ("", 0),
-        ("sys.exit(3)", 3),
-        ("raise ValueError", 1),
-        ("import _thread; _thread.interrupt_main(); time.sleep(9)", -2),
-    ],
-)
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError", 1), (INTERRUPTED, -2)])
 def test_never_closed_python_ends_all_the_same(ending, code):
-    command = [sys.executable, "-c", FORGOTTEN % ending]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+    done = run_python(FORGOTTEN % ending)
     assert done.returncode == code, done.stderr
     assert "terminate called" not in done.stderr
 
@@ -150,9 +143,7 @@ def test_never_closed_python_ends_all_the_same(ending, code):
 @pytest.mark.slow
 def test_ctrl_c_reaches_who_waits_for_a_batch():
     waits = "import _thread, threading; threading.Timer(0.5, _thread.interrupt_main).start()\nahead.take(1)"
-    command = [sys.executable, "-c", FORGOTTEN.replace("0.01", "2.0 if step else 0") % waits]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
-    assert "KeyboardInterrupt" in done.stderr
+    assert "KeyboardInterrupt" in run_python(FORGOTTEN.replace("0.01", "2.0 if step else 0") % waits).stderr
 
 
 class Cycle:

@@ -6,7 +6,6 @@ import shlex
 import pytest
 import yaml
 
-from artel.cli.main import main
 from artel.config import Overrides, load_run, result_differences, run_from
 from artel.objectives import objective_type
 from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
@@ -167,15 +166,12 @@ def test_the_235_billion_question():
 
 
 @pytest.mark.long
-def test_the_command_prints_lines_to_paste(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_prints_lines_to_paste(tmp_path, artel_here):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(TINY, {"model": {"config": LLAMA}})))
     words = ("plan", "run.yaml", "--hardware", "h100-80gb:2", "--fit", "train.batch=32", "train.micro_batch=1")
-    monkeypatch.setattr("sys.argv", ["artel", *words, "--json"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 0
-    plan = json.loads(capsys.readouterr().out)
+    done = artel_here(*words, "--json")
+    assert done.returncode == 0
+    plan = json.loads(done.stdout)
     assert plan["verdict"] == "fits"
     first = plan["advice"][0]
     assert first["group"] == "same_training"

@@ -24,6 +24,13 @@ from artel.text import Ledger, Record, Rejected, read_documents
 from support.reading import items, parquet, read_in_spans, warc
 
 often = settings(max_examples=int(os.environ.get("ARTEL_FUZZ", "60")))
+
+
+def fuzzed(test):
+    """The test draws its examples itself."""
+    return often(given(data=st.data())(test))
+
+
 PACKS = {".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 ENCODINGS = ["auto", "auto", "utf-8", "windows-1251", "koi8-r", "cp866", "utf-16", "utf-32-le", "gb18030", "shift_jis"]
 
@@ -70,36 +77,20 @@ PREFERENCES = [
     {"instruction": "i", "output": ["a", "b"]},
     {"prompt": THOUGHTFUL[:1], "completion": THOUGHTFUL[1:], "label": 0},
 ]
-SQUAD = {
-    "data": [
-        {
-            "paragraphs": [
-                {
-                    "context": "Анна Каренина was here",
-                    "qas": [
-                        {"id": "q1", "question": "who?", "answers": [{"text": "Анна", "answer_start": 0}]},
-                        {"id": 2, "question": "where?", "answers": [], "is_impossible": True},
-                    ],
-                }
-            ]
-        }
-    ]
-}
+ASKED = [
+    {"id": "q1", "question": "who?", "answers": [{"text": "Анна", "answer_start": 0}]},
+    {"id": 2, "question": "where?", "answers": [], "is_impossible": True},
+]
+SQUAD = {"data": [{"paragraphs": [{"context": "Анна Каренина was here", "qas": ASKED}]}]}
 SPAN = {"start_token": 1, "end_token": 3}
+LONG = [{**SPAN, "top_level": True}]
+SHORT = {"yes_no_answer": "NONE", "long_answer": {"candidate_index": 0}, "short_answers": [SPAN]}
+YES = {"yes_no_answer": "YES", "long_answer": SPAN, "short_answers": []}
+TEXT_OF_NQ = {"question_text": "q", "document_text": "a b c d"}
 NQ = [
-    {"question_text": "q", "document_text": "a b c d", "answers": ["b c"], "id": "x"},
-    {
-        "question_text": "q",
-        "document_text": "a b c d",
-        "example_id": 7,
-        "long_answer_candidates": [{**SPAN, "top_level": True}],
-        "annotations": [{"yes_no_answer": "NONE", "long_answer": {"candidate_index": 0}, "short_answers": [SPAN]}],
-    },
-    {
-        "question_text": "q",
-        "document_tokens": [{"token": "a"}, {"token": "b"}, {"token": "c"}],
-        "annotations": [{"yes_no_answer": "YES", "long_answer": SPAN, "short_answers": []}],
-    },
+    {**TEXT_OF_NQ, "answers": ["b c"], "id": "x"},
+    {**TEXT_OF_NQ, "example_id": 7, "long_answer_candidates": LONG, "annotations": [SHORT]},
+    {"question_text": "q", "document_tokens": [{"token": token} for token in "abc"], "annotations": [YES]},
 ]
 
 
@@ -195,8 +186,7 @@ def check_read(file, **source):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@often
-@given(data=st.data())
+@fuzzed
 def test_any_bytes_are_read_or_told(tmp_path_factory, name, data):
     kind = KINDS[name]
     file = tmp_path_factory.getbasetemp() / f"any{kind.suffix}"
@@ -206,8 +196,7 @@ def test_any_bytes_are_read_or_told(tmp_path_factory, name, data):
 
 
 @pytest.mark.parametrize("name", PACKED)
-@often
-@given(data=st.data())
+@fuzzed
 def test_any_packed_bytes_are_read_or_told(tmp_path_factory, name, data):
     kind = KINDS[name]
     suffix = data.draw(st.sampled_from(list(PACKS)))
@@ -220,8 +209,7 @@ def test_any_packed_bytes_are_read_or_told(tmp_path_factory, name, data):
     check_read(file, **kind.source)
 
 
-@often
-@given(data=st.data())
+@fuzzed
 def test_any_outputs_of_another_file(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()
     kinds = [Kind(".txt", {}, ["a\nБ\n\nc\n"]), Kind(".csv", {}, ["input,output\na,b\n"]), KINDS["json pairs"]]
@@ -288,8 +276,7 @@ def lines_told(items_read, file):
 
 
 @pytest.mark.parametrize("name", LINES)
-@often
-@given(data=st.data())
+@fuzzed
 def test_exactly_the_bad_lines_are_told(tmp_path_factory, name, data):
     content, good, bad = data.draw(rows_of(name))
     pack = data.draw(st.sampled_from(["", *PACKS]))
@@ -324,8 +311,7 @@ def test_exactly_the_bad_rows_of_a_table_are_told(tmp_path_factory, kind, rows):
 
 
 @pytest.mark.parametrize("name", ["jsonl", "json", "line"])
-@often
-@given(data=st.data())
+@fuzzed
 def test_spans_hold_what_the_file_holds(tmp_path_factory, name, data):
     kind = KINDS[name]
     file = tmp_path_factory.getbasetemp() / f"spans{kind.suffix}"
@@ -346,8 +332,7 @@ def test_spans_hold_what_the_file_holds(tmp_path_factory, name, data):
 
 
 @pytest.mark.parametrize("name", ["jsonl", "line"])
-@often
-@given(data=st.data())
+@fuzzed
 def test_exactly_the_bad_lines_of_spans_are_told(tmp_path_factory, name, data):
     content, good, bad = data.draw(rows_of(name))
     file = tmp_path_factory.getbasetemp() / f"spans{KINDS[name].suffix}"

@@ -13,7 +13,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import artel
-from artel.cli.main import main
 from artel.inference import open_model
 from artel.inference.batch import answers, read_prompts
 from artel.models.generate import Sampling
@@ -44,15 +43,12 @@ def lora(plain, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def generate(monkeypatch, capsys):
+def generate(artel_here):
     """The command in this process: exit status, standard output and error."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["artel", "generate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        seen = capsys.readouterr()
-        return ended.value.code, seen.out, seen.err
+        done = artel_here("generate", *arguments)
+        return done.returncode, done.stdout, done.stderr
 
     return run
 

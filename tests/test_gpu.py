@@ -24,10 +24,7 @@ from support.messages import logged
 from support.objectives import OBJECTIVES, objective_run
 from support.runs import largest_difference, losses, merged, write_run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 BF16 = 2.0**-8
 LLAMA = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,

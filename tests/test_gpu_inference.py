@@ -15,14 +15,11 @@ from artel.inference.serve.served import ServedModel
 from support.chat_models import CONVERSATIONS, MARKS, learned_by_heart, trained_tokenizer, user
 from support.engines import CONTEXT, ROWS, SIZES, alone, made, prompt_of, together
 from support.objectives import objective_run
-from support.runs import TINY, losses, merged, write_run
+from support.runs import TINY, losses, merged, succeed, write_run
 from support.runs import artel as command
 from support.serving import client_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 GPU = torch.device("cuda")
 OWN_PROCESS = {"OMP_NUM_THREADS": "4"}
 """A command with a variable of its own is no fork of a process, in which CUDA could not be used."""
@@ -109,8 +106,7 @@ def test_the_commands_of_a_first_evening(tmp_path):
 @pytest.mark.parametrize("name", ["labels_of_pairs", "tokens", "embedding", "rerank", "span_qa"])
 def test_what_a_trained_encoder_says_is_what_it_says_on_a_cpu(tmp_path, name):
     run = objective_run(tmp_path / "run.yaml", name, train={"steps": 5, "batch": 16})
-    done = command("train", run, env=OWN_PROCESS)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, env=OWN_PROCESS)
     model = artel.open(str(tmp_path / "run"))
     assert model.model.device.type == "cuda"
     says = {
@@ -139,8 +135,7 @@ def test_what_a_trained_encoder_says_is_what_it_says_on_a_cpu(tmp_path, name):
 ])  # fmt: skip
 def test_what_a_model_of_another_kind_says(tmp_path, name, says):
     run = objective_run(tmp_path / "run.yaml", name, train={"steps": 2, "batch": 16})
-    done = command("train", run, env=OWN_PROCESS)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, env=OWN_PROCESS)
     model = artel.open(str(tmp_path / "run"))
     assert model.model.device.type == "cuda"
     assert says(model)
@@ -151,11 +146,10 @@ def test_an_adapter_writes(tmp_path, quantize):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     pytest.importorskip("peft", reason="peft is not installed")
     base = merged(TINY, {"train": {"steps": 2}})
-    assert command("train", write_run(tmp_path / "base.yaml", **base), env=OWN_PROCESS).returncode == 0
+    succeed("train", write_run(tmp_path / "base.yaml", **base), env=OWN_PROCESS)
     model = {"config": None, "from": str(tmp_path / "base" / "model"), "lora": {"rank": 4}, "quantize": quantize}
     tuned = write_run(tmp_path / "tuned.yaml", **{**base, "model": model, "tokenizer": {"train": None}})
-    done = command("train", tuned, env=OWN_PROCESS)
-    assert done.returncode == 0, done.stderr
+    succeed("train", tuned, env=OWN_PROCESS)
     opened = artel.open(str(tmp_path / "tuned"))
     assert opened.model.device.type == "cuda"
     assert opened.generate("one", max_new_tokens=4, temperature=0)

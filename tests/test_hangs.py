@@ -21,7 +21,7 @@ from artel.training import RunFolder
 from artel.training.faults.watchdog import _WatchdogProcess
 from artel.training.faults.watchdog_process import IGNORED
 from support import WORKERS
-from support.runs import ENVIRONMENT, artel, end, metrics, start, wait_for_step, workers_of, write_run
+from support.runs import ENVIRONMENT, artel, end, metrics, start, succeed, wait_for_step, workers_of, write_run
 from support.waiting import LIMIT, wait_until_gone
 
 # Long enough to be caught in its midst.
@@ -32,8 +32,7 @@ RUN = {"train": {"steps": 300}, "checkpoint": {"every": 10}, "validate": {"every
 def undisturbed(tmp_path_factory):
     """The final weights of two processes that nothing befell."""
     run = write_run(tmp_path_factory.mktemp("undisturbed") / "run.yaml", **RUN)
-    done = artel("train", run, "--nproc", 2, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, "--nproc", 2, timeout=LIMIT)
     return weights(run)
 
 
@@ -48,10 +47,8 @@ def weights(run):
 def alone(tmp_path_factory):
     """(folder, what hang_cases.py tells of each case, its standard error)."""
     folder = tmp_path_factory.mktemp("alone")
-    program = WORKERS / "hang_cases.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(folder)], capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT
-    )
+    command = [sys.executable, str(WORKERS / "hang_cases.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout), done.stderr
 
@@ -64,18 +61,12 @@ def stacks(folder):
 def test_a_process_that_hangs_writes_down_where_and_ends(alone):
     folder, statuses, output = alone
     assert os.waitstatus_to_exitcode(statuses["free"]) == 77, output
-    (name, text), *others = stacks(folder / "free").items()
-    assert not others
+    ((name, text),) = stacks(folder / "free").items()
     assert re.fullmatch(r"[-\d]+-process-0\.txt", name)
     assert re.match(r"process 0 on \S+: got no further for \d+ s after step 3; what it did last: a step\n", text)
     assert "in hangs_here\n" in text
     assert "in _watch\n" in text  # all threads
     assert str(folder / "free" / "hangs" / name) in output
-
-
-@pytest.mark.processes
-def test_also_one_that_holds_pythons_lock(alone):
-    folder, statuses, output = alone
     assert os.waitstatus_to_exitcode(statuses["held"]) == -signal.SIGVTALRM, output
     ((_, text),) = stacks(folder / "held").items()
     assert "in a call that held Python's lock\n" in text
@@ -83,10 +74,10 @@ def test_also_one_that_holds_pythons_lock(alone):
 
 
 @pytest.mark.processes
-def test_neither_who_is_slow_nor_who_was_stopped_hangs(alone):
+def test_neither_who_is_slow_nor_who_was_stopped_hangs_and_collectives_wait_as_long_as_they_are_told(alone):
     folder, statuses, output = alone
-    assert statuses["slow"] == 0, output
-    assert os.waitstatus_to_exitcode(statuses["stopped"]) == 130, output
+    ends = {name: os.waitstatus_to_exitcode(statuses[name]) for name in ("slow", "stopped", "waits")}
+    assert ends == {"slow": 0, "stopped": 130, "waits": 0}, output
     assert not stacks(folder / "slow")
     assert not stacks(folder / "stopped")
 
@@ -101,11 +92,6 @@ def test_an_overseer_that_is_interrupted_while_it_starts_goes_on(tmp_path):
     status = overseer._process.wait(LIMIT)
     overseer.close()
     assert status == 0
-
-
-@pytest.mark.processes
-def test_collectives_wait_as_long_as_they_are_told(alone):
-    assert alone[1]["waits"] == 0, alone[2]
 
 
 @pytest.mark.processes
@@ -177,17 +163,17 @@ def agent(tmp_path):
 
 
 @pytest.mark.processes
-def test_memory_costs_no_restart(agent):
-    result, starts = agent("time.sleep(0.5); sys.exit(76 if starts < 3 and os.environ['RANK'] == '1' else 0)")
-    assert not result.is_failed()
-    assert starts == [3, 3]
-
-
-@pytest.mark.processes
-def test_a_hang_costs_one_restart(agent):
-    result, starts = agent("sys.exit(77 if starts < 4 else 0)", restarts=1)
-    assert result.is_failed()
-    assert starts == [2, 2]
+@pytest.mark.parametrize(
+    ("program", "restarts", "failed", "count"),
+    [
+        ("time.sleep(0.5); sys.exit(76 if starts < 3 and os.environ['RANK'] == '1' else 0)", 0, False, 3),
+        ("sys.exit(77 if starts < 4 else 0)", 1, True, 2),
+    ],
+    ids=["memory", "hang"],
+)
+def test_memory_costs_no_restart_and_a_hang_costs_one(agent, program, restarts, failed, count):
+    result, starts = agent(program, restarts)
+    assert (result.is_failed(), starts) == (failed, [count, count])
 
 
 @pytest.mark.processes
@@ -332,17 +318,11 @@ def test_a_whole_training_needs_no_network(tmp_path):
     apart = ["unshare", "--net"]
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a network namespace of one's own needs root")
-    run = write_run(tmp_path / "run.yaml")
     clean = {name: value for name, value in ENVIRONMENT.items() if name not in ("HF_HUB_OFFLINE", "DO_NOT_TRACK")}
     looked = subprocess.run([*apart, "ip", "-brief", "link"], capture_output=True, text=True, check=False)
     assert " UP " not in looked.stdout
-    done = subprocess.run(
-        [*apart, sys.executable, "-m", "artel", "train", str(run)],
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    command = [*apart, sys.executable, "-m", "artel", "train", str(write_run(tmp_path / "run.yaml"))]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "run" / "model" / name).stat().st_size

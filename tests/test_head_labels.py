@@ -7,12 +7,11 @@ import torch
 import transformers
 from transformers import BertConfig, GPT2Config, RobertaConfig
 
-from artel.config import ModelConfig, TokenizerTraining, load_run
+from artel.config import ModelConfig, load_run
 from artel.models.loading.build import build_model
 from artel.models.loading.materialize import materialize
 from artel.models.loading.request import ModelRequest
 from artel.preparing import prepare
-from artel.tokens import train_tokenizer
 from support.labels import one_label, write_rows
 from support.runs import write_run
 from support.saved_models import word_pieces
@@ -25,11 +24,6 @@ MODELS = {
     "gpt2": (TEXTS, GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 2, "pad_token_id": 0}, ["score.weight"]),
     "tags": (TAGS, BertConfig, SMALL, ["classifier.weight", "classifier.bias"]),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
 def base_of(folder, tokenizer, name, labels):

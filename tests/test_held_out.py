@@ -13,7 +13,7 @@ from artel.text.sources.inputs import read_shard
 from artel.text.split import is_held_out, split_hash
 from support.messages import logged
 from support.reading import message, rows_of, written
-from support.runs import TEXT_ALONE, artel, write_run
+from support.runs import TEXT_ALONE, succeed, write_run
 from support.stores import run_of, stored
 
 CHAT = {"objective": "chat", "model": {"config": {"model_type": "gpt2"}}}
@@ -227,8 +227,7 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
     )
     says = "novel.txt is cut into pieces of about 4,000 characters"
     for _ in range(2):
-        done = artel("prepare", run)
-        assert done.returncode == 0, done.stderr
+        done = succeed("prepare", run)
         assert done.stderr.count(says) == 1
         assert not any(sign in done.stderr for sign in ("{", "nothing was encoded"))
     ledger = json.loads((run.with_suffix("") / "ledger.json").read_text())

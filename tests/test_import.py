@@ -14,7 +14,7 @@ from artel.preparing import prepare
 from artel.preparing.import_tokens import import_tokens, open_token_files, text_size
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
 from support.messages import logged
-from support.runs import TINY, artel
+from support.runs import TINY, refused, succeed
 
 TEXTS = [f"Письмо {number}: it rained for {number * 7} days, и дождь не переставал. 🙂" * 3 for number in range(40)]
 CODES = {np.dtype("int32"): 4, np.dtype("int64"): 5, np.dtype("uint16"): 8}
@@ -112,16 +112,21 @@ def test_streams_are_cut_at_end_tokens(tokenizer, ids, tmp_path, form):
     assert documents["read"] == documents["kept"] + sum(documents["dropped"].values())
 
 
-def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, ids, tmp_path, monkeypatch):
-    module = "import_tokens"
-    monkeypatch.setattr(f"artel.preparing.{module}.PIECE", 50)
+@pytest.fixture
+def both_forms(tokenizer, ids, tmp_path):
+    """The same documents as a stream and as a pair of Megatron-LM; the tokens of the stream."""
     stream = np.concatenate([np.append(text, end_of(tokenizer)) for text in ids])
     stream.astype("<u2").tofile(tmp_path / "train.bin")
     write_megatron(tmp_path / "corpus", [[text] for text in ids])
+    return stream.tolist()
+
+
+def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, both_forms, tmp_path, monkeypatch):
+    monkeypatch.setattr("artel.preparing.import_tokens.PIECE", 50)
     for name in ("train.bin", "corpus"):
         made = import_tokens(str(tmp_path / name), tmp_path / f"store-{name}", str(tokenizer), 0.0)
         store = TokenStore(tmp_path / f"store-{name}")
-        assert store.train.read(0, store.train.tokens).tolist() == stream.tolist()
+        assert store.train.read(0, store.train.tokens).tolist() == both_forms
         assert (store.train.documents, made.ledger["documents"]["kept"]) == (len(TEXTS), len(TEXTS))
         assert store.train.samples > store.train.documents
         assert store.train.bytes == sum(len(text.encode()) for text in TEXTS)
@@ -140,10 +145,7 @@ def test_a_share_that_catches_no_document_holds_out_one(tokenizer, ids, tmp_path
     assert "none can be held out" in refusal(tmp_path / "one.bin", tokenizer, tmp_path / "other", 0.5)
 
 
-def test_validation_by_share_is_the_same_for_every_form_and_by_path(tokenizer, ids, tmp_path):
-    stream = np.concatenate([np.append(text, end_of(tokenizer)) for text in ids])
-    stream.astype("<u2").tofile(tmp_path / "train.bin")
-    write_megatron(tmp_path / "corpus", [[text] for text in ids])
+def test_validation_by_share_is_the_same_for_every_form_and_by_path(tokenizer, both_forms, tmp_path):
     for name in ("train.bin", "corpus"):
         import_tokens(str(tmp_path / name), tmp_path / f"store-{name}", str(tokenizer), 0.3)
     held = texts_of(tmp_path / "store-corpus", "validation")
@@ -155,27 +157,22 @@ def test_validation_by_share_is_the_same_for_every_form_and_by_path(tokenizer, i
 
 
 def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
-    end = end_of(tokenizer)
+    end, options = end_of(tokenizer), ("--tokenizer", tokenizer)
     for number in range(2):
         half = ids[number * 20 : number * 20 + 20]
         write_llm_c(tmp_path / f"part_{number}.bin", np.concatenate([np.append(end, text) for text in half]))
-    done = artel("data", "import", f"{tmp_path}/part_*.bin", tmp_path / "store", "--tokenizer", tokenizer, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("data", "import", f"{tmp_path}/part_*.bin", tmp_path / "store", *options, "--json")
     report = json.loads(done.stdout)
     assert report["documents"] == {"read": 42, "kept": 40, "dropped": {"empty": 2}}
     assert report["changed"] == {"end_added": 2}
     assert report["tokens_per_second"] > 0
     assert "'Письмо 0: it rained" in done.stderr
     assert sorted(texts_of(tmp_path / "store") + texts_of(tmp_path / "store", "validation")) == sorted(TEXTS)
-    assert artel("data", "verify", tmp_path / "store").returncode == 0
-    shown = artel("data", "show", tmp_path / "store", "--json")
-    assert json.loads(shown.stdout)["part"] == "train"
-    again = artel("data", "import", f"{tmp_path}/part_0.bin", tmp_path / "store", "--tokenizer", tokenizer)
-    assert (again.returncode, "exists already" in again.stderr) == (2, True)
-    refused = artel(
-        "data", "import", f"{tmp_path}/part_0.bin", tmp_path / "s", "--tokenizer", tokenizer, "--validation", "1.5"
-    )
-    assert (refused.returncode, "not a fraction" in refused.stderr) == (2, True)
+    succeed("data", "verify", tmp_path / "store")
+    assert json.loads(succeed("data", "show", tmp_path / "store", "--json").stdout)["part"] == "train"
+    one = ("data", "import", f"{tmp_path}/part_0.bin")
+    assert "exists already" in refused(*one, tmp_path / "store", *options).stderr
+    assert "not a fraction" in refused(*one, tmp_path / "s", *options, "--validation", "1.5").stderr
 
 
 def test_the_size_of_text_is_exact_also_where_a_character_is_cut(tokenizer):
@@ -287,15 +284,13 @@ def test_a_run_trains_from_what_was_imported(tokenizer):
     random = np.random.default_rng(0)
     documents = [np.append(random.integers(0, 300, 50), end_of(tokenizer)) for _ in range(100)]
     np.concatenate(documents).astype("<u2").tofile("tokens.bin")
-    imported = artel("data", "import", "tokens.bin", "store", "--tokenizer", tokenizer)
-    assert imported.returncode == 0, imported.stderr
+    succeed("data", "import", "tokens.bin", "store", "--tokenizer", tokenizer)
     tree = {**TINY, "data": {"from_store": "store", "block": 32}}
     del tree["tokenizer"]
     Path("run.yaml").write_text(yaml.safe_dump(tree))
-    trained = artel("train", "run.yaml")
-    assert trained.returncode == 0, trained.stderr
+    succeed("train", "run.yaml")
     assert json.loads(Path("runs/run/result.json").read_text())["steps"] == 6
-    assert artel("train", "run.yaml").returncode == 0  # RUN/config.yaml says the same
+    succeed("train", "run.yaml")  # RUN/config.yaml says the same
     for overrides, says in (
         (["objective=masked", "model.config={model_type: roberta}"], "data.from_store: "),
         (["data.sources=[{format: dummy}]"], "from_store is a finished store, and sources would change nothing"),

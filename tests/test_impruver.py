@@ -12,7 +12,7 @@ from artel.config import load_run, run_from
 from artel.config.converters.tools import convert
 from artel.errors import InputError
 from support.impruver_configs import FROM_SCRATCH, PRETRAINED
-from support.runs import artel, metrics
+from support.runs import artel, metrics, succeed
 
 HUB = "hf://datasets/OWNER/{}@refs/convert/parquet/{}/*.parquet"
 
@@ -200,8 +200,7 @@ def test_composed_files_without_data_sets(tmp_path):
 @pytest.mark.parametrize("name", ["impruver_13B_lora_saiga2.yaml", "impruver_30M_full_alpaca.yaml"])
 def test_what_convert_prints_is_a_run_file(tmp_path, shared_data, name):
     file = shared_data / "configs" / name
-    done = artel("config", "convert", file)
-    assert done.returncode == 0, done.stderr
+    done = succeed("config", "convert", file)
     (tmp_path / "run.yaml").write_text(done.stdout)
     run, old = load_run(str(tmp_path / "run.yaml")), yaml.safe_load(file.read_text())
     trainer = old["trainer"]
@@ -271,6 +270,8 @@ trainer:
         ("trainer: {}\ndatasets: {name: a}\nmodel: {name: m}\n", "is not a list of data sets"),
         ("trainer: {}\ndatasets: [\n", r"old\.yaml:3: is not valid YAML"),
         ("trainer: {}\ntrainer: {}\ndatasets: []\n", "is given twice"),
+        ("data: {sources: []}\nmodel: {from: m}\ntrainer: {}\nlora: {}\n", "is not a configuration that artel knows"),
+        ("model: {from: m}\ntokenizer: {from: m}\ntrain: {}\n", "is not a configuration that artel knows"),
     ],
 )
 def test_what_is_no_training_configuration(text, message):
@@ -315,13 +316,6 @@ def test_a_true_key_of_the_trainer_is_not_taken_for_a_slip():
             assert not any("did you mean" in line for line in lines), key
 
 
-def test_a_run_file_is_not_taken_for_impruvers():
-    with pytest.raises(InputError, match="is not a configuration that artel knows"):
-        convert("data: {sources: []}\nmodel: {from: m}\ntrainer: {}\nlora: {}\n", "run.yaml")
-    with pytest.raises(InputError, match="is not a configuration that artel knows"):
-        convert("model: {from: m}\ntokenizer: {from: m}\ntrain: {}\n", "run.yaml")
-
-
 @pytest.mark.slow
 def test_a_converted_configuration_trains(shared_data, tmp_path):
     """From impruver's YAML to a trained model, by the commands that its users would type."""
@@ -337,13 +331,11 @@ def test_a_converted_configuration_trains(shared_data, tmp_path):
                     "learning_rate": 1e-3, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no",
                     "logging_steps": 1, "warmup_steps": 1, "torch_compile": False},
     }))  # fmt: skip
-    converted = artel("config", "convert", old)
-    assert converted.returncode == 0, converted.stderr
+    converted = succeed("config", "convert", old)
     assert "n_ctx" in converted.stderr
     run = tmp_path / "run.yaml"
     run.write_text(converted.stdout)
-    done = artel("train", run, f"data.store={tmp_path / 'stores'}", f"run={tmp_path / 'run'}")
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, f"data.store={tmp_path / 'stores'}", f"run={tmp_path / 'run'}")
     trained = [line["loss"] for line in metrics(tmp_path / "run") if "loss" in line]
     assert len(trained) == 6
     assert trained[-1] < trained[0]

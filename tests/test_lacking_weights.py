@@ -34,11 +34,6 @@ ATTENTION = "transformer.h.1.attn.c_attn.weight"
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
-
-
-@pytest.fixture(scope="module")
 def whole(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "whole"
     config = GPT2Config(vocab_size=tokenizer.vocabulary, n_layer=2, n_embd=32, n_head=2, n_positions=64)

@@ -10,7 +10,7 @@ import pytest
 from artel.errors import InputError
 from artel.launching.hosts import Hosts
 from artel.launching.launcher_environment import check_counts, check_worker, first_host, read_launcher, tasks_of_node
-from support.runs import ENVIRONMENT, artel, write_run
+from support.runs import ENVIRONMENT, refused, write_run
 from support.sockets import free_ports
 
 # Which hosts --------------------------------------------------------------------------------------------------------
@@ -65,8 +65,7 @@ def test_a_port_of_the_environment_is_checked_where_hosts_meet(monkeypatch):
 
 
 def test_evaluate_refuses_what_no_launcher_sets(tmp_path):
-    done = artel("evaluate", "runs/none", cwd=tmp_path, env={"WORLD_SIZE": "abc"})
-    assert done.returncode == 2
+    done = refused("evaluate", "runs/none", cwd=tmp_path, env={"WORLD_SIZE": "abc"})
     assert "WORLD_SIZE: is 'abc', not a number" in done.stderr
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from support.runs import TINY, artel, losses
+from support.runs import TINY, losses, succeed
 
 pytestmark = pytest.mark.processes
 
@@ -23,8 +23,7 @@ def in_folder(folder, *arguments):
     """The command, with its temporary files and its stores beside the working folder."""
     beside = folder.parent
     places = {"TMPDIR": str(beside / "temporary"), "ARTEL_CACHE": str(beside / "cache")}
-    done = artel(*arguments, env=places)
-    assert done.returncode == 0, done.stderr
+    done = succeed(*arguments, env=places)
     return done
 
 

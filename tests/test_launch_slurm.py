@@ -13,7 +13,7 @@ from artel.errors import InputError
 from artel.launching.launcher_environment import first_host
 from artel.launching.slurm import Job, slurm_script, submit
 from support import cluster_slurm
-from support.runs import ENVIRONMENT, artel, largest_difference, losses, write_run
+from support.runs import ENVIRONMENT, artel, largest_difference, losses, refused, succeed, write_run
 from support.sockets import free_ports
 from support.waiting import LIMIT, wait_until
 
@@ -128,8 +128,7 @@ def test_a_run_file_adds_no_line_to_the_scripts_of_preparing(tmp_path, key):
 
 def test_dry_run(tmp_path):
     run = write_run(tmp_path / "war.yaml")
-    done = artel("launch", "slurm", run, "train.steps=3", "--nodes", "2", "--option", "qos=high", "--dry-run")
-    assert done.returncode == 0, done.stderr
+    done = succeed("launch", "slurm", run, "train.steps=3", "--nodes", "2", "--option", "qos=high", "--dry-run")
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=war\n")
     assert f" {run} train.steps=3 --nproc 1 " in done.stdout
     assert not (tmp_path / "war").exists()
@@ -140,9 +139,7 @@ def test_dry_run(tmp_path):
 def test_mistakes_are_told_before_the_job_is_queued(tmp_path):
     run = write_run(tmp_path / "run.yaml")
     for words, message in ((["data.blok=3"], "did you mean data.block"), (["--option", "qos"], "'qos' has no =")):
-        done = artel("launch", "slurm", run, *words)
-        assert done.returncode == 2
-        assert message in done.stderr
+        assert message in refused("launch", "slurm", run, *words).stderr
 
 
 def test_without_slurm(tmp_path, monkeypatch):
@@ -170,8 +167,7 @@ STEADY = {"train": {"steps": 300, "optimizer": "sgd", "learning_rate": 1e-2}, "c
 def reference(tmp_path_factory):
     """(loss, gradient norm) by step of one process."""
     run = write_run(tmp_path_factory.mktemp("one") / "run.yaml", **STEADY)
-    done = artel("train", run, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, timeout=LIMIT)
     return losses(run.with_suffix(""))
 
 
@@ -187,8 +183,7 @@ def job(cluster, number):
 @pytest.mark.timeout(900)
 def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_path, cluster, reference):
     run, folder = write_run(tmp_path / "two.yaml", **STEADY), tmp_path / "two"
-    done = artel("launch", "slurm", run, "--nodes", "2", "--cpus", "1", "--time", "0:30:00", "--json", env=cluster)
-    assert done.returncode == 0, done.stderr
+    done = succeed("launch", "slurm", run, "--nodes", "2", "--cpus", "1", "--time", "0:30:00", "--json", env=cluster)
     number = json.loads(done.stdout)["job"]
     log = folder / f"slurm-{number}.log"
 
@@ -217,12 +212,7 @@ def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_pa
 def test_tasks_of_srun_train_as_one_process_does(tmp_path, cluster, reference):
     run = write_run(tmp_path / "tasks.yaml", **STEADY)
     # The names n1 and n2 are Slurm's alone on this machine.
-    environment = {
-        **ENVIRONMENT,
-        **cluster,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_ports(1)[0]),
-    }
+    environment = {**ENVIRONMENT, **cluster, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     done = subprocess.run(["srun", "--nodes=2", "--ntasks=2", sys.executable, "-m", "artel", "train", str(run)],
                           capture_output=True, text=True, timeout=LIMIT, env=environment)  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ import yaml
 from artel.config import Overrides, load_run
 from artel.errors import InputError
 from artel.launching.launcher_environment import accelerate_settings
-from support.runs import ENVIRONMENT, artel, end, largest_difference, losses, start, wait_for_step, write_run
+from support.runs import ENVIRONMENT, end, largest_difference, losses, start, succeed, wait_for_step, write_run
 from support.sockets import free_ports
 from support.waiting import LIMIT, wait_until_gone
 
@@ -144,8 +144,7 @@ UNSAVED = "checkpoint.every=never"
 def reference(tmp_path_factory):
     """(loss, gradient norm) by step of one process."""
     run = write_run(tmp_path_factory.mktemp("one") / "run.yaml", **STEADY)
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run)
     return losses(run.with_suffix(""))
 
 

@@ -30,10 +30,7 @@ LAYOUTS = {
 }
 EVERY = [(before, after) for before in LAYOUTS for after in LAYOUTS]
 SOME = [pair for pair in EVERY if "alone" in pair or "fsdp-4" in pair]
-RUN = {
-    "train": {"steps": 6, "batch": 16, "micro_batch": 4},
-    "checkpoint": {"every": 3, "keep": 9},
-}
+RUN = {"train": {"steps": 6, "batch": 16, "micro_batch": 4}, "checkpoint": {"every": 3, "keep": 9}}
 EXPERTS = {"model_type": "mixtral", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
            "num_key_value_heads": 2, "num_local_experts": 4, "intermediate_size": 40}  # fmt: skip
 MUON = {"train": {"steps": 4, "batch": 16, "micro_batch": 4, "optimizer": "muon"}}  # whole matrices, by all together

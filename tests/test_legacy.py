@@ -9,7 +9,7 @@ import yaml
 from artel.config import Overrides, load_run
 from artel.config.converters.tools import convert
 from artel.errors import InputError
-from support.runs import artel, write_run
+from support.runs import artel, refused, succeed, write_run
 
 OLD = {"inputs_path": "in.csv", "outputs_path": "out.csv", "model_path": "m", "epochs": 3, "batch_size": 32,
        "learning_rate": 5e-5, "world_size": 2}  # fmt: skip
@@ -68,12 +68,8 @@ def test_each_process_had_the_batch_size_and_outputs_may_lie_elsewhere(tmp_path)
     assert (run.train.batch, run.data.sources[0].outputs) == (64, "out.csv")
     run = load_run(str(write_json(tmp_path / "old.json", world_size=...)))
     assert (run.train.batch, run.parallel.data) == (32, 1)
-
-
-def test_json_may_be_indented_by_tabs(tmp_path):
-    file = tmp_path / "old.json"
-    file.write_text(json.dumps(OLD, indent="\t"))
-    assert load_run(str(file)).train.epochs == 3
+    (tmp_path / "old.json").write_text(json.dumps(OLD, indent="\t"))
+    assert load_run(str(tmp_path / "old.json")).train.epochs == 3
 
 
 def test_all_problems_of_the_json_at_once(tmp_path):
@@ -81,12 +77,11 @@ def test_all_problems_of_the_json_at_once(tmp_path):
                       model_path="", outputs_path=..., input_path="x", colour=1)  # fmt: skip
     with pytest.raises(InputError) as error:
         load_run(str(file))
-    text = str(error.value)
     for part in ("input_path: there is no such key\n    did you mean inputs_path?", "colour: there is no such key",
                  "epochs: True is not a number", "batch_size: -4 is below 1", "learning_rate: 'much' is not a number",
                  "world_size: 1.5 is not a whole number", "model_path: '' is not a path",
                  "outputs_path: is missing"):  # fmt: skip
-        assert f"{file}: {part}" in text
+        assert f"{file}: {part}" in str(error.value)
     assert len(error.value.problems) == 8
     assert all(problem.fix for problem in error.value.problems)
 
@@ -97,22 +92,16 @@ def test_a_wrong_value_is_refused(tmp_path, changes):
         load_run(str(write_json(tmp_path / "old.json", **changes)))
 
 
-def test_a_file_of_deepspeeds_is_no_run(tmp_path):
-    file = tmp_path / "ds.json"
-    file.write_text('{"train_batch_size": "auto", "zero_optimization": {"stage": 3}}')
-    for refuse in (lambda: load_run(str(file)), lambda: convert(file.read_text(), str(file))):
-        with pytest.raises(
-            InputError, match=r"is a DeepSpeed configuration, not a run\n.*parallel: \{deepspeed: .*ds\.json\}"
-        ):
-            refuse()
-
-
-def test_a_models_configuration_is_no_run(tmp_path, shared_data):
-    bare = tmp_path / "bare.json"
+def test_configurations_of_deepspeed_and_of_models_are_no_runs(tmp_path, shared_data):
+    deepspeed, bare = tmp_path / "ds.json", tmp_path / "bare.json"
+    deepspeed.write_text('{"train_batch_size": "auto", "zero_optimization": {"stage": 3}}')
     bare.write_text('{"hidden_size": 32, "vocab_size": 100}')
-    for file in (bare, *sorted((shared_data / "tokenizers").glob("*/config.json"))):
+    for file in (deepspeed, bare, *sorted((shared_data / "tokenizers").glob("*/config.json"))):
+        says = r"is a model's config\.json, not a run\n.*model: \{from: FOLDER\}"
+        if file == deepspeed:
+            says = r"is a DeepSpeed configuration, not a run\n.*parallel: \{deepspeed: .*ds\.json\}"
         for read in (lambda: load_run(str(file)), lambda: convert(file.read_text(), str(file))):  # noqa: B023
-            with pytest.raises(InputError, match=r"is a model's config\.json, not a run\n.*model: \{from: FOLDER\}"):
+            with pytest.raises(InputError, match=says):
                 read()
 
 
@@ -196,8 +185,7 @@ def test_other_files_are_no_old_configuration(text):
 
 @pytest.mark.parametrize("name", ["neuro_test_bert.cfg", "masked_lm_cpu.json"])
 def test_what_convert_prints_is_a_run_file(tmp_path, shared_data, name):
-    done = artel("config", "convert", shared_data / "configs" / name)
-    assert done.returncode == 0, done.stderr
+    done = succeed("config", "convert", shared_data / "configs" / name)
     file = tmp_path / "run.yaml"
     file.write_text(done.stdout)
     assert load_run(str(file)).objective in ("span_qa", "masked")
@@ -231,14 +219,11 @@ def test_convert_checks_what_it_prints(tmp_path):
 )
 def test_the_number_of_processes_is_that_of_the_run(tmp_path, data, arguments, environment, message):
     run = write_run(tmp_path / "run.yaml", parallel={"data": data})
-    done = artel("train", run, *arguments, env=environment)
-    assert done.returncode == 2, done.stderr
+    done = refused("train", run, *arguments, env=environment)
     assert "parallel.data" in done.stderr
     assert message in done.stderr
 
 
 @pytest.mark.processes
 def test_a_run_that_wants_two_processes_starts_two(tmp_path):
-    done = artel("train", write_run(tmp_path / "run.yaml", parallel={"data": 2}))
-    assert done.returncode == 0, done.stderr
-    assert "2 processes" in done.stderr
+    assert "2 processes" in succeed("train", write_run(tmp_path / "run.yaml", parallel={"data": 2})).stderr

@@ -15,7 +15,7 @@ from artel.training.callbacks import compare_with_best
 from artel.training.checkpoint.format import Progress
 from artel.training.lengthening import _reason_to_refuse, _refused
 from artel.training.schedule import Length
-from support.runs import artel, losses, write_run
+from support.runs import artel, losses, refused, succeed, write_run
 
 SHORT = {"batch": 8, "compile": "off"}
 
@@ -44,17 +44,15 @@ def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedul
     warmup = round(0.34 * steps)
     whole = write_run(tmp_path / "whole.yaml", train={**train, "steps": longer, "warmup": warmup})
     folder, other = changed.with_suffix(""), whole.with_suffix("")
-    assert artel("train", changed).returncode == 0
+    succeed("train", changed)
     if kept < steps:  # as if it had been stopped there
         for path in folder.glob("checkpoints/step-*"):
             if int(path.name.removeprefix("step-")) > kept:
                 shutil.rmtree(path)
         (folder / "result.json").unlink()
         shutil.rmtree(folder / "model")
-    done = artel("train", changed, f"train.steps={longer}")
-    assert done.returncode == 0, done.stderr
-    assert f"resuming from step {kept}" in done.stderr
-    assert artel("train", whole).returncode == 0
+    assert f"resuming from step {kept}" in succeed("train", changed, f"train.steps={longer}").stderr
+    succeed("train", whole)
     assert losses(folder) == losses(other)
     assert weights(folder) == weights(other)
     assert json.loads((folder / "result.json").read_text())["steps"] == longer
@@ -93,16 +91,14 @@ def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
 @pytest.mark.slow
 def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tmp_path):
     run = write_run(tmp_path / "a run.yaml", train={**SHORT, "steps": None, "epochs": 0.2})
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     folder = run.with_suffix("")
     before = contents(folder)
-    refused = artel("train", run, "train.epochs=0.6")
-    assert refused.returncode == 2
-    assert "train.schedule: cosine" in refused.stderr
+    done = refused("train", run, "train.epochs=0.6")
+    assert "train.schedule: cosine" in done.stderr
     assert contents(folder) == before
-    command = refused.stderr.partition("with a new schedule: artel ")[2]
-    done = artel(*shlex.split(command))
-    assert done.returncode == 0, done.stderr
+    command = done.stderr.partition("with a new schedule: artel ")[2]
+    succeed(*shlex.split(command))
     longer = tmp_path / "a run-longer"
     first, second = (losses(each) for each in (folder, longer))
     assert second[1][0] < first[1][0]  # it begins with what was learned

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from artel.config import ModelConfig, TokenizerTraining
+from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.inference import open_model
 from artel.models.attention_switch import use_artel_attention
@@ -20,8 +20,7 @@ from artel.models.loading.model_config import change_context
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.models.loading.structure import position_limit
-from artel.tokens import train_tokenizer
-from support.runs import artel, write_run
+from support.runs import refused, succeed, write_run
 
 POSITIONS = 32
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -43,11 +42,6 @@ MODELS = {
     "gptj": {"n_layer": 2, "n_embd": 32, "n_head": 2, "rotary_dim": 8, "vocab_size": 300, "n_positions": POSITIONS},
 }  # fmt: skip
 MASKED = ("modernbert",)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +162,10 @@ def test_adapters_keep_the_context_they_were_trained_with(folders, tmp_path):
     model = {"config": None, "from": str(folders("llama")), "lora": {"rank": 4}, "rope": {"type": "yarn", "factor": 4}}
     train = {"steps": 2, "batch": 4, "learning_rate": 1e-2}
     run = write_run(tmp_path / "run.yaml", model=model, train=train, tokenizer={"train": None}, data={"block": 96})
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run)
     adapter = tmp_path / "run" / "model"
     assert json.loads((adapter / "base_config.json").read_text())["max_position_embeddings"] == 128
-    done = artel("export", tmp_path / "run", tmp_path / "merged", "--merge")
-    assert done.returncode == 0, done.stderr
+    succeed("export", tmp_path / "run", tmp_path / "merged", "--merge")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert merged.config.rope_parameters["rope_type"] == "yarn"
     with torch.no_grad():
@@ -183,6 +175,4 @@ def test_adapters_keep_the_context_they_were_trained_with(folders, tmp_path):
     run = write_run(
         tmp_path / "short.yaml", model=model | {"rope": None}, tokenizer={"train": None}, data={"block": 96}
     )
-    done = artel("train", run)
-    assert done.returncode == 2
-    assert "96 tokens are more than the model's 32 positions" in done.stderr
+    assert "96 tokens are more than the model's 32 positions" in refused("train", run).stderr

@@ -17,14 +17,13 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from artel.config import ModelConfig, TokenizerTraining
+from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.build import build_model, must_load_whole
 from artel.models.loading.heads import model_class
 from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.materialize import materialize
 from artel.models.loading.request import ModelRequest
-from artel.tokens import train_tokenizer
 from support.saved_models import ANSWERS, CAUSAL, MASKED, SCRATCH, as_binary, as_fp8, gpt2, qwen3_moe, saved_model
 
 # Every name that architectures have for a size; each is given those that it knows.
@@ -49,11 +48,6 @@ ARCHITECTURES = [
     *(("AutoModelForMaskedLM", kind) for kind in (
         "roberta", "bert", "modernbert", "camembert", "albert", "longformer", "nystromformer", "deberta-v2")),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
 def configuration(kind):

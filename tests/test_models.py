@@ -14,17 +14,11 @@ from transformers import (
     RobertaConfig,
 )
 
-from artel.config import ModelConfig, TokenizerTraining
+from artel.config import ModelConfig
 from artel.models.attention_switch import use_artel_attention
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
-from artel.tokens import train_tokenizer
-from support.runs import artel, write_run
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+from support.runs import succeed, write_run
 
 
 def tiny(vocabulary=270):
@@ -67,11 +61,10 @@ def test_fine_tuning_from_a_folder_with_the_gpt2_tokenizer(shared_data, tmp_path
         tokenizer={"train": None},
         train={"steps": 2, "batch": 4},
     )
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run)
     trained = AutoModelForCausalLM.from_pretrained(run.with_suffix("") / "model")
     assert trained.config.vocab_size == 50257
-    assert artel("generate", run.with_suffix(""), "--prompt", "The", "--max-new-tokens", 3).returncode == 0
+    succeed("generate", run.with_suffix(""), "--prompt", "The", "--max-new-tokens", 3)
 
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

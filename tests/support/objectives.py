@@ -9,9 +9,13 @@ import torch
 import yaml
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from artel.config import TokenizerTraining
+from artel.config import TokenizerTraining, load_run
+from artel.objectives import objective_of
+from artel.parallel import World
+from artel.preparing import prepare
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
+from artel.training.teacher import set_teacher
 from support.runs import merged, write_run
 
 ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -274,3 +278,19 @@ def objective_run(path, name, *, dropout=False, **changes):
     tree["model"] = {"config": {**sizes, "model_type": model_type, **more}}  # in place of the helpers' GPT-2
     run.write_text(yaml.safe_dump(tree, allow_unicode=True))
     return run
+
+
+def taught(folder, name, **changes):
+    """(run, objective, store) of a run with a teacher, which the objective has as in training."""
+    run = load_run(str(objective_run(folder / f"{name}.yaml", name)), changes)
+    prepared = prepare(run)
+    objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
+    alone = World(0, 1, 0, torch.device("cpu"))
+    set_teacher(objective, prepared.config, store, alone, folder / "teacher.json", False)
+    return run, objective, store
+
+
+def student_of(objective):
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=objective.tokenizer.vocabulary, **sizes))

@@ -79,6 +79,20 @@ def artel(
     )  # fmt: skip
 
 
+def succeed(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Run the command, as `artel` does; the test fails with its standard error where its status is not 0."""
+    done = artel(*arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def refused(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Run the command, as `artel` does; the test fails where its status is not 2."""
+    done = artel(*arguments, **options)
+    assert done.returncode == 2, done.stderr
+    return done
+
+
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """A disk of `size` bytes (`4m`) at `folder`; the test is skipped where that needs rights that it has not."""
