@@ -104,6 +104,20 @@ def deepspeed_beside():
         del sys.modules[name]
 
 
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """The command in this process: (exit status, standard output, standard error)."""
+    from artel.cli.main import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def with_marks(tmp_path_factory) -> Path:
     """A model whose tokenizer has ChatML's marks as tokens, but no template of its own: chatml it is."""
@@ -157,6 +171,18 @@ def page(browser, address):
 
 
 @pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The folder of the site, which is built once for all its tests."""
+    pytest.importorskip("zensical", reason="zensical is not installed: pip install 'artel-lm[docs]'")
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+    from make_docs import make_site
+
+    root = tmp_path_factory.mktemp("site")
+    make_site(root)
+    return root / "site"
+
+
+@pytest.fixture(scope="session")
 def home(tmp_path_factory) -> Path:
     """A user's home with nothing in it, which the commands of one process of tests share."""
     return tmp_path_factory.mktemp("home")
@@ -186,3 +212,20 @@ def client(served):
 
     with client_of(served) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A small tokenizer of bytes and a few words."""
+    from artel.config import TokenizerTraining
+    from artel.tokens import train_tokenizer
+
+    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+
+
+@pytest.fixture(scope="module")
+def roberta(shared_data):
+    """The tokenizer of roberta-base."""
+    from artel.tokens import load_tokenizer
+
+    return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))

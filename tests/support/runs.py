@@ -79,6 +79,20 @@ def artel(
     )  # fmt: skip
 
 
+def succeed(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Run the command, as `artel` does; the test fails with its standard error where its status is not 0."""
+    done = artel(*arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def refused(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Run the command, as `artel` does; the test fails where its status is not 2."""
+    done = artel(*arguments, **options)
+    assert done.returncode == 2, done.stderr
+    return done
+
+
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """A disk of `size` bytes (`4m`) at `folder`; the test is skipped where that needs rights that it has not."""
@@ -131,6 +145,27 @@ def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
 
     wait_until(lambda: reached() or process.poll() is not None, lambda: f"step {step}")
     assert reached(), f"step {step} was not reached: {process.communicate()[1]}"
+
+
+def assert_same_models(*files: Path) -> None:
+    """Fail unless runs ended with the same weights, bit for bit; by their run files."""
+    from safetensors.torch import load_file
+
+    one, *others = (load_file(file.with_suffix("") / "model" / "model.safetensors") for file in files)
+    for other in others:
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+
+
+def train_with_kills(file: Path, steps: list[int]) -> subprocess.CompletedProcess:
+    """Start a run, kill it at each of these steps, and let it end."""
+    for step in sorted(steps):
+        process = start("train", file)
+        wait_for_step(process, file.with_suffix(""), step)
+        kill(process)
+    done = succeed("train", file, "--json")
+    assert "resuming from step" in done.stderr
+    return done
 
 
 def kill(process: subprocess.Popen) -> None:
