@@ -106,6 +106,20 @@ def deepspeed_beside():
         del sys.modules[name]
 
 
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """The command in this process: (exit status, standard output, standard error)."""
+    from artel.cli.main import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def with_marks(tmp_path_factory) -> Path:
     """A model whose tokenizer has ChatML's marks as tokens, but no template of its own: chatml it is."""
@@ -156,6 +170,18 @@ def page(browser, address):
 
     yield fresh(browser, address)
     assert errors(browser) == []
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The folder of the site, which is built once for all its tests."""
+    pytest.importorskip("zensical", reason="zensical is not installed: pip install 'artel-lm[docs]'")
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+    from make_docs import make_site
+
+    root = tmp_path_factory.mktemp("site")
+    make_site(root)
+    return root / "site"
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,13 @@ import sys
 
 import pytest
 
-from artel.cli.main import main
 from support.runs import ENVIRONMENT, TEXT_ALONE, write_run
 from support.waiting import LIMIT
 
 ULIMIT = {"memory": resource.RLIMIT_AS, "file": resource.RLIMIT_FSIZE, "open": resource.RLIMIT_NOFILE}
 
 
-def command(*arguments, shell: str = "", limits=(), cwd=None, **variables) -> subprocess.CompletedProcess:
+def in_a_shell(*arguments, shell: str = "", limits=(), **variables) -> subprocess.CompletedProcess:
     """`artel ARGUMENTS`, with what a shell does to its streams and with limits on the process; output as text."""
     words = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "artel", *map(str, arguments)]
 
@@ -26,18 +25,11 @@ def command(*arguments, shell: str = "", limits=(), cwd=None, **variables) -> su
         for name, value in limits:
             resource.setrlimit(ULIMIT[name], (value, value))
 
-    return subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        cwd=cwd,
-        env={**ENVIRONMENT, **variables},
-        preexec_fn=limit,
-    )
+    variables = {**ENVIRONMENT, **variables}
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, env=variables, preexec_fn=limit)
 
 
-def test_a_fault_is_three_lines_and_a_file(tmp_path, monkeypatch, capfd):
+def test_a_fault_is_three_lines_and_a_file(tmp_path, monkeypatch, command):
     """The error of a library that raises no Exception (Rust's panics) is caught, too."""
 
     class Panic(BaseException):
@@ -50,12 +42,10 @@ def test_a_fault_is_three_lines_and_a_file(tmp_path, monkeypatch, capfd):
             raise error
 
         monkeypatch.setattr("artel.config.recipe_names", fail)
-        monkeypatch.setattr(sys, "argv", ["artel", "recipes", "ls"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        first, second, third = capfd.readouterr().err.splitlines()
+        status, _, shown = command("recipes", "ls")
+        first, second, third = shown.splitlines()
         said = " ".join(str(error).replace("hf_abcdefghijklmnopqrstuvwx", "***").split())
-        assert ended.value.code == 1
+        assert status == 1
         assert first == f"artel: recipes ls: failed with {type(error).__name__}: {said}"
         assert second.startswith("artel: this is a fault of artel, not of what you gave it")
         (file,) = (tmp_path / "faults").iterdir()
@@ -68,19 +58,15 @@ def test_a_fault_is_three_lines_and_a_file(tmp_path, monkeypatch, capfd):
         file.unlink()
 
 
-def test_a_fault_of_a_process_that_prepares_text(tmp_path, monkeypatch, capfd):
+def test_a_fault_of_a_process_that_prepares_text(tmp_path, monkeypatch, command):
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
 
     def fail(*_) -> None:
         raise KeyError("no such key")
 
     monkeypatch.setattr("artel.preparing.tasks.Tasks.run", fail)
-    monkeypatch.setattr(sys, "argv", ["artel", "prepare", str(write_run(tmp_path / "run.yaml"))])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capfd.readouterr().err
-    assert ended.value.code == 1
-    assert "Traceback" not in said
+    status, _, said = command("prepare", write_run(tmp_path / "run.yaml"))
+    assert (status, "Traceback" in said) == (1, False)
     assert "part 0: failed with KeyError: 'no such key' (this is a fault of artel" in said
     (file,) = (tmp_path / "faults").iterdir()
     assert f"the traceback: {file}" in said
@@ -100,7 +86,7 @@ def test_a_fault_of_a_process_of_a_run(tmp_path):
     )
     file = write_run(tmp_path / "run.yaml")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = command("train", file, "--nproc", "2", ARTEL_CACHE=str(tmp_path / "cache"), PYTHONPATH=path)
+    done = in_a_shell("train", file, "--nproc", "2", ARTEL_CACHE=str(tmp_path / "cache"), PYTHONPATH=path)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     (fault,) = (tmp_path / "cache" / "faults").iterdir()
     assert "in fail" in fault.read_text()
@@ -124,7 +110,7 @@ def test_where_no_file_can_be_written_a_fault_names_its_line(tmp_path, monkeypat
     ("shell", "says"), [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
 )
 def test_a_result_that_cannot_be_written_is_not_lost_in_silence(words, shell, says):
-    done = command(*words, shell=shell)
+    done = in_a_shell(*words, shell=shell)
     assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -134,14 +120,14 @@ def test_a_result_that_cannot_be_written_is_not_lost_in_silence(words, shell, sa
 def test_closed_streams_and_readers_that_go_away(tmp_path):
     """A stream that is closed is not the next file that is opened."""
     file = write_run(tmp_path / "run.yaml", TEXT_ALONE)
-    done = command("prepare", file, "--json", shell="<&- 2>&-")
+    done = in_a_shell("prepare", file, "--json", shell="<&- 2>&-")
     assert done.returncode == 0
     assert json.loads(done.stdout)["made"]
     assert not done.stderr
-    done = command("prepare", file, "--json", shell="<&- >&- 2>&-")
+    done = in_a_shell("prepare", file, "--json", shell="<&- >&- 2>&-")
     assert done.returncode == 1
     assert not done.stdout
-    done = command("config", "explain", shell="| head -1")
+    done = in_a_shell("config", "explain", shell="| head -1")
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
 
@@ -149,21 +135,17 @@ def test_closed_streams_and_readers_that_go_away(tmp_path):
 @pytest.mark.slow
 def test_an_environment_of_ascii_alone(tmp_path):
     ascii_alone = {"PYTHONUTF8": "0", "LC_ALL": "C"}
-    done = subprocess.run(
-        [sys.executable, "-m", "artel", "recipes", "cat", "tolstoy-scratch", "--nö"],
-        capture_output=True,
-        timeout=LIMIT,
-        env={**ENVIRONMENT, **ascii_alone},
-    )
+    words = [sys.executable, "-m", "artel", "recipes", "cat", "tolstoy-scratch", "--nö"]
+    done = subprocess.run(words, capture_output=True, timeout=LIMIT, env={**ENVIRONMENT, **ascii_alone})
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
-    done = command("recipes", "ls", **ascii_alone)
+    done = in_a_shell("recipes", "ls", **ascii_alone)
     assert done.returncode == 0
     (tmp_path / "тексты").mkdir()
     (tmp_path / "тексты" / "а.txt").write_text("Слово и ещё слово.\n\n" * 300)
     data = {"sources": [{"path": "тексты/*.txt", "document": "paragraph"}], "validation": 0}
     file = write_run(tmp_path / "run.yaml", TEXT_ALONE, data=data, tokenizer={"train": {"vocab": 270}})
-    done = command("prepare", file, cwd=tmp_path, **ascii_alone)
+    done = in_a_shell("prepare", file, **ascii_alone)
     assert not any(words in done.stderr for words in ("Traceback", "fault of artel")), done.stderr
 
 
@@ -182,7 +164,7 @@ def test_limits_of_a_process_are_told(tmp_path, verb, limits, says):
         "PYTHONDONTWRITEBYTECODE": "1",  # Python 3.11 would leave its compiled files as short as the limit makes them
         "OPENBLAS_NUM_THREADS": "1",  # its threads take memory by the core, and it ends the process itself
     }
-    done = command(verb, write_run(tmp_path / "run.yaml", TEXT_ALONE), limits=limits, **variables)
+    done = in_a_shell(verb, write_run(tmp_path / "run.yaml", TEXT_ALONE), limits=limits, **variables)
     assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
     assert "fault of artel" not in done.stderr
@@ -196,18 +178,15 @@ def test_limits_of_a_process_are_told(tmp_path, verb, limits, says):
         ({"HOME": "/dev/null/home"}, "/dev/null/home/.cache/artel"),
     ],
 )
-def test_a_cache_that_cannot_be_written_is_told_before_any_work(tmp_path, monkeypatch, capfd, variables, place):
+def test_a_cache_that_cannot_be_written_is_told_before_any_work(tmp_path, monkeypatch, command, variables, place):
     for name in ("ARTEL_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     for verb in ("prepare", "train"):
         file = write_run(tmp_path / "run.yaml", data={"store": ""})
-        monkeypatch.setattr(sys, "argv", ["artel", verb, str(file)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capfd.readouterr().err
-        assert (ended.value.code, said.startswith(f"artel: {place}: ")) == (2, True), said
+        status, _, said = command(verb, file)
+        assert (status, said.startswith(f"artel: {place}: ")) == (2, True), said
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 

@@ -26,19 +26,17 @@ from artel.planning.new import Given, answer_questions, run_file
 from artel.planning.new.look import look_at
 from artel.planning.plan import make_plan
 from artel.registry import OBJECTIVES
-from support.chat_models import trained_tokenizer
+from support.chat_models import saved, trained_tokenizer
 from support.messages import logged
-from support.runs import ENVIRONMENT, artel
+from support.runs import ENVIRONMENT, refused, succeed
 from support.saved_models import gpt2
 from support.waiting import Screen
 
 VERBS = {name: OBJECTIVES[name].presentation.verb for name in OBJECTIVES.names}
 CONVERSATION = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A small model."}]
 ANSWERS = [{"text": "the forest", "answer_start": 11}]
-PARAGRAPH = {
-    "context": "Anna is in the forest.",
-    "qas": [{"id": "1", "question": "Where is Anna?", "answers": ANSWERS}],
-}
+QUESTION = {"id": "1", "question": "Where is Anna?", "answers": ANSWERS}
+PARAGRAPH = {"context": "Anna is in the forest.", "qas": [QUESTION]}
 LARGE = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257}
 LARGE |= {"architectures": ["GPT2LMHeadModel"]}
 GPT2_HEADS = ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModel")
@@ -52,37 +50,26 @@ def texts() -> dict[str, str]:
     """A small text of each kind of records."""
     words = random.Random(0)
     Path("novel.txt").write_text(" ".join("".join(words.choices("aeiknorst", k=4)) for _ in range(8000)))
-    Path("talks.jsonl").write_text("".join(json.dumps({"messages": CONVERSATION, "n": n}) + "\n" for n in range(40)))
-    better = {"prompt": "Who are you?", "chosen": "A small model.", "rejected": "A tree."}
-    Path("better.jsonl").write_text("".join(json.dumps({**better, "n": n}) + "\n" for n in range(40)))
     Path("squad.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": [PARAGRAPH]}]}))
-    rows = ({"text": f"a film about {n}", "label": "abc"[n % 3]} for n in range(40))
-    Path("films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pairs = ({"query": f"where is {n}?", "positive": f"{n} is there"} for n in range(40))
-    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    turned = ({"input": f"{n} is there", "output": f"there is {n}"} for n in range(40))
-    Path("turned.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turned))
-    names = ({"text": f"Anna saw film {n} .", "label": [[0, 4, "PER"]]} for n in range(40))
-    Path("names.jsonl").write_text("".join(json.dumps(row) + "\n" for row in names))
-    return {
-        "labels": "films.jsonl",
-        "entities": "names.jsonl",
-        "matches": "pairs.jsonl",
-        "pairs": "turned.jsonl",
-        "text": "novel.txt",
-        "conversations": "talks.jsonl",
-        "preferences": "better.jsonl",
-        "questions": "squad.json",
+    better = {"prompt": "Who are you?", "chosen": "A small model.", "rejected": "A tree."}
+    row_of = {
+        "labels": lambda n: {"text": f"a film about {n}", "label": "abc"[n % 3]},
+        "entities": lambda n: {"text": f"Anna saw film {n} .", "label": [[0, 4, "PER"]]},
+        "matches": lambda n: {"query": f"where is {n}?", "positive": f"{n} is there"},
+        "pairs": lambda n: {"input": f"{n} is there", "output": f"there is {n}"},
+        "conversations": lambda n: {"messages": CONVERSATION, "n": n},
+        "preferences": lambda n: {**better, "n": n},
     }
+    for kind, row in row_of.items():
+        Path(f"{kind}.jsonl").write_text("".join(json.dumps(row(n)) + "\n" for n in range(40)))
+    return {kind: f"{kind}.jsonl" for kind in row_of} | {"text": "novel.txt", "questions": "squad.json"}
 
 
 @pytest.fixture
 def pretrained(tmp_path: Path) -> str:
     """A folder with a small GPT-2 and its tokenizer."""
     tokenizer = trained_tokenizer([])
-    gpt2(vocabulary=tokenizer.vocabulary).save_pretrained(tmp_path / "small")
-    tokenizer.save(tmp_path / "small")
-    return str(tmp_path / "small")
+    return str(saved(tmp_path / "small", gpt2(vocabulary=tokenizer.vocabulary), tokenizer))
 
 
 def written(given: Given) -> RunConfig:
@@ -132,13 +119,10 @@ def test_a_model_that_only_all_gpus_together_hold_is_shared_out(texts, tmp_path)
     trained_tokenizer([]).save(tmp_path / "large")
     (tmp_path / "large/config.json").write_text(json.dumps(LARGE))
     (tmp_path / "large/model.safetensors").touch()
-    for hardware, shares, adapts in (
-        ("h100-80gb:8", False, False),
-        ("rtx-4090:2", True, False),
-        ("rtx-4090", False, True),
-    ):
+    decided = {"h100-80gb:8": (False, False), "rtx-4090:2": (True, False), "rtx-4090": (False, True)}
+    for hardware, shares_and_adapts in decided.items():
         run = written(Given([texts["text"]], "write", str(tmp_path / "large"), "2h", hardware))
-        assert (run.parallel.data == "fsdp", run.model.lora is not None) == (shares, adapts)
+        assert (run.parallel.data == "fsdp", run.model.lora is not None) == shares_and_adapts
 
 
 def test_a_folder_at_home_is_found(texts, pretrained, monkeypatch):
@@ -153,8 +137,7 @@ def test_without_a_terminal_each_missing_flag_is_named(count):
     flags = {"--text": "novel.txt", "--learn": "write", "--from": "scratch", "--time": "10min"}
     for missing in itertools.combinations(flags, count):
         given = [word for flag, value in flags.items() if flag not in missing for word in (flag, value)]
-        result = artel("new", "run.yaml", *given)
-        assert result.returncode == 2
+        result = refused("new", "run.yaml", *given)
         assert all((flag in result.stderr.partition("give all")[0]) == (flag in missing) for flag in flags)
         assert not Path("run.yaml").exists()
 
@@ -162,12 +145,10 @@ def test_without_a_terminal_each_missing_flag_is_named(count):
 def test_a_file_that_is_there_is_not_written_over_without_being_told():
     Path("run.yaml").write_text("mine")
     flags = ["--text", "novel.txt", "--learn", "write", "--from", "scratch", "--time", "10min"]
-    result = artel("new", "run.yaml", *flags)
-    assert result.returncode == 2
+    result = refused("new", "run.yaml", *flags)
     assert "exists already" in result.stderr
     assert Path("run.yaml").read_text() == "mine"
-    result = artel("new", "run.yaml", *flags, "--force", "--json")
-    assert result.returncode == 0
+    result = succeed("new", "run.yaml", *flags, "--force", "--json")
     assert json.loads(result.stdout)["run"] == yaml.safe_load(Path("run.yaml").read_text())
 
 
@@ -272,21 +253,13 @@ def test_a_wrong_answer_is_asked_for_again():
 @pytest.mark.processes
 def test_at_a_terminal_it_asks():
     master, slave = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "artel", "new"],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "TERM": "dumb"},
-    )
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    command = [sys.executable, "-m", "artel", "new"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
     screen = Screen(master)
-    for question, answer in (
-        ("Which text?", "novel.txt"),
-        ("learned?", ""),
-        ("which model", ""),
-        ("How long", "20min"),
-    ):
+    answers = {"Which text?": "novel.txt", "learned?": "", "which model": "", "How long": "20min"}
+    for question, answer in answers.items():
         screen.read_until(lambda seen, question=question: question in seen)
         screen.text = ""
         os.write(master, f"{answer}\n".encode())

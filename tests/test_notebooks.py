@@ -15,13 +15,8 @@ pytest.importorskip("nbmake")
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs/notebooks").glob("*.ipynb"))
 SECONDS = 1500  # a cell takes at most half a minute on two cores that nobody else uses
-SAYS = {
-    "novel": "A thirsty crow",
-    "roberta": "two processes",
-    "pile": "Github",
-    "lora_chat": "I am artel",
-    "questions": "exact match",
-}
+SAYS = {"novel": "A thirsty crow", "roberta": "two processes", "pile": "Github", "lora_chat": "I am artel",
+        "questions": "exact match"}  # fmt: skip
 
 
 @pytest.fixture
@@ -46,11 +41,7 @@ def text_of(output) -> str:
 
 @pytest.mark.timeout(3000)
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "notebook",
-    NOTEBOOKS,
-    ids=lambda file: file.stem,
-)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
 def test_a_notebook_runs(notebook, tmp_path, monkeypatch, one_core):
     from nbmake.nb_run import NotebookRun
 

@@ -7,15 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from artel.config import TokenizerTraining, load_run
 from artel.objectives import objective_of, objective_type
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.objectives import KINDS, OBJECTIVES, objective_run
-from support.runs import DEEPSPEED, artel, kill, largest_difference, losses, start, torchrun, wait_for_step
+from support.runs import (
+    DEEPSPEED,
+    assert_same_models,
+    largest_difference,
+    losses,
+    succeed,
+    torchrun,
+    train_with_kills,
+)
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from parity import run_file, sections_of
@@ -91,13 +97,11 @@ def test_each_says_its_own_loss(tmp_path):
         run = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)), decided)
         words[name] = objective_of(run, tokenizer).loss_description
     assert {name for name, loss in words.items() if not loss} == TOKENS
-    assert words["several_labels"] == "binary cross-entropy of each label (focal, gamma 2)"
-    assert words["labels_of_pairs"].endswith("(smoothing 0.1, weighed by label)")
-    assert words["embedding"] == "in-batch negatives of the whole global batch, both ways, at 32, 16 numbers"
-    assert words["distill"] == "forward_kl of the teacher's 8 likeliest ids at temperature 2, 0.5 cross-entropy"
-    assert words["kto"] == "kto, beta 0.1"
-    assert words["number"] == "squared error"
-    assert words["listwise"] == "cross-entropy of the document that matches, among those of its query"
+    said = {"several_labels": "focal, gamma 2", "labels_of_pairs": "smoothing 0.1, weighed by label",
+            "embedding": "both ways, at 32, 16 numbers",
+            "distill": "8 likeliest ids at temperature 2, 0.5 cross-entropy",
+            "kto": "kto, beta 0.1", "number": "squared error", "listwise": "among those of its query"}  # fmt: skip
+    assert {name: part for name, part in said.items() if part not in words[name]} == {}
 
 
 def test_the_table_of_layouts_has_every_objective_as_it_is_here(tmp_path):
@@ -119,16 +123,8 @@ def test_the_table_of_layouts_has_every_objective_as_it_is_here(tmp_path):
 def test_killed_and_resumed_ends_bit_equal(tmp_path, name):
     changes = {"train": {"steps": 30, "batch": 8}, "checkpoint": {"every": 4}, "dropout": True}
     whole = objective_run(tmp_path / "whole.yaml", name, **changes)
-    assert artel("train", whole).returncode == 0
+    succeed("train", whole)
     broken = objective_run(tmp_path / "broken.yaml", name, **changes)
-    for step in sorted(random.Random(name).sample(range(5, 26), 2)):
-        process = start("train", broken)
-        wait_for_step(process, broken.with_suffix(""), step)
-        kill(process)
-    done = artel("train", broken)
-    assert done.returncode == 0, done.stderr
-    assert "resuming from step" in done.stderr
-    expected, actual = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(expected[key], actual[key]) for key in expected)
+    train_with_kills(broken, random.Random(name).sample(range(5, 26), 2))
+    assert_same_models(whole, broken)
     assert losses(whole.with_suffix("")) == losses(broken.with_suffix(""))

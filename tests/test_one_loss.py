@@ -37,9 +37,7 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batch(tmp_path, name):
         batches = [objective.batch(each) for each in rows]
         opened.model.zero_grad()
         sums = strategy.run(batches, sum(batch.targets for batch in batches))
-        gradients = [
-            weight.grad for weight in opened.model.parameters() if weight.grad is not None
-        ]  # BERT has a pooler
+        gradients = [each.grad for each in opened.model.parameters() if each.grad is not None]  # BERT has a pooler
         return len(batches), sums, torch.cat([each.flatten() for each in gradients])
 
     count, sums, gradient = step(BATCH)

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 import artel
-from artel.cli.main import main
 from artel.errors import InputError, WorkError
 from artel.inference.chat_functions import read_functions
 from artel.text import ToolCall
@@ -59,7 +58,6 @@ class Mine(Tracker):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     return tmp_path
 
@@ -101,27 +99,14 @@ def test_a_tracker_that_fails_is_left_out(folder, kind, capfd):
 
 
 @pytest.mark.parametrize("kind", RAISING)
-def test_a_plugin_that_fails_while_it_is_imported(folder, kind):
-    statement, said = RAISING[kind]
-    name, place = written(folder, "{}\n", statement)
-    with pytest.raises(InputError) as failed:
-        artel.train(write_run(folder / "run.yaml", plugins=name))
-    assert f"'{name}' cannot be imported: {said}, in <module> (" in str(failed.value)
-    assert place in str(failed.value)
-
-
-@pytest.mark.parametrize("kind", RAISING)
-def test_a_format_that_fails_where_text_is_prepared(folder, kind, monkeypatch, capfd):
+def test_a_format_that_fails_where_text_is_prepared(folder, kind, command):
     """By the command line, in a process of its own: exit status 1, with the place in words."""
     statement, said = RAISING[kind]
     name, place = written(folder, FORMAT, statement)
     (folder / "text.mine").write_text("words")
     run = write_run(folder / "run.yaml", plugins=name, data={"sources": [{"path": "text.mine", "format": name}]})
-    monkeypatch.setattr(sys, "argv", ["artel", "prepare", str(run)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    shown = capfd.readouterr().err
+    status, _, shown = command("prepare", run)
+    assert status == 1
     assert f"{place}: your own code failed: {said}, in read (" in shown
     assert "fault of artel" not in shown
 
@@ -148,10 +133,19 @@ def test_a_function_of_a_chat_that_fails_is_a_result(folder, kind):
 
 
 @pytest.mark.parametrize("kind", RAISING)
-def test_a_file_of_functions_that_fails(folder, kind):
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda folder, name: artel.train(write_run(folder / "run.yaml", plugins=name)), "cannot be imported"),
+        (lambda _, name: read_functions(f"{name}.py"), "cannot be run"),
+    ],
+    ids=["plugin", "functions"],
+)
+def test_a_file_that_fails_as_it_is_imported(folder, kind, use, what):
     statement, said = RAISING[kind]
     name, place = written(folder, "{}\n", statement)
     with pytest.raises(InputError) as failed:
-        read_functions(f"{name}.py")
-    assert f"cannot be run: {said}, in <module> (" in str(failed.value)
+        use(folder, name)
+    assert name in str(failed.value)
+    assert f"{what}: {said}, in <module> (" in str(failed.value)
     assert place in str(failed.value)

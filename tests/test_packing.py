@@ -14,7 +14,7 @@ from artel.tokens import Sample, StoreWriter, TokenBlocks, TokenStore
 from artel.tokens.packing import PackedBlocks, best_fit, document_numbers, may_be_predicted
 from support import WORKERS
 from support.objectives import conversations
-from support.runs import artel, largest_difference, losses, merged, metrics, torchrun, write_run
+from support.runs import largest_difference, losses, merged, metrics, refused, succeed, torchrun, write_run
 
 CASES = WORKERS / "train_cases.py"
 
@@ -86,9 +86,7 @@ def test_packed_blocks_predict_each_token_that_begins_no_document_once(tmp_path_
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 12))
-def test_without_lookahead_each_token_is_in_one_block_and_only_long_documents_are_cut(
-    tmp_path_factory, lengths, length
-):
+def test_without_lookahead_each_token_is_in_one_block(tmp_path_factory, lengths, length):
     documents = documents_of(lengths)
     blocks = PackedBlocks(part_of(tmp_path_factory.mktemp("packed") / "store", documents), length, lookahead=0)
     samples = [blocks.read(index) for index in range(len(blocks))]
@@ -162,8 +160,7 @@ def test_train_with_packing_counts_no_padding(tmp_path):
     """One epoch sees the tokens of the part but for those that are only predicted; joined it sees other blocks."""
     train = {"steps": None, "epochs": 1, "batch": 4}
     packed = write_run(tmp_path / "packed.yaml", data={"packing": "best_fit", "block": 64}, train=train)
-    done = artel("train", packed, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", packed, "--json")
     report = json.loads(done.stdout)
     manifest = json.loads(next((tmp_path / "stores").glob("*/manifest.json")).read_text())
     part = manifest["parts"]["train"]
@@ -182,8 +179,7 @@ def test_where_samples_stand_alone_packing_is_refused(kind):
 
 def test_a_model_that_cannot_keep_documents_apart_is_refused_before_any_text_is_read(tmp_path):
     run = write_run(tmp_path / "run.yaml", data={"packing": "best_fit"}, model={"config": {"model_type": "rwkv"}})
-    done = artel("train", run)
-    assert done.returncode == 2
+    done = refused("train", run)
     assert "data.document_mask" in done.stderr
     assert "write data.document_mask: false" in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from artel.config import dump_run
 from artel.errors import InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.selection import Selection
@@ -28,10 +29,8 @@ pytest_plugins = ["support.services"]
 def everything(tmp_path):
     """A run with every stage: several sources, repeated lines, near-duplicates, weights, budgets, given validation."""
     (tmp_path / "a.jsonl").write_text(lines_with_repeats(400, 1))
-    (tmp_path / "b.txt").write_text("\n".join(f"строка номер {number} и ещё немного слов" for number in range(500)))
-    (tmp_path / "b2.txt").write_text(
-        "\n".join(f"строка номер {number} и ещё немного слов" for number in range(400, 700))
-    )
+    for name, numbers in (("b.txt", range(500)), ("b2.txt", range(400, 700))):
+        (tmp_path / name).write_text("\n".join(f"строка номер {number} и ещё немного слов" for number in numbers))
     (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(lines_with_repeats(50, 1).encode()))
     (tmp_path / "held.jsonl").write_text(lines_with_repeats(20, 1))
 
@@ -47,7 +46,6 @@ def everything(tmp_path):
             "max_bad": 0.1,
             "dedup": {"lines": "line", "near": {"threshold": 0.7}},
         }
-        data["sources"][0] |= {"set_field": "set"}
         tokenizer = {"train": {"vocab": 400}}
         return run_of(folder, data={**data, **changes.pop("data", {})}, tokenizer=tokenizer, **changes)
 
@@ -63,10 +61,8 @@ def test_parts_and_processes_do_not_show(tmp_path, everything, monkeypatch):
         folder = tmp_path / f"{part}-{workers}"
         prepared = prepare(everything(folder, prepare={"part": part, "workers": workers}))
         made[part, workers] = tree(prepared.folder)
-        assert sorted(path.name for path in (folder / "stores").iterdir()) == [
-            prepared.folder.name,
-            f"{prepared.folder.name}.lock",
-        ]
+        name = prepared.folder.name
+        assert sorted(path.name for path in (folder / "stores").iterdir()) == [name, f"{name}.lock"]
     assert len(set(made.values())) == 1, made
     store, ledger = prepared.open(), prepared.ledger()
     store.verify()
@@ -82,9 +78,7 @@ def test_parts_and_processes_do_not_show(tmp_path, everything, monkeypatch):
         assert ledger["parts"][part]["tokens"] == getattr(store, part).tokens
         assert ledger["parts"][part]["documents"] == getattr(store, part).documents
     rejected = [json.loads(line) for line in (folder / "run" / "rejected.jsonl").read_text().splitlines()]
-    assert Counter(entry["reason"] for entry in rejected) == {
-        reason: dropped[reason] for reason in ("bad_json", "no_text")
-    }
+    assert Counter(entry["reason"] for entry in rejected) == {name: dropped[name] for name in ("bad_json", "no_text")}
     a = str(tmp_path / "a.jsonl")
     assert [entry["origin"] for entry in rejected if entry["origin"].startswith(a)] == [f"{a}:8", f"{a}:201"]
 
@@ -105,8 +99,6 @@ def test_a_killed_prepare_goes_on_and_ends_the_same(tmp_path, everything):
     expected = tree(prepare(everything(tmp_path / "whole")).folder)
     run = everything(tmp_path / "killed", prepare={"part": 2000, "workers": 2})
     file = tmp_path / "run.yaml"
-    from artel.config import dump_run
-
     file.write_text(dump_run(run))
     parts = tmp_path / "killed" / "stores"
     seen = []
@@ -120,14 +112,6 @@ def test_a_killed_prepare_goes_on_and_ends_the_same(tmp_path, everything):
         assert not [path for path in parts.glob("*/manifest.json") if not path.parent.name.startswith(".")]
     assert seen[0].items() <= seen[1].items() <= seen[2].items()  # what was finished was not made again
     assert tree(prepare(run).folder) == expected
-
-
-@pytest.mark.slow
-def test_a_process_prepares_twice(tmp_path, everything):
-    """As in a notebook; rensa's threads of the first time would be waited for in the second."""
-    first = prepare(everything(tmp_path / "one", prepare={"workers": 1}))
-    again = prepare(everything(tmp_path / "two", prepare={"workers": 2}))
-    assert tree(first.folder) == tree(again.folder)
 
 
 def test_an_error_in_a_worker_is_told_as_in_one_process(tmp_path):

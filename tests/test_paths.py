@@ -14,7 +14,7 @@ from artel.preparing import check_sources_and_outputs, prepare, refuse_overlaps
 from artel.preparing.prepare import store_key
 from artel.text import check_sources, unread_files, unread_notes
 from support.reading import checked, items, message, read_texts, written
-from support.runs import artel
+from support.runs import refused
 from support.stores import run_of, stored
 
 
@@ -199,8 +199,7 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path):
 def test_a_cache_among_the_texts_is_refused(tmp_path):
     texts(Path())
     run = written(Path(), "run.yaml", "run: run\ndata: {sources: [{path: texts}]}\n")
-    done = artel("prepare", run, env={"ARTEL_CACHE": "texts/cache"})
-    assert done.returncode == 2
+    done = refused("prepare", run, env={"ARTEL_CACHE": "texts/cache"})
     assert f"ARTEL_CACHE: the folder texts/cache (really {tmp_path}/texts/cache) lies in texts" in done.stderr
     assert not Path("texts/cache").exists()
 

@@ -10,14 +10,7 @@ import torch
 
 from artel.diagnostics.hardware_operators import ON_GPU, Sizes, measure
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
-from artel.planning.operations import (
-    ATTENTION,
-    COLLECTIVE,
-    DISPATCH,
-    MEMORY,
-    PRODUCT,
-    Operation,
-)
+from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, MEMORY, PRODUCT, Operation
 from artel.planning.performance import (
     MeasuredCost,
     PublicCost,
@@ -151,14 +144,9 @@ def test_rates_are_exact_where_they_were_measured_and_keep_between_and_beyond() 
 
 def test_what_was_not_measured_has_the_rate_of_the_nearest_that_was() -> None:
     backward = "aten._scaled_dot_product_flash_attention_for_cpu_backward"
-    points = {
-        "memory aten.add fp32": [(1, 1.0)],
-        "memory aten.silu bf16": [(1, 2.0)],
-        "product bf16 nn": [(1, 3.0)],
-        "product fp32 nt": [(1, 4.0)],
-        "attention bf16 backward": [(1, 5.0)],
-        "attention bf16 backward by PyTorch": [(1, 6.0)],
-    }
+    names = ("memory aten.add fp32", "memory aten.silu bf16", "product bf16 nn", "product fp32 nt",
+             "attention bf16 backward", "attention bf16 backward by PyTorch")  # fmt: skip
+    points = {name: [(1, float(number))] for number, name in enumerate(names, 1)}
 
     def seconds(kind: str, name: str, dtype: str, layout: str = "", *, is_backward: bool = False) -> float:
         operation = Operation(kind, name, dtype, layout, flops=1, bytes=1, is_backward=is_backward)
@@ -187,22 +175,13 @@ def test_processes_wait_where_they_meet() -> None:
 
 
 def test_a_cpu_starts_each_operator_and_computes_experts_one_after_another() -> None:
-    points = {
-        "product fp32 nn": [(100, 1.0), (10_000, 10.0)],
-        "start": [(10, 0.5)],
-        "dispatch": [(4, 2.0)],
-        "all_reduce": [(1000, 3.0)],
-    }
+    points = {"product fp32 nn": [(100, 1.0), (10_000, 10.0)], "start": [(10, 0.5)], "dispatch": [(4, 2.0)],
+              "all_reduce": [(1000, 3.0)]}  # fmt: skip
     rates, node = Rates(2, points), find_hardware("cpu:2")
     grouped = Operation(PRODUCT, "aten._grouped_mm", "fp32", "nn", flops=800, pieces=8)
     dispatched = Operation(DISPATCH, "dtensor")
-    assert step_time({grouped: 2, dispatched: 6}, node, rates).by_kind == {
-        "product": 2 * 8 * 1.0,
-        "dispatch": 6 * 0.5,
-        "launches": 2 * 0.05,
-        "collective": 0.0,
-        "waiting": 0.0,
-    }
+    expected = {"product": 2 * 8 * 1.0, "dispatch": 6 * 0.5, "launches": 2 * 0.05, "collective": 0.0, "waiting": 0.0}
+    assert step_time({grouped: 2, dispatched: 6}, node, rates).by_kind == expected
     exchanged = Operation(COLLECTIVE, "c10d.allreduce_", bytes=4, ranks=(0, 1))
     assert MeasuredCost(rates).seconds(exchanged) == 3.0  # processes must meet, however small the message
 
@@ -229,15 +208,7 @@ def test_a_damaged_measurement_is_told_and_not_used(
     about = about_here(CPU)
     path = save_rates(about, [Rates(1, {"fused": [(10, 1.0)]})])
     torn = path.read_bytes()[:-9]
-    wrong = (
-        {"1": {"fused": []}},
-        {"1": {"fused": [[10]]}},
-        {"1": {"fused": [[10, -1.0]]}},
-        {"1": {"fused": [[0, 1.0]]}},
-        {"x": {}},
-        [],
-        "1",
-    )
+    wrong = (*({"1": {"fused": points}} for points in ([], [[10]], [[10, -1.0]], [[0, 1.0]])), {"x": {}}, [], "1")
     whole = (json.dumps(about | {"processes": processes}).encode() for processes in wrong)
     for content in (b"[]", b'"x"', b"null", b"1", b"", torn, *whole):
         caplog.clear()

@@ -121,8 +121,7 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "send", "argum
          ["[EMAIL]", "да [EMAIL]", "нет [EMAIL]"]),
     ],
 )  # fmt: skip
-def test_every_kind_of_record(tmp_path, monkeypatch, format, row, texts):
-    monkeypatch.chdir(tmp_path)
+def test_every_kind_of_record(tmp_path, format, row, texts):
     Path("rows.jsonl").write_text(json.dumps(row))
 
     def read(pii):

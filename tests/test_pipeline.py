@@ -183,9 +183,8 @@ def difference(layout, reference, batches, judged, whole=None):
         indexed = [(batch, 3 * number + rows[number]) for number, batch in enumerate(batches)]
         (here, outputs), (there, wanted_outputs) = layout.evaluate(indexed, 99), reference.evaluate(indexed, 99)
         differences["judged"] = max(abs(here[name] - there[name]) / max(1.0, abs(there[name])) for name in there)
-        differences["outputs"] = float(
-            np.abs(outputs - wanted_outputs).max(initial=0) / np.abs(wanted_outputs).max(initial=1)
-        )
+        largest = np.abs(wanted_outputs).max(initial=1)
+        differences["outputs"] = float(np.abs(outputs - wanted_outputs).max(initial=0) / largest)
     return {"differences": differences, "seen": seen, "all": sorted(gradients)}
 
 
@@ -238,11 +237,8 @@ def steps(rank, world):
 def with_shards(rank, world):
     """Pipeline x fsdp, a layer at a time, and pipeline x copies: two of each."""
     made, cases = objectives(), {}
-    for config, mode, schedules in (
-        (LLAMA, "fsdp", SCHEDULES),
-        (GPT2, "fsdp", ["1f1b"]),
-        (GPT2, "ddp", ["zero_bubble"]),
-    ):
+    layouts = ((LLAMA, "fsdp", SCHEDULES), (GPT2, "fsdp", ["1f1b"]), (GPT2, "ddp", ["zero_bubble"]))
+    for config, mode, schedules in layouts:
         reference = one_process(model_of(config, made["chat"]), made["chat"])
         sizes = {"pipeline": 2, "dp_shard" if mode == "fsdp" else "dp_replicate": 2}
         for schedule in schedules:
@@ -345,14 +341,12 @@ def test_stages_hold_their_own_parameters_under_the_names_of_the_whole_model(con
 
 def test_layers_are_balanced_by_what_else_a_stage_has():
     """A head as dear as four layers takes their place; without it, shares are equal."""
-    even = LlamaConfig(**{**SIZES, "num_hidden_layers": 8, "vocab_size": 16}, tie_word_embeddings=False)
-    headed = LlamaConfig(**{**SIZES, "num_hidden_layers": 8, "vocab_size": 1240}, tie_word_embeddings=False)
-    for config, expected in ((even, [4, 4]), (headed, [5, 3])):
+    for vocabulary, expected in ((16, [4, 4]), (1240, [5, 3])):
+        sizes = SIZES | {"num_hidden_layers": 8, "vocab_size": vocabulary}
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        assert [
-            len(split_into_stages(copy.deepcopy(model), [index], 2)[0].layer_range) for index in range(2)
-        ] == expected
+            model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, tie_word_embeddings=False))
+        stages = [split_into_stages(copy.deepcopy(model), [index], 2)[0] for index in range(2)]
+        assert [len(stage.layer_range) for stage in stages] == expected
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda config: config.model_type)

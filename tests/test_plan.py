@@ -1,13 +1,11 @@
 """A plan before the run: what is traced without memory is what a real step holds, and a few layers tell of all."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from artel.cli.main import main
 from artel.config import run_from
 from artel.errors import InputError
 from artel.models.attention_switch import use_artel_attention
@@ -149,10 +147,7 @@ def test_a_few_layers_tell_of_all(config, how, layout):
 
 @pytest.mark.slow
 def test_a_sequence_that_processes_share():
-    whole, shared = (
-        peaks(traced(LLAMA, 2, {"data": "fsdp"}))[0],
-        peaks(traced(LLAMA, 2, {"data": "fsdp", "context": 2}))[0],
-    )
+    whole, shared = (peaks(traced(LLAMA, 2, {"data": "fsdp", "context": context}))[0] for context in (1, 2))
     assert 0 < shared[ACTIVATIONS] < 0.7 * whole[ACTIVATIONS]
 
 
@@ -192,10 +187,7 @@ def test_experts_get_equal_shares_of_the_tokens(parallel):
 def test_a_longer_model_may_be_fullest_at_another_moment():
     """Few layers are fullest when the loss is, many when weights and activations are."""
     loss = {"weights": 1, "activations": 2, "logits_and_loss": 9}
-    step = [
-        {"weights": 1, "activations": 0, "logits_and_loss": 0},
-        {"weights": 2, "activations": 0, "logits_and_loss": 0},
-    ]
+    step = [{"weights": weights, "activations": 0, "logits_and_loss": 0} for weights in (1, 2)]
     fewer, more = [loss, step[0], loss], [loss | {"weights": 2, "activations": 3}, step[1], step[1]]
     assert _extended(fewer, more, (1, 2), 11) == [
         {"weights": 11, "activations": 12, "logits_and_loss": 9},
@@ -233,46 +225,34 @@ def test_layers_of_several_kinds_recur():
 
 
 @pytest.mark.slow
-def test_the_command_says_whether_it_fits(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("word " * 1000)
+def test_the_command_says_whether_it_fits(tmp_path, command):
     (tmp_path / "run.yaml").write_text(json.dumps(merged(TINY, {"model": {"config": GPT2}})))
-    command = partial(_status, monkeypatch)
-    assert command("plan", "run.yaml", "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
+    status, out, _ = command("plan", "run.yaml", "--json")
+    assert status == 0
+    plan = json.loads(out)
     assert plan["fits"]
     assert plan["verdict"] == "fits"
     assert plan["parameters"]["total"] == plan["parameters"]["trained"] > 0
     assert plan["per_rank_gib"]["reserved"] >= plan["per_rank_gib"]["allocated"] > 0
     assert plan["host_gib"] > 0
     large = ["model.config.n_embd=8192", "model.config.n_head=64", "train.activation_checkpointing=full"]
-    assert command("plan", "run.yaml", "--hardware", "v100-16gb:1", *large, "train.micro_batch=1") == 1
-    assert "does not fit" in capsys.readouterr().out
+    status, out, _ = command("plan", "run.yaml", "--hardware", "v100-16gb:1", *large, "train.micro_batch=1")
+    assert (status, "does not fit" in out) == (1, True)
     offload = ["parallel.data=fsdp", "parallel.offload=pinned", "--host-memory", "1GB"]
-    assert command("plan", "run.yaml", "--hardware", "v100-16gb:1", *offload) == 1
-    shown = capsys.readouterr().out
+    status, shown, _ = command("plan", "run.yaml", "--hardware", "v100-16gb:1", *offload)
+    assert status == 1
     assert "of the host memory, 0.9 GiB on each host" in shown
     assert "transfers of parallel.offload are not planned" in shown
 
 
-def test_a_run_on_a_budget_takes_its_time(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("word " * 1000)
+def test_a_run_on_a_budget_takes_its_time(tmp_path, command):
     (tmp_path / "run.yaml").write_text(json.dumps(merged(TINY, {"model": {"config": GPT2}})))
     words = ("plan", "run.yaml", "--hardware", "h100-80gb:1", "train.budget=90min")
-    assert _status(monkeypatch, *words, "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = json.loads(command(*words, "--json")[1])
     assert plan["hours"] == {"low": 1.5, "mid": 1.5, "high": 1.5}
     assert plan["steps"] is None
-    assert _status(monkeypatch, *words) == 0
-    assert "1.5 h, by train.budget · at most" in capsys.readouterr().out
-
-
-def _status(monkeypatch, *words):
-    monkeypatch.setattr("sys.argv", ["artel", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code
+    status, out, _ = command(*words)
+    assert (status, "1.5 h, by train.budget · at most" in out) == (0, True)
 
 
 def length_of(folder, config, **train):

@@ -1,7 +1,6 @@
 """Checks before a run: every verb says the same of a wrong run, all in one round; memory is reckoned, not tried."""
 
 import re
-import sys
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import yaml
 from huggingface_hub import constants, hf_hub_download
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from artel.cli.main import main
 from artel.config import run_from
 from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
@@ -84,23 +82,25 @@ WRONG = {
 }  # fmt: skip
 
 
-def said(arguments, capfd, monkeypatch):
+@pytest.fixture
+def said(command):
     """What a verb says of a wrong run, a problem a line, without the place in the file."""
-    monkeypatch.setattr(sys, "argv", ["artel", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    out, err = capfd.readouterr()
-    assert (end.value.code, "Traceback" in err, out) == (2, False, ""), err
-    return sorted(line for line in err.splitlines() if line.startswith("artel: "))
+
+    def said(*arguments):
+        status, out, err = command(*arguments)
+        assert (status, "Traceback" in err, out) == (2, False, ""), err
+        return sorted(line for line in err.splitlines() if line.startswith("artel: "))
+
+    return said
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_every_verb_says_the_same_of_a_wrong_run(name, tmp_path, capfd, monkeypatch):
+def test_every_verb_says_the_same_of_a_wrong_run(name, tmp_path, said, monkeypatch):
     wrong, says, *verbs = WRONG[name]
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(merged(TINY, {"run": "run"}), wrong)))
     verbs = [*(verbs[0] if verbs else WHEREVER), *(["prepare"] if name in PREPARED else [])]
-    problems = [said([*verb.split(), "run.yaml"], capfd, monkeypatch) for verb in verbs]
+    problems = [said(*verb.split(), "run.yaml") for verb in verbs]
     assert all(each == problems[0] for each in problems), problems
     assert len(problems[0]) == len(says), problems[0]
     for text in says:
@@ -162,14 +162,14 @@ def problems_of(run):
     return []
 
 
-def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monkeypatch):
+def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, said):
     """Nor of this machine by a verb that starts the run elsewhere."""
     wrong = merged(TINY, config(**HUGE) | {"parallel": {"data": "fspd"}})
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(wrong))
-    assert not any("GiB" in line for line in said(["config", "check", "run.yaml"], capfd, monkeypatch))
+    assert not any("GiB" in line for line in said("config", "check", "run.yaml"))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(TINY, config(**HUGE) | {"log": {"evry": 1}})))
-    assert any("GiB" in line for line in said(["config", "check", "run.yaml"], capfd, monkeypatch))
-    elsewhere = said(["launch", "slurm", "run.yaml", "--dry-run"], capfd, monkeypatch)
+    assert any("GiB" in line for line in said("config", "check", "run.yaml"))
+    elsewhere = said("launch", "slurm", "run.yaml", "--dry-run")
     assert (len(elsewhere), "evry" in elsewhere[0]) == (1, True), elsewhere
 
 
@@ -184,12 +184,9 @@ def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monke
         (["-r"], ""),
     ],
 )
-def test_an_option_that_is_a_key_brings_no_value_of_another_unit(words, advice, capfd, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["artel", "train", "run.yaml", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    err = capfd.readouterr().err
-    assert end.value.code == 2
+def test_an_option_that_is_a_key_brings_no_value_of_another_unit(words, advice, command):
+    status, _, err = command("train", "run.yaml", *words)
+    assert status == 2
     assert advice in err if advice else "model.lora" not in err
 
 

@@ -16,8 +16,8 @@ from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
 from artel.tokens import TokenStore, WholeSamples, evaluation_rows, micro_batches, train_tokenizer
-from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
-from support.runs import artel, metrics, write_run
+from support.preferences import CONTROL, MODEL, PAIRS, assert_same_as_trl, preferring, stored
+from support.runs import metrics, succeed, write_run
 from support.templates import LLAMA_3
 
 
@@ -48,18 +48,19 @@ def batch_of(objective, part, reference):
     return objective.batch(rows)
 
 
-def logps(model, tokenizer, objective):
+def logps(model, objective):
     """Sum of log-probabilities and count of tokens of each answer, one sequence at a time: (pairs, 2) each."""
-    sums, counts = torch.zeros(len(PAIRS), 2), torch.zeros(len(PAIRS), 2)
-    for row, (question, *answers) in enumerate(PAIRS):
-        for side, answer in enumerate(answers):
-            messages = [Message("user", question), Message("assistant", answer)]
-            sample = objective._writer.sample(messages, {1})
-            ids = torch.from_numpy(sample.ids)[None]
-            scores = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
-            is_target = torch.from_numpy(sample.flags[1:] > 0)
-            sums[row, side], counts[row, side] = scores[is_target].sum(), is_target.sum()
-    return sums, counts
+    found = [[logp(model, objective, question, answer) for answer in answers] for question, *answers in PAIRS]
+    return torch.tensor(found).unbind(-1)
+
+
+def logp(model, objective, question, answer):
+    """Sum of the log-probabilities of an answer's tokens, and their count."""
+    sample = objective._writer.sample([Message("user", question), Message("assistant", answer)], {1})
+    ids, is_target = torch.from_numpy(sample.ids)[None], torch.from_numpy(sample.flags[1:] > 0)
+    with torch.no_grad():
+        scores = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+    return float(scores[is_target].sum()), int(is_target.sum())
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("dpo", "sigmoid"), ("ipo", "ipo")])
@@ -70,11 +71,9 @@ def test_loss_and_gradient_equal_trl_on_the_same_batch(tokenizer, tmp_path, ours
     objective = preferring(tokenizer, tmp_path, ours, beta=0.3)
     policy, reference = models(tokenizer)
     tokenizer.hf.chat_template = LLAMA_3
+    turns = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
     rows = [
-        {
-            name: [{"role": "user" if name == "prompt" else "assistant", "content": text}]
-            for name, text in zip(("prompt", "chosen", "rejected"), pair, strict=True)
-        }
+        {name: [{"role": role, "content": text}] for (name, role), text in zip(turns.items(), pair, strict=True)}
         for pair in PAIRS
     ]
     arguments = trl.DPOConfig(output_dir=str(tmp_path / "trl"), beta=0.3, loss_type=[theirs], report_to=[],
@@ -82,19 +81,8 @@ def test_loss_and_gradient_equal_trl_on_the_same_batch(tokenizer, tmp_path, ours
                               gradient_checkpointing=False, disable_dropout=True)  # fmt: skip
     trainer = trl.DPOTrainer(policy, reference, arguments, train_dataset=Dataset.from_list(rows),
                              processing_class=tokenizer.hf)  # fmt: skip
-    batch = trainer.data_collator(list(trainer.train_dataset))
-    expected = trainer.compute_loss(trainer.model, batch)
-    expected.backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in policy.named_parameters()}
-    policy.zero_grad()
-
-    sums = objective.loss(policy, batch_of(objective, stored(objective, tmp_path / "store"), reference))
-    loss = sums[0] / sums[1]
-    loss.backward()
-    assert sums[1] == len(PAIRS)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    for name, parameter in policy.named_parameters():
-        assert torch.allclose(parameter.grad, gradients[name], rtol=1e-4, atol=1e-6), name
+    batch = batch_of(objective, stored(objective, tmp_path / "store"), reference)
+    assert_same_as_trl(trainer, list(trainer.train_dataset), policy, lambda: objective.loss(policy, batch))
 
 
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "orpo", "simpo"])
@@ -104,8 +92,8 @@ def test_losses_by_hand(tokenizer, tmp_path, loss):
     policy, reference = models(tokenizer)
     batch = batch_of(objective, stored(objective, tmp_path / "store"), reference)
     with torch.no_grad():
-        ours, count = logps(policy, tokenizer, objective)
-        theirs, _ = logps(reference, tokenizer, objective)
+        ours, count = logps(policy, objective)
+        theirs, _ = logps(reference, objective)
         if objective.needs_global_statistics:
             objective.set_global_statistics(objective.batch_statistics(policy, batch).tolist())
         sums = objective.loss(policy, batch)
@@ -126,12 +114,9 @@ def test_losses_by_hand(tokenizer, tmp_path, loss):
         kl = 0.0
         for row, (question, *_) in enumerate(PAIRS):
             other = PAIRS[(row + 1) % len(PAIRS)][1]
-            sample = objective._writer.sample([Message("user", question), Message("assistant", other)], {1})
-            ids, is_target = torch.from_numpy(sample.ids)[None], torch.from_numpy(sample.flags[1:] > 0)
-            for model, sign in ((policy, 1), (reference, -1)):
-                with torch.no_grad():
-                    scores = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
-                kl += sign * scores[is_target].sum().item() / len(PAIRS)
+            kl += (logp(policy, objective, question, other)[0] - logp(reference, objective, question, other)[0]) / len(
+                PAIRS
+            )
         kl = max(0.0, kl)
         chosen = 1 - torch.sigmoid(0.5 * (ratio[:, 0] - kl))
         rejected = 1 - torch.sigmoid(0.5 * (kl - ratio[:, 1]))
@@ -194,14 +179,13 @@ def test_what_another_model_said_is_not_taken_for_what_this_one_says(tokenizer, 
         data={"sources": [{"path": str(tmp_path / "a.jsonl"), "format": "preference"}], "block": 64, "validation": 0.0},
         model={"config": {"model_type": "llama", **MODEL}}, train={"steps": 2, "batch": 8},
     )  # fmt: skip
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     folder = tmp_path / "run"
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / name)
     for name in ("metrics.jsonl", "result.json"):
         (folder / name).unlink()
-    done = artel("train", run, "model.config.intermediate_size=48")
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, "model.config.intermediate_size=48")
     assert next(line["loss"] for line in metrics(folder)) == pytest.approx(math.log(2), abs=1e-4)
 
 
@@ -234,18 +218,6 @@ def test_kto_needs_answers_of_both_kinds(tokenizer, tmp_path, answer, missing):
     objective.check_store(TokenStore(tmp_path / "both"))
 
 
-def test_before_any_step_every_loss_is_what_theory_says(tokenizer, tmp_path):
-    """A model compared with itself: -log(1/2) for DPO, (1 / 2 beta)^2 for IPO, 1/2 for KTO."""
-    _, reference = models(tokenizer)
-    for loss, expected in (("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5)):
-        objective = preferring(tokenizer, tmp_path, loss)
-        batch = batch_of(objective, stored(objective, tmp_path / f"store-{loss}"), reference)
-        if objective.needs_global_statistics:
-            objective.set_global_statistics(objective.batch_statistics(reference, batch).tolist())
-        sums = objective.loss(reference, batch)
-        assert (sums[0] / sums[1]).item() == pytest.approx(expected, abs=1e-4)
-
-
 @pytest.mark.long
 def test_dpo_on_real_preferences_raises_the_margin(shared_data, tmp_path):
     """From 0, by definition, before training; judged on the rows it learned from."""
@@ -255,13 +227,11 @@ def test_dpo_on_real_preferences_raises_the_margin(shared_data, tmp_path):
         data={"sources": [source], "block": 768, "validation": 0.0}, model={"config": {"model_type": "llama", **MODEL}},
         train={"steps": 10, "batch": 8, "learning_rate": 2e-3, "warmup": 2},
     )  # fmt: skip
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run)
     trained = [line["loss"] for line in metrics(tmp_path / "dpo") if "loss" in line]
     assert trained[0] == pytest.approx(math.log(2), abs=1e-4)
     assert trained[-1] < 0.6
-    judged = artel("evaluate", tmp_path / "dpo", "--data", source["path"], "--json")
-    assert judged.returncode == 0, judged.stderr
+    judged = succeed("evaluate", tmp_path / "dpo", "--data", source["path"], "--json")
     figures = json.loads(judged.stdout)["models"][0]["metrics"]
     assert figures["margin"] > 0.1
     assert figures["accuracy"] > 0.6
@@ -288,23 +258,16 @@ def test_real_preferences_are_read_and_none_is_lost(shared_data, tokenizer, tmp_
     assert ledger.total.kept > 100
 
 
-def test_alone_is_what_kto_extends(tokenizer, tmp_path):
-    objective = preferring(tokenizer, tmp_path, "kto")
-    part = stored(objective, tmp_path / "store")
-    plain, extended = WholeSamples(part).read(0), objective.dataset(part).read(0)
-    assert extended.ids[: len(plain.ids)].tolist() == plain.ids.tolist()
-    assert "One, two, three." in tokenizer.decode(extended.ids[len(plain.ids) :])
-
-
 def test_kto_goes_by_an_answer_to_another_prompt(tokenizer, tmp_path):
     """Several answers to one prompt, each good or bad, usually stand side by side."""
     objective = preferring(tokenizer, tmp_path, "kto")
     unpaired = [("Count.", "One", None), ("Count.", None, "Two"), ("Who?", "Three", None), ("Who?", None, "Four")]
     data = objective.dataset(stored(objective, tmp_path / "store", unpaired))
     own = WholeSamples(data.split)
-    others = [tokenizer.decode(data.read(number).ids[len(own.read(number).ids) :]) for number in range(4)]
-    for other, foreign in zip(others, ("Three", "Three", "One", "One"), strict=True):
-        assert foreign in other, others
+    for number, foreign in enumerate(("Three", "Three", "One", "One")):
+        alone, extended = own.read(number).ids, data.read(number).ids
+        assert extended[: len(alone)].tolist() == alone.tolist()
+        assert foreign in tokenizer.decode(extended[len(alone) :])
 
 
 def test_an_answer_counts_as_many_tokens_after_another_prompt(tokenizer, tmp_path):

@@ -14,9 +14,14 @@ from artel.preparing import prepare
 from artel.storage import lock
 from artel.text import Ledger, read_documents
 from support.messages import logged
-from support.runs import artel, kill, start, write_run
+from support.runs import artel, kill, start, succeed, write_run
 from support.stores import run_of
 from support.waiting import LIMIT, wait_until
+
+PARAGRAPHS = {
+    "data": {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8},
+    "tokenizer": {"train": {"vocab": 270}},
+}
 
 
 @pytest.fixture
@@ -64,11 +69,7 @@ def test_a_changed_file_or_rule_makes_another_store():
         return prepare(load_run("novel-small", Overrides.parse(["data.store=stores", *base, *overrides]))).made
 
     Path("a.txt").write_text("\n".join(f"a line of words number {number}" for number in range(300)))
-    base = [
-        "data.sources=[{path: a.txt, document: line}]",
-        "tokenizer.train.vocab=280",
-        "data.block=8",
-    ]
+    base = ["data.sources=[{path: a.txt, document: line}]", "tokenizer.train.vocab=280", "data.block=8"]
     assert made()
     assert not made()
     assert not made("data.block=16", "train.batch=3")  # neither is in the store
@@ -114,7 +115,7 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(novels):
 
 def test_a_store_is_verified_and_a_damaged_one_named():
     store = prepare(load_run(str(write_run(Path("run.yaml"))))).folder
-    assert artel("data", "verify", store).returncode == 0
+    succeed("data", "verify", store)
     tokens = next((store / "train").glob("*.tokens"))
     content = bytearray(tokens.read_bytes())
     content[7] ^= 1
@@ -140,14 +141,9 @@ def test_forgotten_work_is_removed_and_work_in_use_is_not():
 def test_the_command_imports_no_torch_and_is_refused_beside_its_text():
     """It takes seconds to import, and with it half of transformers: a process of its own checks the model."""
     Path("a.txt").write_text("\n\n".join(f"Document {number} of a text." for number in range(50)))
-    run = {
-        "data": {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8},
-        "tokenizer": {"train": {"vocab": 270}},
-        "model": {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}},
-    }
-    Path("wrong.yaml").write_text(json.dumps(run))
-    run["model"]["config"] = {"model_type": "gpt2", "n_embd": 32, "n_head": 2}
-    Path("right.yaml").write_text(json.dumps(run))
+    for name, sizes in (("wrong", {"n_embd": 100, "n_head": 3}), ("right", {"n_embd": 32, "n_head": 2})):
+        model = {"config": {"model_type": "gpt2", **sizes}}
+        Path(f"{name}.yaml").write_text(json.dumps(PARAGRAPHS | {"model": model}))
     script = (
         "import sys\n"
         "from artel.cli.main import app\n"
@@ -190,8 +186,7 @@ def test_what_prepare_leaves_is_shown_by_folder_file_and_store():
     Path("a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
     Path("run.yaml").write_text(json.dumps({**PLAIN, "run": "run"}))
     for block in (16, 12):  # prepared again with another value, the folder follows
-        done = artel("prepare", "run.yaml", f"data.block={block}", "--json")
-        assert done.returncode == 0, done.stderr
+        done = succeed("prepare", "run.yaml", f"data.block={block}", "--json")
         store = json.loads(done.stdout)["store"]
         of_file = artel("data", "show", "run.yaml", f"data.block={block}", "--json")
         for name in ("run", "run/config.yaml"):
@@ -199,7 +194,7 @@ def test_what_prepare_leaves_is_shown_by_folder_file_and_store():
             assert (shown.returncode, shown.stdout) == (0, of_file.stdout), shown.stderr
         assert json.loads(artel("data", "show", store, "--json").stdout)["store"] == store
     Path("run/starts.jsonl").touch()  # a run that has started keeps the config.yaml of its start
-    assert artel("prepare", "run.yaml", "data.block=16").returncode == 0
+    succeed("prepare", "run.yaml", "data.block=16")
     assert load_run("run").data.block == 12
 
 
@@ -262,8 +257,7 @@ def test_the_process_beside_ends_with_the_one_that_started_it():
 
 def test_ctrl_c_says_what_a_preparation_keeps():
     Path("a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
-    data = {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8}
-    Path("run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
+    Path("run.yaml").write_text(json.dumps(PARAGRAPHS))
     run, interrupted_at = load_run("run.yaml"), ""
 
     def interrupt(line: str) -> None:
@@ -293,8 +287,7 @@ def test_ctrl_c_says_what_a_preparation_keeps():
 def test_ctrl_c_while_processes_are_started_is_not_lost():
     """Python drops what is raised in a hook of a fork, and logging has hooks: the command went on to its end."""
     Path("a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
-    data = {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8}
-    Path("run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
+    Path("run.yaml").write_text(json.dumps(PARAGRAPHS))
     script = (
         "import os, signal, sys, threading\n"
         "from artel.cli.main import main\n"

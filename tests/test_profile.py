@@ -13,7 +13,7 @@ from artel.preparing import prepare
 from artel.training import loop
 from artel.training.profile import Profile
 from support.messages import logged
-from support.runs import artel, write_run
+from support.runs import succeed, write_run
 
 TRAINING = ("matrix products", "attention", "loss", "elementwise and norms", "optimizer and clipping")
 
@@ -141,8 +141,7 @@ def test_without_profile_nothing_is_started_and_nothing_written(tmp_path, watche
 @pytest.mark.processes
 def test_of_two_processes_the_first_writes_and_names_what_they_say(tmp_path):
     file = write_run(tmp_path / "run.yaml", train={"steps": 10}, validate={"every": "never"})
-    done = artel("train", file, "--nproc", 2, "profile=true")
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", file, "--nproc", 2, "profile=true")
     assert done.stderr.count("profile: 3 step(s)") == 1
     assert "USDT" not in done.stderr
     kinds = by_kind(read(file)[0])
@@ -154,8 +153,7 @@ def test_of_two_processes_the_first_writes_and_names_what_they_say(tmp_path):
 def test_compiled_layers_are_told_by_what_they_call(tmp_path):
     changes = {"train": {"steps": 9, "compile": "on"}, "model": {"config": {"n_layer": 1}}}
     file = write_run(tmp_path / "run.yaml", **changes, validate={"every": "never"})
-    done = artel("train", file, "profile=true")
-    assert done.returncode == 0, done.stderr
+    succeed("train", file, "profile=true")
     table, _ = read(file)
     assert all(by_kind(table)[kind] > 0 for kind in TRAINING), table
     generated = [row for row in table["operators"] if "CompiledFxGraph" in row["name"]]

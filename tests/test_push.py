@@ -6,12 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import yaml
 from huggingface_hub import ModelCard
 
 import artel as api
@@ -19,7 +16,8 @@ from artel.errors import InputError
 from artel.inference.push.hub import Hub as HubClient
 from support.hub import TOKEN, ByXet, Hub
 from support.messages import logged
-from support.runs import ENVIRONMENT, artel, write_run
+from support.runs import ENVIRONMENT, artel, succeed, write_run
+from support.servers import answering, http_server
 from support.sockets import free_ports
 from support.waiting import wait_until
 
@@ -59,13 +57,11 @@ def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     sources = [{"format": "dummy", "documents": 100}]
     base = write_run(folder / "base.yaml", data={"sources": sources}, checkpoint={"every": 2, "keep": 5})
-    lora = write_run(folder / "lora.yaml", data={"sources": sources})
-    tree = yaml.safe_load(lora.read_text())
     start = {"from": str(folder / "base" / "model")}
-    lora.write_text(yaml.safe_dump(tree | {"model": start | {"lora": {"rank": 4}}, "tokenizer": start}))
+    adapted = start | {"config": None, "lora": {"rank": 4}}
+    lora = write_run(folder / "lora.yaml", data={"sources": sources}, model=adapted, tokenizer=start | {"train": None})
     for run in (base, lora):
-        done = artel("train", run)
-        assert done.returncode == 0, done.stderr
+        succeed("train", run)
     return folder
 
 
@@ -102,14 +98,11 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(runs, hub):
     assert pushed["files"] == {name: len(data) for name, data in hub.files("me/tiny").items() if name[0] != "."}
     assert not list(runs.glob("base/.push*"))
 
-    written = artel("push", runs / "base", "me/tiny", "--step", 2, "--dry-run", "step-2")
-    assert written.returncode == 0, written.stderr
-    equal = compared(
-        hub,
-        ("me/tiny", "main", str(runs / "base" / "model")),
-        ("me/lora", "main", str(runs / "lora" / "model")),
-        ("me/tiny", "step-2", "step-2"),
-    )
+    succeed("push", runs / "base", "me/tiny", "--step", 2, "--dry-run", "step-2")
+    of_main = [
+        (f"me/{repo}", "main", str(runs / name / "model")) for repo, name in (("tiny", "base"), ("lora", "lora"))
+    ]
+    equal = compared(hub, *of_main, ("me/tiny", "step-2", "step-2"))
     assert equal == "3 are equal\n"
     card = ModelCard(hub.files("me/tiny")["README.md"].decode())
     assert (card.data.license, card.data.model_name) == ("apache-2.0", "tiny")
@@ -241,28 +234,13 @@ def test_a_stored_login_is_taken_and_a_card_that_the_hub_refuses(runs, hub):
 
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b'"x"', b"null", b"<html></html>", b'{"name": "me", "auth": 3}'])
 def test_a_server_that_is_no_hub_is_told_to_be_none(monkeypatch, answer):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with http_server(answering(200, answer)) as address:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         with pytest.raises(InputError, match=f"{address} does not answer as a Hugging Face hub does") as raised:
             HubClient()
         assert "HF_ENDPOINT" in raised.value.problems[0].fix
-        server.shutdown()
-        thread.join()
 
 
 def test_links_in_the_model_of_a_run_are_not_followed(runs):

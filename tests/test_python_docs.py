@@ -13,27 +13,17 @@ from support.runs import ENVIRONMENT, write_run
 ROOT = Path(__file__).resolve().parents[1]
 RUN_HERE = ["README.md", "docs/python.md"]
 TRANSLATED = {"README.ru.md": "README.md", "docs/ru/python.md": "docs/python.md"}
-RUN_ELSEWHERE = {
-    "docs/chat.md": "test_chat_tools.py",  # functions that a model may call
-    "docs/ru/chat.md": "test_chat_tools.py",
-    "docs/entities.md": "test_entities.py",
-    "docs/ru/entities.md": "test_entities.py",
-    "docs/classification.md": "test_classification.py",
-    "docs/ru/classification.md": "test_classification.py",
-    **dict.fromkeys(
-        [
-            f"docs/{language}{page}.md"
-            for page in ("rewards", "reranking", "embeddings", "search", "seq2seq")
-            for language in ("", "ru/")
-        ],
-        "test_python_of_pages.py",
-    ),
-    "docs/multimodal.md": "test_vlm_text.py",
-    "docs/ru/multimodal.md": "test_vlm_text.py",
-    "docs/extending.md": "test_extending.py",  # each block with the run file beside it
-    "docs/serve.md": "test_serve_clients.py",
-    "docs/ru/serve.md": "test_serve_clients.py",
+IN_BOTH_LANGUAGES = {
+    "chat": "test_chat_tools.py",  # functions that a model may call
+    "entities": "test_entities.py",
+    "classification": "test_classification.py",
+    **dict.fromkeys(("rewards", "reranking", "embeddings", "search", "seq2seq"), "test_python_of_pages.py"),
+    "multimodal": "test_vlm_text.py",
+    "serve": "test_serve_clients.py",
 }
+RUN_ELSEWHERE = {
+    f"docs/{language}{page}.md": test for page, test in IN_BOTH_LANGUAGES.items() for language in ("", "ru/")
+} | {"docs/extending.md": "test_extending.py"}  # each block with the run file beside it
 
 
 def blocks(name: str) -> list[str]:

@@ -7,15 +7,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from artel.config import ModelConfig, TokenizerTraining, load_run
+from artel.config import ModelConfig, load_run
 from artel.errors import InputError
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.models.quantization import make_shardable
-from artel.tokens import load_tokenizer, train_tokenizer
+from artel.tokens import load_tokenizer
 from artel.training.model_setup import check_layout
 from support import WORKERS
 from support.adapter_runs import adapter_run, train_in
+from support.chat_models import saved
 from support.deepspeed_cases import SMALL
 from support.ranks import run_ranks
 from support.runs import largest_difference, losses
@@ -36,17 +37,14 @@ LAYOUTS = {
 KINDS = ("int8", "nf4")
 
 
-def save_base(folder: Path, **sizes) -> Path:
-    tokenizer = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+def save_base(folder: Path, tokenizer, **sizes) -> Path:
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES | sizes, initializer_range=0.1)).save_pretrained(folder)
-    tokenizer.save(folder)
-    return folder
+    return saved(folder, LlamaForCausalLM(LlamaConfig(**SIZES | sizes, initializer_range=0.1)), tokenizer)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return save_base(tmp_path_factory.mktemp("pretrained") / "base")
+def base(tmp_path_factory, tokenizer) -> Path:
+    return save_base(tmp_path_factory.mktemp("pretrained") / "base", tokenizer)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("int8", torch.int8), ("nf4", torch.uint8)])
@@ -103,8 +101,8 @@ def test_they_learn_and_resume_as_in_one_process(base, tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("kind", "bytes_a_weight"), [("int8", 1.0), ("nf4", 0.5)])
-def test_each_process_holds_its_part(kind, bytes_a_weight, tmp_path):
-    base = save_base(tmp_path / "base", hidden_size=256, num_hidden_layers=4, intermediate_size=1024)
+def test_each_process_holds_its_part(kind, bytes_a_weight, tmp_path, tokenizer):
+    base = save_base(tmp_path / "base", tokenizer, hidden_size=256, num_hidden_layers=4, intermediate_size=1024)
     run = quantized(tmp_path / "run.yaml", base, kind, 4, {"data": "fsdp"})
     body, ends = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 1024), 2 * 300 * 256
     adapters = 4 * 4 * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 1024))

@@ -12,7 +12,7 @@ from artel.tokens import train_tokenizer
 from support.chat_models import learned_texts
 from support.chat_templates import FAMILIES
 from support.reading import rows_of
-from support.runs import artel, metrics
+from support.runs import metrics, succeed
 from support.templates import QWEN
 
 TALK = (
@@ -130,8 +130,7 @@ def cot_row(number):
     [(fc_row, {"split": "train"}), (cot_row, {"converter": "impruver.conversations_to_messages"})],
     ids=["fc", "cot"],
 )
-def test_impruvers_configurations_of_calls_and_of_thoughts_train(tmp_path, monkeypatch, shared_data, row, data_set):
-    monkeypatch.chdir(tmp_path)
+def test_impruvers_configurations_of_calls_and_of_thoughts_train(tmp_path, shared_data, row, data_set):
     rows_of(tmp_path, [row(number) for number in range(40)], "rows.jsonl")
     old = {
         "output_dir": "./models/small", "train_path": "./train.jsonl", "val_path": "./val.jsonl",
@@ -147,16 +146,13 @@ def test_impruvers_configurations_of_calls_and_of_thoughts_train(tmp_path, monke
                     "optim": "adamw_torch", "seed": 42, "max_grad_norm": 1.0, "weight_decay": 0.1},
     }  # fmt: skip
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(old))
-    converted = artel("config", "convert", "old.yaml")
-    assert converted.returncode == 0, converted.stderr
+    converted = succeed("config", "convert", "old.yaml")
     (tmp_path / "run.yaml").write_text(converted.stdout)
-    done = artel("train", "run.yaml", "data.store=stores", "chat.template=plain", "train.threads=1")
-    assert done.returncode == 0, done.stderr
+    succeed("train", "run.yaml", "data.store=stores", "chat.template=plain", "train.threads=1")
     losses = [line["loss"] for line in metrics(tmp_path / "models" / "small") if "loss" in line]
     assert len(losses) >= 4
     assert losses[-1] < losses[0]
-    shown = artel("data", "show", "run.yaml", "data.store=stores", "chat.template=plain", "--json")
-    assert shown.returncode == 0, shown.stderr
+    shown = succeed("data", "show", "run.yaml", "data.store=stores", "chat.template=plain", "--json")
     text = "".join(piece["text"] for piece in json.loads(shown.stdout)["samples"][0]["pieces"] if piece["learned"])
     if row is fc_row:
         assert '<tool_call>\n{"name": "calculate_square", "arguments": {"number": ' in text

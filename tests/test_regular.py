@@ -5,12 +5,11 @@ import os
 
 import pytest
 
-from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.models.loading.model_folder import read_config
 from artel.preparing.run_mark import check_own_checkpoints, claim
 from artel.storage import lock
-from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
+from artel.tokens import TokenStore, load_tokenizer
 from artel.training.checkpoint.format import read_progress
 
 
@@ -70,8 +69,7 @@ def test_in_a_checkpoint(tmp_path, special):
          "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}], "pair": [],
          "special_tokens": {}}), "cannot encode any text: no entry found for key")],
 )  # fmt: skip
-def test_a_tokenizer_that_makes_nothing_of_a_text_or_a_book_or_fails(tmp_path, change, says):
-    tokenizer = train_tokenizer(iter(["some words of a text"] * 50), TokenizerTraining(vocab=270))
+def test_a_tokenizer_that_makes_nothing_of_a_text_or_a_book_or_fails(tmp_path, tokenizer, change, says):
     tokenizer.save(tmp_path)
     file = tmp_path / "tokenizer.json"
     tree = json.loads(file.read_text())

@@ -11,14 +11,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.objectives import DocumentSamples
 from artel.objectives.rerank import Rerank, ndcg, ranking_metrics, ranks
 from artel.objectives.rerank_samples import DrawnNegatives
 from artel.objectives.statistics import spearman
 from artel.text import Document, Match, Record, Rejected
-from artel.tokens import StoreWriter, TokenStore, evaluation_rows, micro_batches, train_tokenizer
+from artel.tokens import TokenStore, evaluation_rows, micro_batches, train_tokenizer
 from support.objectives import objective_run, written
-from support.runs import artel as command
+from support.preferences import stored_documents
 from support.serving import client_of, served_model
 
 QUERY, DOCUMENTS = "Where is number 3?", ["No 4 is there.", "The number 3 is here, ", "The number 8 is here, " * 30]
@@ -37,24 +36,13 @@ def tokenizer():
 
 
 def ranking(tokenizer, block=64, **more):
-    return Rerank(
-        RunConfig.model_validate({"objective": "rerank", "data": {"block": block}, "rerank": more}), tokenizer
-    )
+    run = {"objective": "rerank", "data": {"block": block}, "rerank": more}
+    return Rerank(RunConfig.model_validate(run), tokenizer)
 
 
 def made_of(objective, match, origin="a:1"):
     (made,) = objective.samples([Document(Record(match.query, origin, "a", match), "train")])
     return made
-
-
-def stored(objective, folder, matches=MATCHES):
-    writer = StoreWriter(folder, objective.tokenizer.vocabulary)
-    for match in matches:
-        made = made_of(objective, match)
-        assert isinstance(made, DocumentSamples), made
-        writer.add("train", made.samples, 1, "a:1")
-    writer.close({"key": "k", "tokenizer": "t", "vocabulary": objective.tokenizer.vocabulary})
-    return TokenStore(folder).train
 
 
 def model_of(tokenizer):
@@ -95,30 +83,32 @@ def test_a_record_has_a_sample_for_each_document_that_matches(tokenizer):
 
 def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(tokenizer, tmp_path):
     objective = ranking(tokenizer)
-    part = stored(objective, tmp_path / "store")
+    part = stored_documents(objective, tmp_path / "store", MATCHES)
     drawing, again = DrawnNegatives(part, 1), DrawnNegatives(part, 1)
     texts = [tokenizer.decode(ids).strip() for ids in drawing.draw(2, 0, 4)]
     backwards = [again.draw(sample, epoch, 4) for epoch in (3, 0) for sample in (4, 2)]
     assert [tokenizer.decode(ids).strip() for ids in backwards[3]] == texts
     # Neither document that matches "three?", and no document twice; there are three others.
     assert sorted(texts) == sorted(match.positives[0] for match in MATCHES if match.query != "three?")
-    orders = {tuple(tuple(ids.tolist()) for ids in drawing.draw(2, epoch, 2)) for epoch in range(20)}
-    assert len(orders) > 3
-    assert {
-        tuple(tuple(ids.tolist()) for ids in DrawnNegatives(part, seed).draw(2, 0, 2)) for seed in range(20)
-    } >= orders
+    by_epoch, by_seed = (
+        {tuple(tuple(ids.tolist()) for ids in drawn) for drawn in draws}
+        for draws in ((drawing.draw(2, epoch, 2) for epoch in range(20)),
+                      (DrawnNegatives(part, seed).draw(2, 0, 2) for seed in range(20)))
+    )  # fmt: skip
+    assert len(by_epoch) > 3
+    assert by_seed >= by_epoch
 
 
 def test_a_split_without_samples_has_nothing_to_draw(tokenizer, tmp_path):
     """As of a run with data.validation: 0."""
     objective = ranking(tokenizer)
-    stored(objective, tmp_path / "store")
+    stored_documents(objective, tmp_path / "store", MATCHES)
     assert len(objective.dataset(TokenStore(tmp_path / "store").validation)) == 0
 
 
 def test_what_a_record_names_itself_is_not_drawn_for_it(tokenizer, tmp_path):
     """Negatives that were mined are documents of the same corpus."""
-    part = stored(ranking(tokenizer), tmp_path / "store")
+    part = stored_documents(ranking(tokenizer), tmp_path / "store", MATCHES)
     drawing = DrawnNegatives(part, 1)
     _, other, *_ = all_drawn = drawing.draw(2, 0, 4)
     drawn = drawing.draw(2, 0, 4, [other])
@@ -138,7 +128,7 @@ def pairs_in(objective, part, rows, columns):
 def test_a_batch_of_padding_has_the_shape_of_the_others(tokenizer, tmp_path):
     """Each rank of a validation runs as many rows, also one that has no sample left: else the others wait for it."""
     objective = ranking(tokenizer, negatives=1, candidates=3)
-    samples = objective.dataset(stored(objective, tmp_path / "store"))
+    samples = objective.dataset(stored_documents(objective, tmp_path / "store", MATCHES))
     full, none = (objective.batch(evaluation_rows(samples, np.arange(count), 2)).tensors["present"] for count in (2, 0))
     assert full.shape == none.shape == (2, 3)
     assert full.any()
@@ -149,7 +139,7 @@ def test_a_batch_of_padding_has_the_shape_of_the_others(tokenizer, tmp_path):
 def test_losses_by_hand(tokenizer, tmp_path, loss):
     """Each query with each of its documents alone, as transformers' tokenizer pairs them."""
     objective, model = ranking(tokenizer, loss=loss, negatives=2), model_of(tokenizer)
-    part = stored(objective, tmp_path / "store")
+    part = stored_documents(objective, tmp_path / "store", MATCHES)
     batch, rows = batch_of(objective, part, epoch=3)
     with torch.no_grad():
         sums = objective.loss(model, batch)
@@ -175,7 +165,7 @@ def logit(model, tokenizer, query, document):
 def test_scores_of_records_are_learned_as_probabilities(tokenizer, tmp_path):
     objective, model = ranking(tokenizer), model_of(tokenizer)
     scored = [Match("one?", ("the first is one",), score=0.9), Match("two?", ("nothing here",), score=0.0)]
-    part = stored(objective, tmp_path / "store", scored)
+    part = stored_documents(objective, tmp_path / "store", scored)
     batch, _ = batch_of(objective, part)
     with torch.no_grad():
         sums, outputs = objective.evaluate_batch(model, batch)
@@ -190,7 +180,7 @@ def test_scores_of_records_are_learned_as_probabilities(tokenizer, tmp_path):
 
 def test_a_query_has_all_its_documents_in_one_order(tokenizer, tmp_path):
     objective = ranking(tokenizer, candidates=3)
-    part = stored(objective, tmp_path / "store")
+    part = stored_documents(objective, tmp_path / "store", MATCHES)
     outputs = np.array([
         [2.0, 1.0, 0.0],  # one?: first
         [0.0, 1.0, np.nan],  # two?: second of two
@@ -223,20 +213,21 @@ def test_figures_are_those_of_scikit_learn():
     assert spearman(np.ones(3), np.arange(3.0)) == 0.0
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a short run."""
+    run = objective_run(tmp_path_factory.mktemp("rerank") / "run.yaml", "rerank", train={"steps": 3, "batch": 8})
+    return artel.train(run).folder
+
+
 @pytest.mark.slow
-def test_the_folder_gives_other_libraries_the_same_scores():
-    run = objective_run(Path("run.yaml").absolute(), "rerank", train={"steps": 3, "batch": 8})
-    folder = artel.train(run).folder
+def test_the_folder_gives_other_libraries_the_same_scores(folder, command):
     model = artel.open(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     plain = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
     with torch.no_grad():
-        expected = [
-            plain(**tokenizer(QUERY, document, truncation=True, max_length=48, return_tensors="pt"))
-            .logits.sigmoid()
-            .item()
-            for document in DOCUMENTS
-        ]
+        inputs = [tokenizer(QUERY, each, truncation=True, max_length=48, return_tensors="pt") for each in DOCUMENTS]
+        expected = [plain(**one).logits.sigmoid().item() for one in inputs]
     assert model.score(QUERY, DOCUMENTS) == pytest.approx(expected, abs=1e-5)
     ranked = model.rerank(QUERY, DOCUMENTS)
     assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
@@ -244,10 +235,9 @@ def test_the_folder_gives_other_libraries_the_same_scores():
     assert model.rerank(QUERY, DOCUMENTS, top_n=1) == ranked[:1]
     assert model.rerank(QUERY, []) == []
     assert [one.document for one in model.rerank(QUERY, DOCUMENTS[0])] == DOCUMENTS[:1]
-    notes = folder.with_name("notes.txt")
-    notes.write_text("\n\n".join(DOCUMENTS))
-    done = command("generate", folder, "--prompt", QUERY, "--context", notes, "--json")
-    hits = json.loads(done.stdout)["hits"]
+    Path("notes.txt").write_text("\n\n".join(DOCUMENTS))
+    _, out, _ = command("generate", folder, "--prompt", QUERY, "--context", "notes.txt", "--json")
+    hits = json.loads(out)["hits"]
     assert [(hit["line"], hit["text"]) for hit in hits] == [(1 + 2 * one.index, one.document.strip()) for one in ranked]
     assert [hit["score"] for hit in hits] == pytest.approx([one.score for one in ranked], abs=1e-4)
     with pytest.raises(InputError, match="is a conversation"):
@@ -264,11 +254,9 @@ def test_the_folder_gives_other_libraries_the_same_scores():
     assert {"loss", "mrr", "ndcg", "accuracy"} == evaluated.keys()
 
 
-def test_sentence_transformers_opens_the_folder():
+def test_sentence_transformers_opens_the_folder(folder):
     from sentence_transformers import CrossEncoder  # takes seconds
 
-    run = objective_run(Path("run.yaml").absolute(), "rerank", train={"steps": 3, "batch": 8})
-    folder = artel.train(run).folder
     encoder = CrossEncoder(str(folder / "model"), max_length=48, device="cpu")
     scores = encoder.predict([(QUERY, document) for document in DOCUMENTS])
     assert artel.open(folder).score(QUERY, DOCUMENTS) == pytest.approx(scores.tolist(), abs=1e-5)

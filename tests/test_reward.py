@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +18,20 @@ from transformers import (
 )
 
 import artel
-from artel.cli.main import main
 from artel.config import RunConfig, TokenizerTraining
-from artel.objectives import DocumentSamples
 from artel.objectives.reward import Reward
 from artel.objectives.statistics import calibration_bins, calibration_error
 from artel.printable import in_lines
-from artel.text import Document, Message, Preference, Record
+from artel.text import Message, Preference
 from artel.text.formats.preferences import read_preferences
-from artel.tokens import StoreWriter, TokenStore, evaluation_rows, train_tokenizer
+from artel.tokens import evaluation_rows, train_tokenizer
 from support.objectives import judgements, objective_run
-from support.preferences import MODEL, PAIRS
+from support.preferences import MODEL, PAIRS, assert_same_as_trl, stored_documents
 from support.reading import read, rows_of
 from support.serving import client_of, served_model
 
 MARGINS = (0.0, 0.5, 2.0)
+SHORT = {"steps": 3, "batch": 8}
 PROMPT, ANSWERS = "Where is number 3?", ["It is here.", "I do not know what you mean by that, and I never will."]
 
 
@@ -54,17 +52,6 @@ def model_of(tokenizer):
     return LlamaForSequenceClassification(config).eval()
 
 
-def stored(objective, folder, preferences):
-    """A store part of preferences as the objective makes them."""
-    writer = StoreWriter(folder, objective.tokenizer.vocabulary)
-    for fields in preferences:
-        (made,) = objective.samples([Document(Record("", "a:1", "a", fields), "train")])
-        assert isinstance(made, DocumentSamples), made
-        writer.add("train", made.samples, 1, "a:1")
-    writer.close({"key": "k", "tokenizer": "t", "vocabulary": objective.tokenizer.vocabulary})
-    return TokenStore(folder).train
-
-
 def pairs_of(margins=MARGINS):
     return [
         Preference((Message("user", question),), *(Message("assistant", text) for text in answers), margin=margin)
@@ -83,7 +70,7 @@ def test_loss_and_gradient_equal_trl_on_the_same_batch(tokenizer, tmp_path, cent
     from datasets import Dataset
 
     objective, model = rewarding(tokenizer, center=center), model_of(tokenizer)
-    part = stored(objective, tmp_path / "store", pairs_of())
+    part = stored_documents(objective, tmp_path / "store", pairs_of())
     rows = []
     for sample, margin in zip(map(part.sample, range(part.samples)), MARGINS, strict=True):
         chosen, rejected = np.split(sample.ids, [sample.numbers[0]])
@@ -92,19 +79,7 @@ def test_loss_and_gradient_equal_trl_on_the_same_batch(tokenizer, tmp_path, cent
                                  per_device_train_batch_size=3, center_rewards_coefficient=center or None,
                                  max_length=None, gradient_checkpointing=False, disable_dropout=True)  # fmt: skip
     trainer = trl.RewardTrainer(model, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer.hf)
-    batch = trainer.data_collator(rows)
-    expected = trainer.compute_loss(trainer.model, batch)
-    expected.backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    model.zero_grad()
-
-    sums = objective.loss(model, batch_of(objective, part))
-    loss = sums[0] / sums[1]
-    loss.backward()
-    assert sums[1] == len(PAIRS)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, gradients[name], rtol=1e-4, atol=1e-6), name
+    assert_same_as_trl(trainer, rows, model, lambda: objective.loss(model, batch_of(objective, part)))
 
 
 def test_answers_with_labels_and_pairs_count_alike(tokenizer, tmp_path):
@@ -113,7 +88,7 @@ def test_answers_with_labels_and_pairs_count_alike(tokenizer, tmp_path):
     question = (Message("user", "Count."),)
     good, bad = Message("assistant", "One, two."), Message("assistant", "Seven!")
     preferences = [*pairs_of(), Preference(question, good, None), Preference(question, None, bad)]
-    batch = batch_of(objective, stored(objective, tmp_path / "store", preferences))
+    batch = batch_of(objective, stored_documents(objective, tmp_path / "store", preferences))
     with torch.no_grad():
         sums, outputs = objective.evaluate_batch(model, batch)
     alone = [
@@ -150,7 +125,7 @@ def test_calibration_by_hand():
 def test_metrics_of_pairs_and_labels(tokenizer, tmp_path):
     objective = rewarding(tokenizer)
     labeled = Preference((Message("user", "Count."),), None, Message("assistant", "Seven!"))
-    part = stored(objective, tmp_path / "store", [*pairs_of(), labeled])
+    part = stored_documents(objective, tmp_path / "store", [*pairs_of(), labeled])
     outputs = np.array([[1.0, 0.0], [0.0, 1.0], [3.0, -1.0], [0.0, -2.0]])
     figures = objective.metrics({"loss": 4.0, "targets": 4.0}, outputs, part)
     assert figures["loss"] == 1.0
@@ -171,9 +146,12 @@ def test_a_margin_that_is_no_number_is_named_by_its_line(tmp_path, margin):
     assert (second.origin, second.reason) == ("a.jsonl:2", "bad_margin")
 
 
-def trained(name="reward", **changes):
-    run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 3, "batch": 8}, **changes)
-    return artel.train(run).folder
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folders of a model that scores answers and of one that writes them, by objective."""
+    place = tmp_path_factory.mktemp("runs")
+    runs = {name: objective_run(place / f"{name}.yaml", name, train=SHORT) for name in ("reward", "chat")}
+    return {name: artel.train(run).folder for name, run in runs.items()}
 
 
 def written(tokenizer, answer):
@@ -193,7 +171,7 @@ def by_transformers(folder, model=None):
 @pytest.mark.parametrize("architecture", ["llama", "bert"])
 def test_the_folder_gives_transformers_the_same_scores(architecture):
     """A decoder, whose score is the last token's, and an encoder."""
-    run = objective_run(Path("run.yaml").absolute(), "reward", train={"steps": 3, "batch": 8})
+    run = objective_run(Path("run.yaml").absolute(), "reward", train=SHORT)
     folder = artel.train(run, {"model.config.model_type": architecture}).folder
     model = artel.open(folder)
     scores = model.score(PROMPT, ANSWERS)
@@ -214,12 +192,10 @@ def test_the_folder_gives_transformers_the_same_scores(architecture):
 
 
 @pytest.mark.slow
-def test_an_adapter_brings_its_head(tmp_path):
+def test_an_adapter_brings_its_head(tmp_path, trained):
     from peft import PeftModel
 
-    base = artel.open(trained("chat")).model
-    folder = Path("run/model").rename("base")
-    shutil.rmtree("run")
+    base, folder = artel.open(trained["chat"]).model, trained["chat"] / "model"
     assert isinstance(AutoModelForCausalLM.from_pretrained(folder), type(base))
     judged = judgements(tmp_path)
     run = {"run": "lora", "objective": "reward", "data": {"sources": [judged], "block": 96, "validation": 0.1},
@@ -242,8 +218,8 @@ def test_what_does_not_go_with_a_reward_is_refused_before_text_is_read(tmp_path)
     assert {"validate.prompts", "checkpoint.best"} <= set(where)
 
 
-def test_the_server_scores_pairs_as_vllm_does():
-    folder = trained()
+def test_the_server_scores_pairs_as_vllm_does(trained):
+    folder = trained["reward"]
     expected = artel.open(folder).score(PROMPT, ANSWERS)
     with served_model(folder) as served, client_of(served) as client:
         assert scores_from(client, text_1=PROMPT, text_2=ANSWERS) == pytest.approx(expected, abs=1e-6)
@@ -267,26 +243,11 @@ def scores_from(client: TestClient, **body):
 # The best of several ----------------------------------------------------------------
 
 
-@pytest.fixture
-def generate(monkeypatch, capsys):
-    """The command in this process: exit status, standard output and error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["artel", "generate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        seen = capsys.readouterr()
-        return ended.value.code, seen.out, seen.err
-
-    return run
-
-
 @pytest.mark.slow
-def test_the_best_of_several_answers(generate):
-    writer = trained("chat").rename("writer")
-    reward = trained().rename("reward")
+def test_the_best_of_several_answers(command, trained):
+    writer, reward = trained["chat"], trained["reward"]
     options = ["--max-new-tokens", 8, "--best-of", 3, "--reward", reward]
-    status, out, err = generate(writer, "--prompt", PROMPT, *options, "--seed", 5, "--json")
+    status, out, err = command("generate", writer, "--prompt", PROMPT, *options, "--seed", 5, "--json")
     assert status == 0, err
     result = json.loads(out)
     judge, model = artel.open(reward), artel.open(writer)
@@ -297,7 +258,7 @@ def test_the_best_of_several_answers(generate):
         assert answer["score"] == pytest.approx(judge.score(PROMPT, alone)[0], abs=1e-5)
     assert result["score"] == max(answer["score"] for answer in result["answers"])
     assert result["text"] in [each["text"] for each in result["answers"] if each["score"] == result["score"]]
-    status, out, err = generate(writer, "--prompt", PROMPT, *options, "--seed", 5)
+    status, out, err = command("generate", writer, "--prompt", PROMPT, *options, "--seed", 5)
     assert (status, in_lines(out.strip())) == (0, in_lines(result["text"].strip()))
     assert "the best of 3" in err
 
@@ -305,15 +266,15 @@ def test_the_best_of_several_answers(generate):
         json.dumps({"messages": [{"role": "user", "content": PROMPT}]}) + "\n" + json.dumps({"prompt": "Who?", "id": 7})
     )
     files = [writer, "--prompts", "prompts.jsonl", "--out", "out.jsonl", *options]
-    assert generate(*files)[0] == 0
+    assert command("generate", *files)[0] == 0
     lines = Path("out.jsonl").read_text().splitlines()
     first, second = map(json.loads, lines)
     assert [answer["seed"] for answer in first["answers"] + second["answers"]] == [0, 1, 2, 3, 4, 5]
     assert second["id"] == 7
     Path("out.jsonl").write_text(lines[0] + "\n")
-    assert generate(*files)[0] == 0
+    assert command("generate", *files)[0] == 0
     assert Path("out.jsonl").read_text().splitlines() == lines
-    status, _, err = generate(*files[:-4], "--best-of", 2, "--reward", reward)
+    status, _, err = command("generate", *files[:-4], "--best-of", 2, "--reward", reward)
     assert status == 2
     assert "begun with other settings" in err
 
@@ -326,13 +287,13 @@ def test_the_best_of_several_answers(generate):
         (["--best-of", 2, "--reward", "x", "--temperature", 0], "--temperature: 0 writes the same answer"),
     ],
 )
-def test_best_of_needs_a_reward_and_a_choice(generate, options, said):
-    status, _, err = generate("nowhere", "--prompt", "x", *options)
+def test_best_of_needs_a_reward_and_a_choice(command, options, said):
+    status, _, err = command("generate", "nowhere", "--prompt", "x", *options)
     assert (status, said in err) == (2, True), err
 
 
-def test_a_model_without_scores_chooses_nothing(generate):
-    writer = trained("chat")
-    status, _, err = generate(writer, "--prompt", "x", "--best-of", 2, "--reward", writer)
+def test_a_model_without_scores_chooses_nothing(command, trained):
+    writer = trained["chat"]
+    status, _, err = command("generate", writer, "--prompt", "x", "--best-of", 2, "--reward", writer)
     assert status == 2
     assert "which gives answers no score" in err

@@ -3,14 +3,12 @@
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import artel as api
-from artel.cli.main import main
 from artel.config import load_run
 from artel.errors import WorkError
 from artel.parallel import join_world
@@ -50,7 +48,7 @@ def lay(folder: Path, files: dict[str, bytes]) -> None:
 
 
 @pytest.fixture
-def artel(tmp_path, monkeypatch, capfd):
+def artel(tmp_path, monkeypatch, command):
     """The command in this process, in an empty working folder: (exit status, what it said)."""
     work = tmp_path / "work"
     work.mkdir()
@@ -58,14 +56,16 @@ def artel(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
 
     def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capfd.readouterr().err
+        status, _, said = command(*arguments)
         assert "Traceback" not in said
-        return int(ended.value.code or 0), said
+        return status, said
 
     return run
+
+
+def says(answered: tuple[int, str], status: int, text: str = "") -> None:
+    """Fail unless the command ended with this status and said this."""
+    assert (answered[0], text in answered[1]) == (status, True), answered
 
 
 def run_file(name: str = "run.yaml", **more) -> Path:
@@ -116,17 +116,15 @@ def test_a_user_s_file_in_the_model_of_a_run_is_never_removed(artel):
     note = Path("run/model/notes.txt")
     RunFolder(Path("run")).claim()  # as a run that has no model yet
     lay(Path("run"), {"model/notes.txt": b"mine"})
-    status, said = artel("train", file, "--restart")
-    assert (status, "artel: run/model/notes.txt: is in the run's model" in said) == (2, True), said
+    says(artel("train", file, "--restart"), 2, "artel: run/model/notes.txt: is in the run's model")
     assert note.read_text() == "mine"
     shutil.rmtree("run")
     assert artel("train", file)[0] == 0
     note.write_text("mine")
     before = contents(Path())
     for words in (["--restart"], ["train.steps=9"]):
-        status, said = artel("train", file, *words)
-        assert status == 2
-        assert "artel: run/model/notes.txt: is in the run's model, which is about to be removed" in said
+        told = "artel: run/model/notes.txt: is in the run's model, which is about to be removed"
+        says(artel("train", file, *words), 2, told)
         assert {name: content for name, content in contents(Path()).items() if "lock" not in name} == {
             name: content for name, content in before.items() if "lock" not in name
         }
@@ -178,8 +176,7 @@ def test_checkpoints_on_another_disk(artel, tmp_path):
     file = run_file(run="run")
     assert artel("train", file)[0] == 0
     lay(there, {"mine.txt": b"mine"})
-    status, said = artel("train", file, "--restart", "train.steps=3")
-    assert status == 0, said
+    says(artel("train", file, "--restart", "train.steps=3"), 0)
     assert Path("run", "checkpoints").readlink() == there
     steps = sorted(name.split("/")[0] for name in contents(there))
     assert (set(steps), contents(there)["mine.txt"]) == ({"step-000000003", "latest", "best", "mine.txt"}, b"mine")
@@ -187,8 +184,7 @@ def test_checkpoints_on_another_disk(artel, tmp_path):
     there.joinpath("latest").unlink()
     lay(there, {"latest/x": b"x"})
     before = contents(tmp_path / "work") | contents(there)
-    status, said = artel("train", file)
-    assert (status, "latest: is a folder or a file, where artel keeps a link" in said) == (2, True), said
+    says(artel("train", file), 2, "latest: is a folder or a file, where artel keeps a link")
     assert contents(tmp_path / "work") | contents(there) == before
 
 
@@ -205,8 +201,7 @@ def test_what_is_named_as_output_is_not_written_over(artel, place):
     tokens = ["data", "import", "x.bin", "taken", "--tokenizer", "gpt2"]
     judged = ["evaluate", "runs/x", "--data", "x.txt", "--predictions", "taken"]
     for words in (["recipes", "cp", "demo", "taken"], ["export", "runs/x", "taken"], tokens, judged):
-        status, said = artel(*words)
-        assert (status, "exists already" in said) == (2, True), said
+        says(artel(*words), 2, "exists already")
         assert contents(Path()) == before
 
 
@@ -216,21 +211,13 @@ def test_a_damaged_result_or_mark_is_told(artel):
     assert artel("train", file)[0] == 0
     for content in (b'{"run"', b"[]", b"\xff"):
         Path("run", "result.json").write_bytes(content)
-        status, said = artel("train", file)
-        assert (status, f"artel: {Path('run/result.json')}: is damaged" in said) == (2, True), said
+        says(artel("train", file), 2, f"artel: {Path('run/result.json')}: is damaged")
     Path("run", "result.json").unlink()  # as the message says
     assert artel("train", file)[0] == 0
-    for content in (
-        b"",
-        b"{}",
-        b'{"id": 3, "names": []}',
-        b"[" * 100000,
-        b'{"id": "a", "names": [], "model": 5}',
-        b"[]",
-    ):
+    of_other_types = (b'{"id": 3, "names": []}', b'{"id": "a", "names": [], "model": 5}')
+    for content in (b"", b"{}", b"[" * 100000, b"[]", *of_other_types):
         Path("run", MARK).write_bytes(content)
-        status, said = artel("train", file)
-        assert (status, f"{MARK}: is not the mark that artel wrote" in said) == (2, True), said
+        says(artel("train", file), 2, f"{MARK}: is not the mark that artel wrote")
 
 
 @pytest.mark.parametrize("what", ["removed", "moved", "made anew"])
@@ -281,10 +268,9 @@ def test_the_folder_that_is_named_is_the_run(artel, tmp_path):
     outside = Path.cwd()
     named = [("runs/b", "--restart"), (outside / "runs/c",), ("runs/d/config.yaml",), ("link", "--restart")]
     for (name, *words), copy in zip(named, copies, strict=False):
-        status, said = artel("train", name, *words, "train.steps=2" if words else "log.every=2")
-        assert status == 0, said
         original = "runs/a" if copy.name == "b" else outside / "runs/a"
-        assert f"{name if name != 'runs/d/config.yaml' else copy} is a copy of {original}; from now on" in said
+        told = f"{name if name != 'runs/d/config.yaml' else copy} is a copy of {original}; from now on"
+        says(artel("train", name, *words, "train.steps=2" if words else "log.every=2"), 0, told)
         result = json.loads((copy / "result.json").read_bytes())
         assert result["steps"] == (2 if words else 6)
         status, said = artel("train", name, "log.every=3")
@@ -315,14 +301,12 @@ def test_checkpoints_model_and_config_of_another_run_are_refused(artel):
     checkpoint, other = (next(Path(name, "checkpoints").glob("step-*")) for name in "ab")
 
     shutil.copytree(other, checkpoint.with_name("step-000000099"))
-    status, said = artel("train", file, "train.steps=100")
-    assert (status, "step-000000099: is a checkpoint of another run" in said) == (2, True), said
+    says(artel("train", file, "train.steps=100"), 2, "step-000000099: is a checkpoint of another run")
     shutil.rmtree(checkpoint.with_name("step-000000099"))
 
     shutil.copyfile("b/model/model.safetensors", "a/model/model.safetensors")
     for words in (["train", "a"], ["generate", "a", "--prompt", "x"], ["export", "a", "out"]):
-        status, said = artel(*words)
-        assert (status, "a/model/model.safetensors: is not what this run wrote" in said) == (2, True), said
+        says(artel(*words), 2, "a/model/model.safetensors: is not what this run wrote")
     Path("a/model/model.safetensors").unlink()  # the weights are gone: the run is not complete, and writes them again
     status, said = artel("train", file)
     assert (status, "is complete" in said) == (0, False), said
@@ -334,19 +318,16 @@ def test_checkpoints_model_and_config_of_another_run_are_refused(artel):
         counts = (said.count("the run began with"), said.count("set it back"))
         assert (status, counts) == (2, (len(words), 1)), said
     shutil.copyfile("b/config.yaml", "a/config.yaml")
-    status, said = artel("train", "a")
-    assert (status, "the run began with seed: 42 -> 7" in said) == (2, True), said
+    says(artel("train", "a"), 2, "the run began with seed: 42 -> 7")
 
     shutil.copyfile("saved/config.yaml", "a/config.yaml")
     shutil.rmtree("a/checkpoints")
     Path("a/model/model.safetensors").unlink()
-    status, said = artel("train", "a")
-    assert (status, "a/model: lacks the weights of this run" in said) == (2, True), said
+    says(artel("train", "a"), 2, "a/model: lacks the weights of this run")
 
     assert artel("train", "a", "--restart")[0] == 0
     shutil.copytree(Path("saved/checkpoints", checkpoint.name), checkpoint, dirs_exist_ok=True)
-    status, said = artel("train", "a")
-    assert (status, f"{checkpoint}: is a checkpoint of another run" in said) == (2, True), said
+    says(artel("train", "a"), 2, f"{checkpoint}: is a checkpoint of another run")
 
 
 @pytest.mark.slow
@@ -355,10 +336,8 @@ def test_a_run_that_never_trained_and_one_that_is_unfinished_say_so(artel, caplo
     generate, push = ["generate", "run", "--prompt", "x"], ["push", "run", "me/x", "--dry-run", "pushed"]
     assert artel("prepare", file)[0] == 0
     for words in (generate, push, ["export", "run", "out"]):
-        status, said = artel(*words)
-        assert (status, "run: has not been trained yet: there is no checkpoint" in said) == (2, True), said
-    status, said = artel("report", "run")
-    assert (status, "artel: run: has not been trained yet: no step is logged\n    train it:" in said) == (2, True), said
+        says(artel(*words), 2, "run: has not been trained yet: there is no checkpoint")
+    says(artel("report", "run"), 2, "artel: run: has not been trained yet: no step is logged\n    train it:")
 
     assert artel("train", file)[0] == 0
     Path("run/result.json").unlink()  # as if it had been stopped after step 4
@@ -371,12 +350,9 @@ def test_a_run_that_never_trained_and_one_that_is_unfinished_say_so(artel, caplo
         caplog.clear()
         assert artel(*words)[0] == 0
         assert "run is not complete: its newest checkpoint is used, step 4" in caplog.text
-    status, said = artel(*push)
-    assert (status, "the run is not complete" in said) == (2, True), said
-    status, said = artel("report", "run")
-    assert (status, "at step 6; artel train run resumes" in said) == (0, True), said
+    says(artel(*push), 2, "the run is not complete")
+    says(artel("report", "run"), 0, "at step 6; artel train run resumes")
 
     shutil.rmtree("run/checkpoints")
     for words in (generate, ["export", "run", "other"]):
-        status, said = artel(*words)
-        assert (status, "artel: run: has not been trained yet: there is no checkpoint" in said) == (2, True), said
+        says(artel(*words), 2, "artel: run: has not been trained yet: there is no checkpoint")

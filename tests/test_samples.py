@@ -20,12 +20,9 @@ class Killed(Exception): ...
 @pytest.mark.parametrize(("every", "dies"), [("never", 1), (1, 1), (1, 3)])
 def test_samples_of_each_step_stand_once_also_where_a_killed_run_begins_again(every, dies):
     """The first are written before the first step, by the untrained model."""
-    file = write_run(
-        Path("run.yaml"),
-        train={"steps": 4, "batch": 4},
-        validate={"every": 2, "prompts": ["The", "A"], "new_tokens": 3},
-        checkpoint={"every": every, "asynchronous": False},
-    )
+    validate = {"every": 2, "prompts": ["The", "A"], "new_tokens": 3}
+    checkpoint = {"every": every, "asynchronous": False}
+    file = write_run(Path("run.yaml"), train={"steps": 4, "batch": 4}, validate=validate, checkpoint=checkpoint)
     config = load_run(str(file))
 
     def start(*callbacks):

@@ -8,10 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
@@ -21,8 +20,7 @@ import xxhash
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import artel as package
-from artel.cli.main import main
-from artel.config import ModelConfig, Overrides, TokenizerTraining, load_run, result_differences
+from artel.config import ModelConfig, Overrides, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.inference import open_model
 from artel.models.loading.build import build_model
@@ -30,38 +28,21 @@ from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
 from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
-from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
+from artel.tokens import Sample, StoreWriter, TokenStore
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full
 from artel.training.checkpoint.items import checkpoint_items
+from support.chat_models import saved
 from support.runs import write_run
+from support.servers import QuietHandler, http_server
 from support.waiting import LIMIT
 
 TINY = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["some words of a text"] * 50), TokenizerTraining(vocab=270))
-
-
 @pytest.fixture
 def folder(tmp_path, tokenizer):
     """A small GPT-2 with a tokenizer."""
-    model = GPT2LMHeadModel(GPT2Config(**TINY))
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def run_artel(monkeypatch, capfd, *arguments) -> tuple[int, str]:
-    """(exit status, what was said) of the command, in this process."""
-    monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
-    try:
-        main()
-        status = 0
-    except SystemExit as exit_:
-        status = int(exit_.code or 0)
-    return status, capfd.readouterr().err
+    return saved(tmp_path / "model", GPT2LMHeadModel(GPT2Config(**TINY)), tokenizer)
 
 
 # Names in what is read
@@ -92,12 +73,6 @@ def test_names_in_a_manifest_stay_in_the_store(tmp_path, name):
         file.write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
 
 
-class _Nothing:
-    """An optimizer of which nothing is asked."""
-
-    saves_collectively = False
-
-
 @pytest.mark.parametrize("name", ["../step-000000001/state.json", "/etc/hostname", "a/state.json"])
 def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
     content = Content(
@@ -114,21 +89,19 @@ def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
     (path / "checksums.json").write_text(json.dumps({**sums, name: checksum(target)}))
     shutil.rmtree(tmp_path / "step-000000001")
     with pytest.raises(InputError, match="which is no file of it"):
-        load_checkpoint(tmp_path, checkpoint_items(_Nothing()))
+        load_checkpoint(tmp_path, checkpoint_items(SimpleNamespace(saves_collectively=False)))
 
 
 @pytest.mark.parametrize("place", ["index", "config"])
 def test_weights_lie_beside_their_configuration(folder, tokenizer, place):
     (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    (folder / "other.safetensors").write_bytes(b"")
     if place == "index":
         names = dict.fromkeys(GPT2LMHeadModel(GPT2Config(**TINY)).state_dict(), "../outside.safetensors")
         index = {"metadata": {}, "weight_map": names}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        (folder / "other.safetensors").write_bytes(b"")
     else:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "../outside.safetensors"}))
-        (folder / "other.safetensors").write_bytes(b"")
+        change(folder, transformers_weights="../outside.safetensors")
     with pytest.raises(InputError, match="no file beside"):
         check_model(ModelConfig.model_validate({"from": str(folder)}), "AutoModelForCausalLM")
 
@@ -202,12 +175,8 @@ def own_code(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("OWN_CODE_RAN", str(tmp_path / "ran"))
     (folder / "configuration_tiny.py").write_text(CONFIGURATION)
     (folder / "modeling_tiny.py").write_text(MODELING)
-    change(
-        folder,
-        model_type="tiny_own",
-        architectures=["TinyLM"],
-        auto_map={"AutoConfig": "configuration_tiny.TinyConfig", "AutoModelForCausalLM": "modeling_tiny.TinyLM"},
-    )
+    code = {"AutoConfig": "configuration_tiny.TinyConfig", "AutoModelForCausalLM": "modeling_tiny.TinyLM"}
+    change(folder, model_type="tiny_own", architectures=["TinyLM"], auto_map=code)
     yield folder, tmp_path / "ran"
     for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
         del sys.modules[name]
@@ -228,26 +197,26 @@ def own_run(tmp_path, folder, **model) -> Path:
     )
 
 
-def test_code_of_a_model_is_run_by_a_run_that_names_its_repository(own_code, tmp_path, monkeypatch, capfd):
+def test_code_of_a_model_is_run_by_a_run_that_names_its_repository(own_code, tmp_path, command):
     folder, ran = own_code
     run = own_run(tmp_path, folder)
-    status, said = run_artel(monkeypatch, capfd, "train", run)
+    status, _, said = command("train", run)
     assert (status, ran.exists()) == (2, False)
     assert f"model.trust_remote_code: {folder}" in said
     for other in ("someone/else", str(folder.parent)):
-        status, said = run_artel(monkeypatch, capfd, "train", run, f"model.trust_remote_code={other}")
+        status, _, said = command("train", run, f"model.trust_remote_code={other}")
         assert (status, ran.exists()) == (2, False)
         assert f"trust_remote_code names {other}" in said
-    status, said = run_artel(monkeypatch, capfd, "train", run, f"model.trust_remote_code={folder}")
+    status, _, said = command("train", run, f"model.trust_remote_code={folder}")
     assert (status, ran.exists()) == (0, True), said
     assert type(open_model(str(tmp_path / "run")).model).__name__ == "TinyLM"
 
 
-def test_code_that_lies_in_another_repository_is_not_run(own_code, tmp_path, monkeypatch, capfd):
+def test_code_that_lies_in_another_repository_is_not_run(own_code, tmp_path, command):
     folder, ran = own_code
     change(folder, auto_map={"AutoConfig": "someone/else--configuration_tiny.TinyConfig"})
     run = own_run(tmp_path, folder, trust_remote_code=str(folder))
-    status, said = run_artel(monkeypatch, capfd, "train", run)
+    status, _, said = command("train", run)
     assert (status, ran.exists()) == (2, False)
     assert "lies in another repository, someone/else" in said
 
@@ -269,7 +238,7 @@ PASSWORD, TOKENS = "pass-5f3a", ("token-9c1b", "token-77e0")
 def guarded():
     """The address (host:port) of a server that gives a text to who has the password and one of the tokens."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self):
             asked = urlsplit(self.path)
             given = base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
@@ -280,25 +249,18 @@ def guarded():
             self.end_headers()
             self.wfile.write(body if right else b"")
 
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
+    with http_server(Handler) as address:
+        yield address.removeprefix("http://")
 
 
-def test_secrets_in_addresses_are_written_nowhere(guarded, tmp_path, monkeypatch, capfd):
+def test_secrets_in_addresses_are_written_nowhere(guarded, tmp_path, monkeypatch, command):
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     addresses = [f"http://reader:{PASSWORD}@{guarded}/a.jsonl?token={token}&part=1" for token in TOKENS]
+    source = {"path": addresses[0]}
     run = write_run(
-        tmp_path / "run.yaml",
-        data={"sources": [{"path": addresses[0]}]},
-        train={"steps": 2},
-        tokenizer={"train": {"vocab": 280}},
+        tmp_path / "run.yaml", data={"sources": [source]}, train={"steps": 2}, tokenizer={"train": {"vocab": 280}}
     )
-    status, said = run_artel(monkeypatch, capfd, "train", run)
+    status, _, said = command("train", run)
     assert status == 0, said
     assert "write ${NAME} instead" in said
     run.unlink()
@@ -373,13 +335,10 @@ def test_no_library_downloads_kernels_or_says_that_it_lacks_one(tmp_path):
         "    print('not there')\n"
         "print(logging.getLogger('bitsandbytes.backends.cpu.ops').isEnabledFor(logging.WARNING))\n"
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT
-    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "not there\nFalse\n"
     assert "kernels" not in done.stderr

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from support.chat_models import user
 from support.hub import Hub, Repo
-from support.runs import artel
+from support.runs import artel, refused
 from support.serving import server_of, tiny_model
 
 pytestmark = pytest.mark.processes
@@ -73,24 +73,16 @@ def test_openais_client_gets_answers_whole_and_streamed(server):
             model="tiny", prompt=["the of", "and"], n=2, seed=1, max_tokens=5, logprobs=1
         )
         assert [choice.index for choice in written.choices] == [0, 1, 2, 3]
-        extra = client.completions.create(
-            model="tiny", prompt="the", temperature=9, max_tokens=5, extra_body={"top_k": 1, "min_p": 0.1}
-        )
-        assert (
-            extra.choices[0].text
-            == client.completions.create(model="tiny", prompt="the", temperature=0, max_tokens=5).choices[0].text
-        )
+        short = {"model": "tiny", "prompt": "the", "max_tokens": 5}
+        extra = client.completions.create(**short, temperature=9, extra_body={"top_k": 1, "min_p": 0.1})
+        assert extra.choices[0].text == client.completions.create(**short, temperature=0).choices[0].text
         with pytest.raises(openai.NotFoundError, match="served: tiny"):
             client.chat.completions.create(**QUESTION | {"model": "gpt-5"})
-        with pytest.raises(openai.UnprocessableEntityError, match="temperature"):
-            client.chat.completions.create(**QUESTION | {"temperature": -1})
-        with pytest.raises(openai.BadRequestError, match="512"):
-            client.chat.completions.create(**QUESTION | {"max_tokens": 1000})
     with (
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong") as client,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong") as other,
         pytest.raises(openai.AuthenticationError),
     ):
-        client.models.list()
+        other.models.list()
 
 
 @pytest.mark.ci
@@ -127,10 +119,8 @@ def test_openais_client_gets_responses_whole_and_streamed(server):
         spoken.append(("user", "And who am I?"))
         messages = [{"role": role, "content": content} for role, content in spoken]
         chat = client.chat.completions.create(**QUESTION | {"messages": messages})
-        assert (turn.output_text, turn.usage.input_tokens) == (
-            chat.choices[0].message.content,
-            chat.usage.prompt_tokens,
-        )
+        expected = (chat.choices[0].message.content, chat.usage.prompt_tokens)
+        assert (turn.output_text, turn.usage.input_tokens) == expected
 
 
 class City(BaseModel):
@@ -188,12 +178,6 @@ async def many_at_once(server, count):
         return await asyncio.gather(*map(ask, range(count)))
 
 
-def test_many_clients_at_once_get_the_same_answer(server):
-    answers = asyncio.run(many_at_once(server, 40))
-    assert len(answers) == 40
-    assert len(set(answers)) == 1
-
-
 async def in_turn(server, count, at_once=16):
     """So many short requests, whole and streamed, and a few that are refused."""
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
@@ -227,27 +211,27 @@ def test_memory_does_not_grow_with_requests(server):
     assert resident(server) - before < 2000 * 8 * 1024
 
 
-@pytest.mark.parametrize("page", ["docs/serve.md", "docs/ru/serve.md"])
-def test_the_program_of_the_page_gets_an_answer(server, page):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    for printed, here in (("http://127.0.0.1:8000", server.url), ('"-"', '"secret"'), ("chat-lora", "tiny")):
+def run_of_page(page, pattern, key, server, program):
+    """Run what the page prints between its ```, with the address, the key and the model of this server."""
+    (code,) = re.findall(rf"```{pattern}```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    for printed, here in (("http://127.0.0.1:8000", server.url), key, ("chat-lora", "tiny")):
         assert printed in code
         code = code.replace(printed, here)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([program, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", ["docs/serve.md", "docs/ru/serve.md"])
+def test_the_program_of_the_page_gets_an_answer(server, page):
+    assert run_of_page(page, r"python\n(.*?)", ('"-"', '"secret"'), server, sys.executable).strip()
 
 
 @pytest.mark.skipif(which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("page", ["docs/serve.md", "docs/ru/serve.md"])
 def test_the_curl_of_the_page_gets_an_answer(server, page):
-    (command,) = re.findall(r"```sh\n(curl .*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    for printed, here in (("http://127.0.0.1:8000", server.url), ("KEY", "secret"), ("chat-lora", "tiny")):
-        assert printed in command
-        command = command.replace(printed, here)
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
+    answered = run_of_page(page, r"sh\n(curl .*?)", ("KEY", "secret"), server, "bash")
+    assert json.loads(answered)["choices"][0]["message"]["role"] == "assistant"
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
@@ -273,7 +257,8 @@ def test_clients_that_vanish_free_their_places(server, stream):
             each.close()
         while figures(server)["artel_answers"]:
             pass
-    assert len(asyncio.run(many_at_once(server, 8))) == 8
+    answers = asyncio.run(many_at_once(server, 40))
+    assert (len(answers), len(set(answers))) == (40, 1)
 
 
 @pytest.mark.ci
@@ -340,8 +325,7 @@ def test_weights_that_are_written_over_at_the_same_length_are_noticed(tmp_path):
     ],
 )
 def test_what_it_cannot_do_is_one_message(folder, arguments, where, said):
-    done = artel("serve", folder, *arguments)
-    assert done.returncode == 2
+    done = refused("serve", folder, *arguments)
     assert where in done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -353,8 +337,7 @@ def test_a_port_that_is_taken_and_a_folder_without_a_model_are_said(folder, tmp_
         done = artel("serve", folder, "--port", str(port))
     assert (done.returncode, f"127.0.0.1:{port}" in done.stderr) == (2, True)
     (tmp_path / "empty").mkdir()
-    done = artel("serve", "empty", "--port", "0")
-    assert done.returncode == 2
+    done = refused("serve", "empty", "--port", "0")
     assert "empty" in done.stderr
 
 

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from transformers import AutoModel, AutoTokenizer
 
 import artel
+from support.chat_models import user
 from support.objectives import objective_run
 from support.serving import app_of, client_of, served_model, tiny_encoder
 
@@ -46,10 +47,7 @@ def test_masks_are_filled_and_embeddings_are_means_of_length_one():
         for wrong in ("no mask", text * 200):
             response = client.post("/v1/fill-mask", json={"input": wrong})
             assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
-        assert (
-            client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}).status_code
-            == 400
-        )
+        assert client.post("/v1/chat/completions", json={"messages": user("x")}).status_code == 400
 
         response = client.post("/v1/embeddings", json={"input": TEXTS}).json()
         vectors = np.array([entry["embedding"] for entry in response["data"]])
@@ -130,10 +128,8 @@ def test_openais_client_gets_embeddings(tmp_path, asked):
     folder = tiny_encoder(tmp_path)
     with served_model(folder) as served, client_of(served) as http:
         client = openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http, max_retries=0)
-        responses = [
-            client.embeddings.create(model="tiny", input=TEXTS, **asked),
-            asyncio.run(by_async_client(app_of(served), **asked)),
-        ]
+        whole = client.embeddings.create(model="tiny", input=TEXTS, **asked)
+        responses = [whole, asyncio.run(by_async_client(app_of(served), **asked))]
     expected = [embedded(folder, text) for text in TEXTS]
     for response in responses:
         vectors = [entry.embedding for entry in response.data]

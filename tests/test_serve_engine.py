@@ -27,39 +27,36 @@ from support.saved_models import memory_status
 from support.serving import QUESTION, answer, client_of, error_of, greedy, served_model, texts
 
 
+def written(client, prompt, count, **more):
+    """The tokens that a server writes after a prompt at temperature 0."""
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": count, "logprobs": 0} | more
+    return client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
+
+
+def named(served, ids):
+    return [served.token_name(token) for token in ids]
+
+
 def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(served, client):
     assert isinstance(served.engine, SlotEngine)
     texts = [f"{'the of and ' * (number % 7)}to {number}" for number in range(12)]
     expected = [greedy(served, served.opened.tokenizer.prompt(text), 10 + number) for number, text in enumerate(texts)]
-
-    def ask(number):
-        body = {"prompt": texts[number], "temperature": 0, "max_tokens": 10 + number, "logprobs": 0}
-        return client.post("/v1/completions", json=body).json()["choices"][0]
-
     with ThreadPoolExecutor(12) as pool:
-        choices = list(pool.map(ask, range(12)))
-    names = [[served.token_name(token) for token in ids] for ids in expected]
-    assert [choice["logprobs"]["tokens"] for choice in choices] == names
+        answers = list(pool.map(lambda number: written(client, texts[number], 10 + number), range(12)))
+    assert answers == [named(served, ids) for ids in expected]
 
 
 def test_many_at_once_and_longer_ones_among_them_get_the_tokens_of_each_alone(served_folder):
     """More than the slots that are taken first; a slot is doubled while most are still empty."""
     with served_model(served_folder, requests=None) as many, client_of(many) as client:
         assert (many.requests, many.engine.requests) == (64, 64)
-        prompts = [
-            many.opened.tokenizer.prompt("the of and to " * (75 if number == 7 else number % 5))[:300]
-            for number in range(24)
-        ]
+        texts = ("the of and to " * (75 if number == 7 else number % 5) for number in range(24))
+        prompts = [many.opened.tokenizer.prompt(text)[:300] for text in texts]
         assert max(map(len, prompts)) == 300
         expected = [greedy(many, ids, 6) for ids in prompts]
-
-        def ask(ids):
-            body = {"prompt": ids, "temperature": 0, "max_tokens": 6, "logprobs": 0}
-            return client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
-
         with ThreadPoolExecutor(24) as pool:
-            answers = list(pool.map(ask, prompts))
-        assert answers == [[many.token_name(token) for token in tokens] for tokens in expected]
+            answers = list(pool.map(lambda ids: written(client, ids, 6), prompts))
+        assert answers == [named(many, ids) for ids in expected]
 
 
 @pytest.mark.parametrize(("hidden", "answers"), [(64, 64), (1024, 32), (4096, 16)])
@@ -99,26 +96,20 @@ def adapter_over(served_folder, place, seed):
 
 
 def test_adapters_over_one_model_take_turns_and_each_writes_as_it_does_alone(served_folder, tmp_path):
-    places = {
-        name: str(adapter_over(served_folder, tmp_path / name, seed)) for seed, name in enumerate(("poet", "clerk"))
-    }
+    names = ("poet", "clerk")
+    places = {name: str(adapter_over(served_folder, tmp_path / name, seed)) for seed, name in enumerate(names)}
     models = open_models(str(served_folder), ServerOptions(adapters=places))
-    prompt = {"prompt": "the of and", "temperature": 0, "max_tokens": 15, "logprobs": 0}
     expected = {}
     for name, place in {"tiny": str(served_folder), **places}.items():
         with served_model(place) as alone, client_of(alone) as client:
-            expected[name] = client.post("/v1/completions", json=prompt).json()["choices"][0]["logprobs"]["tokens"]
+            expected[name] = written(client, "the of and", 15)
     assert len({*map(str, expected.values())}) == 3
     try:
         with client_of(*models) as client, ThreadPoolExecutor(12) as pool:
             assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny", "poet", "clerk"]
-
-            def ask(name):
-                response = client.post("/v1/completions", json=prompt | {"model": name})
-                return name, response.json()["choices"][0]["logprobs"]["tokens"]
-
-            answers = list(pool.map(ask, ["tiny", "poet", "clerk", "poet", "tiny", "clerk", "clerk", "poet"] * 3))
-        assert [tokens for _, tokens in answers] == [expected[name] for name, _ in answers]
+            names = ["tiny", "poet", "clerk", "poet", "tiny", "clerk", "clerk", "poet"] * 3
+            answers = list(pool.map(lambda name: written(client, "the of and", 15, model=name), names))
+        assert answers == [expected[name] for name in names]
     finally:
         models[0].close()
 
@@ -154,7 +145,7 @@ def test_weights_in_bf16_give_the_same_tokens_at_once_as_alone(served_folder):
         with client_of(model) as client:
             body = {"prompt": ids, "temperature": 0, "max_tokens": 20, "logprobs": 1}
             logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-        alone = [model.token_name(token) for token in greedy(model, ids, 20)]
+        alone = named(model, greedy(model, ids, 20))
         place = next((place for place, token in enumerate(alone) if logprobs["tokens"][place] != token), 20)
         if place < 20:  # two tokens that are equally likely in bf16
             top = logprobs["top_logprobs"][place]
@@ -194,9 +185,7 @@ def test_a_base_in_8_or_4_bits_gives_the_tokens_of_generate(served_folder, quant
     with served_model(folder) as served, client_of(served) as client:
         assert served.opened.model.quantization_method == "bitsandbytes"
         ids = served.opened.tokenizer.prompt("the of and")
-        body = {"prompt": ids, "temperature": 0, "max_tokens": 12, "logprobs": 0}
-        tokens = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
-        assert tokens == [served.token_name(token) for token in greedy(served, ids, 12)]
+        assert written(client, ids, 12) == named(served, greedy(served, ids, 12))
 
 
 def test_slots_that_grow_take_a_layer_more_and_not_the_cache_twice():

@@ -46,25 +46,14 @@ from support.serving import QUESTION, answer, app_of, client_of, error_of, texts
         ({"logit_bias": {"1" * 5000: 1}}, (400, "logit_bias", None)),
         ({"messages": user("".join(map(chr, range(0xE000, 0xF900))))}, (400, "messages", None)),
         ({"top_logprobs": 2}, (400, "top_logprobs", None)),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "content": "",
-                        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}],
-                    }
-                ]
-            },
-            (400, "messages[0].tool_calls", None),
-        ),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+         (400, "messages[0].tool_calls", None)),
         ({"tool_choice": "required"}, (400, "tool_choice", None)),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
-            (400, "response_format", None),
-        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+         (400, "response_format", None)),
     ],
-)
+)  # fmt: skip
 def test_what_exceeds_a_limit_or_is_unknown_gets_openais_error(client, changes, expected):
     assert error_of(client.post("/v1/chat/completions", json=QUESTION | changes)) == expected
     assert error_of(client.post("/v1/chat/completions", json=QUESTION | changes | {"stream": True})) == expected
@@ -154,20 +143,17 @@ def test_a_result_that_answers_no_call_is_refused(client, messages, param):
     assert client.post("/v1/chat/completions", json={"messages": good, "max_tokens": 2}).status_code == 200
 
 
-def test_what_a_model_cannot_do_is_said_with_what_it_does(client):
-    message = client.post("/v1/answers", json={"question": "x", "context": "y"}).json()["error"]["message"]
-    assert re.search(r"does not answer questions from a document: it .+; ask it at /v1/", message)
-
-
 def test_errors_of_http_are_openais_too(client):
     assert error_of(client.get("/v1/nothing"))[0] == 404
     assert error_of(client.get("/v1/completions"))[0] == 405
     json_type = {"content-type": "application/json"}
     assert error_of(client.post("/v1/completions", content=b"{", headers=json_type))[0] == 400
     assert error_of(client.post("/v1/completions", json={"prompt": [10**6]}))[:2] == (400, "prompt")
-    assert error_of(client.post("/v1/embeddings", json={"input": "x"}))[:2] == (400, "model")
-    assert error_of(client.post("/v1/fill-mask", json={"input": "x"}))[:2] == (400, "model")
-    assert error_of(client.post("/v1/answers", json={"question": "x", "context": "y"}))[:2] == (400, "model")
+    question = {"question": "x", "context": "y"}
+    for path, body in (("embeddings", {"input": "x"}), ("fill-mask", {"input": "x"}), ("answers", question)):
+        refused = client.post(f"/v1/{path}", json=body)
+        assert error_of(refused)[:2] == (400, "model")
+        assert re.search(r"does not .*: it .+; ask it at /v1/", refused.json()["error"]["message"])
 
 
 def test_a_foreign_page_cannot_reach_a_server_of_this_machine(client):
@@ -192,9 +178,8 @@ def test_only_pages_that_are_named_may_call(served):
 def test_a_key_is_asked_for_where_there_is_one(served):
     with client_of(served, key="secret", loopback=False) as client:
         for path in ("/v1/models", "/metrics"):
-            assert error_of(client.get(path))[2] == "invalid_api_key"
-            assert error_of(client.get(path, headers={"authorization": "Bearer wrong"}))[0] == 401
-            assert error_of(client.get(path, headers={"authorization": "Basic secret"}))[0] == 401
+            for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}):
+                assert error_of(client.get(path, headers=given)) == (401, None, "invalid_api_key")
             assert client.get(path, headers={"authorization": "Bearer secret"}).status_code == 200
         assert client.get("/health").json() == {"status": "ok"}
 
@@ -220,6 +205,8 @@ def test_who_comes_when_all_places_are_taken_is_told_to_come_again(served):
     with client_of(served, limits=Limits(requests=1, queue=2)) as client:
         for _ in range(2):
             assert len(texts(answer(client, n=3))) == 3  # and every place is free again
+        refused = client.post("/v1/chat/completions", json=QUESTION | {"n": 4})
+        assert error_of(refused)[:2] == (400, "n")  # which no time to come changes
 
 
 async def cut_off(served, new_tokens):
@@ -274,46 +261,26 @@ def test_figures_count_requests_and_tokens(served):
     assert "artel_first_token_seconds_count 1.0" in text
 
 
-def test_more_answers_than_places_is_no_reason_to_come_again(served):
-    client = client_of(served, limits=Limits(requests=1, queue=0))
-    response = client.post("/v1/chat/completions", json=QUESTION | {"n": 2})
-    assert (response.status_code, error_of(response)[1]) == (400, "n")
-
-
 def test_what_clients_have_in_an_answer_may_be_sent_back(client, capfd):
     """Fields of the objects of openai, langchain, litellm, Cline and vLLM, as they come back in a conversation."""
-    call = {
-        "id": "a",
-        "type": "function",
-        "index": 0,
-        "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}},
-    }
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "a", "type": "function", "index": 0, "function": function}
     said = {"role": "assistant", "content": "hi", "refusal": None, "audio": None, "function_call": None,
             "annotations": [], "tool_calls": [call], "parsed": None, "reasoning": "so", "id": "msg_1",
             "provider_specific_fields": {"a": 1}}  # fmt: skip
     part = {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}
-    messages = [
-        *user("a"),
-        said,
-        {"role": "tool", "content": "3", "tool_call_id": "a"},
-        {"role": "user", "content": [part]},
-    ]
-    settings = {
-        "prompt_cache_key": "k",
-        "safety_identifier": "s",
-        "store": True,
-        "metadata": {},
-        "service_tier": "auto",
-    }
+    result = {"role": "tool", "content": "3", "tool_call_id": "a"}
+    messages = [*user("a"), said, result, {"role": "user", "content": [part]}]
+    settings = {"prompt_cache_key": "k", "safety_identifier": "s", "store": True, "metadata": {}}
+    settings |= {"service_tier": "auto"}
     for _ in range(2):
         assert answer(client, messages=messages, **settings)
     logged = capfd.readouterr().err
     for field in ("messages.provider_specific_fields", "messages.content.cache_control", "messages.tool_calls.index"):
         assert logged.count(f"{field} is ignored") == 1
     thought = [*user("a"), said | {"reasoning": None}, *messages[2:]]
-    assert (
-        answer(client, messages=messages)["usage"] == answer(client, messages=thought)["usage"]
-    )  # ChatML has no place
+    spoken, silent = (answer(client, messages=each)["usage"] for each in (messages, thought))
+    assert spoken == silent  # ChatML has no place for thoughts
 
 
 def operations(work) -> int:

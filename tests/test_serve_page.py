@@ -122,9 +122,8 @@ def test_html_of_the_user_and_of_a_file_is_text(page, tmp_path):
     send(page, ATTACK)
     assert shown(page)[0] == ["user", ATTACK]
     assert titles(page) == [ATTACK[:60].strip()]
-    imported(
-        page, tmp_path, {"messages": [{"role": "user", "content": ATTACK}, {"role": "assistant", "content": ATTACK}]}
-    )
+    messages = [{"role": role, "content": ATTACK} for role in ("user", "assistant")]
+    imported(page, tmp_path, {"messages": messages})
     assert page.execute_script("return document.querySelectorAll('main img, main script, aside img').length") == 0
     assert page.title == "artel"
 

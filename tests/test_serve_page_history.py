@@ -58,9 +58,7 @@ def test_what_is_exported_is_what_format_chat_reads_and_comes_back(page, tmp_pat
     find(page, "#export").click()
     file = tmp_path / "conversations.jsonl"
     wait_until(file.exists, lambda: list(tmp_path.iterdir()))
-    said = [
-        ("system", "Speak Russian."), ("user", "Who are you?"), ("assistant", "Я маленькая модель.")
-    ]  # fmt: skip
+    said = [("system", "Speak Russian."), ("user", "Who are you?"), ("assistant", "Я маленькая модель.")]
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"messages": [{"role": role, "content": content} for role, content in said]}
     ]
@@ -86,12 +84,8 @@ def test_a_bad_line_of_a_file_is_named(page, tmp_path):
     find(page, "#file").send_keys(str(file))
     text = wait_for(page, "document.getElementById('status').innerText", lambda text: "imported" in text)
     assert text.startswith("Conversations imported: 1.")
-    assert [f"talks.jsonl: Line {line} is not a conversation" in text for line in (1, 2, 3, 4)] == [
-        False,
-        True,
-        True,
-        True,
-    ]
+    named = [line for line in (1, 2, 3, 4) if f"talks.jsonl: Line {line} is not a conversation" in text]
+    assert named == [2, 3, 4]
 
 
 def test_another_tab_sees_what_is_said(page, address):

@@ -83,11 +83,8 @@ def test_russian_by_the_browsers_language(page, address):
     try:
         fresh(page, address)
         assert page.execute_script("return document.documentElement.lang") == "ru"
-        assert [find(page, f"#{name}").text for name in ("new", "send", "export")] == [
-            "Новая беседа",
-            "Отправить",
-            "Экспорт",
-        ]
+        named = [find(page, f"#{name}").text for name in ("new", "send", "export")]
+        assert named == ["Новая беседа", "Отправить", "Экспорт"]
         send(page, "Who are you?")
         assert find(page, "#info").text.startswith("токенов: ")
         buttons = [button.text for button in all_of(page, ".actions button")]

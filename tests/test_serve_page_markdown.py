@@ -76,9 +76,8 @@ def test_markdown(page):
 
 def test_an_answer_in_the_midst_of_a_stream_looks_as_far_as_it_goes(page):
     """Shown piece by piece it ends as it does shown at once; an open fence is code already."""
-    whole = "\n\n".join(
-        [*MARKDOWN, *LINKS, "```python\nif a < b:\n\n    pass\n```", "- a\n  ```\n  b\n  ```\n- c", "end"]
-    )
+    fenced = ["```python\nif a < b:\n\n    pass\n```", "- a\n  ```\n  b\n  ```\n- c"]
+    whole = "\n\n".join([*MARKDOWN, *LINKS, *fenced, "end"])
     same = page.execute_script(
         """
         const { showMarkdown } = await import('/page/markdown.js');
@@ -109,27 +108,8 @@ def test_an_answer_in_the_midst_of_a_stream_looks_as_far_as_it_goes(page):
 def test_no_text_makes_the_page_deep_or_loses_a_letter(page):
     """What nests without end, or opens and never closes: work that grew with its square would not end here."""
     many = 30_000
-    parts = [
-        "*",
-        "*a ",
-        "a* ",
-        "[",
-        "[a](",
-        "`` ` ",
-        "> ",
-        "- ",
-        "\\",
-        "_a",
-        "a|b\n-|-\n",
-        "<http://",
-        "***a",
-        "```\n",
-        "~~a ",
-        "$$",
-        "\\(",
-        "![",
-        "http://a",
-    ]
+    parts = ["*", "*a ", "a* ", "[", "[a](", "`` ` ", "> ", "- ", "\\", "_a", "a|b\n-|-\n", "<http://", "***a", "```\n",
+             "~~a ", "$$", "\\(", "![", "http://a"]  # fmt: skip
     texts = [part * (many // len(part)) for part in parts]
     texts.append("\n".join("  " * depth + "- x" for depth in range(400)))
     depth = "(function deep(node) { return 1 + Math.max(0, ...[...node.children].map(deep)); })(box)"

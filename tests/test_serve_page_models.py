@@ -9,7 +9,7 @@ import pytest
 from support.browser import errors, wait_for
 from support.chat_page import IDLE, all_of, find, fresh, open_titled, press, send, shown, titles
 from support.objectives import objective_run
-from support.runs import artel
+from support.runs import succeed
 from support.serving import server_of
 from support.waiting import wait_until
 
@@ -130,15 +130,14 @@ def test_masks_are_filled_once_the_key_is_given(browser, tmp_path):
     from selenium.webdriver import Keys
 
     run = objective_run(tmp_path / "masked.yaml", "masked")
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     with server_of(tmp_path / "masked", "--api-key", "open sesame") as server:
         browser.get(server.url)
         browser.execute_script("localStorage.clear(); sessionStorage.clear()")
         browser.get(server.url)
         for key, about in (("wrong", "started with a key"), ("open sesame", "did not accept that key")):
-            wait_for(
-                browser, "document.getElementById('ask-about').textContent", lambda text, about=about: about in text
-            )
+            told = "document.getElementById('ask-about').textContent"
+            wait_for(browser, told, lambda text, about=about: about in text)
             wait_for(browser, "document.getElementById('ask').open")
             find(browser, "#ask-value").send_keys(key, Keys.ENTER)
         wait_for(browser, "document.body.dataset.view === 'mask'")
@@ -153,11 +152,8 @@ def test_masks_are_filled_once_the_key_is_given(browser, tmp_path):
         (expected,) = posted(server.url, "/v1/fill-mask", input="the <mask> of <mask>.", top_k=5)["data"]
         assert find(browser, ".filled").text == expected["text"].strip()
         rows = [[cell.text for cell in all_of(row, "td")[:2]] for row in all_of(browser, ".candidates tr")]
-        assert rows == [
-            [each["token"].strip() or "␣", f"{each['score'] * 100:.1f} %"]
-            for mask in expected["masks"]
-            for each in mask
-        ]
+        found = [each for mask in expected["masks"] for each in mask]
+        assert rows == [[each["token"].strip() or "␣", f"{each['score'] * 100:.1f} %"] for each in found]
         all_of(browser, ".candidates button")[5].click()
         filled = f"the <mask> of {expected['masks'][1][0]['token'].strip()}."
         assert find(browser, "#mask-text").get_attribute("value") == filled
@@ -168,7 +164,7 @@ def test_questions_are_answered_until_the_server_is_gone(browser, tmp_path):
     from selenium.webdriver import Keys
 
     run = objective_run(tmp_path / "asked.yaml", "span_qa")
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     with server_of(tmp_path / "asked") as server:
         page = fresh(browser, server.url, view="question")
         context, question = "😀 the baker is in the forest . the miller is in the garden .", "where is the miller ?"
@@ -178,15 +174,11 @@ def test_questions_are_answered_until_the_server_is_gone(browser, tmp_path):
         expected = posted(server.url, "/v1/answers", question=question, context=context)
         marked = page.execute_script("return document.querySelector('mark')?.textContent")
         assert marked == (context[expected["start"] : expected["end"]] if expected["start"] is not None else None)
-        words = {"yes": "Yes", "no": "No"}
-        assert find(page, ".answer strong").text == words.get(
-            expected["kind"], expected["answer"] or "The text does not answer that."
-        )
+        words = {"yes": "Yes", "no": "No"}.get(expected["kind"], expected["answer"] or "The text does not answer that.")
+        assert find(page, ".answer strong").text == words
         assert errors(page) == []
         server.end()
         find(page, "#question").send_keys(Keys.ENTER)
         wait_for(page, "!document.getElementById('question-problem').hidden")
-        assert (
-            "The server does not answer. Look whether `artel serve` still runs" in find(page, "#question-problem").text
-        )
+        assert "Look whether `artel serve` still runs" in find(page, "#question-problem").text
         assert find(page, "#question-problem button").text == "Try again"

@@ -42,6 +42,13 @@ def structured(**schema):
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
+def next_turn(of_assistant, of_tool):
+    """A call and its result, with what a client adds to each message."""
+    call = {"id": "call_8", "function": CALL, "type": "function"}
+    result = {"role": "tool", "tool_call_id": "call_8", "content": "Validation Error found"}
+    return [*ASKED, {"role": "assistant", "tool_calls": [call]} | of_assistant, result | of_tool]
+
+
 CALL = {"name": "get", "arguments": '{"city": "Bern"}'}
 OF_INSTRUCTOR = {"messages": ASKED, "model": "tiny", "max_tokens": 400}
 OF_LITELLM = {"model": "tiny", "messages": ASKED, "max_tokens": 400}
@@ -58,15 +65,7 @@ RECORDED = {
         "streamed tool": OF_INSTRUCTOR | {"stream": True} | extracted("PartialCity"),
         "schema": OF_INSTRUCTOR | structured(name="City", schema=CITY),
         "object": OF_INSTRUCTOR | {"response_format": {"type": "json_object"}},
-        "next turn": OF_INSTRUCTOR
-        | {
-            "messages": [
-                *ASKED,
-                {"role": "assistant", "content": "",
-                 "tool_calls": [{"id": "call_8", "function": CALL, "type": "function"}]},
-                {"role": "tool", "tool_call_id": "call_8", "name": "get", "content": "Validation Error found"},
-            ]
-        },
+        "next turn": OF_INSTRUCTOR | {"messages": next_turn({"content": ""}, {"name": "get"})},
     },
     "litellm 1.110.2": {
         "chat": OF_LITELLM | {"max_tokens": 5},
@@ -75,15 +74,7 @@ RECORDED = {
         "streamed tool": OF_LITELLM | {"tools": WEATHER, "tool_choice": "required", "stream": True},
         "schema": OF_LITELLM | structured(schema=CLOSED, name="City", strict=True),
         "object": OF_LITELLM | {"response_format": {"type": "json_object"}},
-        "next turn": OF_LITELLM
-        | {
-            "messages": [
-                *ASKED,
-                {"role": "assistant", "tool_calls": [{"function": CALL, "id": "call_a", "type": "function"}]},
-                {"role": "tool", "tool_call_id": "call_a", "name": "get", "content": "Validation Error found"},
-            ],
-            "tools": WEATHER,
-        },
+        "next turn": OF_LITELLM | {"messages": next_turn({}, {"name": "get"}), "tools": WEATHER},
     },
     "langchain-openai 1.7.4": {
         "chat": OF_LANGCHAIN | {"max_completion_tokens": 5, "stream": False},
@@ -93,17 +84,7 @@ RECORDED = {
         "streamed tool": OF_LANGCHAIN | {"stream": True, "tool_choice": "required", "tools": WEATHER},
         "schema": OF_LANGCHAIN | structured(schema=CLOSED, name="City", strict=True) | {"stream": False},
         "object": OF_LANGCHAIN | {"response_format": {"type": "json_object"}, "stream": False},
-        "next turn": OF_LANGCHAIN
-        | {
-            "messages": [
-                *ASKED,
-                {"content": None, "role": "assistant",
-                 "tool_calls": [{"type": "function", "id": "call_8", "function": CALL}]},
-                {"content": "Validation Error found", "role": "tool", "tool_call_id": "call_8"},
-            ],
-            "stream": False,
-            "tools": WEATHER,
-        },
+        "next turn": OF_LANGCHAIN | {"messages": next_turn({"content": None}, {}), "stream": False, "tools": WEATHER},
     },
 }  # fmt: skip
 

@@ -87,13 +87,11 @@ def test_an_answer_may_speak_and_what_it_calls_fits(name):
 
 
 def test_functions_that_are_not_strict_take_any_object():
-    for family in ("qwen2_5", "glm4_5"):
-        fields = '", "arguments": {"city": 7}}' if family == "qwen2_5" else (
-            "\n<arg_key>days</arg_key>\n<arg_value>soon</arg_value>\n</tool_call>"
-        )  # fmt: skip
-        opens = '<tool_call>\n{"name": "' if family == "qwen2_5" else "<tool_call>"
+    tags = "<tool_call>get\n<arg_key>days</arg_key>\n<arg_value>soon</arg_value>\n</tool_call>"
+    calls = {"qwen2_5": '<tool_call>\n{"name": "get", "arguments": {"city": 7}}', "glm4_5": tags}
+    for family, call in calls.items():
         for tools, fits in ((TOOLS, True), (STRICT, False)):
-            assert Answer(FAMILIES[family], tools).put(f"{opens}get{fields}") == fits
+            assert Answer(FAMILIES[family], tools).put(call) == fits
 
 
 def test_no_other_function_than_the_allowed_ones():

@@ -14,7 +14,7 @@ from artel.inference import open_untrained
 from artel.inference.serve.served import ServedModel
 from support.labels import ROWS, label_run
 from support.objectives import objective_run
-from support.serving import client_of
+from support.serving import client_of, error_of
 
 
 @contextmanager
@@ -49,13 +49,8 @@ def reranker(tmp_path_factory):
 def test_an_empty_text_to_label_is_refused_with_its_place(tmp_path, name, text, place):
     with untrained(label_run(tmp_path / "run.yaml", ROWS[name](40))) as client:
         response = client.post("/v1/classify", json={"input": text})
-    assert response.status_code == 400
-    assert response.json()["error"] == {
-        "message": f"{place} is empty; give a text with words in it",
-        "type": "invalid_request_error",
-        "param": "input",
-        "code": None,
-    }
+    assert error_of(response) == (400, "input", None)
+    assert response.json()["error"]["message"] == f"{place} is empty; give a text with words in it"
 
 
 def test_a_model_of_single_texts_takes_no_pairs(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import openai
 import pytest
@@ -107,21 +108,18 @@ def test_what_tags_have_no_place_for_is_refused(parameters, what):
 # Through the server
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    tokenizer = trained_tokenizer(MARKS)
-    return saved(tmp_path_factory.mktemp("served") / "tiny", llama(tokenizer, max_position_embeddings=4096), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def http(folder):
-    with served_model(folder, context=2048) as served, client_of(served) as client:
+@contextmanager
+def client_for(folder, tokenizer, context=None):
+    """A client of a server of random weights with this tokenizer."""
+    model = saved(folder / "tiny", llama(tokenizer, max_position_embeddings=4096), tokenizer)
+    with served_model(model, context=context) as served, client_of(served) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def client(http):
-    return openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http, max_retries=0)
+def client(tmp_path_factory):
+    with client_for(tmp_path_factory.mktemp("served"), trained_tokenizer(MARKS), 2048) as http:
+        yield openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http, max_retries=0)
 
 
 QUESTION = {"model": "tiny", "messages": user("How warm is it?"), "tools": list(TOOLS), "seed": 1}
@@ -146,15 +144,6 @@ def test_openais_client_gets_calls_whole_and_streamed(client, choice):
         assert [call.function.arguments for call in answer.message.tool_calls] == [one.arguments for one in functions]
     pieces = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
     assert len(pieces) > sum(map(len, said))  # arguments come as they are written
-
-
-def test_one_call_alone_is_one(client):
-    for seed in range(4):
-        alone = client.chat.completions.create(**QUESTION | {
-            "tool_choice": "required", "parallel_tool_calls": False, "seed": seed
-        })  # fmt: skip
-        assert len(alone.choices[0].message.tool_calls) == 1
-        assert alone.choices[0].finish_reason == "tool_calls"
 
 
 def test_an_answer_that_is_cut_off_says_so(client):
@@ -207,28 +196,21 @@ def test_what_cannot_be_called_is_refused(client, changes, param):
 
 
 def test_a_template_whose_calls_cannot_be_forced_is_refused_by_name(tmp_path):
-    family = FAMILIES["gemma4"]
-    tokenizer = family.tokenizer()
-    folder = saved(tmp_path / "gemma", llama(tokenizer, max_position_embeddings=4096), tokenizer)
-    with served_model(folder) as served, client_of(served) as client:
+    with client_for(tmp_path, FAMILIES["gemma4"].tokenizer()) as client:
         response = client.post("/v1/chat/completions", json=QUESTION | {"tool_choice": "required"})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice"), response.text
         assert "write auto or none" in response.json()["error"]["message"]
 
 
 def test_tools_for_a_template_that_takes_none_are_refused_with_a_way_out(tmp_path):
-    tokenizer = FAMILIES["gemma3"].tokenizer()
-    folder = saved(tmp_path / "gemma", llama(tokenizer, max_position_embeddings=4096), tokenizer)
-    with served_model(folder) as served, client_of(served) as client:
+    with client_for(tmp_path, FAMILIES["gemma3"].tokenizer()) as client:
         error = client.post("/v1/chat/completions", json=QUESTION).json()["error"]
     assert error["param"] == "tools"
     assert error["message"].endswith("or train one with chat.template: chatml")
 
 
 def test_tools_for_a_tokenizer_with_a_template_of_its_own_for_them(tmp_path, capfd):
-    tokenizer = FAMILIES["hermes2_pro"].tokenizer()
-    folder = saved(tmp_path / "hermes", llama(tokenizer, max_position_embeddings=4096), tokenizer)
-    with served_model(folder, context=4096) as served, client_of(served) as client:
+    with client_for(tmp_path, FAMILIES["hermes2_pro"].tokenizer(), 4096) as client:
         called = client.post("/v1/chat/completions", json=QUESTION | {"tools": [TOOLS[0]], "tool_choice": "required"})
         assert called.status_code == 200, called.text
         assert_called(called.json()["choices"][0]["message"]["tool_calls"])

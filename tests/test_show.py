@@ -10,7 +10,7 @@ from artel.config.load import run_from
 from artel.preparing import prepare
 from artel.preparing.show import ReadSamples, show_stored
 from support.reading import message, rows_of, written
-from support.runs import artel
+from support.runs import artel, succeed
 from support.stores import run_of
 
 BERT = {"config": {"model_type": "bert", "num_hidden_layers": 1}}
@@ -137,8 +137,7 @@ def test_the_command(tmp_path, what):
     folder = prepare(run).folder
     file = written(tmp_path, "run.yaml", json.dumps(run.model_dump(mode="json", by_alias=True)))
     assert run_from(json.loads(file.read_text()), {}, {}) == run
-    done = artel("data", "show", file if what == "run" else folder)
-    assert done.returncode == 0, done.stderr
+    done = succeed("data", "show", file if what == "run" else folder)
     if what == "run":
         assert done.stdout.startswith(("o⟦ne two t⟧\n", "f⟦our five⟧\n", "s⟦ix seve⟧\n"))
         assert "9 tokens, 8 of them learned" in done.stderr

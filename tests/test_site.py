@@ -16,16 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    pytest.importorskip("zensical", reason="zensical is not installed: pip install 'artel-lm[docs]'")
-    from make_docs import make_site
-
-    root = tmp_path_factory.mktemp("site")
-    make_site(root)
-    return root / "site"
-
-
 def pages_in(nav: list) -> Iterator[str]:
     for entry in nav:
         (value,) = entry.values()

@@ -1,23 +1,15 @@
 """The site in Chromium, without a network: search finds pages in both languages, and a phone can read them."""
 
 import functools
-import shutil
-import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from http.server import SimpleHTTPRequestHandler
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+from support.browser import chromium
+from support.servers import QuietHandler, http_server
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 PATIENCE = 300  # seconds that a busy machine may take to show a page
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--window-size=1280,900"),
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
 # The search box lies in a shadow root.
 BOX = """
 const boxes = [...document.querySelectorAll("div")].filter(each => each.shadowRoot);
@@ -34,43 +26,20 @@ SEARCHED = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    pytest.importorskip("zensical", reason="zensical is not installed: pip install 'artel-lm[docs]'")
-    from make_docs import make_site
-
-    root = tmp_path_factory.mktemp("site")
-    make_site(root)
-    return root / "site"
-
-
-@pytest.fixture(scope="module")
 def address(site):
     """Where the site is served, on loopback."""
 
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *words):
-            pass
+    class Quiet(QuietHandler, SimpleHTTPRequestHandler):
+        pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with http_server(functools.partial(Quiet, directory=site)) as address:
+        yield address
 
 
 @pytest.fixture
 def browser(tmp_path):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("there is no chromium, or no chromedriver: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'chromium'}"):
-        options.add_argument(flag)
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    opened.set_page_load_timeout(PATIENCE)
-    yield opened
-    opened.quit()
+    with chromium(tmp_path / "chromium") as opened:
+        yield opened
 
 
 def be_a_phone(browser):
@@ -89,9 +58,7 @@ def finds(browser, words, page, opener="button.md-search__button"):
     wait.until(lambda _: button.is_displayed())
     wait.until(lambda shown: shown.execute_script(HAS_BOX))
     asked = "return document.getElementById('__search').checked"  # a second click would take it back
-    opened = (
-        "return document.activeElement.shadowRoot != null && document.activeElement.shadowRoot.activeElement != null"
-    )
+    opened = "return document.activeElement.shadowRoot?.activeElement != null"
 
     def open_box(shown):
         if not shown.execute_script(asked):

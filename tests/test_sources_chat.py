@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,15 @@ import zstandard
 
 from artel.config import DataConfig
 from artel.errors import InputError
-from artel.text import (
-    Conversation,
-    Ledger,
-    Message,
-    Preference,
-    Record,
-    Rejected,
-    check_sources,
-    read_documents,
-)
+from artel.text import Conversation, Message, Preference, Record, Rejected, check_sources
 from artel.text.formats.chat import read_chat
-from artel.text.formats.preferences import read_preferences
-from support.reading import MESSAGES, SHAREGPT, documents, message, read, rows_of, turns
+from support.reading import MESSAGES, SHAREGPT, documents, message, read, read_rows, rows_of, turns
 
 ASKED = [("user", "who?"), ("assistant", "me")]
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def chat(folder, *rows, **source):
-    return read(read_chat, rows_of(folder, rows), format="chat", **source)
-
-
-def preferences(folder, *rows, **source):
-    return read(read_preferences, rows_of(folder, rows), format="preference", **source)
+chat = partial(read_rows, read_chat, "chat")
 
 
 # Forms of conversations
@@ -129,13 +115,8 @@ def test_characters(tmp_path):
         {"name": "Bob", "dialogues": []},
     )  # fmt: skip
     who = ("system", "Bob\n\nA robot with a defect.")
-    assert turns(records[0]) == [
-        who,
-        ("user", "well?"),
-        ("assistant", "broken"),
-        ("user", "mend"),
-        ("assistant", "beep"),
-    ]
+    answers = [("user", "well?"), ("assistant", "broken"), ("user", "mend"), ("assistant", "beep")]
+    assert turns(records[0]) == [who, *answers]
     assert [(item.origin, item.reason) for item in records[1:3]] == [
         ("a.jsonl:1 (dialogues[1])", "no_question"), ("a.jsonl:1 (dialogues[2])", "no_messages"),
     ]  # fmt: skip
@@ -374,16 +355,8 @@ def test_preferences_that_cleaning_makes_equal(tmp_path):
     assert ledger.total.dropped == {"equal_answers": 1}
 
 
-def test_too_many_bad_rows_end_the_run(tmp_path):
-    file = rows_of(tmp_path, [{"messages": MESSAGES}, {"question": "a"}])
-    with pytest.raises(InputError, match=r"a\.jsonl:2: has no known form(.|\n)*data\.max_bad"):
-        documents(sources=[{"path": str(file), "format": "chat"}])
-
-
 def test_turns_that_nothing_answers_are_counted(tmp_path):
     file = rows_of(tmp_path, [{"messages": [message("user", "a"), message("assistant", "b"), message("user", "c")]}])
-    data = DataConfig.model_validate({"sources": [{"path": str(file), "format": "chat"}], "validation": 0.0})
-    ledger = Ledger()
-    (document,) = read_documents(data, ledger)
+    (document,), ledger = documents(sources=[{"path": str(file), "format": "chat"}])
     assert [turn.content for turn in document.record.fields.messages] == ["a", "b"]
     assert ledger.to_json()["changed"] == {"turns_left_out": 1}

@@ -5,9 +5,9 @@ import pytest
 import zstandard
 
 from artel.errors import InputError
-from artel.text import Labeled, Record, Rejected
+from artel.text import Labeled, Record
 from artel.text.formats.labels import read_labels
-from support.reading import checked, items, parquet, read, rows_of, written
+from support.reading import bad, checked, items, parquet, read, rows_of, written
 
 
 def labels_of(folder, content, name="a.csv", **source):
@@ -17,13 +17,6 @@ def labels_of(folder, content, name="a.csv", **source):
 def values(records):
     assert all(isinstance(record, Record) for record in records), records
     return [(record.fields.text, record.fields.labels) for record in records]
-
-
-def bad(found):
-    """(origin, reason) of what was rejected; each says what is wrong and what to do."""
-    rejected = [item for item in found if isinstance(item, Rejected)]
-    assert all("; " in item.detail for item in rejected), rejected
-    return [(item.origin, item.reason) for item in rejected]
 
 
 def test_columns_of_a_csv(tmp_path):
@@ -116,7 +109,6 @@ def test_parquet_and_the_class_names_of_datasets(tmp_path):
 
 
 def test_folders_named_by_their_labels(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     for label, texts in {"pos": ["good\nvery good", "fine"], "neg": ["bad", " "]}.items():
         (tmp_path / "films" / label).mkdir(parents=True)
         for number, text in enumerate(texts):

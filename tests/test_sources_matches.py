@@ -1,6 +1,7 @@
 """Texts that match, in the forms that data sets of embeddings and rerankers have."""
 
 import re
+from functools import partial
 
 import pyarrow
 import pyarrow.parquet
@@ -8,11 +9,9 @@ import pytest
 
 from artel.text import Dropped, Match, Record, Rejected
 from artel.text.formats.matches import read_matches
-from support.reading import items, read, rows_of, written
+from support.reading import items, read_rows, written
 
-
-def matches(folder, *rows, **source):
-    return read(read_matches, rows_of(folder, rows), format="matches", **source)
+matches = partial(read_rows, read_matches, "matches")
 
 
 @pytest.mark.parametrize(
@@ -49,13 +48,9 @@ def test_fields_of_other_names(tmp_path):
         (
             {"text": "a", "positive": "b"},
             "no_query",
-            r"no query \(its fields: text, positive\); name it: data\.sources\.0\.mapping\.query=text$",
+            r"text, positive\); name it: data\.sources\.0\.mapping\.query=text$",
         ),
-        (
-            {"id": 3, "q": "a", "doc": "b"},
-            "no_query",
-            r"name them: data\.sources\.0\.mapping\.query=q data\.sources\.0\.mapping\.positive=doc$",
-        ),
+        ({"id": 3, "q": "a", "doc": "b"}, "no_query", r"mapping\.query=q data\.sources\.0\.mapping\.positive=doc$"),
         ({"q": None, "positive": "b"}, "no_query", r"mapping\.query=NAME$"),
         ({"query": None, "positive": "b"}, "no_query", "fill in 'query', or leave the row out"),
         ({"query": ["a", "b"], "positive": "b"}, "no_query", "2 queries .* write a row for each"),
@@ -103,9 +98,8 @@ def test_groups_of_lines(tmp_path):
     assert second.origin == f"{file}:5"
     assert (lonely.origin, lonely.reason) == (f"{file}:9", "no_positive")
     assert repeated.reason == "no_positive"
-    (novel,) = items(
-        written(tmp_path, "b.txt", "".join(f"line {number}\n" for number in range(1001))), format="matches"
-    )
+    lines = "".join(f"line {number}\n" for number in range(1001))
+    (novel,) = items(written(tmp_path, "b.txt", lines), format="matches")
     assert novel.reason == "group_too_large"
 
 

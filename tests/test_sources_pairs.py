@@ -1,19 +1,17 @@
 """Pairs: csv, JSON lines and two files that go row for row; bad rows cost themselves only."""
 
 import gzip
-from pathlib import Path
 
 import pyarrow
 import pytest
-import zstandard
 from pyarrow import parquet
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
-from artel.text import Pair, Record, Rejected
+from artel.text import Pair, Record
 from artel.text.formats.pairs import PAIRS, read_pairs
 from artel.text.sources.find import all_sources
-from support.reading import read, written
+from support.reading import bad, read, written
 
 
 def pairs(folder, content, name="a.csv", **source):
@@ -22,13 +20,6 @@ def pairs(folder, content, name="a.csv", **source):
 
 def values(items):
     return [(item.fields.input, item.fields.output) for item in items]
-
-
-def bad(items):
-    """(origin, reason) of what was rejected; each says what is wrong and what to do."""
-    rejected = [item for item in items if isinstance(item, Rejected)]
-    assert all(item.set_name == "set" and ("; " in item.detail or item.reason == "unreadable") for item in rejected)
-    return [(item.origin, item.reason) for item in rejected]
 
 
 def test_csv_with_quoted_commas_quotes_and_line_feeds(tmp_path):
@@ -52,26 +43,23 @@ def test_csv_in_any_encoding_with_any_line_ends(tmp_path, encoding, ends):
     assert [item.origin for item in records] == ["a.csv:2", "a.csv:3"]
 
 
-def test_csv_with_a_mark_and_the_encoding_named(tmp_path):
-    assert values(pairs(tmp_path, "\ufeffinput,output\na,b\n".encode(), encoding="utf-8")) == [("a", "b")]
+ROW = '{"input": "a", "output": "b"}'
 
 
-def test_tsv_and_other_names_of_columns(tmp_path):
-    records = pairs(tmp_path, "source\ttarget\na, b\tc\n", "a.tsv", input="source", output="target")
-    assert values(records) == [("a, b", "c")]
-
-
-def test_a_cell_longer_than_the_csv_module_allows(tmp_path):
-    assert values(pairs(tmp_path, f"input,output\na,{'x' * 200_000}\n")) == [("a", "x" * 200_000)]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".jsonl.zst"])
-def test_json_lines(tmp_path, suffix):
-    text = '{"input": "a", "output": "b", "more": 1}\n\n{"input": "в", "output": "г"}\n'.encode()
-    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(suffix).suffix, bytes)(text)
-    records = pairs(tmp_path, packed, f"a{suffix}")
-    assert values(records) == [("a", "b"), ("в", "г")]
-    assert records[1].origin == f"a{suffix}:3"
+@pytest.mark.parametrize(
+    ("name", "content", "source", "expected"),
+    [
+        ("a.csv", "\ufeffinput,output\na,b\n", {"encoding": "utf-8"}, [("a", "b")]),
+        ("a.tsv", "source\ttarget\na, b\tc\n", {"input": "source", "output": "target"}, [("a, b", "c")]),
+        ("a.csv", f"input,output\na,{'x' * 200_000}\n", {}, [("a", "x" * 200_000)]),  # the csv module allows less
+        ("a.json", f"\ufeff[{ROW}]", {}, [("a", "b")]),
+        ("b.json", "", {}, []),
+        ("c.json", "[]", {}, []),
+    ],
+    ids=["mark", "tsv", "long", "array", "empty", "no rows"],
+)
+def test_pairs_of_other_files(tmp_path, name, content, source, expected):
+    assert values(pairs(tmp_path, content, name, **source)) == expected
 
 
 @pytest.mark.parametrize(
@@ -99,11 +87,8 @@ def test_a_bad_row_of_one_file_keeps_the_rows_of_both_together(tmp_path):
     assert bad(records) == [(f"{file}:3", "bad_row")]
 
 
-def test_outputs_that_name_the_file_itself(tmp_path):
+def test_outputs_that_name_the_file_itself_and_none(tmp_path):
     assert values(pairs(tmp_path, "input,output\na,b\n", outputs=str(tmp_path / "a.csv"))) == [("a", "b")]
-
-
-def test_outputs_that_are_not_there(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         pairs(tmp_path, "input\na\n", outputs=str(tmp_path / "none.csv"))
 
@@ -137,6 +122,7 @@ def test_a_column_that_is_not_there_is_known_before_the_rows_are_read(tmp_path):
             problems = PAIRS.check(file, source, "data.sources.0", DataConfig())
             assert [f"{name!r} (it has: input, output)" in problem.what for name, problem in
                     zip(keys.values(), problems, strict=True)] == [True] * lacking  # fmt: skip
+    assert values(read(read_pairs, tmp_path / "a.parquet")) == [("a", "b")]
     keys = {"path": str(files[0]), "format": "pairs", "outputs": str(files[1]), "output": "none"}
     outputs = SourceConfig.model_validate(keys)
     assert len(PAIRS.check(files[0], outputs, "data.sources.0", DataConfig())) == 1
@@ -175,10 +161,8 @@ def test_bad_rows_cost_themselves_only(tmp_path, row, reason):
 )
 def test_bad_json_lines_of_pairs(tmp_path, line, reason):
     records = pairs(tmp_path, f'{{"input": "a", "output": "b"}}\n{line}\n', "a.jsonl")
+    assert values(records[:1]) == [("a", "b")]
     assert bad(records) == [("a.jsonl:2", reason)]
-
-
-ROW = '{"input": "a", "output": "b"}'
 
 
 @pytest.mark.parametrize(
@@ -198,11 +182,6 @@ def test_an_array_that_is_not_json_is_no_bad_row(tmp_path, content, place, says,
     with pytest.raises(InputError, match=says) as error:
         pairs(tmp_path, packed, f"a{suffix}")
     assert f"a{suffix}:{place}: " in str(error.value)
-
-
-def test_an_array_with_a_byte_order_mark_and_one_without_rows(tmp_path):
-    assert values(pairs(tmp_path, f"\ufeff[{ROW}]", "a.json")) == [("a", "b")]
-    assert pairs(tmp_path, "", "b.json") == pairs(tmp_path, "[]", "c.json") == []
 
 
 def test_pairs_in_a_file_of_the_wrong_kind(tmp_path):

@@ -1,21 +1,15 @@
 """Preferences in every form that data sets have, paired and not."""
 
 import re
+from functools import partial
 
 import pytest
 
-from artel.text import (
-    Record,
-    Rejected,
-)
+from artel.text import Record, Rejected
 from artel.text.formats.preferences import read_preferences
-from support.reading import PROMPT, SHAREGPT, message, read, rows_of, sides
+from support.reading import PROMPT, SHAREGPT, message, read_rows, sides
 
-ASKED = [("user", "who?"), ("assistant", "me")]
-
-
-def preferences(folder, *rows, **source):
-    return read(read_preferences, rows_of(folder, rows), format="preference", **source)
+preferences = partial(read_rows, read_preferences, "preference")
 
 
 USER, GOOD, BAD = message("user", "who?"), message("assistant", "me"), message("assistant", "no")

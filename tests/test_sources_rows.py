@@ -1,21 +1,18 @@
 """Slices of sources: which records are taken."""
 
 import json
+from functools import partial
 
 import pytest
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
-from artel.text import (
-    check_sources,
-)
+from artel.text import check_sources
 from artel.text.formats.chat import read_chat
 from artel.text.reading.subsets import check_rows
-from support.reading import MESSAGES, documents, read, rows_of
+from support.reading import MESSAGES, documents, read_rows, rows_of
 
-
-def chat(folder, *rows, **source):
-    return read(read_chat, rows_of(folder, rows), format="chat", **source)
+chat = partial(read_rows, read_chat, "chat")
 
 
 @pytest.mark.parametrize(

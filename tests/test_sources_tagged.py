@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -11,8 +12,8 @@ import pytest
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.registry import FORMATS
-from artel.text import Dropped, Record, Rejected, Tagged
-from support.reading import checked, items, items_of, read, read_texts, rows_of, written
+from artel.text import Dropped, Record, Tagged
+from support.reading import bad, checked, items, items_of, read, read_rows, rows_of, written
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "encoders" / "factrueval_dev.jsonl"
 TEXT = "Anna Karenina went to Moscow."
@@ -23,8 +24,7 @@ def conll(folder, content, name="a.conll", **source):
     return read(FORMATS["conll"].read, written(folder, name, content), format="conll", **source)
 
 
-def entities(folder, *rows, **source):
-    return read(FORMATS["entities"].read, rows_of(folder, rows), format="entities", **source)
+entities = partial(read_rows, FORMATS["entities"].read, "entities")
 
 
 def tagged(item):
@@ -38,13 +38,6 @@ def tagged(item):
 def named(item):
     text, spans = tagged(item)
     return [(text[start:end], label) for start, end, label in spans]
-
-
-def bad(found):
-    """(origin, reason) of what was rejected; each says what is wrong and what to do."""
-    rejected = [item for item in found if isinstance(item, Rejected)]
-    assert all("; " in item.detail for item in rejected), rejected
-    return [(item.origin, item.reason) for item in rejected]
 
 
 # CoNLL's columns
@@ -64,6 +57,17 @@ Blackburn NNP I-NP I-PER
 -DOCSTART- -X- -X- O
 
 BRUSSELS NNP B-NP B-LOC
+"""
+
+
+UNIVERSAL = """# sent_id = 1
+# text = Мама мыла раму.
+1\tМама\tмама\tNOUN\t_\t_\t2\tnsubj\t_\t_
+2\tмыла\tмыть\tVERB\t_\t_\t0\troot\t_\t_
+3-4\tраму\t_\t_\t_\t_\t_\t_\t_\t_
+3\tраму\tрама\tNOUN\t_\t_\t2\tobj\t_\tSpaceAfter=No
+3.1\tбы\tбы\tAUX\t_\t_\t_\t_\t_\t_
+4\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
 """
 
 
@@ -98,16 +102,9 @@ def test_columns_are_told_by_their_ending_where_the_format_is_rows(tmp_path, nam
     file = written(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content)
     checked(file, format="entities")
     assert [named(item) for item in items(file, format="entities")][1] == [("Peter Blackburn", "PER")]
-    with pytest.raises(InputError, match=r"'ner' is no column of conll"):
-        checked(file, format="entities", tags="ner")
-
-
-def test_parts_of_speech_are_told_by_their_ending_too(tmp_path):
-    file = written(tmp_path, "a.conllu", UNIVERSAL)
-    with pytest.raises(InputError, match="with a tag for each word"):
-        checked(file, format="entities")
-    (item,) = items(file, format="entities", kind="words")
-    assert tagged(item)[0] == "Мама мыла раму."
+    for format in ("entities", "conll"):
+        with pytest.raises(InputError, match=r"'ner' is no column of conll"):
+            checked(file, format=format, tags="ner")
 
 
 @pytest.mark.parametrize(
@@ -126,38 +123,23 @@ def test_a_missing_field_gets_the_override_to_write(tmp_path, row, override):
     assert f"; name it: {override}" in rejected.detail
 
 
-def test_columns_are_told_by_number(tmp_path):
-    content = "1\tSchartau\tB-PER\tO\n2\tsagte\tO\tO\n"
-    (item,) = conll(tmp_path, content, words=1, tags=2)
-    assert tagged(item) == ("Schartau sagte", [(0, 8, "PER")])
-    (item,) = conll(tmp_path, CONLL_2003.split("\n\n")[2], tags=-3, kind="words")
-    assert tagged(item) == ("Peter Blackburn", [(0, 5, "NNP"), (6, 15, "NNP")])
-
-
-UNIVERSAL = """# sent_id = 1
-# text = Мама мыла раму.
-1\tМама\tмама\tNOUN\t_\t_\t2\tnsubj\t_\t_
-2\tмыла\tмыть\tVERB\t_\t_\t0\troot\t_\t_
-3-4\tраму\t_\t_\t_\t_\t_\t_\t_\t_
-3\tраму\tрама\tNOUN\t_\t_\t2\tobj\t_\tSpaceAfter=No
-3.1\tбы\tбы\tAUX\t_\t_\t_\t_\t_\t_
-4\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
-"""
-
-
-def test_universal_dependencies_have_parts_of_speech_and_their_own_spaces(tmp_path):
-    (item,) = conll(tmp_path, UNIVERSAL, name="a.conllu", kind="words")
-    assert tagged(item) == ("Мама мыла раму.", [(0, 4, "NOUN"), (5, 9, "VERB"), (10, 14, "NOUN"), (14, 15, "PUNCT")])
-
-
-def test_comments_at_the_head_of_a_sentence_are_none_of_its_words(tmp_path):
-    (item,) = conll(tmp_path, "# id 5a7-f300\tdomain=en\nRome _ _ B-LOC\n# _ _ O\n")
-    assert tagged(item) == ("Rome #", [(0, 4, "LOC")])
-
-
-def test_an_odd_space_is_a_part_of_a_word(tmp_path):
-    (item,) = conll(tmp_path, "10\u00a0000 B-MONEY\nrubles I-MONEY\n")
-    assert named(item) == [("10\u00a0000 rubles", "MONEY")]
+@pytest.mark.parametrize(
+    ("name", "content", "source", "expected"),
+    [
+        ("a.conll", "1\tSchartau\tB-PER\tO\n2\tsagte\tO\tO\n", {"words": 1, "tags": 2},
+         ("Schartau sagte", [(0, 8, "PER")])),
+        ("a.conll", CONLL_2003.split("\n\n")[2], {"tags": -3, "kind": "words"},
+         ("Peter Blackburn", [(0, 5, "NNP"), (6, 15, "NNP")])),
+        ("a.conllu", UNIVERSAL, {"kind": "words"},
+         ("Мама мыла раму.", [(0, 4, "NOUN"), (5, 9, "VERB"), (10, 14, "NOUN"), (14, 15, "PUNCT")])),
+        # Comments at the head of a sentence are none of its words; an odd space is a part of one.
+        ("a.conll", "# id 5a7-f300\tdomain=en\nRome _ _ B-LOC\n# _ _ O\n", {}, ("Rome #", [(0, 4, "LOC")])),
+        ("a.conll", "10\u00a0000 B-MONEY\nrubles I-MONEY\n", {}, ("10\u00a0000 rubles", [(0, 13, "MONEY")])),
+    ],
+)  # fmt: skip
+def test_words_and_tags_of_columns(tmp_path, name, content, source, expected):
+    (item,) = conll(tmp_path, content, name, **source)
+    assert tagged(item) == expected
 
 
 @pytest.mark.parametrize(
@@ -176,17 +158,13 @@ def test_a_sentence_that_is_wrong_costs_itself(tmp_path, content, expected):
     assert named(found[-1]) == [("Rome", "LOC")]
 
 
-def test_a_column_is_a_number(tmp_path):
-    file = written(tmp_path, "a.conll", CONLL_2003)
-    with pytest.raises(InputError, match=r"'ner' is no column of conll"):
-        checked(file, format="conll", tags="ner")
-
-
-def test_parts_of_speech_of_universal_dependencies_are_no_names(tmp_path):
+@pytest.mark.parametrize(("format", "said"), [("conll", "write kind: words"), ("entities", "with a tag for each word")])
+def test_parts_of_speech_of_universal_dependencies_are_no_names(tmp_path, format, said):
     file = written(tmp_path, "a.conllu", UNIVERSAL)
-    with pytest.raises(InputError, match="write kind: words"):
-        checked(file, format="conll")
-    checked(file, format="conll", kind="words")
+    with pytest.raises(InputError, match=said):
+        checked(file, format=format)
+    checked(file, format=format, kind="words")
+    assert tagged(*items(file, format=format, kind="words"))[0] == "Мама мыла раму."
 
 
 # rows of JSON
@@ -220,15 +198,32 @@ def test_spans_of_characters_in_every_form(tmp_path, row):
     assert tagged(entities(tmp_path, row)[0]) == (TEXT, SPANS)
 
 
-def test_a_file_that_is_one_array(tmp_path):
-    rows = [{"id": 1, "data": {"text": TEXT}, "annotations": [{"result": RESULT}]}]
-    file = written(tmp_path, "export.json", json.dumps(rows))
-    (item,) = items(file, format="entities")
-    assert tagged(item) == (TEXT, SPANS)
+def emoji():
+    """A task of Label Studio, which counts characters as JavaScript does."""
+    value = {"start": 3, "end": 7, "text": "Anna", "labels": ["PER"]}
+    return {"data": {"text": "😀 Anna"}, "annotations": [{"result": [{"value": value, "type": "labels"}]}]}
 
 
-def test_fields_of_other_names(tmp_path):
-    (item,) = entities(tmp_path, {"body": TEXT, "marks": DOCCANO}, field="body", tags="marks")
+@pytest.mark.parametrize(
+    ("row", "source", "expected"),
+    [
+        (emoji(), {}, ("😀 Anna", [(2, 6, "PER")])),
+        # White space at the ends of a span is none of it, and a span counts once; nested ones stay.
+        ({"text": TEXT, "label": [[0, 14, "PER"], [21, 28, "LOC"], [22, 28, "LOC"]]}, {}, (TEXT, SPANS)),
+        ({"text": "Bank of   Moscow", "label": [[0, 16, "ORG"], [10, 16, "LOC"]]}, {},
+         ("Bank of   Moscow", [(0, 16, "ORG"), (10, 16, "LOC")])),
+        ({"tokens": ["Мама", "спит"], "upos": ["NOUN", "VERB"], "ner_tags": ["O", "O"]}, {"kind": "words"},
+         ("Мама спит", [(0, 4, "NOUN"), (5, 9, "VERB")])),
+    ],
+    ids=["emoji", "white space", "nested", "words"],
+)  # fmt: skip
+def test_what_counts_as_a_span(tmp_path, row, source, expected):
+    assert tagged(*entities(tmp_path, row, **source)) == expected
+
+
+def test_fields_of_other_names_in_a_file_that_is_one_array(tmp_path):
+    file = written(tmp_path, "export.json", json.dumps([{"body": TEXT, "marks": DOCCANO}]))
+    (item,) = items(file, format="entities", field="body", tags="marks")
     assert tagged(item) == (TEXT, SPANS)
 
 
@@ -239,12 +234,6 @@ def test_words_with_tags_as_hugging_face_has_them(tmp_path, tags):
     assert tagged(item) == (TEXT, [(0, 13, "PER"), (22, 29, "LOC")])
 
 
-def test_a_tag_for_each_word(tmp_path):
-    row = {"tokens": ["Мама", "спит"], "upos": ["NOUN", "VERB"], "ner_tags": ["O", "O"]}
-    (item,) = entities(tmp_path, row, kind="words")
-    assert named(item) == [("Мама", "NOUN"), ("спит", "VERB")]
-
-
 def test_parquet_of_datasets_brings_the_names_of_its_classes(tmp_path):
     names = ["O", "B-PER", "I-PER", "B-LOC"]
     about = {"info": {"features": {"ner_tags": {"feature": {"names": names, "_type": "ClassLabel"}, "_type": "List"}}}}
@@ -253,13 +242,6 @@ def test_parquet_of_datasets_brings_the_names_of_its_classes(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
     (item,) = items(tmp_path / "train.parquet", format="entities")
     assert named(item) == [("Anna Karenina", "PER"), ("Moscow.", "LOC")]
-
-
-def test_label_studio_counts_as_javascript_does(tmp_path):
-    text = "😀 Anna"
-    value = {"start": 3, "end": 7, "text": "Anna", "labels": ["PER"]}
-    row = {"data": {"text": text}, "annotations": [{"result": [{"value": value, "type": "labels"}]}]}
-    assert named(entities(tmp_path, row)[0]) == [("Anna", "PER")]
 
 
 def test_label_studio_shows_several_spaces_as_one(tmp_path):
@@ -275,19 +257,10 @@ def test_label_studio_shows_several_spaces_as_one(tmp_path):
 
 
 def test_what_an_annotator_did_not_accept_is_dropped(tmp_path):
-    rows = [
-        {"text": TEXT, "spans": OBJECTS, "answer": "reject"},
-        {"text": TEXT, "spans": OBJECTS, "answer": "ignore"},
-        {"data": {"text": TEXT}, "annotations": []},
-    ]
-    found = entities(tmp_path, *rows)
+    rows = [{"text": TEXT, "spans": OBJECTS, "answer": answer} for answer in ("reject", "ignore")]
+    found = entities(tmp_path, *rows, {"data": {"text": TEXT}, "annotations": []})
     assert [item.reason for item in found if isinstance(item, Dropped)] == [
         "rejected_by_annotator", "ignored_by_annotator", "not_annotated"]  # fmt: skip
-
-
-def test_white_space_at_the_ends_of_a_span_is_none_of_it_and_a_span_counts_once(tmp_path):
-    row = {"text": TEXT, "label": [[0, 14, "PER"], [21, 28, "LOC"], [22, 28, "LOC"]]}
-    assert tagged(entities(tmp_path, row)[0]) == (TEXT, SPANS)
 
 
 @pytest.mark.parametrize(
@@ -324,18 +297,6 @@ def test_a_row_that_is_wrong_costs_itself(tmp_path, row, reason):
     assert bad(found) == ([] if reason is None else [("a.jsonl:1", reason)])
     if reason is not None:
         assert tagged(found[-1]) == (TEXT, SPANS)
-
-
-def test_too_many_bad_rows_stop_a_run_with_their_lines(tmp_path):
-    file = rows_of(tmp_path, [{"text": TEXT, "label": [[0, 99, "PER"]]}, {"text": TEXT, "label": DOCCANO}])
-    with pytest.raises(InputError, match=r"a.jsonl:1"):
-        read_texts(file, format="entities")
-
-
-def test_nested_spans_are_kept_as_they_are(tmp_path):
-    spans = [[0, 16, "ORG"], [10, 16, "LOC"]]
-    (item,) = entities(tmp_path, {"text": "Bank of   Moscow", "label": spans})
-    assert tagged(item)[1] == [(0, 16, "ORG"), (10, 16, "LOC")]
 
 
 def test_the_real_texts(tmp_path):

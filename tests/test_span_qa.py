@@ -21,8 +21,8 @@ from artel.objectives.span_qa.question_windows import window_starts
 from artel.objectives.types import DocumentSamples
 from artel.planning import Start, check_run
 from artel.text import Ledger, read_documents
-from artel.tokens import Rows, load_tokenizer
-from support.runs import artel, losses, metrics, write_run
+from artel.tokens import Rows
+from support.runs import artel, losses, metrics, refused, succeed, write_run
 
 BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip
@@ -46,11 +46,6 @@ def test_a_block_and_a_stride_that_are_too_long_for_a_small_model_are_refused_to
     assert (block.where, block.fix) == ("data.block", "write data.block: 128 or less")
     assert (stride.where, stride.fix) == ("span_qa.stride", "write 30")
     assert stride.what.startswith("with data.block: 128, 128 is more than the 60 tokens of a window")
-
-
-@pytest.fixture(scope="module")
-def roberta(shared_data):
-    return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
 
 
 def judged_documents(path, kind):
@@ -180,8 +175,7 @@ def trained(tmp_path_factory):
         tmp_path_factory.mktemp("qa") / "run.yaml", **(QUESTIONS | {"span_qa": five}),
         train={"steps": 30, "batch": 32, "learning_rate": 2e-3}, checkpoint={"best": "mean_average_precision"},
     )  # fmt: skip
-    done = artel("train", run, f"model.config={json.dumps(BERT)}")
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, f"model.config={json.dumps(BERT)}")
     return run.with_suffix("")
 
 
@@ -209,8 +203,7 @@ def test_five_heads_learn_are_saved_and_open_again(trained):
 @pytest.mark.slow
 def test_evaluate_repeats_the_validation_and_writes_official_predictions(trained, tmp_path):
     file = tmp_path / "predictions.json"
-    done = artel("evaluate", trained, "--predictions", file, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("evaluate", trained, "--predictions", file, "--json")
     (judged,) = json.loads(done.stdout)["models"]
     assert judged["metrics"] == pytest.approx(metrics(trained)[-1]["validation"], rel=1e-5)
     answers = json.loads(file.read_text())
@@ -223,29 +216,24 @@ def test_evaluate_a_question_model_on_squad_and_nq_files(trained, shared_data, t
     """Files of another language and form, all of them judged; NQ's predictions are counted in its words."""
     file = tmp_path / "nq.json"
     data = shared_data / "qa/nq_simplified_1_dev.jsonl"
-    done = artel("evaluate", trained, "--data", data, "span_qa.question=48", "--predictions", file, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("evaluate", trained, "--data", data, "span_qa.question=48", "--predictions", file, "--json")
     assert json.loads(done.stdout)["models"][0]["documents"] == 1
     (answer,) = json.loads(file.read_text())["predictions"]
     assert answer["example_id"] == 5328212470870865242
-    refused = artel("evaluate", trained, "--data", data, "data.block=384")
-    assert refused.returncode == 2
-    assert "data.block: 384 tokens are more than the model's 96 positions" in refused.stderr
+    done = refused("evaluate", trained, "--data", data, "data.block=384")
+    assert "data.block: 384 tokens are more than the model's 96 positions" in done.stderr
     assert set(answer) == {"example_id", "long_answer", "long_answer_score", "short_answers", "short_answers_score",
                            "yes_no_answer"}  # fmt: skip
 
 
 def test_a_question_is_answered_from_a_text(trained):
     context = "the baker is in the forest . the miller is in the garden ."
-    done = artel("generate", trained, "--prompt", "where is the miller ?", "--context", context, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("generate", trained, "--prompt", "where is the miller ?", "--context", context, "--json")
     answer = json.loads(done.stdout)
     assert answer["class"] in CLASSES
     assert sum(answer["classes"].values()) == pytest.approx(1, abs=1e-5)
     assert answer["answer"] in ("", context[answer["start"] : answer["end"]])
-    refused = artel("generate", trained, "--prompt", "where is the miller ?")
-    assert refused.returncode == 2
-    assert "--context" in refused.stderr
+    assert "--context" in refused("generate", trained, "--prompt", "where is the miller ?").stderr
 
 
 @pytest.mark.parametrize("class_loss", ["cross_entropy", "focal", "smooth"])
@@ -295,8 +283,7 @@ def test_early_stopping_keeps_the_best_model(tmp_path):
     run = write_run(tmp_path / "run.yaml", **QUESTIONS, validate={"every": 2, "patience": 2},
                     train={"steps": 60, "batch": 16, "learning_rate": 0.5, "schedule": "constant", "warmup": 0},
                     checkpoint={"best": "exact_match"})  # fmt: skip
-    done = artel("train", run, f"model.config={json.dumps(BERT)}", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", run, f"model.config={json.dumps(BERT)}", "--json")
     result = json.loads(done.stdout)
     judged = {line["step"]: line["validation"] for line in metrics(run.with_suffix("")) if "validation" in line}
     best = max(judged, key=lambda step: (judged[step]["exact_match"], -step))

@@ -66,9 +66,8 @@ def test_what_is_multiplied_in_a_real_step(attention):
 
 
 def test_only_the_experts_that_a_token_goes_to():
-    config = MixtralConfig(
-        **TINY, num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, sliding_window=None
-    )
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    config = MixtralConfig(**TINY, **experts, num_key_value_heads=2, sliding_window=None)
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 32 * 8 + 2 * 3 * 32 * 64  # queries and output, keys and values, router, experts
     formula = 6 * (2 * layer + 32 * 320) + 12 * 2 * 32 * (64 + 1) / 2
     assert flops_a_token(config, "AutoModelForCausalLM", 64) == formula
@@ -101,9 +100,8 @@ def test_the_configuration_stays_as_it_was():
 
 
 def test_a_model_that_does_not_run_without_numbers_is_unknown():
-    config = JetMoeConfig(
-        vocab_size=320, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2, kv_channels=8, intermediate_size=64
-    )
+    sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = JetMoeConfig(**sizes, num_key_value_heads=2, kv_channels=8)
     assert flops_a_token(config, "AutoModelForCausalLM", 16) is None
 
 

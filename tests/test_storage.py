@@ -260,13 +260,6 @@ def test_a_full_disk_and_a_refused_folder_have_a_remedy(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match="disk is full"), new_folder(tmp_path / "store"):
-        Path("/dev/full").write_bytes(b"1")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path

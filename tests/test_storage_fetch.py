@@ -1,11 +1,9 @@
 """Fetching over a real http server on the loopback address: cache, retries, refusals."""
 
 import socket
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -13,6 +11,7 @@ import pytest
 
 from artel.errors import InputError, WorkError
 from artel.storage import fetch
+from support.servers import QuietHandler, http_server, raw_server
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Site:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             path = unquote(self.path)
             served.asked[path] += 1
@@ -59,17 +58,9 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    served = Site(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield served
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(Handler) as address:
+        served = Site(address)
+        yield served
 
 
 @pytest.mark.slow
@@ -127,21 +118,14 @@ def test_too_large_a_body_is_refused_also_when_its_length_is_unsaid_or_it_is_cac
 def test_two_lengths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 9\r\nConnection: close\r\n\r\nsome text"
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:  # closed: the test is over
-                    return
-                with connection:
-                    connection.recv(4096)
-                    connection.sendall(body)
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            connection.recv(4096)
+            connection.sendall(body)
 
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(WorkError, match="the server says 2 lengths: 2, 9"):
-            fetch(f"http://127.0.0.1:{server.getsockname()[1]}/a", tmp_path)
+    with raw_server(answer) as address, pytest.raises(WorkError, match="the server says 2 lengths: 2, 9"):
+        fetch(f"{address}/a", tmp_path)
 
 
 def test_addresses_and_networks_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

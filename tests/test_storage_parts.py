@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from artel.errors import InputError, WorkError
 from artel.storage import checksum, fetch, lock
+from support.servers import QuietHandler, http_server, raw_server
 from support.waiting import wait_until
 
 BODY = random.Random(0).randbytes(3_000_000)
@@ -35,24 +36,12 @@ class Parts:
         self.stop = threading.Event()
         parts = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 with suppress(ConnectionError):
                     parts.answer(self)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/body.txt"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
-        self.thread.start()
-
-    def close(self) -> None:
-        self.stop.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self.handler = Handler
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         manner = self.manners.pop(0) if len(self.manners) > 1 else self.manners[0]
@@ -94,8 +83,10 @@ class Parts:
 def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     parts = Parts()
-    yield parts
-    parts.close()
+    with http_server(parts.handler) as address:
+        parts.url = f"{address}/body.txt"
+        yield parts
+        parts.stop.set()
 
 
 def left_over(cache: Path) -> list[str]:
@@ -205,39 +196,29 @@ def test_headers_that_drip_are_given_up_too(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("no_proxy", "*")
     done = threading.Event()
 
-    def drip(listener: socket.socket) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection, suppress(OSError):
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
-                    while not done.wait(0.05):
-                        connection.sendall(b"x")
+    def drip(connection: socket.socket) -> None:
+        with connection, suppress(ConnectionError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not done.wait(0.05):
+                connection.sendall(b"x")
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
-        thread.start()
-        with pytest.raises(WorkError, match=r"only \d+ bytes came in"):
-            fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/", tmp_path, timeout=0.2)
-        done.set()
+    with raw_server(drip) as address, pytest.raises(WorkError, match=r"only \d+ bytes came in"):
+        fetch(f"{address}/", tmp_path, timeout=0.2)
+    done.set()
 
 
 @pytest.mark.slow
 def test_silence_after_a_few_bytes_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
-    begun = b"HTTP/1.1 200 OK\r\nX: "
+    begun, held = b"HTTP/1.1 200 OK\r\nX: ", []
 
-    def begin_and_stop(listener: socket.socket) -> None:
-        held = []
-        with suppress(OSError):
-            while True:
-                held.append(listener.accept()[0])
-                held[-1].sendall(begun)
+    def begin_and_stop(connection: socket.socket) -> None:
+        held.append(connection)
+        connection.sendall(begun)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=begin_and_stop, args=(listener,), daemon=True).start()
-        with pytest.raises(WorkError, match=rf"only {len(begun)} bytes came in .* seconds, three times"):
-            fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/", tmp_path, timeout=0.5)
+    message = rf"only {len(begun)} bytes came in .* seconds, three times"
+    with raw_server(begin_and_stop) as address, pytest.raises(WorkError, match=message):
+        fetch(f"{address}/", tmp_path, timeout=0.5)
 
 
 def test_a_body_of_unsaid_length_and_one_without_bytes(parts: Parts, tmp_path: Path) -> None:
@@ -261,13 +242,6 @@ def test_two_that_want_the_same_fetch_it_once(parts: Parts, tmp_path: Path) -> N
     assert len(set(fetched)) == 1
     assert fetched[0].path.read_bytes() == BODY
     assert parts.ranges == [None]
-
-
-def test_equal_content_has_an_equal_digest_wherever_it_comes_from(parts: Parts, tmp_path: Path) -> None:
-    first, second = fetch(parts.url, tmp_path / "a"), fetch(f"{parts.url}?again", tmp_path / "b")
-    assert first.digest == second.digest
-    parts.body = OTHER
-    assert fetch(f"{parts.url}?more", tmp_path / "b").digest != first.digest
 
 
 def test_parts_that_nobody_wants_for_a_week_are_removed(parts: Parts, tmp_path: Path) -> None:

@@ -6,24 +6,14 @@ import random
 import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from artel.errors import InputError, WorkError
-from artel.storage import (
-    cache_folder,
-    checksum,
-    exists,
-    fetch_remote,
-    list_remote,
-    read_bytes,
-    write_bytes,
-)
+from artel.storage import cache_folder, checksum, exists, fetch_remote, list_remote, read_bytes, write_bytes
 from support.messages import logged
-from support.servers import BODY, FILES, Relay, killed_when_held
+from support.servers import BODY, FILES, Relay, answering, http_server, killed_when_held
 
 pytest_plugins = ["support.services"]
 
@@ -45,9 +35,8 @@ def test_a_service_out_of_reach_says_what_it_said_last(bucket, relay, tmp_path, 
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for path in paths:
         assert list_remote(path) == listed[path]
-        assert re.fullmatch(
-            re.escape(path) + r" cannot be reached; the listing of \d{4}-\d\d-\d\d \d\d:\d\d\S* is used", messages.pop()
-        )
+        said = r" cannot be reached; the listing of \d{4}-\d\d-\d\d \d\d:\d\d\S* is used"
+        assert re.fullmatch(re.escape(path) + said, messages.pop())
     assert [fetch_remote(file, tmp_path / "remote") for file in listed[paths[0]]] == fetched
     with pytest.raises(WorkError, match="cannot be reached"):  # never listed
         list_remote("s3://texts/b/*.txt")
@@ -75,23 +64,10 @@ def test_a_service_that_fails_is_out_of_reach_too(bucket, relay, monkeypatch, st
     bucket.put_object(Bucket="texts", Key="1.txt", Body=b"1")
     listed = list_remote("s3://texts/1.txt")
     relay.close()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     messages = logged()
-    address = relay.address.removeprefix("http://").split(":")
-    with ThreadingHTTPServer((address[0], int(address[1])), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+    with http_server(answering(status), int(relay.address.rpartition(":")[2])):
         assert list_remote("s3://texts/1.txt") == listed
-        server.shutdown()
     assert len(messages) == 1
 
 

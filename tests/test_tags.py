@@ -54,44 +54,27 @@ def test_figures_are_those_of_seqeval(drawn):
 # words, windows, tags
 
 
-def encoded(*places):
-    starts, ends = zip(*places, strict=True)
-    return Encoded(np.arange(len(places)), np.array(starts), np.array(ends))
-
-
-def words(text, *places):
-    found = words_of(text, encoded(*places))
-    return [
-        (int(token), text[start:end]) for token, start, end in zip(found.tokens, found.starts, found.ends, strict=True)
-    ]
-
-
-def test_a_word_is_its_pieces_and_marks_stand_alone():
-    text = "Karenina's, U.S."
-    found = words(text, (0, 4), (4, 8), (8, 9), (9, 10), (10, 11), (11, 13), (13, 14), (14, 15), (15, 16))
-    assert found == [(0, "Karenina"), (2, "'"), (3, "s"), (4, ","), (5, "U"), (6, "."), (7, "S"), (8, ".")]
-
-
-def test_a_mark_that_the_tokenizer_left_out_belongs_to_its_word():
-    """BERT without case drops accents: U+0301 behind the last letter lies in no token."""
-    assert words("Москва\u0301 стоит", (0, 6), (8, 13)) == [(0, "Москва\u0301"), (1, "стоит")]
-
-
-def test_offsets_with_white_space_and_tokens_of_it_alone():
-    assert words("a  bc ", (0, 1), (1, 2), (1, 5), (5, 6)) == [(0, "a"), (2, "bc")]
-
-
-def test_several_tokens_of_one_character_are_one_word():
-    assert words("😀 a", (0, 1), (0, 1), (0, 1), (1, 3)) == [(0, "😀"), (3, "a")]
-
-
-def test_signs_of_scripts_without_spaces_stand_alone():
-    assert words("北京abc", (0, 1), (1, 2), (2, 4), (4, 5)) == [(0, "北"), (1, "京"), (2, "abc")]
-    assert words("Ёлка", (0, 1), (1, 4)) == [(0, "Ёлка")]
-
-
-def test_a_letter_with_its_accent_is_no_end_of_a_word():
-    assert words("Маи\u0306я", (0, 3), (3, 4), (4, 5)) == [(0, "Маи\u0306я")]
+@pytest.mark.parametrize(
+    ("text", "places", "expected"),
+    [
+        # A word is its pieces, and marks stand alone.
+        ("Karenina's, U.S.",
+         [(0, 4), (4, 8), (8, 9), (9, 10), (10, 11), (11, 13), (13, 14), (14, 15), (15, 16)],
+         [(0, "Karenina"), (2, "'"), (3, "s"), (4, ","), (5, "U"), (6, "."), (7, "S"), (8, ".")]),
+        # BERT without case drops accents: U+0301 behind the last letter lies in no token.
+        ("Москва\u0301 стоит", [(0, 6), (8, 13)], [(0, "Москва\u0301"), (1, "стоит")]),
+        ("Маи\u0306я", [(0, 3), (3, 4), (4, 5)], [(0, "Маи\u0306я")]),
+        ("a  bc ", [(0, 1), (1, 2), (1, 5), (5, 6)], [(0, "a"), (2, "bc")]),  # white space, alone and within
+        ("😀 a", [(0, 1), (0, 1), (0, 1), (1, 3)], [(0, "😀"), (3, "a")]),  # several tokens of one character
+        ("北京abc", [(0, 1), (1, 2), (2, 4), (4, 5)], [(0, "北"), (1, "京"), (2, "abc")]),
+        ("Ёлка", [(0, 1), (1, 4)], [(0, "Ёлка")]),
+    ],
+)  # fmt: skip
+def test_words_of_tokens(text, places, expected):
+    starts, ends = map(np.array, zip(*places, strict=True))
+    found = words_of(text, Encoded(np.arange(len(places)), starts, ends))
+    words = zip(found.tokens.tolist(), found.starts, found.ends, strict=True)
+    assert [(token, text[start:end]) for token, start, end in words] == expected
 
 
 def test_a_word_is_judged_where_most_stands_around_it():

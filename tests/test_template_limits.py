@@ -5,9 +5,7 @@ from functools import partial
 
 import pytest
 
-from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer import chat_template, template_limits
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, read_template, render, template_of
 from support.templates import MISTRAL, QWEN
@@ -26,11 +24,6 @@ BOMBS = {
     "nested loops": (ENDLESS, "does not end"),
     "calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "calls itself without end"),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
 
 
 @pytest.mark.slow

@@ -64,11 +64,7 @@ CAUSAL = {
     "gemma2": Gemma2Config(**GROUPED, head_dim=8),  # its head cannot be opened
     "opt": OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32, dropout=0.0),
 }
-FOR_FOUR = {
-    "gpt2": GPT2Config(**GPT2),
-    "llama": LlamaConfig(**WIDE),
-    "qwen3_moe": Qwen3MoeConfig(**WIDE, **ROUTED),
-}
+FOR_FOUR = {"gpt2": CAUSAL["gpt2"], "llama": LlamaConfig(**WIDE), "qwen3_moe": Qwen3MoeConfig(**WIDE, **ROUTED)}
 MASKED = {"roberta": RobertaConfig(**SMALL, **STILL), "bert": BertConfig(**SMALL, **STILL)}
 NO_SEQUENCE = ("opt",)
 
@@ -155,14 +151,13 @@ def case(mesh, config, *, sequence=False, adapters=False, auto=AutoModelForCausa
 
 
 def on_two(rank, world):
-    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tensor",))
-    results = {name: case(mesh, config) for name, config in CAUSAL.items()}
-    results |= {name: case(mesh, config, auto=AutoModelForMaskedLM) for name, config in MASKED.items()}
+    mesh, results = init_device_mesh("cpu", (world,), mesh_dim_names=("tensor",)), {}
     lonely = Qwen3MoeConfig(**GROUPED, **(ROUTED | {"num_experts_per_tok": 1}))
     results["no tokens for a process"] = case(mesh, lonely, one_expert=True)
     for name, config in (CAUSAL | MASKED).items():
+        auto = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
+        results[name] = case(mesh, config, auto=auto)
         if name not in NO_SEQUENCE:
-            auto = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
             results[f"{name}, sequence"] = case(mesh, config, sequence=True, auto=auto)
     for name in ("gpt2", "llama"):
         results[f"{name}, adapters"] = case(mesh, CAUSAL[name], adapters=True)
@@ -258,8 +253,7 @@ def saved(mesh, config):
 def from_meta(mesh):
     """Split without weights, then filled: tied weights stay tied, and logits are those of one process."""
     reference = build(CAUSAL["gpt2"])
-    with torch.device("meta"):
-        model = build_plain(CAUSAL["gpt2"])
+    model = skeleton(CAUSAL["gpt2"])
     split_by_tensor(model, mesh, sequence=False)
     assert model.lm_head.weight is model.transformer.wte.weight
     model.to_empty(device="cpu")
@@ -274,10 +268,6 @@ def from_meta(mesh):
                 parameter.copy_(weights[name])
     ids = batch()[0]
     return float((model.eval()(ids).logits - reference.eval()(ids).logits).abs().max().detach())
-
-
-def build_plain(config):
-    return AutoModelForCausalLM.from_config(config)
 
 
 def on_four(rank, world):

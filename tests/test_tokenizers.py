@@ -122,12 +122,9 @@ def test_whitespace_is_the_quick_tours_tokenizer():
     """The same merges as its few lines give: BPE with an unknown token over pre_tokenizers.Whitespace, no decoder."""
     theirs = Backend(models.BPE(unk_token="<unk>"))
     theirs.pre_tokenizer = pre_tokenizers.Whitespace()
-    theirs.train_from_iterator(
-        TEXT,
-        trainers.BpeTrainer(
-            vocab_size=300, min_frequency=1, special_tokens=["<|endoftext|>", "<|pad|>", "<unk>"], show_progress=False
-        ),
-    )
+    special = ["<|endoftext|>", "<|pad|>", "<unk>"]
+    trainer = trainers.BpeTrainer(vocab_size=300, min_frequency=1, special_tokens=special, show_progress=False)
+    theirs.train_from_iterator(TEXT, trainer)
     ours = train_tokenizer(iter(TEXT), _whitespace(300)).hf.backend_tokenizer
     assert ours.get_vocab() == theirs.get_vocab()
     assert ours.decoder is None
@@ -146,10 +143,8 @@ def test_whitespace_loses_spacing_and_unknown_characters_and_says_so(trained):
 
 
 def test_spacing_is_kept_where_it_is(trained, shared_data):
-    assert not trained("gpt2").spacing_is_lost
-    assert not trained("gpt4", True).spacing_is_lost
-    assert not load_tokenizer(str(shared_data / "tokenizers" / "gpt2")).spacing_is_lost
-    assert not load_tokenizer(str(shared_data / "tokenizers" / "roberta-base")).spacing_is_lost
+    real = (load_tokenizer(str(shared_data / "tokenizers" / name)) for name in ("gpt2", "roberta-base"))
+    assert not any(each.spacing_is_lost for each in (trained("gpt2"), trained("gpt4", True), *real))
 
 
 @pytest.mark.parametrize(
@@ -158,10 +153,7 @@ def test_spacing_is_kept_where_it_is(trained, shared_data):
         (None, {}),
         (normalizers.NFD(), {}),  # the same letters
         (normalizers.Lowercase(), {"A": "a", "É": "é", "Й": "й"}),
-        (
-            normalizers.BertNormalizer(lowercase=True),
-            {"A": "a", "É": "e", "é": "e", "Й": "и", "й": "и", "ё": "е"},
-        ),
+        (normalizers.BertNormalizer(lowercase=True), {"A": "a", "É": "e", "é": "e", "Й": "и", "й": "и", "ё": "е"}),
     ],
 )
 def test_letters_that_a_model_cannot_write_are_named(trained, normalizer, changed):
@@ -174,10 +166,7 @@ def test_letters_that_a_model_cannot_write_are_named(trained, normalizer, change
     tokenizer.save(Path("tokenizer"))
     Path("a.txt").write_text("\n".join(f"Ёж и йод {number}" for number in range(9)))
     said = logged()
-    prepare(load_run("novel-small", Overrides.parse([
-        "data.store=stores", "data.sources=[{path: a.txt, document: line}]", "tokenizer={from: tokenizer}",
-        "data.validation=0", "data.block=8",
-    ])))  # fmt: skip
+    prepared_with("tokenizer={from: tokenizer}", "data.validation=0")
     noted = [note for note in said if "changes letters" in note]
     assert len(noted) == bool(changed)
     assert all(f"{letter} becomes {other}" in noted[0] for letter, other in changed.items())
@@ -208,13 +197,6 @@ def test_a_russian_alphabet_does_not_make_spaces_look_lost():
     assert not tokenizer.spacing_is_lost
 
 
-def test_a_vocabulary_smaller_than_the_alphabet_keeps_its_letters():
-    text = ["".join(chr(0x4E00 + number) for number in range(600))]
-    assert train_tokenizer(iter(text), _whitespace(400)).vocabulary >= 603
-    as_bytes = TokenizerTraining(vocab=400, pattern="gpt4", minimum_frequency=1)
-    assert train_tokenizer(iter(text), as_bytes).vocabulary == 400
-
-
 def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
     """Files of sentence encoders carry both; a text cut off in silence is a text lost."""
     trained("gpt4", True).save(tmp_path)
@@ -232,13 +214,15 @@ def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
     assert fingerprint == tokenizer.fingerprint == trained("gpt4", True).fingerprint
 
 
+def prepared_with(*overrides):
+    """What is prepared of the lines of a.txt."""
+    source = "data.sources=[{path: a.txt, document: line}]"
+    return prepare(load_run("novel-small", Overrides.parse(["data.store=stores", source, "data.block=8", *overrides])))
+
+
 def test_the_run_file_chooses_the_pattern():
     Path("a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
-    prepared = prepare(load_run("novel-small", Overrides.parse([
-        "data.store=stores", "data.sources=[{path: a.txt, document: line}]",
-        "tokenizer.train.pattern=whitespace", "tokenizer.train.vocab=300", "tokenizer.train.minimum_frequency=1",
-        "data.block=8",
-    ])))  # fmt: skip
+    prepared = prepared_with("tokenizer.train={pattern: whitespace, vocab: 300, minimum_frequency: 1}")
     tokenizer = prepared.tokenizer()
     assert tokenizer.spacing_is_lost
     (_, ids), *_ = prepared.open().train.each_sample()

@@ -19,8 +19,7 @@ from artel.text.tool_calls import CallReader, read_calls
 from artel.tokens import train_tokenizer
 from support.chat_models import learned_texts
 from support.reading import read, rows_of
-from support.runs import artel, write_run
-from support.templates import LLAMA_3, TOOLS_AS_TEXT, TOOLS_IN_XML, TOOLS_WITH_IDS
+from support.templates import LLAMA_3, TOOLS_AS_TEXT, TOOLS_WITH_IDS
 
 WEATHER = {
     "name": "get_weather",
@@ -87,12 +86,6 @@ ROWS = {
             ("gpt", "-3"),
         ),
         "tools": json.dumps([AS_TOOL]),
-    },
-    "glaive in sharegpt": {
-        "conversations": from_value(
-            ("human", "Омск?"), ("function_call", CALL_AS_JSON), ("observation", RESULT), ("gpt", "-3")
-        ),
-        "tools": json.dumps([WEATHER]),
     },
     "glaive ru parsed": {  # of impruver's fc configs
         "messages": json.dumps(messages(
@@ -167,14 +160,13 @@ def test_parquet_rows_have_no_keys_that_are_not_there(tmp_path):
         assert list(record.fields.tools[0]["function"]["parameters"]["properties"]) == [key]
 
 
-def test_tools_that_all_rows_share_and_a_converter_of_ones_own(tmp_path, monkeypatch):
+def test_tools_that_all_rows_share_and_a_converter_of_ones_own(tmp_path):
     row = {"messages": ROWS["openai"]["messages"]}
     (record,) = read(read_chat, rows_of(tmp_path, [row]), format="chat", tools=[WEATHER])
     assert record.fields.tools == (AS_TOOL,)
     (tmp_path / "ones_own.py").write_text(
         "def read(row):\n    return {'messages': row['m'], 'tools': row['t']}\n", encoding="utf-8"
     )
-    monkeypatch.chdir(tmp_path)
     row = {"m": row["messages"], "t": [WEATHER]}
     (record,) = read(read_chat, rows_of(tmp_path, [row]), format="chat", converter="ones_own:read")
     assert record.fields.tools == (AS_TOOL,)
@@ -204,13 +196,10 @@ FUNCTION = ("messages", 1, "tool_calls", 0, "function")
 
 def test_nulls_in_arguments_of_parquet_stay_in_json_alone(tmp_path):
     """As docs/chat.md says: Arrow cannot tell a null from a key that is not there."""
-    for arguments, read_as in (
-        ('{"city": null, "days": 1}', {"city": None, "days": 1}),
-        ({"city": None, "days": 1}, {"days": 1}),
-    ):
-        (record,) = read(
-            read_chat, parquet_of(tmp_path, [changed(*FUNCTION, "arguments", to=arguments)]), format="chat"
-        )
+    with_null = {"city": None, "days": 1}
+    for arguments, read_as in ((json.dumps(with_null), with_null), (with_null, {"days": 1})):
+        row = changed(*FUNCTION, "arguments", to=arguments)
+        (record,) = read(read_chat, parquet_of(tmp_path, [row]), format="chat")
         assert record.fields.messages[1].tool_calls[0].arguments == read_as
 
 
@@ -266,8 +255,6 @@ TEMPLATES = {
     "chatml": ("chatml", f"{CALLED}<|im_end|>", "-3<|im_end|>"),
     "plain": ("plain", f" {CALLED}<|endoftext|>", " -3<|endoftext|>"),
     "arguments as text": (TOOLS_AS_TEXT, 'get_weather\n{"city": "Омск"}<|call|><|im_end|>', "-3<|im_end|>"),
-    "xml": (TOOLS_IN_XML, "<function=get_weather>\n<parameter=city>\nОмск\n</parameter>\n</function><|im_end|>",
-            "-3<|im_end|>"),
     "ids": (TOOLS_WITH_IDS, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Омск"}, '
             '"id": "[0-9A-Za-z]{9}"}]<|endoftext|>', " -3<|endoftext|>"),
 }  # fmt: skip
@@ -309,28 +296,24 @@ def test_exactly_calls_and_answers_are_learned(tokenizer, tmp_path, name, shape)
         assert text.count(RESULT) == 1
 
 
-@pytest.mark.parametrize(
-    ("train_on", "expected"),
-    [("assistant", 2), ("tool_calls", 1), ("last", 1)],
-)
+def learned(tokenizer, tmp_path, row, template="chatml", **chat):
+    """The learned texts of the row."""
+    (made,) = objective(tokenizer, tmp_path, template, **chat).samples(documents_of(tmp_path, row))
+    return learned_texts(made, tokenizer)
+
+
+@pytest.mark.parametrize(("train_on", "expected"), [("assistant", 2), ("tool_calls", 1), ("last", 1)])
 def test_which_turns_are_learned(tokenizer, tmp_path, train_on, expected):
-    (made,) = objective(tokenizer, tmp_path, "chatml", train_on=train_on).samples(
-        documents_of(tmp_path, ROWS["openai"])
-    )
-    turns = learned_texts(made, tokenizer)
+    turns = learned(tokenizer, tmp_path, ROWS["openai"], train_on=train_on)
     assert len(turns) == expected
     assert ("tool_call" in turns[0]) == (train_on != "last")
 
 
 def test_what_a_tool_returned_is_never_learned(tokenizer, tmp_path):
-    row = changed("messages", 2, "weight", to=1)
-    (made,) = objective(tokenizer, tmp_path, "chatml", train_on="all").samples(documents_of(tmp_path, row))
-    before, after = learned_texts(made, tokenizer)
+    before, after = learned(tokenizer, tmp_path, changed("messages", 2, "weight", to=1), train_on="all")
     assert before.endswith("<tool_response>\n")
     assert after.startswith("\n</tool_response>")
-    row = changed("messages", 1, "weight", to=0)
-    (made,) = objective(tokenizer, tmp_path, "chatml").samples(documents_of(tmp_path, row))
-    assert learned_texts(made, tokenizer) == ["-3<|im_end|>"]
+    assert learned(tokenizer, tmp_path, changed("messages", 1, "weight", to=0)) == ["-3<|im_end|>"]
 
 
 def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
@@ -343,8 +326,7 @@ def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
             *messages(("tool", "1"), ("tool", ""), ("assistant", "done"), ("user", "again")),
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]}  # fmt: skip
-        (made,) = objective(tokenizer, tmp_path, "chatml").samples(documents_of(tmp_path, row))
-        turns = learned_texts(made, tokenizer)
+        turns = learned(tokenizer, tmp_path, row)
         assert turns[1] == "done<|im_end|>"
         found = [read_calls(turn.removesuffix("<|im_end|>")) for turn in (turns[0], turns[2])]
         if "</tool_call>" not in str(arguments):  # which no reader can tell from the mark
@@ -356,27 +338,12 @@ def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
 def test_a_template_without_tools_is_refused_once_by_name(tokenizer, tmp_path):
     chat = objective(tokenizer, tmp_path, LLAMA_3)
     plain = {"messages": messages(("user", "a"), ("assistant", "b"))}
-    with pytest.raises(
-        InputError, match=r"chat\.template: the template writes no calls of tools, and a\.jsonl:2 has them"
-    ) as error:
+    with pytest.raises(InputError, match=r"chat\.template: .* no calls of tools, and a\.jsonl:2 has them") as error:
         list(chat.samples(documents_of(tmp_path, plain, ROWS["openai"], ROWS["hermes"])))
     assert "chatml" in error.value.problems[0].fix
     no_results = TOOLS_AS_TEXT.replace("'<result>' + message.content", "''")
     with pytest.raises(InputError, match="the template leaves out what tools return"):
         list(objective(tokenizer, tmp_path, no_results).samples(documents_of(tmp_path, ROWS["openai"])))
-
-
-def test_prepare_refuses_it_as_a_command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "template.jinja").write_text(LLAMA_3)
-    rows_of(tmp_path, [ROWS["openai"]] * 3, "talks.jsonl")
-    data = {"sources": [{"path": "talks.jsonl", "format": "chat"}], "validation": 0.0, "dedup": {"exact": False}}
-    own = {"objective": "chat", "chat": {"template": "template.jinja"}, "tokenizer": {"train": {"vocab": 270}}}
-    write_run(tmp_path / "run.yaml", data=data, **own)
-    done = artel("prepare", "run.yaml")
-    assert done.returncode == 2, done.stderr
-    assert "writes no calls of tools" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 # And back
@@ -416,7 +383,6 @@ GIGACHAT_CALL = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
         (' to=functions.f<|channel|>commentary json<|message|>{"a": "5", "n": 5}<|call|>', "", [F]),
         (f"<|python_start|>I look.<|python_end|>{F_AS_PARAMETERS}{F_AS_PARAMETERS}", "I look.", [F, F]),
         ('<|python_start|>[f(a="5", n=5)]<|python_end|>', "", [F]),
-        *((text, text, []) for text in ("<|python_start|>print(5)<|python_end|>", "<|python_start|>[]<|python_end|>")),
         ('I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "5", "n": 5}\n```'
          '<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "5", "n": 5}\n```'
          '<｜tool▁call▁end｜><｜tool▁calls▁end｜>', "I look.", [F, F]),
@@ -425,16 +391,13 @@ GIGACHAT_CALL = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
         (f"I look.{GIGACHAT_CALL}{F_AS_JSON}<|message_sep|>\n\n", "I look.", [F]),
         (f"{GIGACHAT_CALL}{F_AS_JSON}", "", [F]),
         (f"I look.<|function_call|>{F_AS_JSON}<|message_sep|>", "I look.", [F]),  # GigaChat 3.1
-        *((text, text, []) for text in ("a<|message_sep|>\n\nuser<|role_sep|>\nb", f"{GIGACHAT_CALL}f")),
-        ("it goes to=functions.f now", "it goes to=functions.f now", []),
-        ("<|tool_call>call:f{a:<tool_call|>", "<|tool_call>call:f{a:<tool_call|>", []),
-        ('{"name": "g", "arguments": {}}', '{"name": "g", "arguments": {}}', []),  # a tool that was not offered
-        ('{"a": 5}', '{"a": 5}', []),
-        ("[1, 2]", "[1, 2]", []),
-        ("<tool_call>f of a</tool_call>", "<tool_call>f of a</tool_call>", []),
-        ("5 <b and f(a)", "5 <b and f(a)", []),
-        *((text, text, []) for text in ('<tool_call>{"name": "f", "arguments": "{"}</tool_call>', "5 <")),
-        ("", "", []),
+        *((text, text, []) for text in (
+            "<|python_start|>print(5)<|python_end|>", "<|python_start|>[]<|python_end|>", f"{GIGACHAT_CALL}f",
+            "a<|message_sep|>\n\nuser<|role_sep|>\nb", "it goes to=functions.f now",
+            "<|tool_call>call:f{a:<tool_call|>", '{"name": "g", "arguments": {}}',  # a tool that was not offered
+            '{"a": 5}', "[1, 2]", "<tool_call>f of a</tool_call>", "5 <b and f(a)", "5 <", "",
+            '<tool_call>{"name": "f", "arguments": "{"}</tool_call>',
+        )),
     ],
 )  # fmt: skip
 def test_calls_are_read_back(text, rest, calls):

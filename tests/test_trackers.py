@@ -186,22 +186,14 @@ def end_server():
     return lambda run: run.step == 3 and os.killpg(int(Path("server").read_text()), signal.SIGKILL)
 """)
     (tmp_path / "a-file").touch()
-    write_run(
-        tmp_path / "mine.yaml",
-        plugins="ending",
-        callbacks=["end_server"],
-        validate={"every": 2, "prompts": PROMPTS, "new_tokens": 4},
-        track=["jsonl", "wandb", "mlflow", "trackio"],
-    )
+    validate = {"every": 2, "prompts": PROMPTS, "new_tokens": 4}
+    mine = {"plugins": "ending", "callbacks": ["end_server"], "track": ["jsonl", "wandb", "mlflow", "trackio"]}
+    write_run(tmp_path / "mine.yaml", validate=validate, **mine)
     (tmp_path / "mlflow").mkdir()
     with mlflow_server(tmp_path / "mlflow") as (address, process), no_way_out() as proxies:
         (tmp_path / "server").write_text(str(process.pid))
-        variables = {
-            "WANDB_API_KEY": "wrong-key",
-            "MLFLOW_TRACKING_URI": address,
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-            "TRACKIO_DIR": str(tmp_path / "a-file/folder"),
-        }
+        variables = {"WANDB_API_KEY": "wrong-key", "TRACKIO_DIR": str(tmp_path / "a-file/folder")}
+        variables |= {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
         done = train(tmp_path, env=CLEAN | variables | proxies)
     assert done.returncode == 0, done.stderr
     assert len(metrics(tmp_path / "mine")) == 9

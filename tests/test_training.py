@@ -3,14 +3,26 @@
 import json
 import random
 import signal
-import socket
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from support import WORKERS
-from support.runs import artel, kill, largest_difference, losses, metrics, start, torchrun, wait_for_step, write_run
+from support.runs import (
+    artel,
+    assert_same_models,
+    largest_difference,
+    losses,
+    metrics,
+    refused,
+    start,
+    succeed,
+    torchrun,
+    train_with_kills,
+    wait_for_step,
+    write_run,
+)
+from support.sockets import free_ports
 from support.waiting import LIMIT
 
 CASES = WORKERS / "train_cases.py"
@@ -25,11 +37,8 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
         files = []
         for optimizer in ("sgd", "adamw"):
             for accumulation in (1, 4):
-                train = {
-                    "optimizer": optimizer,
-                    "learning_rate": 0.1 if optimizer == "sgd" else 1e-3,
-                    "micro_batch": 64 // processes // accumulation,
-                }
+                train = {"optimizer": optimizer, "learning_rate": 0.1 if optimizer == "sgd" else 1e-3,
+                         "micro_batch": 64 // processes // accumulation}  # fmt: skip
                 files.append(write_run(tmp_path / f"{processes}-{optimizer}-{accumulation}.yaml", train=train))
         done = torchrun(processes, CASES, *files)
         assert done.returncode == 0, done.stderr[-3000:]
@@ -50,7 +59,7 @@ def test_a_batch_that_no_number_of_processes_divides(tmp_path):
     """7 rows on 1 and on 3 processes, the last step shorter: padding rows change nothing, none is skipped."""
     train = {"steps": None, "epochs": 0.2, "batch": 7, "micro_batch": 2}
     one, three = (write_run(tmp_path / f"{name}.yaml", train=train) for name in ("one", "three"))
-    assert artel("train", one).returncode == 0
+    succeed("train", one)
     done = torchrun(3, "-m", "artel", "train", three, "--json")  # as users of torchrun start it
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == max(losses(one.with_suffix("")))
@@ -63,22 +72,12 @@ def test_killed_at_five_random_steps_ends_bit_equal(tmp_path):
     changes = {"train": {"steps": 60, "batch": 16}, "checkpoint": {"every": 4},
                "model": {"config": {"resid_pdrop": 0.1}}}  # fmt: skip  # dropout too must come back the same
     whole = write_run(tmp_path / "whole.yaml", **changes)
-    assert artel("train", whole).returncode == 0
+    succeed("train", whole)
     broken = write_run(tmp_path / "broken.yaml", **changes)
-    folder = broken.with_suffix("")
-    steps = sorted(random.Random(5).sample(range(3, 56), 5))
-    for step in steps:
-        process = start("train", broken)
-        wait_for_step(process, folder, step)
-        kill(process)
-    done = artel("train", broken, "--json")
-    assert done.returncode == 0, done.stderr
-    assert "resuming from step" in done.stderr
+    done = train_with_kills(broken, random.Random(5).sample(range(3, 56), 5))
     assert json.loads(done.stdout)["steps"] == 60
-    expected, actual = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    assert losses(whole.with_suffix("")) == losses(folder)
+    assert_same_models(whole, broken)
+    assert losses(whole.with_suffix("")) == losses(broken.with_suffix(""))
 
 
 @pytest.mark.ci
@@ -87,7 +86,7 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     """SIGTERM saves and exits 130; two processes go on with the same blocks: losses within 1e-5."""
     changes = {"train": {"steps": 40, "batch": 16}}
     whole = write_run(tmp_path / "whole.yaml", **changes)
-    assert artel("train", whole).returncode == 0
+    succeed("train", whole)
     broken = write_run(tmp_path / "broken.yaml", **changes)
     folder = broken.with_suffix("")
     process = start("train", broken)
@@ -96,8 +95,7 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     _, output = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, output
     assert "stopped and saved after step" in output
-    done = artel("train", broken, "--nproc", "2", "--json")
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = succeed("train", broken, "--nproc", "2", "--json")
     assert json.loads(done.stdout)["steps"] == 40
     assert largest_difference(losses(whole.with_suffix("")), losses(folder)) < 1e-5
 
@@ -106,10 +104,8 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
 def test_two_hosts_meet_by_address_and_port(tmp_path):
     """One process on each of two "hosts" (here on loopback), the second by MASTER_ADDR and MASTER_PORT."""
     one, two = (write_run(tmp_path / f"{name}.yaml") for name in ("one", "two"))
-    assert artel("train", one).returncode == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    succeed("train", one)
+    port = str(free_ports(1)[0])
     first = start("train", two, "--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port)
     environment = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     second = artel("train", two, env=environment)
@@ -149,8 +145,7 @@ def test_a_signal_before_the_first_step_says_what_is_kept(tmp_path, number, word
     kept = "no checkpoint is written yet: the same command starts again, with the text prepared so far"
     assert rest.endswith(f"artel: {'stopped' if words else 'interrupted'}\n    {kept}\n")
     assert rest.count("artel: ") == 1
-    done = artel("train", run)
-    assert done.returncode == 0
+    done = succeed("train", run)
     assert "(made before)" in done.stderr
 
 
@@ -162,8 +157,7 @@ def test_the_saved_model_is_the_trained_one(tmp_path):
     from artel.inference import open_model
 
     run = write_run(tmp_path / "run.yaml", validate={"prompts": ["The"], "new_tokens": 5})
-    done = artel("train", run, "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", run, "--json")
     result = json.loads(done.stdout)
     assert result.keys() == {
         "run", "steps", "model_step", "tokens", "train_loss", "validation", "tokens_per_second", "wall_seconds",
@@ -179,8 +173,7 @@ def test_the_saved_model_is_the_trained_one(tmp_path):
     assert torch.equal(theirs, ours)
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert [(line["step"], line["prompt"]) for line in samples] == [(0, "The"), (6, "The")]
-    again = artel("train", run, "--json")
-    assert again.returncode == 0
+    again = succeed("train", run, "--json")
     assert "is complete" in again.stderr
     assert json.loads(again.stdout) == result
 
@@ -188,13 +181,12 @@ def test_the_saved_model_is_the_trained_one(tmp_path):
 @pytest.mark.slow
 def test_a_changed_run_file_is_refused_with_the_difference(tmp_path):
     run = write_run(tmp_path / "run.yaml")
-    assert artel("train", run).returncode == 0
-    done = artel("train", run, "train.learning_rate=0.5", "data.block=16")
-    assert done.returncode == 2
+    succeed("train", run)
+    done = refused("train", run, "train.learning_rate=0.5", "data.block=16")
     assert "train.learning_rate: 0.001 -> 0.5" in done.stderr
     assert "data.block: 32 -> 16" in done.stderr
     assert "--restart" in done.stderr
-    assert artel("train", run, "train.learning_rate=0.5", "--restart").returncode == 0
+    succeed("train", run, "train.learning_rate=0.5", "--restart")
     assert metrics(run.with_suffix(""))[0]["step"] == 1
 
 
@@ -210,22 +202,6 @@ def test_nan_stops_the_run_and_names_step_and_documents(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path):
-    run = write_run(tmp_path / "run.yaml", checkpoint={"every": 2})
-    assert artel("train", run).returncode == 0
-    folder = run.with_suffix("")
-    weights = folder / "checkpoints" / "step-000000006" / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    (folder / "result.json").unlink()
-    done = artel("train", run)
-    assert done.returncode == 0, done.stderr
-    assert "step-000000006 is damaged" in done.stderr
-    assert "resuming from step 4" in done.stderr
-
-
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "roberta", "mistral"])
 def test_other_architectures_train_from_scratch(tmp_path, model_type):
     from artel.config import Overrides, load_run
@@ -233,10 +209,8 @@ def test_other_architectures_train_from_scratch(tmp_path, model_type):
     from artel.preparing import prepare
     from artel.training.loop import train
 
-    config = {
-        "model_type": model_type, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 64,
-    }  # fmt: skip
+    config = {"model_type": model_type, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 64}  # fmt: skip
     config |= {"is_decoder": True} if model_type == "roberta" else {"num_key_value_heads": 2, "head_dim": 8}
     file = write_run(tmp_path / "run.yaml", model=None, train={"learning_rate": 1e-2})
     run = load_run(str(file), Overrides.parse([f"model.config={json.dumps(config)}"]))
@@ -248,6 +222,6 @@ def test_other_architectures_train_from_scratch(tmp_path, model_type):
 
 def test_muon_learns(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"optimizer": "muon", "steps": 12}, checkpoint={"every": 6})
-    assert artel("train", run).returncode == 0
+    succeed("train", run)
     by_step = losses(run.with_suffix(""))
     assert by_step[12][0] < by_step[1][0] - 0.3

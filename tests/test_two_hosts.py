@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import ENVIRONMENT, artel, largest_difference, losses, roberta_of_2019, write_run
+from support.runs import ENVIRONMENT, largest_difference, losses, roberta_of_2019, succeed, write_run
 from support.sockets import has_ipv6, watch
 from support.two_hosts import FIRST, HIDDEN, MARKS, PORT, SECOND, ip, six, two_namespaces
 from support.waiting import LIMIT
@@ -31,14 +31,8 @@ def hosts():
 def start_in(namespace, *arguments, **environment):
     command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "artel", *map(str, arguments)]
     clean = {key: value for key, value in ENVIRONMENT.items() if key not in HIDDEN}
-    return subprocess.Popen(
-        command,
-        env={**clean, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=clean | environment, start_new_session=True, **pipes)
 
 
 def finish(processes):
@@ -84,13 +78,11 @@ def by_endpoint(hosts, run):
 
 
 @pytest.mark.parametrize(
-    ("start", "processes"),
-    [(by_flags, 4), pytest.param(by_environment, 2, marks=pytest.mark.ci), (by_endpoint, 2)],
+    ("start", "processes"), [(by_flags, 4), pytest.param(by_environment, 2, marks=pytest.mark.ci), (by_endpoint, 2)]
 )
 def test_two_hosts_train_as_one_process_does(tmp_path, hosts_by_name, start, processes):
     one, two = (write_run(tmp_path / f"{name}.yaml") for name in ("one", "two"))
-    done = artel("train", one)
-    assert done.returncode == 0, done.stderr
+    succeed("train", one)
     with watch(lambda: pids(hosts_by_name)) as places:
         outputs = finish(start(hosts_by_name, two))
     addresses = {address for address, _ in places}
@@ -117,8 +109,7 @@ def test_the_old_json_runs_on_two_processes_and_on_two_hosts(tmp_path, shared_da
     exact = ["train.precision=fp32", "log.every=1"]  # auto is bf16 on a CPU that has it, whose sums differ by 1e-3
     run = {name: (file, f"run={folder}", *exact) for name, folder in folders.items()}
     for name, more in (("one", ["parallel.data=1"]), ("two", [])):
-        done = artel("train", *run[name], *more)
-        assert done.returncode == 0, done.stderr
+        done = succeed("train", *run[name], *more)
         assert f"{2 if name == 'two' else 1} process" in done.stderr
     finish(by_environment(hosts, *run["hosts"]))
     reference = losses(folders["one"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import ENVIRONMENT, artel, largest_difference, losses, wait_for_step, write_run
+from support.runs import ENVIRONMENT, largest_difference, losses, succeed, wait_for_step, write_run
 from support.two_hosts import FIRST, HIDDEN, MARKS, PORT, ip, two_namespaces
 from support.waiting import LIMIT, last, wait_until
 
@@ -30,8 +30,7 @@ pytestmark = [*MARKS, pytest.mark.long, pytest.mark.timeout(600)]
 def reference(tmp_path_factory):
     """(loss, gradient norm) by step of one process."""
     run = write_run(tmp_path_factory.mktemp("one") / "run.yaml", train=STEADY, **RARELY)
-    done = artel("train", run, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+    succeed("train", run, timeout=LIMIT)
     return losses(run.with_suffix(""))
 
 

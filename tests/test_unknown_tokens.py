@@ -69,9 +69,7 @@ def texts(*lines):
          "BPE with unknown", "BPE that leaves out"],
 )  # fmt: skip
 def test_texts_that_become_equal_are_refused(tokenizer, lines, equal):
-    with pytest.raises(
-        InputError, match=rf"^tokenizer\.from: .* {equal} of {equal} documents become the same"
-    ) as error:
+    with pytest.raises(InputError, match=rf"^tokenizer\.from: .* {equal} of {equal} documents become the") as error:
         prepared(tokenizer(), texts(*lines))
     assert any(repr(character) in str(error.value) for character in "".join(lines))
 

@@ -19,12 +19,8 @@ def preferences(folder, loss="dpo", **train):
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     data = {"sources": [{"path": str(folder / "pairs.jsonl"), "format": "preference"}], "block": 256}
     places = {"run": str(folder / "run"), "data": data | {"store": str(folder / "stores"), "validation": 0}}
-    vocabulary = {"tokenizer": {"train": {"vocab": 270}}}
-    return run_from(
-        merged(TINY, places | vocabulary | {"objective": "preference", "preference": {"loss": loss}, "train": train}),
-        {},
-        {},
-    )
+    learned = {"objective": "preference", "preference": {"loss": loss}, "train": train}
+    return run_from(merged(TINY, places | learned | {"tokenizer": {"train": {"vocab": 270}}}), {}, {})
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto", "orpo"])
@@ -54,9 +50,7 @@ def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of
     usual = average_step(run, data.with_layout_for(lambda: outline.build_for_training("fp32"), "cuda"), 2, 1)
     assert plan.tokens == usual.tokens
     embeddings = {each.bytes for each in plan.ranks[0].operations if each.name == "aten.embedding"}
-    assert (
-        usual.batch.computed_positions * (2 * 4 * 32 + 8) in embeddings
-    )  # 32 floats are read and written, and an id read
+    assert usual.batch.computed_positions * (2 * 4 * 32 + 8) in embeddings  # 32 floats read and written, an id read
 
 
 def test_rows_of_blocks_are_all_usual(tmp_path):

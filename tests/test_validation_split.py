@@ -25,13 +25,7 @@ def novel(chapters, paragraphs=12, heading="Глава {}"):
 
 
 def chapter_numbers(documents, split):
-    return {
-        text.split(" из ")[1].split(":")[0]
-        for _, text, part in documents
-        if part == split
-        for _ in [0]
-        if " из " in text
-    }
+    return {text.split(" из ")[1].split(":")[0] for _, text, part in documents if part == split and " из " in text}
 
 
 @pytest.mark.parametrize(
@@ -51,8 +45,7 @@ def test_lines_that_are_no_headings(line):
     assert not is_heading(line)
 
 
-def test_a_chapter_stays_on_one_side(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_chapter_stays_on_one_side(tmp_path):
     Path("novel.txt").write_text(novel(40))
     documents, ledger = stored(tmp_path, data={"sources": [{"path": "novel.txt"}], "validation": BY_CHAPTER})
     held, learned = chapter_numbers(documents, "validation"), chapter_numbers(documents, "train")
@@ -68,8 +61,7 @@ def test_a_chapter_stays_on_one_side(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("document", ["auto", "line", "paragraph"])
-def test_a_text_without_headings_is_held_out_in_runs(tmp_path, monkeypatch, document):
-    monkeypatch.chdir(tmp_path)
+def test_a_text_without_headings_is_held_out_in_runs(tmp_path, document):
     Path("novel.txt").write_text(novel(120, heading=""))
     source = {"path": "novel.txt", "document": document}
     documents, _ = stored(tmp_path, data={"sources": [source], "validation": BY_CHAPTER})
@@ -81,30 +73,22 @@ def test_a_text_without_headings_is_held_out_in_runs(tmp_path, monkeypatch, docu
     assert 0.02 < sum(held) / sum(size for _, size in runs) < 0.3
 
 
-def test_files_in_any_parts_are_split_alike(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_files_in_any_parts_are_split_alike(tmp_path):
     Path("novel.txt").write_text(novel(30))
     made, tokenizer = set(), {"train": {"vocab": 270}}
     for name, part in (("one", 10_000_000), ("many", 20_000)):
         (tmp_path / name).mkdir()
         data = {"sources": [{"path": "novel.txt", "document": "line"}], "validation": BY_CHAPTER}
-        made.add(
-            tree(
-                prepare(
-                    run_of(tmp_path / name, data=data, prepare={"part": part, "workers": 1}, tokenizer=tokenizer)
-                ).folder
-            )
-        )
+        run = run_of(tmp_path / name, data=data, prepare={"part": part, "workers": 1}, tokenizer=tokenizer)
+        made.add(tree(prepare(run).folder))
     assert len(made) == 1
 
 
-def test_without_headings_a_short_text_is_still_held_out(tmp_path, monkeypatch):
+def test_without_headings_a_short_text_is_still_held_out(tmp_path):
     """The smallest text that is cut: five pieces."""
-    monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text(novel(2, heading=""))
-    documents, _ = stored(
-        tmp_path, data={"sources": [{"path": "short.txt"}], "validation": {"fraction": 0.05, "by": "chapter"}}
-    )
+    validation = {"fraction": 0.05, "by": "chapter"}
+    documents, _ = stored(tmp_path, data={"sources": [{"path": "short.txt"}], "validation": validation})
     assert {document.split for document in documents} == {"train", "validation"}
 
 

@@ -22,7 +22,6 @@ def test_project_and_name_are_those_of_wandbs_variables(variables, expected, tmp
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"WANDB_MODE": "offline"} | variables).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/first").mkdir(parents=True)
     (tmp_path / "runs/first/config.yaml").write_text("run: runs/first\n")
     keys = {"run": "runs/first", "data": {"sources": [{"path": "a.txt"}]}, "model": {"config": {"model_type": "gpt2"}}}

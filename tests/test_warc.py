@@ -7,8 +7,6 @@ from functools import partial
 
 import pytest
 from fastwarc.warc import WarcRecord, WarcRecordType
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from artel.text import html_to_text
 from artel.text.formats.pages import read_warc
@@ -146,17 +144,6 @@ def test_an_archive_cut_off_anywhere_is_told(tmp_path, pack):
         assert good == [item.text for item in whole][: len(good)]
         assert (cut in ends) == all(isinstance(item, Record) for item in items), cut
         assert sum(isinstance(item, Rejected) for item in items) <= 1
-
-
-@given(place=st.integers(0, 100_000), byte=st.integers(0, 255), packed=st.booleans())
-@settings(max_examples=300)
-def test_any_byte_that_is_wrong_gives_pages_or_reasons(tmp_path_factory, place, byte, packed):
-    parts = map(gzip.compress, ARCHIVE) if packed else ARCHIVE
-    content = bytearray(b"".join(parts))
-    content[place % len(content)] = byte
-    file = tmp_path_factory.getbasetemp() / ("any.warc.gz" if packed else "any.warc")
-    file.write_bytes(content)
-    assert all(isinstance(item, Record | Rejected) for item in read(file))
 
 
 @pytest.mark.parametrize(

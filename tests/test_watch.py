@@ -3,14 +3,12 @@
 import io
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from artel.cli.main import main
 from artel.errors import InputError, WorkError
 from artel.reports.run_data import read_run
 from artel.reports.watch import screen, watch
@@ -23,14 +21,8 @@ def make_run(folder: Path, state: str, *, ranks: int = 1, steps: int = 30, of: i
     (folder / "ranks").mkdir(parents=True)
     (folder / "config.yaml").write_text(f"objective: causal\ntrain: {{steps: {of}}}\n")
     lines = [
-        {
-            "step": step,
-            "loss": 4 - step / 50,
-            "tokens": step * 10,
-            "seconds": float(step),
-            "run_tokens_per_second": 10.0,
-        }
-        for step in range(1, steps + 1)
+        {"step": n, "loss": 4 - n / 50, "tokens": n * 10, "seconds": float(n), "run_tokens_per_second": 10.0}
+        for n in range(1, steps + 1)
     ]
     lines.append({"step": steps, "validation": {"loss": 3.5}})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -101,12 +93,9 @@ def test_a_run_without_signs_is_said_to_be_one(tmp_path):
         watch(str(folder), console())
 
 
-def test_a_folder_that_is_no_run_is_refused(monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", ["artel", "watch", "nowhere"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "nowhere: there is no such folder" in capfd.readouterr().err
+def test_a_folder_that_is_no_run_is_refused(command):
+    status, _, said = command("watch", "nowhere")
+    assert (status, "nowhere: there is no such folder" in said) == (2, True)
 
 
 @pytest.mark.processes

@@ -87,15 +87,12 @@ def test_a_stop_ends_the_text_and_is_never_shown_in_part():
     assert text == tokenizer.hf.decode(tokens, skip_special_tokens=True)
     assert len(text) > 60
     token = tokens[20]
-    assert (
-        list(generate_tokens(model, tokenizer, ids, sampling, 128, frozenset({token}))) == tokens[: tokens.index(token)]
-    )
+    ended = list(generate_tokens(model, tokenizer, ids, sampling, 128, frozenset({token})))
+    assert ended == tokens[: tokens.index(token)]
     for start in range(5, 50, 3):  # a stop of seven characters lies across the borders of tokens
         stop = text[start : start + 7]
-        pieces = list(
-            generate_from_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset(), (stop, "never written")))
-        )
-        assert said(pieces) == text[: text.index(stop)]
+        end = TurnEnd(frozenset(), (stop, "never written"))
+        assert said(generate_from_ids(model, tokenizer, ids, sampling, 128, end)) == text[: text.index(stop)]
     # What may become a stop and does not is shown late, not lost.
     nearly = text[5:11] + "\0"
     assert said(generate_from_ids(model, tokenizer, ids, sampling, 128, TurnEnd(frozenset(), (nearly,)))) == text

@@ -10,7 +10,7 @@ import pyarrow.parquet
 
 from artel.config import DataConfig, SourceConfig
 from artel.preparing.selection import PreparedShard
-from artel.text import Ledger, Record, check_sources, count_lines, input_shards, read_documents
+from artel.text import Ledger, Record, Rejected, check_sources, count_lines, input_shards, read_documents
 from artel.text.reading.source_file import SourceFile
 from artel.text.sources.inputs import read_shard, read_with
 
@@ -63,6 +63,11 @@ def rows_of(folder: Path, rows, name="a.jsonl") -> Path:
     return file
 
 
+def read_rows(reader, format: str, folder: Path, *rows, **source):
+    """What a format's reader makes of these rows, in a.jsonl."""
+    return read(reader, rows_of(folder, rows), format=format, **source)
+
+
 def turns(item):
     assert isinstance(item, Record), item
     return [(message.role, message.content) for message in item.fields.messages]
@@ -75,7 +80,15 @@ def sides(item):
     return prompt, fields.chosen and fields.chosen.content, fields.rejected and fields.rejected.content
 
 
+def bad(found):
+    """(origin, reason) of what was rejected; each says what is wrong and what to do."""
+    rejected = [item for item in found if isinstance(item, Rejected)]
+    assert all("; " in item.detail or item.reason == "unreadable" for item in rejected), rejected
+    return [(item.origin, item.reason) for item in rejected]
+
+
 def documents(**data):
+    """(documents, ledger) of a run's `data`, all of it for training unless it says otherwise."""
     ledger = Ledger()
     kept = list(read_documents(DataConfig.model_validate({"validation": 0.0, **data}), ledger))
     ledger.check()

@@ -147,6 +147,27 @@ def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
     assert reached(), f"step {step} was not reached: {process.communicate()[1]}"
 
 
+def assert_same_models(*files: Path) -> None:
+    """Fail unless runs ended with the same weights, bit for bit; by their run files."""
+    from safetensors.torch import load_file
+
+    one, *others = (load_file(file.with_suffix("") / "model" / "model.safetensors") for file in files)
+    for other in others:
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+
+
+def train_with_kills(file: Path, steps: list[int]) -> subprocess.CompletedProcess:
+    """Start a run, kill it at each of these steps, and let it end."""
+    for step in sorted(steps):
+        process = start("train", file)
+        wait_for_step(process, file.with_suffix(""), step)
+        kill(process)
+    done = succeed("train", file, "--json")
+    assert "resuming from step" in done.stderr
+    return done
+
+
 def kill(process: subprocess.Popen) -> None:
     """SIGKILL to the process and all it started in its session."""
     os.killpg(process.pid, signal.SIGKILL)

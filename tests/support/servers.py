@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow
 import pyarrow.parquet
@@ -24,6 +26,56 @@ def sample_parquet() -> bytes:
 
 BODY = random.Random(0).randbytes(3 << 20)
 FILES = {"data/1.jsonl": LINES[: LINES.find(b"\n") + 1], "data/2.parquet": sample_parquet(), "README.md": b"# Texts\n"}
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """A handler that logs nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def answering(status: int, body: bytes = b"") -> type[QuietHandler]:
+    """A handler that gives the same answer to every GET and HEAD."""
+
+    class Answering(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+    return Answering
+
+
+@contextmanager
+def http_server(handler: Callable[..., BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """Serve on loopback, in a thread of this process; the address."""
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def raw_server(answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """Hand each connection on loopback to `answer`, one after another, in a thread of this process; the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    answer(listener.accept()[0])
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 class Relay:

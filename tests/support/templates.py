@@ -67,7 +67,7 @@ MISTRAL = """
     {%- endif %}
 {%- endfor %}"""
 
-# With tools: arguments as text alone (DeepSeek V3), as XML (Qwen3-Coder), calls and results with ids (Mistral).
+# With tools: arguments as text alone (DeepSeek V3), calls and results with ids (Mistral).
 _TURNS = """
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' }}
@@ -82,13 +82,6 @@ _DESCRIBED = "{%- if tools %}{{- '<|im_start|>system\n' + (tools | tojson) + '<|
 
 TOOLS_AS_TEXT = _DESCRIBED + _TURNS.replace(
     "CALL", "{{- call.function.name + '\n' + call.function.arguments + '<|call|>' }}"
-)
-
-TOOLS_IN_XML = _DESCRIBED + _TURNS.replace(
-    "CALL",
-    "{{- '<function=' + call.function.name + '>\n' }}{%- for name, value in call.function.arguments.items() %}"
-    "{{- '<parameter=' + name + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}"
-    "{%- endfor %}{{- '</function>' }}",
 )
 
 TOOLS_WITH_IDS = """
