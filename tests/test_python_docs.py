@@ -12,7 +12,11 @@ from support.runs import ENVIRONMENT, write_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_HERE = ["README.md", "docs/python.md"]
-TRANSLATED = {"README.ru.md": "README.md", "docs/ru/python.md": "docs/python.md"}
+TRANSLATED = {
+    "README.ru.md": "README.md",
+    "docs/ru/python.md": "docs/python.md",
+    "docs/ru/extending.md": "docs/extending.md",
+}
 IN_BOTH_LANGUAGES = {
     "chat": "test_chat_tools.py",  # functions that a model may call
     "entities": "test_entities.py",

@@ -80,5 +80,5 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 def test_what_is_not_translated_says_so(site):
-    assert "только по-английски" in (site / "ru/decisions.html").read_text(encoding="utf-8")
+    assert "только по-английски" in (site / "ru/architecture.html").read_text(encoding="utf-8")
     assert "только по-английски" not in (site / "ru/index.html").read_text(encoding="utf-8")
