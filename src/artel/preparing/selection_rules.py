@@ -43,7 +43,7 @@ def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> 
     """Write the pairs of near-duplicates that one group of bands finds."""
     near = workspace.config.data.dedup.near
     assert near is not None
-    bands, _ = bands_and_rows(near.threshold, near.permutations)
+    bands, _ = bands_and_rows(near.threshold)
     signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
     pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near(group), pairs.tobytes())

@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 def source_of(benchmark: BenchmarkConfig) -> SourceConfig:
     """Return the source that reads the files of a benchmark."""
-    return SourceConfig(path=[benchmark.path], format=benchmark.format, document=benchmark.document)
+    return SourceConfig(path=[benchmark.path], format=benchmark.format, document="line")
 
 
 def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> list[Input]:

@@ -165,16 +165,8 @@ class NearConfig(Section):
         default=0.8,
         ge=0.1,
         le=1,
-        description="Least Jaccard similarity of two documents' word n-grams: counted, no estimate.",
-    )
-    permutations: Count = Field(
-        default=128,
-        ge=16,
-        le=1024,
-        description="Values in a MinHash signature: the more, the fewer comparisons in vain.",
-    )
-    words: Count = Field(
-        default=5, ge=1, le=50, description="Words in an n-gram; documents of fewer words are left to the exact rule."
+        description="Least Jaccard similarity of two documents' runs of 5 words: counted, no estimate. Documents of "
+        "fewer words are left to the exact rule.",
     )
 
 
