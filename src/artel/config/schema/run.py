@@ -32,7 +32,6 @@ from artel.config.schema.model import ModelConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, Seq2SeqConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
 from artel.config.schema.quantities import (
-    Bytes,
     Count,
     Interval,
     Length,
@@ -256,12 +255,6 @@ class CheckpointConfig(Section):
         Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
     )
     keep: Count = free(3, "How many of the newest are kept, beside the best.", ge=1)
-    keep_every: Count | None = free(
-        None, "Checkpoints of steps that this divides stay beside the newest `keep`, as far as `budget` allows.", ge=1
-    )
-    budget: Bytes | None = free(
-        None, "At most so many bytes of checkpoints: the oldest go first, the newest and the best never."
-    )
     copy_to: Name | None = free(
         None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
     )
