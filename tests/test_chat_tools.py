@@ -248,7 +248,8 @@ def test_calls_are_those_of_the_record_or_wrong(calling, tmp_path, monkeypatch, 
 
 def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result, told = evaluated(calling, [TALK, TALK], **{"chat.generate": 3})
+    monkeypatch.setattr("artel.objectives.chat._CALL_TURNS", 3)
+    result, told = evaluated(calling, [TALK, TALK])
     assert any("the first 3 turns" in line for line in told)
     assert {name: figure for name, figure in result.metrics.items() if name.startswith("calls")} == {
         "calls": 1.0, "calls_named": 1.0, "calls_expected": 1.0
@@ -260,10 +261,9 @@ def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monk
     assert {result.metrics[name] for name in ("calls", "calls_named", "calls_expected")} == {0.0}
 
 
-@pytest.mark.parametrize(("row", "generate"), [({"messages": TALK[::3]}, 200), (TALK, 0)], ids=["no tools", "0 turns"])
-def test_without_tools_nothing_is_written(calling, tmp_path, monkeypatch, row, generate):
+def test_without_tools_nothing_is_written(calling, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result, told = evaluated(calling, [row], **{"chat.generate": generate})
+    result, told = evaluated(calling, [{"messages": TALK[::3]}])
     assert result.metrics.keys() == {"loss", "perplexity", "accuracy"}
     assert not any("writes" in line for line in told)
 

@@ -51,9 +51,7 @@ def test_in_batch_negatives_is_the_cross_entropy_of_all_documents():
     texts = texts_of(PLAIN)
     queries, documents = normalize(texts.vectors[:3], dim=1), normalize(texts.vectors[3:], dim=1)
     logits = queries @ documents.T / 0.05
-    forward, backward = (cross_entropy(each, torch.arange(3), reduction="sum") for each in (logits, logits.T))
-    assert loss(texts) == pytest.approx(float(forward), rel=1e-5)
-    assert loss(texts, symmetric=True) == pytest.approx(float(forward + backward) / 2, rel=1e-5)
+    assert loss(texts) == pytest.approx(float(cross_entropy(logits, torch.arange(3), reduction="sum")), rel=1e-5)
 
 
 def test_hard_negatives_are_candidates_of_every_query():
@@ -74,7 +72,6 @@ def test_hard_negatives_are_candidates_of_every_query():
 )
 def test_what_matches_a_query_is_not_its_negative(matches):
     assert loss(texts_of(matches)) == pytest.approx(0.0, abs=1e-6)
-    assert loss(texts_of(matches), symmetric=True) == pytest.approx(0.0, abs=1e-6)
     assert loss(texts_of([MatchKeys(1, 11, [], []), MatchKeys(2, 12, [], [])])) > 0.01
 
 
@@ -114,7 +111,7 @@ def test_parts_add_up(name):
                            MatchKeys(3, 13, [23], [], 500_000)])  # fmt: skip
     torch.manual_seed(0)
     vectors = torch.randn(9, SIZE)
-    config = EmbeddingConfig.model_validate({"loss": name, "symmetric": name == "in_batch_negatives"})
+    config = EmbeddingConfig.model_validate({"loss": name})
     apart = torch.cat([vectors[[0, 1, 3, 4, 6, 7]], vectors[[2, 5, 8]]]).requires_grad_()
     whole = vectors.clone().requires_grad_()
     parts = Texts.of(apart, torch.from_numpy(np.concatenate([first, second])))
@@ -309,12 +306,11 @@ def test_the_commands_know_it(trained):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"embedding": {"loss": "cosine", "symmetric": True}}, "embedding.symmetric"),
         ({"train": {"batch": 1}}, "write 32 or more"),
-        ({"embedding": {"loss": "triplet", "symmetric": False, "negatives": 0}}, "write 1 or more"),
+        ({"embedding": {"loss": "triplet", "negatives": 0}}, "write 1 or more"),
         ({"validate": {"prompts": ["a"]}}, "validate.prompts"),
         ({"embedding": {"matryoshka": [64]}}, "64 is more than the 32 numbers"),
-        ({"embedding": {"loss": "cosine", "symmetric": False}}, "it has no score"),
+        ({"embedding": {"loss": "cosine"}}, "it has no score"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, changes, said):

@@ -93,7 +93,7 @@ def test_each_says_its_own_loss(tmp_path):
     assert {name for name, loss in words.items() if not loss} == TOKENS
     assert words["several_labels"] == "binary cross-entropy of each label (focal, gamma 2)"
     assert words["labels_of_pairs"].endswith("(smoothing 0.1, weighed by label)")
-    assert words["embedding"] == "in-batch negatives of the whole global batch, both ways, at 32, 16 numbers"
+    assert words["embedding"] == "in-batch negatives of the whole global batch, at 32, 16 numbers"
     assert words["distill"] == "forward_kl of the teacher's 8 likeliest ids at temperature 2, 0.5 cross-entropy"
     assert words["kto"] == "kto, beta 0.1"
     assert words["number"] == "squared error"
