@@ -18,7 +18,7 @@ from artel.config.schema.base import (
 )
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
 from artel.config.schema.decontamination import Decontaminate
-from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, at_most
+from artel.config.schema.quantities import Bytes, Count, Length, Number, at_most
 from artel.config.schema.registered import FormatName, NamingSection
 from artel.registry import FORMATS
 
@@ -98,11 +98,6 @@ class SourceConfig(NamingSection):
         ge=1,
         description="At most so much training text of this source (2G), chosen at random by the run's seed.",
     )
-    budget_documents: Count | None = Field(
-        default=None,
-        ge=1,
-        description="At most so many training documents of this source, chosen at random by the run's seed.",
-    )
     pairs: Literal["none", "commas"] = Field(
         default="none",
         description="Make pairs of plain texts: commas (input is the text without its commas, output the text).",
@@ -157,7 +152,6 @@ class SourceConfig(NamingSection):
     documents: Annotated[Count, at_most(10**8, "nobody needs so much made-up text")] = Field(
         default=1000, ge=1, description="dummy: how many documents to make."
     )
-    seed: Seed = Field(default=0, description="dummy: the seed that the documents are made from.")
 
     @property
     def yields(self) -> str:
