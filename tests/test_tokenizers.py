@@ -55,7 +55,7 @@ def trained():
 
 
 def _whitespace(vocab):
-    return TokenizerTraining(vocab=vocab, pattern="whitespace", minimum_frequency=1)
+    return TokenizerTraining(vocab=vocab, pattern="whitespace")
 
 
 @pytest.mark.parametrize("encoder", [False, True])
@@ -211,8 +211,8 @@ def test_a_russian_alphabet_does_not_make_spaces_look_lost():
 def test_a_vocabulary_smaller_than_the_alphabet_keeps_its_letters():
     text = ["".join(chr(0x4E00 + number) for number in range(600))]
     assert train_tokenizer(iter(text), _whitespace(400)).vocabulary >= 603
-    as_bytes = TokenizerTraining(vocab=400, pattern="gpt4", minimum_frequency=1)
-    assert train_tokenizer(iter(text), as_bytes).vocabulary == 400
+    as_bytes = TokenizerTraining(vocab=400, pattern="gpt4")
+    assert train_tokenizer(iter(text * 2), as_bytes).vocabulary == 400
 
 
 def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
@@ -236,7 +236,7 @@ def test_the_run_file_chooses_the_pattern():
     Path("a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
     prepared = prepare(load_run("novel-small", Overrides.parse([
         "data.store=stores", "data.sources=[{path: a.txt, document: line}]",
-        "tokenizer.train.pattern=whitespace", "tokenizer.train.vocab=300", "tokenizer.train.minimum_frequency=1",
+        "tokenizer.train.pattern=whitespace", "tokenizer.train.vocab=300",
         "data.block=8",
     ])))  # fmt: skip
     tokenizer = prepared.tokenizer()

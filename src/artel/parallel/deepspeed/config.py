@@ -100,10 +100,7 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     zero = zero_settings(findings, tree, device)
     stage = int(zero["stage"])
     rows = micro_batch(findings, tree, config.train, world, stage)
-    clip = config.train.clip.limit if config.train.clip else 0.0
-    if config.train.clip and config.train.clip.by == "value":
-        fix = "write a number, the largest norm, or null"
-        findings.problems.append(Problem("train.clip", "DeepSpeed clips by the norm alone", fix))
+    clip = config.train.clip or 0.0
     clipping = {"gradient_clipping": tree.get("gradient_clipping", AUTO)}
     findings.compare("", clipping, {"gradient_clipping": ("train.clip", clip)})
     check_optimizer(findings, tree, config.train)
