@@ -241,23 +241,26 @@ def test_a_task_of_the_harness(tmp_path, monkeypatch):
         "doc_to_target: answer\nmetric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
     )
     sources = [lines_of("texts.txt", [OTHER, ANSWER, QUESTION])]
-    task = {"task": "books", "task_folder": "tasks"}
-    data = {"sources": sources, "validation": 0, "decontaminate": [task]}
+    data = {"sources": sources, "validation": 0, "decontaminate": ["tasks/books.yaml"]}
     file = write_run(tmp_path / "run.yaml", data=data, tokenizer={"train": {"vocab": 270}})
     env = {"HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "ARTEL_CACHE": str(tmp_path / "cache")}
     done = artel("prepare", file, env=env)
     assert done.returncode == 0, done.stderr
     rows = [(line["origin"], line["rows"]) for line in listed(tmp_path)]
     assert rows == [("texts.txt:2", ["books[1]"]), ("texts.txt:3", ["books[1]"])]
-    file = write_run(tmp_path / "run.yaml", data={"sources": sources, "decontaminate": [task | {"task": "boks"}]})
+    file = write_run(tmp_path / "run.yaml", data={"sources": sources, "decontaminate": ["tasks/boks.yaml"]})
     unknown = artel("prepare", file, env=env)
     assert unknown.returncode == 2
-    assert "in tasks there is no task 'boks'" in unknown.stderr
+    assert "there is no file tasks/boks.yaml" in unknown.stderr
 
 
 def test_a_name_alone_is_a_file_or_a_task():
-    tree = {"run": "run", "data": {"sources": [{"path": "a.txt"}], "decontaminate": ["arc_easy", "b.jsonl", "c/d"]}}
+    tree = {
+        "run": "run",
+        "data": {"sources": [{"path": "a.txt"}], "decontaminate": ["arc_easy", "b.jsonl", "c/d", "e/f.yaml"]},
+    }
     run = run_from(tree, {}, {(): "run.yaml"})
     assert run.data.decontaminate.benchmarks == [
         BenchmarkConfig(task="arc_easy"), BenchmarkConfig(path="b.jsonl"), BenchmarkConfig(path="c/d"),
+        BenchmarkConfig(task="e/f.yaml"),
     ]  # fmt: skip

@@ -18,10 +18,9 @@ class BenchmarkConfig(Section):
     )
     task: str = Field(
         default="",
-        description="In place of a path: a task of lm-evaluation-harness (arc_easy), whose data must be here already. "
-        "Needs artel-lm[tasks].",
+        description="In place of a path: a task of lm-evaluation-harness (arc_easy), whose data must be here already, "
+        "or the YAML file of a task of your own. Needs artel-lm[tasks].",
     )
-    task_folder: Name = Field(default="", description="A folder with task files of your own, of which `task` is one.")
     format: FormatName = Field(default="auto", description="What the files hold, as in data.sources.")
     query: Annotated[list[str], OneOrMore] = Field(
         default=[],
@@ -42,15 +41,14 @@ class BenchmarkConfig(Section):
         shaping = [name for name in ("query", "label") if getattr(self, name)]
         if self.task and shaping:
             raise ValueError(f"a task says itself what it asks; leave {' and '.join(shaping)} out")
-        if self.task_folder and not self.task:
-            raise ValueError("task_folder has no meaning without task; leave it out")
         return self
 
 
 def _benchmark(value: Any) -> Any:
-    """A text alone is a path if it looks like one, else a task."""
+    """A text alone is a path if it looks like one, else a task, or the YAML file of one."""
     if isinstance(value, str):
-        return {"path" if any(mark in value for mark in "./\\*?[") else "task": value}
+        is_path = any(mark in value for mark in "./\\*?[") and not value.endswith((".yaml", ".yml"))
+        return {"path" if is_path else "task": value}
     return value
 
 

@@ -170,12 +170,6 @@ class TokensConfig(Section):
         description="Which of names that overlap is learned, and evaluated against; the others are counted in the "
         "ledger.",
     )
-    stride: Length | None = Field(
-        default=None,
-        ge=1,
-        description="Tokens from one window of a long text to the next where it is judged (windows that are learned "
-        "do not overlap); half a window when null. A word is judged in the window where most stands around it.",
-    )
     isolate_punctuation: bool = Field(
         default=True,
         description="Make each punctuation mark a token of its own, so that a name can end before it; false leaves "
