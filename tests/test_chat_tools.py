@@ -16,7 +16,7 @@ from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, evaluate, open_model
 from artel.inference.chat_functions import read_functions
 from artel.objectives import Chat
-from artel.objectives.conversation.calls import CallTurn, call_metrics, same_calls
+from artel.objectives.conversation.calls import CallTurn, call_metrics, call_turns, same_calls, source_of
 from artel.parallel import World
 from artel.text import Conversation, Document, Message, Record, ToolCall
 from artel.tokens.tokenizer.chat_template import CHATML
@@ -248,9 +248,8 @@ def test_calls_are_those_of_the_record_or_wrong(calling, tmp_path, monkeypatch, 
 
 def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("artel.objectives.chat._CALL_TURNS", 3)
     result, told = evaluated(calling, [TALK, TALK])
-    assert any("the first 3 turns" in line for line in told)
+    assert any("writes calls in 4 turns" in line for line in told)
     assert {name: figure for name, figure in result.metrics.items() if name.startswith("calls")} == {
         "calls": 1.0, "calls_named": 1.0, "calls_expected": 1.0
     }  # fmt: skip
@@ -259,6 +258,13 @@ def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path, monk
     untrained = saved(tmp_path / "untrained", llama(tokenizer, max_position_embeddings=1024), tokenizer)
     result, _ = evaluated(untrained, [TALK[:2]])
     assert {result.metrics[name] for name in ("calls", "calls_named", "calls_expected")} == {0.0}
+
+
+def test_no_more_turns_are_taken_than_asked_for():
+    talk = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("assistant", "d"))
+    stored = source_of(Conversation(talk, (FUNCTION,)))
+    turns, left_out = call_turns([stored, stored], lambda before, tools: [len(before)], 3)
+    assert ([turn.answer.content for turn in turns], left_out) == (["b", "d", "b"], 0)
 
 
 def test_without_tools_nothing_is_written(calling, tmp_path, monkeypatch):

@@ -188,8 +188,7 @@ def test_scores_of_records_are_learned_as_probabilities(tokenizer, tmp_path):
     assert figures["correlation"] == pytest.approx(1.0 if logits[0] > logits[1] else -1.0)
 
 
-def test_a_query_has_all_its_documents_in_one_order(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("artel.objectives.rerank._CANDIDATES", 3)
+def test_a_query_has_all_its_documents_in_one_order(tokenizer, tmp_path):
     objective = ranking(tokenizer)
     part = stored(objective, tmp_path / "store")
     outputs = np.array([
