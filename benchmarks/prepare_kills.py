@@ -103,7 +103,7 @@ def wait(process: int) -> None:
 def run_of(folder: Path, name: str, workers: int) -> RunConfig:
     sources = [
         {"path": str(folder / "a.jsonl"), "weight": 1.5},
-        {"path": str(folder / "b.jsonl.zst"), "budget_documents": 300},
+        {"path": str(folder / "b.jsonl.zst"), "budget_bytes": "30k"},
         {"path": str(folder / "c.txt"), "document": "line"},
     ]
     data = {"store": str(folder / name), "sources": sources, "dedup": {"near": {}, "lines": "line"}}

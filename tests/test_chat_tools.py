@@ -14,7 +14,7 @@ from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, evaluate, open_model
 from artel.inference.chat_functions import read_functions
 from artel.objectives import Chat
-from artel.objectives.conversation.calls import CallTurn, call_metrics, same_calls
+from artel.objectives.conversation.calls import CallTurn, call_metrics, call_turns, same_calls, source_of
 from artel.parallel import World
 from artel.text import Conversation, Document, Message, Record, ToolCall
 from artel.tokens.tokenizer.chat_template import CHATML
@@ -233,8 +233,8 @@ def test_calls_are_those_of_the_record_or_wrong(calling, packing):
 
 
 def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path):
-    result, told = evaluated(calling, [TALK, TALK], **{"chat.generate": 3})
-    assert any("the first 3 turns" in line for line in told)
+    result, told = evaluated(calling, [TALK, TALK])
+    assert any("writes calls in 4 turns" in line for line in told)
     assert {name: figure for name, figure in result.metrics.items() if name.startswith("calls")} == {
         "calls": 1.0, "calls_named": 1.0, "calls_expected": 1.0
     }  # fmt: skip
@@ -245,9 +245,15 @@ def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path):
     assert {result.metrics[name] for name in ("calls", "calls_named", "calls_expected")} == {0.0}
 
 
-@pytest.mark.parametrize(("row", "generate"), [({"messages": TALK[::3]}, 200), (TALK, 0)], ids=["no tools", "0 turns"])
-def test_without_tools_nothing_is_written(calling, row, generate):
-    result, told = evaluated(calling, [row], **{"chat.generate": generate})
+def test_no_more_turns_are_taken_than_asked_for():
+    talk = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("assistant", "d"))
+    stored = source_of(Conversation(talk, (FUNCTION,)))
+    turns, left_out = call_turns([stored, stored], lambda before, tools: [len(before)], 3)
+    assert ([turn.answer.content for turn in turns], left_out) == (["b", "d", "b"], 0)
+
+
+def test_without_tools_nothing_is_written(calling):
+    result, told = evaluated(calling, [{"messages": TALK[::3]}])
     assert result.metrics.keys() == {"loss", "perplexity", "accuracy"}
     assert not any("writes" in line for line in told)
 

@@ -24,7 +24,7 @@ from support.runs import kill, refused
 from support.stores import run_of, tree
 from support.waiting import LIMIT, wait_until
 
-SLURM = {"time": "0:10:00", "memory": "1G"}
+SLURM = {"memory": "1G", "options": {"time": "0:10:00"}}
 
 
 @pytest.fixture(scope="module")
@@ -129,20 +129,18 @@ def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
 def test_the_script_for_slurm(tmp_path):
     config = PrepareConfig.model_validate({
         "engine": "slurm",
-        "slurm": {"time": "2:00:00", "memory": "3G", "cpus": 8, "setup": ["module load python", "echo ready"],
-                  "options": {"account": "nlp", "qos": "high"}},
+        "slurm": {"memory": "3G", "cpus": 8, "setup": ["module load python", "echo ready"],
+                  "options": {"account": "nlp", "time": "2:00:00"}},
     })  # fmt: skip
     work = Work(str(tmp_path), "near", [0, 1, 2, 3], str(tmp_path), str(tmp_path), 8)
     lines = job_script(work, 5, config.slurm).splitlines()
     for line in ("job-name=artel-near", "array=0-4", "cpus-per-task=8", "mem-per-cpu=2862M", "time=2:00:00",
-                 "account=nlp", "qos=high", "requeue", "nodes=1"):  # fmt: skip
+                 "account=nlp", "requeue", "nodes=1"):  # fmt: skip
         assert f"#SBATCH --{line}" in lines
-    assert not any("--partition" in line for line in lines)  # none was named: the cluster's own
     setup = [f"export PATH={Path(sys.executable).parent}:$PATH", "module load python", "echo ready", "set -xe"]
     assert lines[-5:-1] == setup
     assert lines[-1] == f'python -P -m artel.preparing.engines.cluster {tmp_path} "$SLURM_ARRAY_TASK_ID" 5'
-    script = job_script(work, 1, config.slurm.model_copy(update={"partition": "cpu"}))
-    assert "#SBATCH --partition=cpu" in script
+    assert "#SBATCH --time=24:00:00" in job_script(work, 1, PrepareConfig(engine="slurm").slurm)
 
 
 def test_a_path_that_no_script_can_name_is_told(tmp_path):
@@ -268,13 +266,13 @@ def test_a_process_is_killed(tmp_path, slurm):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"partition": "nowhere"}, InputError, "Slurm refuses the job .*[Ii]nvalid partition"),
+        ({"partition": "nowhere", "time": "0:10:00"}, InputError, "Slurm refuses the job .*[Ii]nvalid partition"),
         ({"time": "24:00:00"}, WorkError, "cannot start: PartitionTimeLimit"),
     ],
 )
 def test_what_slurm_does_not_allow(tmp_path, texts, slurm, options, kind, message):
     with pytest.raises(kind, match=rf"prepare\.slurm: .*{message}"):
-        prepare(every_stage(texts, tmp_path, engine="slurm", slurm={**SLURM, **options}))
+        prepare(every_stage(texts, tmp_path, engine="slurm", slurm={**SLURM, "options": options}))
 
 
 # Ray ------------------------------------------------------------------------------------------------------------------

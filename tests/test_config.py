@@ -208,7 +208,7 @@ OUT_OF_BOUNDS = {
     "train.tokens": [10**18], "train.epochs": [1e300, 0], "train.learning_rate": [1e9, 0], "train.betas": [[0.9, 1.0]],
     "train.weight_decay": [1e30, -1], "train.hang_timeout": ["1e9h", 0], "train.warmup": [10**18],
     "validate.every": ["1e300h", 10**18], "validate.new_tokens": [10**12], "checkpoint.keep": [10**18, 0],
-    "checkpoint.budget": ["10000000T"], "parallel.tensor": [10**9, 0], "parallel.data": [10**9, 0],
+    "parallel.tensor": [10**9, 0], "parallel.data": [10**9, 0],
     "parallel.shard": [0], "prepare.workers": [10**9, 0], "model.lora.rank": [10**9, 0], "log.every": [10**18, 0],
     "data.store": ["x" * 300, "x/" * 3000], "run": ["x" * 300], "model.from": ["x" * 300], "chat.template": ["x" * 300],
     "tokenizer.from": ["y/" + "x" * 300], "parallel.deepspeed": ["x" * 300], "data.from_store": ["x" * 300],

@@ -50,22 +50,6 @@ def test_texts_are_simplified_as_datatrove_does():
         assert Ngrams(4).of([text])[0].size == max(0, len(simplified_words(text)) - 3)
 
 
-def test_ngrams_of_query_label_and_across():
-    """datatrove's example, with n = 4: A B C D E asks, F G H I J answers."""
-    ngrams = Ngrams(4)
-
-    def of(*places):
-        return set(ngrams.of_row("A B C D E", "F G H I J", places).tolist())
-
-    def hashes(*texts):
-        return {hashes.item() for hashes in ngrams.of(texts)}
-
-    assert of("label") == hashes("F G H I", "G H I J")
-    assert of("query") == hashes("A B C D", "B C D E")
-    assert of("overlap") == hashes("C D E F", "D E F G", "E F G H")
-    assert len(of("query", "label", "overlap")) == 7
-
-
 def test_a_document_with_a_row_is_dropped_and_the_row_is_named(exam, tmp_path):
     copied = f"На экзамене спросили: «{QUESTION.upper().replace('Е', 'Ё')}» — и никто не ответил."
     answered = f"Ответ был такой: {ANSWER.replace(', ', ' - ')}!"
@@ -82,7 +66,7 @@ def test_a_document_with_a_row_is_dropped_and_the_row_is_named(exam, tmp_path):
     assert second["words"] == " ".join(simplified_words(ANSWER)[:12])
 
 
-def test_where_is_looked_and_how_many_words(exam, tmp_path):
+def test_question_answer_and_what_lies_across_are_found_by_so_many_words(exam, tmp_path):
     across = f"{' '.join(QUESTION.split()[-6:])} {' '.join(ANSWER.split()[:6])}"
     source = lines_of("texts.txt", [OTHER, QUESTION, ANSWER, across])
 
@@ -91,8 +75,6 @@ def test_where_is_looked_and_how_many_words(exam, tmp_path):
         return [document.text for document in documents]
 
     assert kept() == [OTHER]
-    assert kept(look_at=["label", "overlap"]) == [OTHER, QUESTION]
-    assert kept(look_at="query") == [OTHER, ANSWER, across]
     assert kept(words=13) == [OTHER, across]
 
 
@@ -139,7 +121,6 @@ def test_every_kind_of_record(exam, tmp_path, format, good, bad):
     ("benchmark", "place"),
     [
         ("exam.txt", "exam.txt:2"),
-        ({"path": "exam.txt", "document": "file"}, "exam.txt"),
         ({"path": "exam.csv", "query": "q", "label": "a"}, "exam.csv:3"),
         ({"path": "nested.json", "query": "in.q", "label": "answers"}, "nested.json[1]"),
         ({"path": "pairs.jsonl", "format": "pairs"}, "pairs.jsonl:1"),
@@ -256,20 +237,23 @@ def test_a_task_of_the_harness(tmp_path):
         "doc_to_target: answer\nmetric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
     )
     sources = [lines_of("texts.txt", [OTHER, ANSWER, QUESTION])]
-    task = {"task": "books", "task_folder": "tasks"}
-    data = {"sources": sources, "validation": 0, "decontaminate": [task]}
+    data = {"sources": sources, "validation": 0, "decontaminate": ["tasks/books.yaml"]}
     file = write_run(tmp_path / "run.yaml", data=data, tokenizer={"train": {"vocab": 270}})
     env = {"HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "ARTEL_CACHE": str(tmp_path / "cache")}
     succeed("prepare", file, env=env)
     rows = [(line["origin"], line["rows"]) for line in listed(tmp_path)]
     assert rows == [("texts.txt:2", ["books[1]"]), ("texts.txt:3", ["books[1]"])]
-    file = write_run(tmp_path / "run.yaml", data={"sources": sources, "decontaminate": [task | {"task": "boks"}]})
-    assert "in tasks there is no task 'boks'" in refused("prepare", file, env=env).stderr
+    file = write_run(tmp_path / "run.yaml", data={"sources": sources, "decontaminate": ["tasks/boks.yaml"]})
+    assert "there is no file tasks/boks.yaml" in refused("prepare", file, env=env).stderr
 
 
 def test_a_name_alone_is_a_file_or_a_task():
-    tree = {"run": "run", "data": {"sources": [{"path": "a.txt"}], "decontaminate": ["arc_easy", "b.jsonl", "c/d"]}}
+    tree = {
+        "run": "run",
+        "data": {"sources": [{"path": "a.txt"}], "decontaminate": ["arc_easy", "b.jsonl", "c/d", "e/f.yaml"]},
+    }
     run = run_from(tree, {}, {(): "run.yaml"})
     assert run.data.decontaminate.benchmarks == [
         BenchmarkConfig(task="arc_easy"), BenchmarkConfig(path="b.jsonl"), BenchmarkConfig(path="c/d"),
+        BenchmarkConfig(task="e/f.yaml"),
     ]  # fmt: skip

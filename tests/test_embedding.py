@@ -53,11 +53,7 @@ def test_the_loss_of_a_query_is_the_cross_entropy_of_all_documents(matches):
     texts, count = texts_of(matches), len(matches)
     queries, documents = normalize(texts.vectors[:count], dim=1), normalize(texts.vectors[count:], dim=1)
     logits = queries @ documents.T / 0.05
-    forward = float(cross_entropy(logits, torch.arange(count), reduction="sum"))
-    assert loss(texts) == pytest.approx(forward, rel=1e-5)
-    if matches is PLAIN:
-        backward = float(cross_entropy(logits.T, torch.arange(count), reduction="sum"))
-        assert loss(texts, symmetric=True) == pytest.approx((forward + backward) / 2, rel=1e-5)
+    assert loss(texts) == pytest.approx(float(cross_entropy(logits, torch.arange(count), reduction="sum")), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +67,6 @@ def test_the_loss_of_a_query_is_the_cross_entropy_of_all_documents(matches):
 )
 def test_what_matches_a_query_is_not_its_negative(matches):
     assert loss(texts_of(matches)) == pytest.approx(0.0, abs=1e-6)
-    assert loss(texts_of(matches), symmetric=True) == pytest.approx(0.0, abs=1e-6)
     assert loss(texts_of([MatchKeys(1, 11, [], []), MatchKeys(2, 12, [], [])])) > 0.01
 
 
@@ -108,7 +103,7 @@ def test_parts_add_up(name):
     first, second, together = (match_keys(part) for part in (matches[:2], matches[2:], matches))
     torch.manual_seed(0)
     vectors = torch.randn(9, SIZE)
-    config = EmbeddingConfig.model_validate({"loss": name, "symmetric": name == "in_batch_negatives"})
+    config = EmbeddingConfig.model_validate({"loss": name})
     order = [0, 1, 3, 4, 6, 7, 2, 5, 8]
     apart, whole = vectors[order].clone().requires_grad_(), vectors.clone().requires_grad_()
     parts = Texts.from_vectors(apart, torch.from_numpy(np.concatenate([first, second])))
@@ -300,12 +295,11 @@ def test_the_commands_know_it(trained):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"embedding": {"loss": "cosine", "symmetric": True}}, "embedding.symmetric"),
         ({"train": {"batch": 1}}, "write 32 or more"),
-        ({"embedding": {"loss": "triplet", "symmetric": False, "negatives": 0}}, "write 1 or more"),
+        ({"embedding": {"loss": "triplet", "negatives": 0}}, "write 1 or more"),
         ({"validate": {"prompts": ["a"]}}, "validate.prompts"),
         ({"embedding": {"matryoshka": [64]}}, "64 is more than the 32 numbers"),
-        ({"embedding": {"loss": "cosine", "symmetric": False}}, "it has no score"),
+        ({"embedding": {"loss": "cosine"}}, "it has no score"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, changes, said):

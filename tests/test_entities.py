@@ -96,7 +96,6 @@ def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path, text, s
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"tokens": {"stride": 63}}, "tokens.stride"),
         ({"tokens": {"scheme": "words"}}, "tokens.scheme"),
         ({"checkpoint": {"best": "perplexity"}}, "checkpoint.best"),
         ({"data": {"block": 8}}, "data.block"),

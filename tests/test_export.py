@@ -79,11 +79,9 @@ def logits(model) -> torch.Tensor:
 
 
 def write(name: Path, folder: Path, **options):
-    of_gguf = {key: options.pop(key) for key in ("gguf", "llama_cpp") if key in options}
-    settings = {"merge": False, **options}
-    if "gguf" in of_gguf:
-        settings |= {"to": "gguf", "settings": {"type": of_gguf["gguf"], "llama_cpp": of_gguf.get("llama_cpp")}}
-    return export(str(name), folder, **settings)
+    if "gguf" in options:
+        options |= {"to": "gguf", "settings": {"type": options.pop("gguf")}}
+    return export(str(name), folder, **{"merge": False, **options})
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,6 @@ def test_a_run_from_training_to_a_merged_folder(tokenizer, tmp_path):
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.delenv("LLAMA_CPP", raising=False)
     base = pretrained(tmp_path / "base", tokenizer, "gpt2")
     adapter = adapted(base, tokenizer, tmp_path / "adapter")
     tools = tmp_path / "llama.cpp"
@@ -274,21 +271,22 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tokenizer, tm
     before = set(tmp_path.iterdir())
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "convert_hf_to_gguf", None)  # as if the package were not installed
-    for name, options, message in (
-        (base, {"merge": True}, "has no adapter to be merged"),
-        (adapter, {"gguf": "f16", "llama_cpp": str(tools)}, "add --merge"),
-        (base, {"gguf": "q4_km", "llama_cpp": str(tools)}, "did you mean q4_k_m"),
-        (base, {"gguf": "f16", "llama_cpp": str(tmp_path)}, "holds no convert_hf_to_gguf.py"),
-        (base, {"gguf": "q4_k_m", "llama_cpp": str(tools)}, "build it: cmake"),
-        (base, {"gguf": "f16"}, "git clone https://github.com/ggml-org/llama.cpp"),
-        (tmp_path / "nowhere", {}, "neither a run nor a folder with a model"),
+    for name, options, llama_cpp, message in (
+        (base, {"merge": True}, "", "has no adapter to be merged"),
+        (adapter, {"gguf": "f16"}, tools, "add --merge"),
+        (base, {"gguf": "q4_km"}, tools, "did you mean q4_k_m"),
+        (base, {"gguf": "f16"}, tmp_path, "holds no convert_hf_to_gguf.py"),
+        (base, {"gguf": "q4_k_m"}, tools, "build it: cmake"),
+        (base, {"gguf": "f16"}, "", "git clone https://github.com/ggml-org/llama.cpp"),
+        (tmp_path / "nowhere", {}, "", "neither a run nor a folder with a model"),
     ):
+        monkeypatch.setenv("LLAMA_CPP", str(llama_cpp))
         with pytest.raises(InputError, match=message):
             write(name, tmp_path / "out", **options)
     assert set(tmp_path.iterdir()) == before
 
 
-def test_the_converter_is_found_and_llama_quantize_is_given_the_type(tokenizer, tmp_path):
+def test_the_converter_is_found_and_llama_quantize_is_given_the_type(tokenizer, tmp_path, monkeypatch):
     """Scripts stand in place of llama.cpp's two tools here, to see what they are asked; the next test runs it."""
     base = pretrained(tmp_path / "base", tokenizer, "gpt2")
     tools = tmp_path / "llama.cpp"
@@ -310,7 +308,8 @@ def test_the_converter_is_found_and_llama_quantize_is_given_the_type(tokenizer, 
         "pathlib.Path(sys.argv[2]).write_text(pathlib.Path(sys.argv[1]).read_text() + sys.argv[3])\n"
     )
     quantize.chmod(quantize.stat().st_mode | stat.S_IXUSR)
-    done = write(base, tmp_path / "out", gguf="q4_k_m", llama_cpp=str(tools))
+    monkeypatch.setenv("LLAMA_CPP", str(tools))
+    done = write(base, tmp_path / "out", gguf="q4_k_m")
     assert done.kind == "gguf"
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"model.gguf", "Modelfile"}
     asked, given = (tmp_path / "out" / "model.gguf").read_text().rsplit("]", 1)

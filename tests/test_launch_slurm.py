@@ -39,11 +39,11 @@ def test_the_script_of_one_node(tmp_path):
 
 
 def test_the_script_of_many_nodes(tmp_path):
-    job = Job(nodes=4, gpus=8, cpus=64, partition="gpu", account="nlp", restarts=2, warning=300,
-              options={"qos": "high", "mem": "0"}, setup=["module load cuda"])  # fmt: skip
+    job = Job(nodes=4, gpus=8, cpus=64, partition="gpu", restarts=2,
+              options={"account": "nlp", "mem": "0", "signal": "B:USR1@300"}, setup=["module load cuda"])  # fmt: skip
     script = slurm_script("run.yaml", ["data.sources.0.path=a b/$x.txt"], tmp_path, job)
     assert shell_reads(script)
-    for line in ("nodes=4", "cpus-per-task=64", "gpus-per-node=8", "partition=gpu", "account=nlp", "qos=high", "mem=0",
+    for line in ("nodes=4", "cpus-per-task=64", "gpus-per-node=8", "partition=gpu", "account=nlp", "mem=0",
                  "signal=B:USR1@300"):  # fmt: skip
         assert line in directives(script)
     lines = script.splitlines()
@@ -52,14 +52,6 @@ def test_the_script_of_many_nodes(tmp_path):
     assert step.startswith("srun --nodes=4 --ntasks=4 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=64 ")
     assert " 'data.sources.0.path=a b/$x.txt' --nproc 8 --max-restarts 2 --nnodes 4 --rdzv-endpoint " in step
     assert step.endswith(' "$(hostname):$port" &')
-
-
-def test_the_script_without_requeue(tmp_path):
-    script = slurm_script("run.yaml", [], tmp_path, Job(requeue=False))
-    assert shell_reads(script)
-    assert "no-requeue" in directives(script)
-    assert "trap" not in script
-    assert not any(line.startswith("signal") for line in directives(script))
 
 
 def test_a_secret_is_not_written_into_the_script(tmp_path):
@@ -79,10 +71,10 @@ BREAK = "x\n#SBATCH --uid=0\ntouch ran"
     ("job", "folder", "flag"),
     [
         (Job(partition=BREAK), "war", "--partition"),
-        (Job(account="a\rb"), "war", "--account"),
+        (Job(options={"account": "a\rb"}), "war", "--option"),
         (Job(time="1:00\u2028touch ran"), "war", "--time"),
         (Job(partition='gpu" --uid="0'), "war", "--partition"),
-        (Job(account="a\\"), "war", "--account"),
+        (Job(options={"account": "a\\"}), "war", "--option"),
         (Job(options={"qos": BREAK}), "war", "--option"),
         (Job(options={BREAK: "high"}), "war", "--option"),
         (Job(options={"qos --uid": "0"}), "war", "--option"),
@@ -99,7 +91,7 @@ def test_nothing_adds_a_line_to_the_script(tmp_path, job, folder, flag):
 
 def test_values_stay_one_word_each(tmp_path):
     """In sbatch's lines, which end at # and are split at blanks, and in the shell's, which this test runs."""
-    job = Job(partition="a b", account="nlp & co #1", options={"constraint": "[a|b]", "comment": "it's $HOME"})
+    job = Job(partition="a b", options={"account": "nlp & co #1", "constraint": "[a|b]", "comment": "it's $HOME"})
     words = ["data.sources.0.path=a b/$x.txt", "run=a\nb", "x=$(touch ran)", "y=`touch ran`", "z=';touch ran;'"]
     script = slurm_script("my run.yaml", words, tmp_path / "50% of #1", job)
     assert directives(script)[:2] == ['job-name="50% of #1"', f'output="{tmp_path}/50%% of #1/slurm-%j.log"']
@@ -118,9 +110,9 @@ def test_values_stay_one_word_each(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("key", ["partition", "time", "setup", "options"])
+@pytest.mark.parametrize("key", ["setup", "options"])
 def test_a_run_file_adds_no_line_to_the_scripts_of_preparing(tmp_path, key):
-    values = {"partition": BREAK, "time": BREAK, "setup": [BREAK], "options": {"qos": BREAK}}
+    values = {"setup": [BREAK], "options": {"qos": BREAK}}
     run = write_run(tmp_path / "run.yaml", prepare={"engine": "slurm", "slurm": {key: values[key]}})
     with pytest.raises(InputError, match=rf"prepare\.slurm\.{key}.*line break"):
         load_run(str(run))

@@ -81,7 +81,7 @@ def ids(length=96):
     [
         {"type": "yarn", "factor": 4},
         {"type": "linear", "factor": 3},
-        {"type": "llama3", "factor": 4, "high_freq_factor": 8},
+        {"type": "llama3", "factor": 4},
         {"type": "default", "factor": 4, "theta": 1e8},
     ],
     ids=lambda rope: rope["type"],
@@ -128,7 +128,6 @@ def test_what_cannot_be_extended_is_refused_by_name(folders, tokenizer, tmp_path
     assert "a factor above 4" in refusal(tmp_path / "llama", rope=yarn)
     for wrong, words in (
         ({"type": "dynamic", "factor": 2}, "dynamic goes by the longest row of a batch"),
-        ({"type": "linear", "factor": 2, "beta_fast": 3}, "linear has no beta_fast"),
         ({"type": "default", "factor": 2}, "default stretches positions by theta alone"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -57,7 +57,7 @@ def trained(tmp_path_factory, texts) -> Path:
     ]
     run = write_run(
         folder / "novel.yaml",
-        data={"sources": sources, "clean": {"digits": 0.5}},
+        data={"sources": sources, "clean": {"symbols": 0.5}},
         validate={"every": 2, "prompts": [PROMPT]},
         checkpoint={"every": 2, "keep": 5},
     )

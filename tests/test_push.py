@@ -90,7 +90,7 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(runs, hub):
     assert sum("/" in part for part in hub.sent) > 1  # model.safetensors came in parts
     push(hub, runs / "lora", "me/lora", "--base-model", "me/tiny", "--public")
     assert not hub.repos["me/lora"].private
-    step = push(hub, runs / "base", "me/tiny", "--step", 2, "--message", "After two steps")
+    step = push(hub, runs / "base", "me/tiny", "--step", 2)
     assert f"{hub.address}/me/tiny/tree/step-2" in step.stderr
     tiny = hub.repos["me/tiny"]
     assert set(tiny.branches) == {"main", "step-2"}

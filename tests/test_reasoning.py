@@ -76,23 +76,20 @@ def test_thoughts_that_the_template_leaves_out_are_counted(tokenizer, tmp_path):
     assert made.counted == {"thoughts_left_out": 1}
 
 
-def test_tags_of_an_empty_thought_are_learned_where_that_is_asked_for(tokenizer, tmp_path):
+def test_tags_of_an_empty_thought_are_learned_only_with_the_whole_text(tokenizer, tmp_path):
     talk = [Message("user", "a"), Message("assistant", "One.")]
-    tags = "<think>\n\n</think>\n\n"
-    for asked, expected in ((False, "One.<|im_end|>"), (True, f"{tags}One.<|im_end|>")):
-        made = made_of(tokenizer, tmp_path, talk, QWEN, learn_empty_thoughts=asked)
-        assert learned_texts(made, tokenizer) == [expected]
-        assert tags in tokenizer.decode(made.samples[0].ids)  # they stay in the text
+    made = made_of(tokenizer, tmp_path, talk, QWEN)
+    assert learned_texts(made, tokenizer) == ["One.<|im_end|>"]
+    assert "<think>\n\n</think>\n\n" in tokenizer.decode(made.samples[0].ids)  # they stay in the text
     assert learned_texts(made_of(tokenizer, tmp_path, talk, QWEN, train_on="all"), tokenizer) == [
         tokenizer.decode(made.samples[0].ids)
     ]
 
 
-@pytest.mark.parametrize("key", ["reasoning", "learn_empty_thoughts"])
-def test_a_store_is_of_one_choice(key):
+def test_a_store_is_of_one_choice():
     settings = [
         Chat.store_settings(RunConfig.model_validate({"objective": "chat", "chat": chat}))
-        for chat in ({}, {key: {"reasoning": "drop", "learn_empty_thoughts": True}[key]})
+        for chat in ({}, {"reasoning": "drop"})
     ]
     assert settings[0] != settings[1]
 

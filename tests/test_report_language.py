@@ -17,8 +17,8 @@ from artel.reports.page import LANGUAGES, Language, language
         ("none (mamba does not support it)", "нет (mamba этого не умеет)"),
         ("cross-entropy of the label (focal, gamma 2, weighed by label)",
          "кросс-энтропия метки (focal, gamma 2, с весами меток)"),
-        ("in-batch negatives of the whole global batch, both ways, at 768, 64 numbers",
-         "негативы из всего глобального батча, в обе стороны, по 768, 64 чисел"),
+        ("in-batch negatives of the whole global batch, at 768, 64 numbers",
+         "негативы из всего глобального батча, по 768, 64 чисел"),
         ("1 of 400 records (0.25%) cannot be used; it is listed in rejected.jsonl of the run's folder, the first: "
          "a.txt:1: not {json}",
          "Не удалось использовать 1 запись из 400 (0,25 %); она названа в rejected.jsonl в папке запуска: a.txt:1: "

@@ -127,10 +127,10 @@ def pairs_in(objective, part, rows, columns):
 
 def test_a_batch_of_padding_has_the_shape_of_the_others(tokenizer, tmp_path):
     """Each rank of a validation runs as many rows, also one that has no sample left: else the others wait for it."""
-    objective = ranking(tokenizer, negatives=1, candidates=3)
+    objective = ranking(tokenizer, negatives=1)
     samples = objective.dataset(stored_documents(objective, tmp_path / "store", MATCHES))
     full, none = (objective.batch(evaluation_rows(samples, np.arange(count), 2)).tensors["present"] for count in (2, 0))
-    assert full.shape == none.shape == (2, 3)
+    assert full.shape == none.shape == (2, 20)
     assert full.any()
     assert not none.any()
 
@@ -179,7 +179,7 @@ def test_scores_of_records_are_learned_as_probabilities(tokenizer, tmp_path):
 
 
 def test_a_query_has_all_its_documents_in_one_order(tokenizer, tmp_path):
-    objective = ranking(tokenizer, candidates=3)
+    objective = ranking(tokenizer)
     part = stored_documents(objective, tmp_path / "store", MATCHES)
     outputs = np.array([
         [2.0, 1.0, 0.0],  # one?: first

@@ -59,7 +59,7 @@ def test_blocks_of_text_with_their_end_tokens(tmp_path):
 
 
 def test_hidden_tokens_stand_beside_what_they_hide(tmp_path):
-    sections = {"objective": "masked", "model": BERT, "tokenizer": {"train": {"vocab": 261, "minimum_frequency": 9}},
+    sections = {"objective": "masked", "model": BERT, "tokenizer": {"train": {"vocab": 261}},
                 "masked": {"rate": 0.3, "mask": 1.0, "random": 0.0}}  # fmt: skip
     (text,), (reading,), _ = shown(tmp_path, data=lines(tmp_path, block=24), **sections)
     assert text.startswith("<s>")
@@ -80,7 +80,7 @@ def test_conversations_preferences_pairs_and_questions(tmp_path):
     texts, readings, _ = shown(tmp_path, **dpo)
     assert [reading.name for reading in readings] == ["chosen", "rejected"]
     assert ["[me<|im_end|>]" in texts[0], "[no<|im_end|>]" in texts[1]] == [True, True]
-    trained = {"tokenizer": {"train": {"vocab": 261, "minimum_frequency": 9}}, "model": BERT}
+    trained = {"tokenizer": {"train": {"vocab": 261}}, "model": BERT}
     pairs = {"objective": "masked", **trained, "data": {"block": 64, "sources": [
         {"path": str(rows_of(tmp_path, [{"input": "no I am", "output": "no, I am"}], "pairs.jsonl")),
          "format": "pairs"}]}}  # fmt: skip
@@ -123,7 +123,7 @@ def test_what_is_learned_of_whole_texts(tmp_path, section, row, goals):
     source = {"path": str(rows), "format": kinds[section["objective"]]}
     data = {"block": 300, "sources": [source], "validation": 0.0}
     vocab = 263 if section["objective"] == "reward" else 261  # and the marks of turns
-    trained = {"tokenizer": {"train": {"vocab": vocab, "minimum_frequency": 9}}, "model": BERT}
+    trained = {"tokenizer": {"train": {"vocab": vocab}}, "model": BERT}
     _, readings, _ = shown(tmp_path, data=data, **trained, **section)
     assert {reading.name: reading.goal for reading in readings} == goals
     assert readings[0].learned_in_words().endswith(f"tokens, learned: {readings[0].goal}")

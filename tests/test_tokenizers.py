@@ -55,7 +55,7 @@ def trained():
 
 
 def _whitespace(vocab):
-    return TokenizerTraining(vocab=vocab, pattern="whitespace", minimum_frequency=1)
+    return TokenizerTraining(vocab=vocab, pattern="whitespace")
 
 
 @pytest.mark.parametrize("encoder", [False, True])
@@ -222,7 +222,7 @@ def prepared_with(*overrides):
 
 def test_the_run_file_chooses_the_pattern():
     Path("a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
-    prepared = prepared_with("tokenizer.train={pattern: whitespace, vocab: 300, minimum_frequency: 1}")
+    prepared = prepared_with("tokenizer.train={pattern: whitespace, vocab: 300}")
     tokenizer = prepared.tokenizer()
     assert tokenizer.spacing_is_lost
     (_, ids), *_ = prepared.open().train.each_sample()

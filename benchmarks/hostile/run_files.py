@@ -78,7 +78,7 @@ family.table(
 @family.case
 def slurm_options_that_break_lines(place: Place) -> Steps:
     forged = f"\ntouch {place.trap}\n#"
-    for arguments in (("--partition", f"gpu{forged}"), ("--option", f"qos=high{forged}"), ("--account", forged),
+    for arguments in (("--partition", f"gpu{forged}"), ("--option", f"qos=high{forged}"),
                       ("--time", f"1:00{forged}"), ("--option", f"{forged}=x")):  # fmt: skip
         done = yield ends({0, 2}, "launch", "slurm", place.run(), "--dry-run", *arguments)
         check(f"\ntouch {place.trap}" not in done.out, f"a line of the script: {done.out}")

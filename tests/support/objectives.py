@@ -43,7 +43,7 @@ OBJECTIVES = {
     "rerank": {"objective": "rerank", "model": "bert", "data": {"block": 48}, "tokenizer": {"train": {"vocab": 300}},
                "rerank": {"negatives": 3, "candidates": 6}},
     "embedding": {"objective": "embedding", "model": "bert", "tokenizer": {"train": {"vocab": 300}},
-                  "embedding": {"symmetric": True, "matryoshka": [32, 16], "negatives": 2}, "data": {"block": 24}},
+                  "embedding": {"matryoshka": [32, 16], "negatives": 2}, "data": {"block": 24}},
     "triplet": {"objective": "embedding", "model": "llama", "tokenizer": {"train": {"vocab": 300}},
                 "embedding": {"loss": "triplet", "pooling": "last", "margin": 2.5}, "data": {"block": 24}},
     "cosent": {"objective": "embedding", "model": "bert", "tokenizer": {"train": {"vocab": 300}},

@@ -21,7 +21,6 @@ def push(
     public: bool = False,
     step: int | str | None = None,
     revision: str | None = None,
-    message: str | None = None,
     license: str | None = None,
     languages: Sequence[str] = (),
     base_model: str | None = None,
@@ -37,7 +36,6 @@ def push(
         public: make a new repository public. By default it is private.
         step: push a checkpoint instead of the final model: a step number, "latest" or "best".
         revision: the branch. Default: main, or step-N for a checkpoint.
-        message: the commit message.
         license: the model's licence, as the hub names it: "apache-2.0".
         languages: language codes of the model: ("ru",). Default: those of `data.clean.languages`.
         base_model: hub id of the base model, if the run knows only its folder.
@@ -57,7 +55,5 @@ def push(
 
     folder = None if dry_run is None else Path(dry_run)
     at = "" if step is None else str(step)
-    options = PushOptions(
-        public, at, revision or "", message or "", license or "", tuple(languages), base_model or "", folder
-    )
+    options = PushOptions(public, at, revision or "", license or "", tuple(languages), base_model or "", folder)
     return upload(os.fspath(run), repo, options)

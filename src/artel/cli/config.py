@@ -28,17 +28,17 @@ app = typer.Typer(
 def check(
     name: RunName,
     overrides: OverrideWords = None,
-    every_key: Annotated[bool, typer.Option("--all", help="Print every key of the run, with its value.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a run as `artel train` does before it begins: report all problems together, or that nothing is wrong.
 
-    The first records are read, too: all of them where the texts are on this machine and have 2 MB or less.
+    The first records are read, too: all of them where the texts are on this machine and have 2 MB or less. With --json
+    every key of the run is printed, with its value.
 
     Example: artel config check run.yaml
     """
     echo(f"reading {name}")
-    from artel.config import Overrides, WrongRunFile, dump_run, read_run_file
+    from artel.config import Overrides, WrongRunFile, read_run_file
     from artel.launching.read_run import checked_run
     from artel.secrets import hide_secrets
 
@@ -60,8 +60,6 @@ def check(
         echo(note)
     if as_json:
         print_json(hide_secrets(config.model_dump(mode="json", by_alias=True)))
-    elif every_key:
-        show(dump_run(config), end="")
     echo(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
 
 

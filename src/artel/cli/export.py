@@ -23,10 +23,11 @@ def export(
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to its base model and write that.")] = False,
     gguf: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Write model.gguf and a Modelfile for Ollama: f16, bf16, q8_0, q4_k_m …"),
-    ] = None,
-    llama_cpp: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="llama.cpp's folder, for --gguf; else LLAMA_CPP, or PATH.")
+        typer.Option(
+            metavar="TYPE",
+            help="Write model.gguf and a Modelfile for Ollama: f16, bf16, q8_0, q4_k_m … "
+            "llama.cpp's folder is LLAMA_CPP, or on PATH.",
+        ),
     ] = None,
     to: Annotated[
         str | None,
@@ -51,8 +52,6 @@ def export(
 
     if gguf is not None and to is not None:
         raise InputError.at("--to", "is given beside --gguf TYPE, which is --to gguf", "keep one")
-    if llama_cpp is not None and gguf is None:
-        raise InputError.at("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")
     if settings and to is None:
         raise InputError.at(settings[0], "is a setting of an exporter, and none is named", "add --to NAME")
     if deepspeed and (merge or gguf is not None or to is not None):
@@ -64,7 +63,7 @@ def export(
         if values.problems:
             raise InputError([problem for problems in values.problems.values() for problem in problems])
         if gguf is not None:
-            to, values = "gguf", Overrides({"type": gguf, "llama_cpp": llama_cpp})
+            to, values = "gguf", Overrides({"type": gguf})
         done = write(name, folder, merge=merge, to=to, settings=values)
     merged = f", merged into {done.merged_into} in {done.dtype}" if done.merged_into else ""
     echo(f"{done.kind}{merged}: {done.folder}")

@@ -34,16 +34,11 @@ def slurm(
     cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each node.")] = None,
     time: Annotated[str | None, typer.Option(help="Time of one turn, as 12:00:00.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account.")] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often a node's processes are started again when one fails.")
     ] = 0,
-    requeue: Annotated[bool, typer.Option(help="Queue the job again when its time is over or a node is lost.")] = True,
-    warning: Annotated[
-        int, typer.Option(min=1, help="Seconds before the end of the time at which the run is saved.")
-    ] = 120,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any other of sbatch, as qos=high.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any other of sbatch, as account=nlp.")
     ] = None,
     setup: Annotated[
         list[str] | None, typer.Option(metavar="LINE", help="A line of the script before the run: 'module load cuda'.")
@@ -67,11 +62,11 @@ def slurm(
     folder = Path(config.run)
     wrong = [text for text in option or [] if "=" not in text]
     if wrong:
-        raise InputError([Problem("--option", f"{text!r} has no =", "write NAME=VALUE, as qos=high") for text in wrong])
+        raise InputError(
+            [Problem("--option", f"{text!r} has no =", "write NAME=VALUE, as account=nlp") for text in wrong]
+        )
     options = dict(text.split("=", 1) for text in option or [])
-    job = Job(
-        nodes, nproc, gpus, cpus, time, partition, account, max_restarts, requeue, warning, options, tuple(setup or ())
-    )
+    job = Job(nodes, nproc, gpus, cpus, time, partition, max_restarts, options, tuple(setup or ()))
     script = slurm_script(name, values.words, folder, job)
     if dry_run:
         number = None

@@ -23,7 +23,6 @@ def push(
     revision: Annotated[
         str, typer.Option(metavar="BRANCH", help="By default main; of a checkpoint step-N. It is made if need be.")
     ] = "",
-    message: Annotated[str, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")] = "",
     license: Annotated[str, typer.Option(metavar="NAME", help="Of the model, as the hub names it: apache-2.0.")] = "",
     language: Annotated[
         list[str] | None,
@@ -48,7 +47,7 @@ def push(
     from artel.inference.push import PushOptions
     from artel.inference.push import push as upload
 
-    options = PushOptions(public, step, revision, message, license, tuple(language or ()), base_model, dry_run)
+    options = PushOptions(public, step, revision, license, tuple(language or ()), base_model, dry_run)
     done = upload(name, repo, options)
     if as_json:
         print_json(done.to_json())

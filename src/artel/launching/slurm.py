@@ -21,6 +21,9 @@ from artel.config.sbatch import directive, one_line
 from artel.errors import InputError, Problem, WorkError
 from artel.secrets import hide_secrets
 
+# Seconds before the time limit at which Slurm tells the run to save.
+_WARNING = 120
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -35,14 +38,10 @@ class Job:
     """On each node."""
     time: str | None = None
     partition: str | None = None
-    account: str | None = None
     restarts: int = 0
     """Maximum number of restarts of the processes of a node after a failure."""
-    requeue: bool = True
-    warning: int = 120
-    """Seconds before the time limit at which the run is saved and requeued."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Other options of sbatch by name: {"qos": "high"}."""
+    """Other options of sbatch by name: {"account": "nlp"}."""
     setup: Sequence[str] = ()
     """Lines of the script before the run, such as `module load cuda`."""
 
@@ -77,7 +76,7 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
         # This script runs on the first node of the allocation, which differs each time the job is queued again.
         lines.append("port=$((15000 + SLURM_JOB_ID % 16000))")
         words += ' --rdzv-endpoint "$(hostname):$port"'
-    return "\n".join([*lines, "", *_requeueing(words, job.requeue)]) + "\n"
+    return "\n".join([*lines, "", *_requeueing(words)]) + "\n"
 
 
 def submit(script: str, folder: Path) -> str:
@@ -101,9 +100,8 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
         "gpus-per-node": job.gpus or None,
         "time": job.time,
         "partition": job.partition,
-        "account": job.account,
         "open-mode": "append",  # one log for all runs of a requeued job
-        "signal": f"B:USR1@{job.warning}" if job.requeue else None,
+        "signal": f"B:USR1@{_WARNING}",
     }
     log = f"{run_folder}/".replace("%", "%%") + "slurm-%j.log"
     values: dict[str, tuple[str, Any]] = {"job-name": ("run", run_folder.name), "output": ("run", log)}
@@ -112,7 +110,7 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
     lines: list[str] = []
     for name, (flag, value) in values.items():
         lines += _lines([value], flag, partial(directive, name), problems)
-    return [*lines, "requeue" if job.requeue else "no-requeue"]
+    return [*lines, "requeue"]
 
 
 def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
@@ -127,10 +125,8 @@ def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems
     return lines
 
 
-def _requeueing(words: str, requeue: bool) -> list[str]:
+def _requeueing(words: str) -> list[str]:
     """Return shell lines that run the step. On Slurm's warning it saves and stops, and the job is requeued."""
-    if not requeue:
-        return [f"exec {words}"]
     return [
         "# Before the time is over Slurm sends USR1 to this shell alone: the step saves and stops, and the job is",
         "# queued again. artel resumes from the last checkpoint, and does nothing when the run is complete.",

@@ -55,7 +55,7 @@ class PreferenceOptimization(Objective):
         super().__init__(config, tokenizer)
         self._chat = Chat(config, tokenizer)
         self.writes_day = self._chat.writes_day
-        self._writer = ConversationWriter(tokenizer, self._chat.template, config.chat.learn_empty_thoughts)
+        self._writer = ConversationWriter(tokenizer, self._chat.template)
         self._preference = config.preference
         self._beta = _BETA[config.preference.loss] if config.preference.beta is None else config.preference.beta
         self.needs_reference = config.preference.loss in ("dpo", "ipo", "kto")
@@ -77,8 +77,7 @@ class PreferenceOptimization(Objective):
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
-        chat = [config.chat.template, config.chat.learn_empty_thoughts]
-        return [config.data.block, chat, config.preference.loss == "kto", template_version(config)]
+        return [config.data.block, config.chat.template, config.preference.loss == "kto", template_version(config)]
 
     @property
     def loss_description(self) -> str:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _QUERY, _DOCUMENT = "Where is Anna?", "Anna is in the forest."  # an example
 _LISTED = 5
+# Documents ordered for each query in validation: the matching ones, the record's own negatives, and drawn ones.
+_CANDIDATES = 20
 
 
 class Rerank(Objective, Decoding):
@@ -62,7 +64,7 @@ class Rerank(Objective, Decoding):
         self._rerank = config.rerank
         self._writer = PairWriter(tokenizer, config.data.block)
         self._splits: list[DrawnNegatives] = []
-        self.outputs = tuple(f"score_{number}" for number in range(config.rerank.candidates))
+        self.outputs = tuple(f"score_{number}" for number in range(_CANDIDATES))
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
@@ -152,7 +154,7 @@ class Rerank(Objective, Decoding):
         drawing = self._drawing(rows)
         if not (drawing.has_matches if drawing else (rows.numbers[:, HAS_SCORE] == 0).any()):
             return 1
-        return self._rerank.candidates if (rows.epochs < 0).any() else self._learned
+        return _CANDIDATES if (rows.epochs < 0).any() else self._learned
 
     def _drawing(self, rows: Rows) -> DrawnNegatives | None:
         """Return the source of drawn negatives; None for the made-up rows of a plan."""

@@ -17,7 +17,7 @@ from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, read_documents
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
-from artel.tokens.tokenizer.train import describe_vocabulary
+from artel.tokens.tokenizer.train import TRAINING_BYTES, describe_vocabulary
 
 
 def tokenizer_name(config: RunConfig) -> str | None:
@@ -100,7 +100,7 @@ def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], reje
         def texts() -> Iterator[str]:
             nonlocal read
             benchmarks = workspace.benchmark_index()
-            for document in read_documents(config.data, ledger, training.sample, benchmarks):
+            for document in read_documents(config.data, ledger, TRAINING_BYTES, benchmarks):
                 read += 1
                 if document.split == "train":
                     yield document.record.text

@@ -21,7 +21,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.objectives import objective_type, splits_by_label
 from artel.preparing.document_lists import CONTAMINATED, REJECTED, rejected_file_of, write_contaminated
@@ -237,10 +236,10 @@ class Selection:
                 copies[self._splits[start : start + len(rows)] == 1] = 1
                 self._copies[start : start + len(rows)] = copies
                 self._drop(np.flatnonzero(copies == 0) + start, WEIGHT)
-            if source.budget_bytes is not None or source.budget_documents is not None:
-                self._apply_budget(source, numbers)
+            if source.budget_bytes is not None:
+                self._apply_budget(source.budget_bytes, numbers)
 
-    def _apply_budget(self, source: SourceConfig, numbers: list[int]) -> None:
+    def _apply_budget(self, budget: int, numbers: list[int]) -> None:
         rows, documents = [], []
         for number in numbers:
             shard_rows, start = self._shards[number].rows, self._starts[number]
@@ -249,7 +248,7 @@ class Selection:
             rows.append(shard_rows[kept])
             documents.append(start + kept)
         row, document = np.concatenate(rows), np.concatenate(documents)
-        over = over_budget(source, self._copies[document], row["bytes"], row["digest"], self._seed)
+        over = over_budget(budget, self._copies[document], row["bytes"], row["digest"], self._seed)
         self._drop(document[over], BUDGET)
 
     def _shards_by_source(self) -> dict[str, list[int]]:

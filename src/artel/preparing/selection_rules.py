@@ -43,7 +43,7 @@ def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> 
     """Write the pairs of near-duplicates that one group of bands finds."""
     near = workspace.config.data.dedup.near
     assert near is not None
-    bands, _ = bands_and_rows(near.threshold, near.permutations)
+    bands, _ = bands_and_rows(near.threshold)
     signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
     pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near(group), pairs.tobytes())
@@ -77,9 +77,7 @@ WEIGHT, BUDGET = "weight", "budget"
 def depends_on_seed(config: RunConfig) -> bool:
     """True if the run's seed chooses documents."""
     return any(
-        source.budget_bytes is not None
-        or source.budget_documents is not None
-        or any(not float(weight).is_integer() for weight in _weights(source).values())
+        source.budget_bytes is not None or any(not float(weight).is_integer() for weight in _weights(source).values())
         for source in config.data.sources
     )
 
@@ -99,16 +97,13 @@ def copies_by_weight(
 
 
 def over_budget(
-    source: SourceConfig, copies: NDArray[np.uint16], sizes: NDArray, digests: NDArray, seed: int
+    budget: int, copies: NDArray[np.uint16], sizes: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.bool_]:
-    """Return bool (documents,): True beyond the source's budget, in an order drawn by the seed. Each copy counts."""
+    """Return bool (documents,): True beyond `budget` bytes, in an order drawn by the seed. Each copy counts."""
     order = np.argsort(chances(digests, seed, "budget"), kind="stable")
-    count = copies[order].astype(np.int64)
+    cost = sizes[order].astype(np.int64) * copies[order]
     is_over = np.zeros(len(copies), np.bool_)
-    costs = (source.budget_bytes, sizes[order].astype(np.int64) * count), (source.budget_documents, count)
-    for budget, cost in costs:
-        if budget is not None:
-            is_over[order[np.cumsum(cost) > budget]] = True
+    is_over[order[np.cumsum(cost) > budget]] = True
     return is_over
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from artel.config import BenchmarkConfig, DataConfig, SourceConfig
@@ -46,7 +47,7 @@ class Row(NamedTuple):
 
 def source_of(benchmark: BenchmarkConfig) -> SourceConfig:
     """Return the source that reads the files of a benchmark."""
-    return SourceConfig(path=[benchmark.path], format=benchmark.format, document=benchmark.document)
+    return SourceConfig(path=[benchmark.path], format=benchmark.format, document="line")
 
 
 def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> list[Input]:
@@ -155,13 +156,13 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
     from lm_eval.tasks import TaskManager
 
     # Listing the tasks of the harness takes half a minute of CPU time.
-    folder = benchmark.task_folder
-    manager = TaskManager(include_path=folder or None, include_defaults=not folder)
-    known = {*manager.all_tasks, *manager.all_groups, *manager.all_tags}
-    if benchmark.task not in known:
-        where = f"in {folder} there is no task" if folder else "the harness knows no task"
-        fix = "lm-eval ls tasks names them; your own need task_folder; a file or folder is {path: NAME}"
-        raise InputError.at(key, f"{where} {benchmark.task!r}", fix)
+    is_file = benchmark.task.endswith((".yaml", ".yml"))
+    manager = TaskManager(include_defaults=not is_file)
+    if is_file and not Path(benchmark.task).is_file():
+        raise InputError.at(key, f"there is no file {benchmark.task}", "write a task's name, or its YAML file")
+    if not is_file and benchmark.task not in {*manager.all_tasks, *manager.all_groups, *manager.all_tags}:
+        fix = "lm-eval ls tasks names them; one of your own is its YAML file; a file or folder is {path: NAME}"
+        raise InputError.at(key, f"the harness knows no task {benchmark.task!r}", fix)
     try:
         tasks = manager.load([benchmark.task])["tasks"]
     except Exception as error:  # datasets raises anything if its files are missing and there is no network

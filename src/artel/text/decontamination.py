@@ -68,21 +68,11 @@ class Ngrams:
 
     def __init__(self, words: int) -> None:
         self.words = words
-        self._ngrams, self._singles = Shingler(words), Shingler(1)
+        self._ngrams = Shingler(words)
 
     def of(self, texts: Sequence[str]) -> list[NDArray[np.uint64]]:
         """Return uint64 (n-grams,) for each text, in order, with repetitions; empty for fewer than `words` words."""
         return self._ngrams.hashes(list(map(simplified, texts)))
-
-    def of_row(self, query: str, label: str, look_at: Sequence[str]) -> NDArray[np.uint64]:
-        """Return the hashes of a row in the parts `look_at`: its query, its label, or across both (overlap)."""
-        query, label = simplified(query), simplified(label)
-        hashes = self._ngrams.hashes([f"{query}\n{label}"])[0]
-        query_words = self._singles.hashes([query])[0].size
-        first = np.arange(hashes.size)
-        in_query, in_label = first + self.words <= query_words, first >= query_words
-        by_part = {"query": in_query, "label": in_label, "overlap": ~(in_query | in_label)}
-        return hashes[np.logical_or.reduce([by_part[part] for part in look_at])]
 
 
 def check_benchmarks(data: DataConfig) -> None:
@@ -121,9 +111,8 @@ def write_index(data: DataConfig, folder: Path) -> None:
         logger.info("reading the benchmark %s", name)
         first, short = len(origins), 0
         for row in task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data):
-            row_hashes = np.unique(
-                np.concatenate([ngrams.of_row(row.query, label, config.look_at) for label in row.labels or [""]])
-            )
+            texts = [f"{row.query}\n{label}" for label in row.labels or [""]]  # n-grams may lie across the two
+            row_hashes = np.unique(np.concatenate(ngrams.of(texts)))
             short += row_hashes.size == 0
             hashes.append(row_hashes)
             rows.append(np.full(row_hashes.size, len(origins), np.uint32))

@@ -89,8 +89,6 @@ def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Ite
         if only and _is_set(section, key) and _times_due(interval, steps, length) == 0:
             name = "checkpoint" if section is checkpoint else "validate"
             yield f"{name}.{key}: {interval} is longer than the run of {steps:,} steps: {only}"
-    if checkpoint.keep_every is not None and checkpoint.keep_every > steps:
-        yield f"checkpoint.keep_every: {checkpoint.keep_every:,} never comes in a run of {steps:,} steps"
     if _is_set(config.log, "every") and config.log.every > steps:
         yield f"log.every: {config.log.every:,} is longer than the run of {steps:,} steps: metrics.jsonl gets one line"
     times = _times_due(validate.every, steps - 1, length)

@@ -58,7 +58,7 @@ TABLE = KeyTable(
         "config_name config_overrides": "model_name_or_path is set, and artel uses its config.json",
         "train_file": "dataset_name is set and takes precedence",
         "validation_split_percentage": "validation_file is set and takes precedence",
-        "max_train_samples": "limits blocks; write train.steps, or data.sources.budget_documents",
+        "max_train_samples": "limits blocks; write train.steps, or data.sources.rows",
         "with_tracking": "write track: [console, jsonl, tensorboard], or wandb",
         "adam_epsilon2": "AdamW has one epsilon",
     },

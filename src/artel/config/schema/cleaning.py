@@ -73,16 +73,6 @@ class ClassifierConfig(Section):
 
 class CleanConfig(Section):
     unicode: Literal["NFC", "NFKC", "none"] = Field(default="NFC", description="Unicode normal form.")
-    control: bool = Field(
-        default=True,
-        description="Remove control characters other than line feed and tab; form feeds, vertical tabs and NEL become "
-        "line feeds.",
-    )
-    whitespace: bool = Field(
-        default=True,
-        description="CRLF to LF, and white space at the very end of a text removed. Indentation, spaces at ends of "
-        "lines and blank lines stay.",
-    )
     mojibake: bool = Field(
         default=False,
         description="Repair text that was decoded in a wrong encoding (РџСЂРёРІРµС‚); needs artel-lm[mojibake].",
@@ -118,17 +108,11 @@ class CleanConfig(Section):
     drop_documents: Patterns = Field(
         default=[],
         description="Regular expressions: documents in which one is found are dropped (document_filter); ^ and $ are "
-        "the ends of any line.",
-    )
-    keep_documents: Patterns = Field(
-        default=[], description="Regular expressions: documents in which none is found are dropped (document_filter)."
+        "the ends of any line. '\\A(?![\\s\\S]*WORD)' drops those without WORD.",
     )
     symbols: Share | None = Field(
         default=None,
         description="Largest share of punctuation and symbols among the visible characters; 0.4 leaves code in.",
-    )
-    digits: Share | None = Field(
-        default=None, description="Largest share of digits among the visible characters; try 0.2."
     )
     repeated_lines: Share | None = Field(
         default=None,
@@ -165,16 +149,8 @@ class NearConfig(Section):
         default=0.8,
         ge=0.1,
         le=1,
-        description="Least Jaccard similarity of two documents' word n-grams: counted, no estimate.",
-    )
-    permutations: Count = Field(
-        default=128,
-        ge=16,
-        le=1024,
-        description="Values in a MinHash signature: the more, the fewer comparisons in vain.",
-    )
-    words: Count = Field(
-        default=5, ge=1, le=50, description="Words in an n-gram; documents of fewer words are left to the exact rule."
+        description="Least Jaccard similarity of two documents' runs of 5 words: counted, no estimate. Documents of "
+        "fewer words are left to the exact rule.",
     )
 
 

@@ -28,17 +28,13 @@ def _auto_problems(run: RunConfig) -> list[Problem]:
 def _base_problems(run: RunConfig) -> list[Problem]:
     """Conflicts of model.lora.base with other keys that set the dtype of the base."""
     base = "auto" if run.model.lora is None else run.model.lora.base
-    beside = {
-        "fp32": {"train.weights: bf16, which holds all weights in bf16": run.train.weights == "bf16"},
-        "bf16": {
-            "train.precision: fp8, which multiplies copies of float32 weights": run.train.precision == "fp8",
-        },
-    }
-    return [
-        Problem("model.lora.base", f"{base} beside {reason}", "leave it out")
-        for reason, is_so in beside.get(base, {}).items()
-        if is_so
-    ]
+    if base == "fp32" and run.train.weights == "bf16":
+        what = "fp32 beside train.weights: bf16, which holds all weights in bf16"
+    elif base == "bf16" and run.train.precision == "fp8":
+        what = "bf16 beside train.precision: fp8, which multiplies copies of float32 weights"
+    else:
+        return []
+    return [Problem("model.lora.base", what, "leave it out")]
 
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:

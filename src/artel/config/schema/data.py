@@ -18,7 +18,7 @@ from artel.config.schema.base import (
 )
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
 from artel.config.schema.decontamination import Decontaminate
-from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, at_most
+from artel.config.schema.quantities import Bytes, Count, Length, Number, at_most
 from artel.config.schema.registered import FormatName, NamingSection
 from artel.registry import FORMATS
 
@@ -98,11 +98,6 @@ class SourceConfig(NamingSection):
         ge=1,
         description="At most so much training text of this source (2G), chosen at random by the run's seed.",
     )
-    budget_documents: Count | None = Field(
-        default=None,
-        ge=1,
-        description="At most so many training documents of this source, chosen at random by the run's seed.",
-    )
     pairs: Literal["none", "commas"] = Field(
         default="none",
         description="Make pairs of plain texts: commas (input is the text without its commas, output the text).",
@@ -157,7 +152,6 @@ class SourceConfig(NamingSection):
     documents: Annotated[Count, at_most(10**8, "nobody needs so much made-up text")] = Field(
         default=1000, ge=1, description="dummy: how many documents to make."
     )
-    seed: Seed = Field(default=0, description="dummy: the seed that the documents are made from.")
 
     @property
     def yields(self) -> str:
@@ -167,9 +161,19 @@ class SourceConfig(NamingSection):
         return "pairs" if kind == "text" and self.pairs != "none" else kind
 
     @model_validator(mode="after")
-    def _needs_path(self) -> SourceConfig:
+    def _fits_its_format(self) -> SourceConfig:
         if FORMATS[self.format].has_files and not self.path:
             raise ValueError("a source needs a path (or format: dummy); write path: texts/*.txt")
+        if self.extract == "main" and not FORMATS[self.format].is_pages:
+            raise ValueError(f"extract: main is for pages and has no meaning for format: {self.format}; leave it out")
+        if (self.include or self.exclude) and not self.set_field:
+            raise ValueError("include and exclude go by sets; write set_field: auto, or the field that names the set")
+        if self.include and self.exclude:
+            raise ValueError("both include and exclude are given; keep one")
+        if self.set_field and not FORMATS[self.format].names_sets:
+            raise ValueError(f"set_field has no meaning for format: {self.format}; leave it out")
+        if self.set_field == "auto" and FORMATS[self.format].is_table:
+            raise ValueError(f"set_field: auto has no meaning for format: {self.format}; write the name of the column")
         return self
 
     @field_validator("tools")
@@ -190,24 +194,6 @@ class SourceConfig(NamingSection):
             if not 0 <= weight <= 1000:
                 raise ValueError(f"{name} {weight:g} is no weight; write a number from 0 to 1000: 0.5, 2".strip())
         return value
-
-    @model_validator(mode="after")
-    def _pages(self) -> SourceConfig:
-        if self.extract == "main" and not FORMATS[self.format].is_pages:
-            raise ValueError(f"extract: main is for pages and has no meaning for format: {self.format}; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _sets(self) -> SourceConfig:
-        if (self.include or self.exclude) and not self.set_field:
-            raise ValueError("include and exclude go by sets; write set_field: auto, or the field that names the set")
-        if self.include and self.exclude:
-            raise ValueError("both include and exclude are given; keep one")
-        if self.set_field and not FORMATS[self.format].names_sets:
-            raise ValueError(f"set_field has no meaning for format: {self.format}; leave it out")
-        if self.set_field == "auto" and FORMATS[self.format].is_table:
-            raise ValueError(f"set_field: auto has no meaning for format: {self.format}; write the name of the column")
-        return self
 
 
 class ValidationSplit(Section):
@@ -342,26 +328,17 @@ class DataConfig(Section):
         return self.model_copy(update={"validation": other})
 
     @model_validator(mode="after")
-    def _chapters(self) -> DataConfig:
+    def _fits_its_sources(self) -> DataConfig:
         if self.by_chapter and not any(FORMATS[source.format].is_plain_text for source in self.sources):
             raise ValueError("only plain texts have chapters, and no source is one; write validation: 0.05")
-        return self
-
-    @model_validator(mode="after")
-    def _labels(self) -> DataConfig:
         if isinstance(self.validation, ValidationSplit) and self.validation.by == "label":
             other = next((source.format for source in self.sources if source.yields != "labels"), None)
             if other is not None:
                 raise ValueError(f"texts of format: {other} have no labels to split by; write validation: 0.05")
-        return self
-
-    @model_validator(mode="after")
-    def _near(self) -> DataConfig:
-        if self.dedup.near is not None:
-            for number, source in enumerate(self.sources):
-                if source.yields in ("questions", "preferences"):
-                    raise ValueError(
-                        f"dedup.near would take {source.yields} that share a document or a prompt for copies, and "
-                        f"sources.{number} holds such; leave dedup.near out"
-                    )
+        for number, source in enumerate(self.sources):
+            if self.dedup.near is not None and source.yields in ("questions", "preferences"):
+                raise ValueError(
+                    f"dedup.near would take {source.yields} that share a document or a prompt for copies, and "
+                    f"sources.{number} holds such; leave dedup.near out"
+                )
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -10,21 +10,18 @@ from artel.config.schema.base import Name, OneOrMore, Section
 from artel.config.schema.quantities import Count
 from artel.config.schema.registered import FormatName
 
-Place = Literal["query", "label", "overlap"]
-
 
 class BenchmarkConfig(Section):
-    path: Name = Field(default="", description="File, glob, folder or address with the benchmark's rows, as a source.")
+    path: Name = Field(
+        default="",
+        description="File, glob, folder or address with the benchmark's rows, as a source; each line of a text is one.",
+    )
     task: str = Field(
         default="",
-        description="In place of a path: a task of lm-evaluation-harness (arc_easy), whose data must be here already. "
-        "Needs artel-lm[tasks].",
+        description="In place of a path: a task of lm-evaluation-harness (arc_easy), whose data must be here already, "
+        "or the YAML file of a task of your own. Needs artel-lm[tasks].",
     )
-    task_folder: Name = Field(default="", description="A folder with task files of your own, of which `task` is one.")
     format: FormatName = Field(default="auto", description="What the files hold, as in data.sources.")
-    document: Literal["file", "line", "paragraph"] = Field(
-        default="line", description="text: what one row is: a line, what blank lines separate, or the whole file."
-    )
     query: Annotated[list[str], OneOrMore] = Field(
         default=[],
         description="jsonl, parquet, csv: the fields that hold the question, OUTER.NAME inside of an object; texts in "
@@ -44,15 +41,14 @@ class BenchmarkConfig(Section):
         shaping = [name for name in ("query", "label") if getattr(self, name)]
         if self.task and shaping:
             raise ValueError(f"a task says itself what it asks; leave {' and '.join(shaping)} out")
-        if self.task_folder and not self.task:
-            raise ValueError("task_folder has no meaning without task; leave it out")
         return self
 
 
 def _benchmark(value: Any) -> Any:
-    """A text alone is a path if it looks like one, else a task."""
+    """A text alone is a path if it looks like one, else a task, or the YAML file of one."""
     if isinstance(value, str):
-        return {"path" if any(mark in value for mark in "./\\*?[") else "task": value}
+        is_path = any(mark in value for mark in "./\\*?[") and not value.endswith((".yaml", ".yml"))
+        return {"path" if is_path else "task": value}
     return value
 
 
@@ -68,11 +64,6 @@ class DecontaminateConfig(Section):
         ge=2,
         le=100,
         description="Words in an n-gram; a row of a benchmark with fewer cannot be found, and is counted.",
-    )
-    look_at: Annotated[list[Place], Field(min_length=1), OneOrMore] = Field(
-        default=["query", "label", "overlap"],
-        description="Where the n-grams of a row are taken from: its question, its answer, and across the two. "
-        "datatrove takes [label, overlap], which leaves texts in which only the question, or its passage, stands.",
     )
 
 

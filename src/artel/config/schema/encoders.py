@@ -96,13 +96,6 @@ class RerankConfig(Section):
         description="Documents that do not match beside one that does, in training: the record's own, and where it has "
         "fewer, others drawn from the training records, anew in each epoch.",
     )
-    candidates: Count = Field(
-        default=20,
-        ge=2,
-        le=1000,
-        description="Documents that are ordered for each query in validation: those that match, the record's own "
-        "negatives, and others drawn from the validation records.",
-    )
 
 
 class EmbeddingPrompts(Section):
@@ -119,10 +112,6 @@ class EmbeddingConfig(Section):
     )
     temperature: Number = Field(
         default=0.05, gt=0, description="in_batch_negatives, cosent: cosines are divided by it; 0.05 is a scale of 20."
-    )
-    symmetric: bool = Field(
-        default=False,
-        description="in_batch_negatives: also a document's query among all queries; the mean of both losses.",
     )
     margin: Number = Field(default=0.2, gt=0, description="triplet: by how much, in cosines.")
     largest_score: Number = Field(
@@ -180,12 +169,6 @@ class TokensConfig(Section):
         default="outermost",
         description="Which of names that overlap is learned, and evaluated against; the others are counted in the "
         "ledger.",
-    )
-    stride: Length | None = Field(
-        default=None,
-        ge=1,
-        description="Tokens from one window of a long text to the next where it is judged (windows that are learned "
-        "do not overlap); half a window when null. A word is judged in the window where most stands around it.",
     )
     isolate_punctuation: bool = Field(
         default=True,

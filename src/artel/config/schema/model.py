@@ -50,11 +50,6 @@ class RopeConfig(Section):
     )
     factor: Number = Field(gt=1, description="How many times the positions that the model was trained on.")
     theta: Number | None = Field(default=None, gt=1, description="Another base of the angles than the model's.")
-    beta_fast: Number | None = Field(default=None, gt=0, description="yarn: turns above which nothing is stretched.")
-    beta_slow: Number | None = Field(default=None, gt=0, description="yarn: turns below which all is stretched.")
-    attention_factor: Number | None = Field(default=None, gt=0, description="yarn: scales the attention's logits.")
-    low_freq_factor: Number | None = Field(default=None, gt=0, description="llama3: where all is stretched; 1.")
-    high_freq_factor: Number | None = Field(default=None, gt=0, description="llama3: where nothing is stretched; 4.")
 
     @field_validator("type", mode="before")
     @classmethod
@@ -67,16 +62,7 @@ class RopeConfig(Section):
         return name
 
     @model_validator(mode="after")
-    def _of_its_type(self) -> RopeConfig:
-        own = {
-            "yarn": ["beta_fast", "beta_slow", "attention_factor"],
-            "llama3": ["low_freq_factor", "high_freq_factor"],
-        }
-        wrong = [
-            key for kind, keys in own.items() for key in keys if kind != self.type and getattr(self, key) is not None
-        ]
-        if wrong:
-            raise ValueError(f"{self.type} has no {' and '.join(wrong)}; leave it out")
+    def _has_theta(self) -> RopeConfig:
         if self.type == "default" and self.theta is None:
             raise ValueError("default stretches positions by theta alone; write theta: 1e6, or type: yarn")
         return self

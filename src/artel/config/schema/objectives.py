@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from artel.config.schema.base import Name, Section, free
+from artel.config.schema.base import Name, Section
 from artel.config.schema.quantities import Count, Length, Number
 
 
@@ -121,19 +121,10 @@ class ChatConfig(Section):
         description="Thoughts (reasoning_content, <think>): where the template writes them, only after the last "
         "message of the user, or none; those left out are counted in the ledger.",
     )
-    learn_empty_thoughts: bool = Field(
-        default=False, description="Learn the tags of an empty thought that a template writes before an answer."
-    )
     too_long: Literal["skip", "split", "truncate_left"] = Field(
         default="skip",
         description="Conversations over data.block tokens: left out, cut between turns into several, or without their "
         "oldest tokens; each is counted in the ledger.",
-    )
-    generate: Count = free(
-        200,
-        "So many turns of held-out conversations with tools are also written by the model in `artel evaluate`, to "
-        "compare its calls with the record's; 0: none.",
-        ge=0,
     )
 
 

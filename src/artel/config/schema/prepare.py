@@ -6,26 +6,20 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from artel.config.sbatch import directive, one_line, quoted
+from artel.config.sbatch import directive, one_line
 from artel.config.schema.base import Section, free
 from artel.config.schema.quantities import Bytes, ProcessCount
 
 
 class SlurmConfig(Section):
-    partition: str = free("", "Partition of the jobs; by default the cluster's.")
-    time: str = free("24:00:00", "Time limit of a job, as sbatch takes it.")
     cpus: ProcessCount = free(
         1, "Processes of a job, each with a core: as many as a node has where the cluster allocates only whole nodes."
     )
     memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
     setup: list[str] = free([], "Shell lines run before the work: module load python, source .venv/bin/activate.")
-    options: dict[str, str] = free({}, "Further options of sbatch: {account: nlp, qos: high}.")
-
-    @field_validator("partition", "time")
-    @classmethod
-    def _value(cls, value: str) -> str:
-        quoted(value)
-        return value
+    options: dict[str, str] = free(
+        {}, "Further options of sbatch: {partition: cpu, time: '48:00:00'}. A job has 24 hours by default."
+    )
 
     @field_validator("setup")
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import yaml
 from pydantic import (
@@ -18,9 +18,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -32,7 +30,6 @@ from artel.config.schema.model import ModelConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, Seq2SeqConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
 from artel.config.schema.quantities import (
-    Bytes,
     Count,
     Interval,
     Length,
@@ -59,35 +56,6 @@ from artel.messages import logger
 from artel.plugins import load_plugin
 from artel.registry import CALLBACKS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS
 from artel.secrets import hide_secrets
-
-
-class ClipConfig(Section):
-    by: Literal["norm", "value"] = Field(
-        default="norm",
-        description="norm: scale all gradients down together; value: clip each element on its own.",
-    )
-    limit: Number = Field(default=1.0, gt=0, description="Largest norm, or largest absolute value of a number.")
-
-    @model_serializer(mode="wrap")
-    def _as_number(self, handler: SerializerFunctionWrapHandler) -> Any:
-        return self.limit if self.by == "norm" else handler(self)
-
-
-class EmaConfig(Section):
-    decay: Number = Field(
-        default=0.999, ge=0, lt=1, description="Weight of the average at each step; the first steps weigh more."
-    )
-
-
-def _stands_for(key: str, taken: Any) -> BeforeValidator:
-    """Return a validator that reads a number as the section with nothing but `key`. `taken`: the types for editors."""
-    return BeforeValidator(
-        lambda value: {key: value} if isinstance(value, int | float | str) else value, json_schema_input_type=taken
-    )
-
-
-Clip = Annotated[ClipConfig | None, _stands_for("limit", Annotated[Number, Field(gt=0)] | ClipConfig | None)]
-Ema = Annotated[EmaConfig | None, _stands_for("decay", Annotated[Number, Field(ge=0, lt=1)] | EmaConfig | None)]
 
 
 class TrainConfig(NamingSection):
@@ -134,11 +102,13 @@ class TrainConfig(NamingSection):
     minimum_learning_rate: Number = Field(
         default=0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
     )
-    clip: Clip = Field(default=ClipConfig(), description="A number: the largest gradient norm; null: no clipping.")
-    ema: Ema = Field(
+    clip: Number | None = Field(default=1.0, gt=0, description="Largest norm of the gradients; null: no clipping.")
+    ema: Number | None = Field(
         default=None,
-        description="Keep an exponential moving average of the weights (a number: its decay). It is what is validated, "
-        "and what RUN/model and exports hold.",
+        ge=0,
+        lt=1,
+        description="Keep an exponential moving average of the weights, with this decay: 0.999. It is what is "
+        "validated, and what RUN/model and exports hold.",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         default="auto",
@@ -256,12 +226,6 @@ class CheckpointConfig(Section):
         Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
     )
     keep: Count = free(3, "How many of the newest are kept, beside the best.", ge=1)
-    keep_every: Count | None = free(
-        None, "Checkpoints of steps that this divides stay beside the newest `keep`, as far as `budget` allows.", ge=1
-    )
-    budget: Bytes | None = free(
-        None, "At most so many bytes of checkpoints: the oldest go first, the newest and the best never."
-    )
     copy_to: Name | None = free(
         None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
     )

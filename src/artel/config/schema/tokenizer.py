@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from artel.config.schema.base import Name, Section, free
-from artel.config.schema.quantities import Bytes, Count, Vocabulary
+from artel.config.schema.quantities import Vocabulary
 
 
 class TokenizerTraining(Section):
@@ -22,18 +22,9 @@ class TokenizerTraining(Section):
         description="Ids in the vocabulary, the special tokens included; as many as the text yields if that is fewer. "
         "auto: about one for 700 bytes of text, 1,024 to 32,768.",
     )
-    end: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The end-of-document token; <|endoftext|>, for encoders </s>, when null.",
-    )
-    pad: str | None = Field(
-        default=None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null."
-    )
-    special: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="Further special tokens.")
-    minimum_frequency: Count = Field(default=2, ge=1, description="Merges seen fewer times than this are not made.")
-    sample: Bytes = Field(
-        default=2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on."
+    special: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        description="Special tokens beside <|endoftext|> and <|pad|>, or RoBERTa's five for encoders.",
     )
 
 

@@ -39,24 +39,24 @@ class GgufTools:
     quantize: Path | None
 
 
-def find_gguf_tools(type_: str, llama_cpp: str | None) -> GgufTools:
+def find_gguf_tools(type_: str) -> GgufTools:
     """Find llama.cpp's converter, and llama-quantize if the type needs it: in its folder, on PATH, or as a package.
 
-    The folder is `llama_cpp`, or the environment variable LLAMA_CPP. Raise InputError with the fix.
+    The folder is the environment variable LLAMA_CPP. Raise InputError with the fix.
     """
     weights_type = type_.lower()
     if weights_type not in _CONVERTED + _QUANTIZED:
         near = difflib.get_close_matches(weights_type, _CONVERTED + _QUANTIZED, 1)
         fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(_CONVERTED + _QUANTIZED)}"
         raise InputError.at("--gguf", f"there is no type {type_}", fix)
-    option, folder = ("--llama-cpp", llama_cpp) if llama_cpp else ("LLAMA_CPP", os.environ.get("LLAMA_CPP"))
+    folder = os.environ.get("LLAMA_CPP")
     converter = _converter(Path(folder) if folder else None)
     if converter is None and folder:
-        raise InputError.at(option, f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")
+        raise InputError.at("LLAMA_CPP", f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")
     if converter is None:
         fix = (
             "git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
-            "then --llama-cpp FOLDER or LLAMA_CPP=FOLDER"
+            "then LLAMA_CPP=FOLDER before the command"
         )
         raise InputError.at("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, nor named", fix)
     quantize = None
@@ -89,17 +89,16 @@ def _quantize(folder: Path | None) -> Path | None:
 
 
 class GgufConfig(Section):
-    """Weights and tools."""
+    """Type of the weights."""
 
     type: str = Field(default="f16", description="Type of the weights: f16, bf16, q8_0, q4_k_m …")
-    llama_cpp: str | None = Field(default=None, description="llama.cpp's folder; else LLAMA_CPP, or PATH.")
 
 
 class GgufExporter:
     """Writes model.gguf and a Modelfile for Ollama."""
 
     def __init__(self, settings: GgufConfig) -> None:
-        self._tools = find_gguf_tools(settings.type, settings.llama_cpp)
+        self._tools = find_gguf_tools(settings.type)
 
     def write(self, model: Path, folder: Path) -> None:
         write_gguf(self._tools, model, folder)

@@ -62,7 +62,7 @@ def push(name: str, repo: str, options: PushOptions) -> Pushed:
             whose,
             revision,
         )
-        done = hub.upload(folder, repo, revision, options.message or _message(model))
+        done = hub.upload(folder, repo, revision, _message(model))
     if done.removed:
         logger.info("removed there, since they belong to an earlier model: %s", ", ".join(done.removed))
     logger.info("%s" if done.changed else "%s: nothing has changed since it was pushed last", done.url)

@@ -46,8 +46,6 @@ class PushOptions:
     """A checkpoint instead of the final model: the number of its step, latest or best."""
     revision: str = ""
     """The branch; by default main, or step-N for a checkpoint."""
-    message: str = ""
-    """The commit message."""
     license: str = ""
     """The model's license, as the hub names it: apache-2.0."""
     languages: tuple[str, ...] = ()

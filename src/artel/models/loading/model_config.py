@@ -192,20 +192,24 @@ def _extended(config: PreTrainedConfig, before: dict[str, Any], rope: RopeConfig
         what = f"this {config.model_type} is extended already, by {kind}, {factor:g} times its {original:,} positions"
         raise InputError.at(_ROPE, what, f"write type: {kind} and a factor above {factor:g}, or leave it out")
     kept = {name: value for name, value in before.items() if name in _KEPT_ROPE_KEYS}
-    values = rope.model_dump(exclude_none=True, exclude={"type", "theta"})
+    values: dict[str, Any] = {} if rope.type == "default" else {"factor": rope.factor}
     if rope.type in ("yarn", "llama3"):
         values["original_max_position_embeddings"] = original
-    if rope.type == "llama3":  # the values of Llama 3.1
-        values = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} | values
-    if rope.type == "default":
-        del values["factor"]
+    if rope.type == "llama3":
+        kept = _LLAMA3_1 | kept
     if rope.theta is not None:
         kept["rope_theta"] = rope.theta
     return original, {**kept, "rope_type": rope.type, **values}
 
 
-_KEPT_ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
-"""Rotary parameters that do not depend on the type of extension."""
+# Rotary parameters that an extension leaves alone. Those of the second line exist only in a model that is extended.
+_KEPT_ROPE_KEYS = (
+    *("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"),
+    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
+)
+# Llama 3.1 stretches angles with fewer turns than the first over the trained positions, and none with more than the
+# second. YaRN's turns (32 and 1) are transformers' defaults.
+_LLAMA3_1 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def _set_window(config: PreTrainedConfig, window: int) -> None:

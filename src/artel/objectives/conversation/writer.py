@@ -22,12 +22,11 @@ _CONTEXT = 16
 class ConversationWriter:
     """Turns conversations into ids and flags by one template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str, learn_empty_thoughts: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         """Raise InputError if the assistant's turns cannot be located in rendered text."""
         self._tokenizer = tokenizer
         self._turns = Turns(tokenizer, template)
         self._control = tokenizer.control_tokens
-        self._learns_empty_thoughts = learn_empty_thoughts
         try:
             self._turns.write([Message("user", "a"), Message("assistant", "b")])
         except Unfit as unfit:
@@ -63,8 +62,8 @@ class ConversationWriter:
     def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
         """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raise Unfit.
 
-        `everything`: also learn all text outside the assistant's turns. Results of tools are never learned, and tags of
-        empty thoughts only if the run says so.
+        `everything`: also learn all text outside the assistant's turns, and the tags of empty thoughts that some
+        templates write before an answer. Results of tools are never learned.
         """
         encoded = self._whole(written)
         if cuts := self._cuts(encoded, written):
@@ -75,8 +74,7 @@ class ConversationWriter:
             inside = (ends > turn.start) & (starts < turn.end)
             is_learned = turn.message in learned
             flags[inside] = is_learned
-            if not self._learns_empty_thoughts:
-                flags[inside & (ends <= turn.empty_thought)] = everything and is_learned
+            flags[inside & (ends <= turn.empty_thought)] = everything and is_learned
         for start, end in written.results:
             flags[(ends > start) & (starts < end)] = 0
         last = written.turns[-1]

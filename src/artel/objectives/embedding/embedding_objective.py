@@ -98,8 +98,6 @@ class Embedding(Objective, Decoding):
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems, embedding = super().problems(config), config.embedding
-        if embedding.symmetric and embedding.loss != "in_batch_negatives":
-            problems.append(Problem("embedding.symmetric", f"has no meaning for loss {embedding.loss}", "leave it out"))
         if embedding.loss == "in_batch_negatives" and config.train.batch == 1:
             what = "1: no other query's document is in the batch to tell the right one from"
             problems.append(Problem("train.batch", what, "write 32 or more"))
@@ -138,7 +136,7 @@ class Embedding(Objective, Decoding):
             "cosent": "CoSENT of the whole global batch",
         }[embedding.loss]
         sizes = f", at {', '.join(map(str, embedding.matryoshka))} numbers" if embedding.matryoshka else ""
-        return f"{words}{', both ways' if embedding.symmetric else ''}{sizes}"
+        return f"{words}{sizes}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Let texts share rows from now on, if the model isolates them."""

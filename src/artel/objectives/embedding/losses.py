@@ -103,28 +103,15 @@ def loss_sum(texts: Texts, embedding: EmbeddingConfig, part: slice) -> torch.Ten
 
 
 def _in_batch(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
+    import torch
+
     queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
     documents = texts.indices(POSITIVE, NEGATIVE)
     cosines = vectors[queries] @ vectors[documents].T
-    loss = _choice(cosines / embedding.temperature, documents, positives, texts.matches(queries, documents))
-    if embedding.symmetric:
-        others = texts.indices(QUERY)
-        cosines = vectors[positives] @ vectors[others].T
-        loss = loss + _choice(cosines / embedding.temperature, others, queries, texts.matches(others, positives).T)
-        loss = loss / 2
-    return loss
-
-
-def _choice(logits: torch.Tensor, candidates: torch.Tensor, targets: torch.Tensor, match: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each target among the candidates, without other candidates that `match`.
-
-    logits and match: (targets, candidates).
-    """
-    import torch
-
-    own = torch.searchsorted(candidates, targets)
-    others = match.scatter(1, own[:, None], False)
-    return torch.nn.functional.cross_entropy(logits.masked_fill(others, -torch.inf), own, reduction="sum")
+    own = torch.searchsorted(documents, positives)
+    others = texts.matches(queries, documents).scatter(1, own[:, None], False)  # they match, too: no negatives
+    logits = (cosines / embedding.temperature).masked_fill(others, -torch.inf)
+    return torch.nn.functional.cross_entropy(logits, own, reduction="sum")
 
 
 def _triplet(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:

@@ -73,7 +73,7 @@ class Tokens(Objective, Decoding):
 
     def _windows_of(self, block: int) -> Windows:
         tokens = self.config.tokens
-        return Windows(self.tokenizer, self.tags, block, tokens.stride, tokens.nested)
+        return Windows(self.tokenizer, self.tags, block, tokens.nested)
 
     @classmethod
     def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
@@ -84,13 +84,9 @@ class Tokens(Objective, Decoding):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = super().problems(config)
         tokens, block = config.tokens, config.data.block
-        room = block - 2  # [CLS] and [SEP]
-        if room < _SHORTEST_WINDOW:
+        if block - 2 < _SHORTEST_WINDOW:  # without [CLS] and [SEP]
             what = f"{block} tokens leave no room for a text"
             problems.append(Problem("data.block", what, f"write {_SHORTEST_WINDOW + 2} or more"))
-        elif tokens.stride is not None and tokens.stride > room:
-            what = f"{tokens.stride} is more than the {room} tokens of a window: text between windows would not be seen"
-            problems.append(Problem("tokens.stride", what, f"write {room // 2}, or leave it out"))
         kinds = {source.yields for source in config.data.sources}
         if tokens.scheme == "words" and ENTITIES in kinds:
             what = "words gives each word a label, and the sources have names"

@@ -93,12 +93,12 @@ _ALONE = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF)
 class Windows:
     """Turns tagged texts into windows."""
 
-    def __init__(self, tokenizer: Tokenizer, tags: TagSet, block: int, stride: int | None, nested: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, tags: TagSet, block: int, nested: str) -> None:
         self.frame = tokenizer.frame()
         self._tokenizer = tokenizer
         self._tags = tags
         self._length = block - self.frame.size
-        self._stride = min(stride or max(1, self._length // 2), self._length)
+        self._stride = max(1, self._length // 2)
         self._innermost = nested == "innermost"
         self._unlabeled = len(tags.tags) + 1
         self._flag_type = np.uint8 if self._unlabeled < 2**8 else np.uint64

@@ -21,6 +21,7 @@ from artel.preparing.workspace import Workspace
 from artel.storage import write_file
 
 _PROCESSES = 64
+_TIME_LIMIT = "24:00:00"  # of a job, unless prepare.slurm.options has another
 _JOB_FILE = "slurm-job"
 _ENDED = frozenset(
     "COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PREEMPTED REVOKED".split()
@@ -30,7 +31,7 @@ _HOPELESS = frozenset(
     "BadConstraints JobHeldAdmin JobHeldUser launch_failed_requeued_held PartitionTimeLimit PartitionNodeLimit "
     "InvalidAccount InvalidQOS DependencyNeverSatisfied".split()
 )
-_FIX_REFUSED = "write partition, time, memory and options as the cluster has them (scontrol show partition)"
+_FIX_REFUSED = "write memory and options (partition, time …) as the cluster has them (scontrol show partition)"
 _CANCEL_SECONDS = 60
 _SILENT_SECONDS = 1800
 
@@ -75,9 +76,8 @@ def job_script(work: Work, jobs: int, slurm: SlurmConfig) -> str:
         "nodes": 1,
         "cpus-per-task": slurm.cpus,
         "mem-per-cpu": f"{-(-slurm.memory // 2**20)}M",
-        "time": slurm.time,
+        "time": _TIME_LIMIT,
         "output": f"{work.folder}/logs/%A_%a.log",
-        **({"partition": slurm.partition} if slurm.partition else {}),
         **slurm.options,
     }
     try:
@@ -164,7 +164,7 @@ def _wait(tasks: Tasks, work: Work, job: _Job, progress: Callable[[int, int], No
 
 def _remedy(failures: list[str]) -> str:
     if "TIMEOUT" in failures:
-        return "raise prepare.slurm.time"
+        return 'write a longer time: prepare.slurm.options: {time: "48:00:00"}'
     if "OUT_OF_MEMORY" in failures:
         return "raise prepare.slurm.memory"
     return "fix what the log reports"

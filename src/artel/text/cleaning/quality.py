@@ -1,4 +1,4 @@
-"""Rules that drop a document because of its text: length, symbols and digits, repetition, filters, language.
+"""Rules that drop a document because of its text: length, symbols, repetition, filters, language.
 
 The measures of repetition are those of Gopher (Rae et al. 2021, appendix A.1, table A1), as fractions of characters.
 The language is identified by py3langid: 140 languages; its model is in the package.
@@ -27,7 +27,7 @@ _MIN_LANGUAGE_PROBABILITY = 0.2
 _CHUNK = 1 << 20
 # From this length on all repeated n-grams count. Shorter ones repeat in any text: only the most frequent one counts.
 _LONG_NGRAM = 5
-_SYMBOL, _DIGIT, _OTHER, _INVISIBLE = range(4)
+_SYMBOL, _OTHER, _INVISIBLE = range(3)
 # Shorter texts are uncertain: one in ten paragraphs of Russian novels is identified as Bulgarian or Serbian.
 _MIN_LANGUAGE_CHARACTERS = 100
 # Characters examined at the start, in the middle and at the end. The first page may be in another language, and three
@@ -50,21 +50,21 @@ def drop_reason(record: Record, rules: CleanConfig) -> str | None:
         return None
     if rules.maximum is not None and len(text) > rules.maximum:
         return "too_long"
-    if any(re.search(pattern, text, re.MULTILINE) for pattern in rules.drop_documents) or (
-        rules.keep_documents and not any(re.search(pattern, text, re.MULTILINE) for pattern in rules.keep_documents)
-    ):
+    if any(re.search(pattern, text, re.MULTILINE) for pattern in rules.drop_documents):
         return "document_filter"
-    return _character_reason(text, rules) or _repetition_reason(text, rules) or _language_reason(text, rules)
+    if rules.symbols is not None and symbol_fraction(text) > rules.symbols:
+        return "symbols"
+    return _repetition_reason(text, rules) or _language_reason(text, rules)
 
 
-def symbol_and_digit_fractions(text: str) -> tuple[float, float]:
-    """Return the fractions (0 to 1) of symbols (such as punctuation) and of digits among the visible characters."""
-    counts = np.zeros(4, dtype=np.int64)
+def symbol_fraction(text: str) -> float:
+    """Return the fraction (0 to 1) of symbols (such as punctuation) among the visible characters."""
+    counts = np.zeros(3, dtype=np.int64)
     for start in range(0, len(text), _CHUNK):
         codes = np.frombuffer(text[start : start + _CHUNK].encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        counts += np.bincount(_kinds()[codes], minlength=4)
+        counts += np.bincount(_kinds()[codes], minlength=3)
     visible = counts.sum() - counts[_INVISIBLE]
-    return (counts[_SYMBOL] / visible, counts[_DIGIT] / visible) if visible else (0.0, 0.0)
+    return counts[_SYMBOL] / visible if visible else 0.0
 
 
 def repeated_fraction(units: Iterable[str]) -> float:
@@ -104,15 +104,6 @@ def ngram_fractions(words: list[str], lengths: Iterable[int]) -> dict[int, float
     return {length: fractions.get(length, 0.0) for length in sorted(lengths)}
 
 
-def _character_reason(text: str, rules: CleanConfig) -> str | None:
-    if rules.symbols is None and rules.digits is None:
-        return None
-    symbols, digits = symbol_and_digit_fractions(text)
-    if rules.symbols is not None and symbols > rules.symbols:
-        return "symbols"
-    return "digits" if rules.digits is not None and digits > rules.digits else None
-
-
 def _repetition_reason(text: str, rules: CleanConfig) -> str | None:
     if rules.repeated_lines is None and rules.repeated_paragraphs is None and not rules.repeated_ngrams:
         return None
@@ -139,7 +130,7 @@ def _language_reason(text: str, rules: CleanConfig) -> str | None:
 @cache
 def _kinds() -> NDArray[np.uint8]:
     """Return the kind of each code point. Marks count as letters: the vowels of Indian scripts are marks."""
-    kinds = {"L": _OTHER, "M": _OTHER, "N": _DIGIT, "Z": _INVISIBLE, "Cc": _INVISIBLE, "Cf": _INVISIBLE}
+    kinds = {"L": _OTHER, "M": _OTHER, "N": _OTHER, "Z": _INVISIBLE, "Cc": _INVISIBLE, "Cf": _INVISIBLE}
 
     def kind(category: str) -> int:
         return kinds.get(category, kinds.get(category[0], _SYMBOL))

@@ -1,4 +1,4 @@
-"""Cleaning rules. Each can be switched on and off. Cleaning twice gives the same text as cleaning once."""
+"""Cleaning rules. Cleaning twice gives the same text as cleaning once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def drop_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
     if len(kept) == len(lines):
         return text
     changed["lines_dropped"] += len(lines) - len(kept)
-    text = "\n".join(kept).rstrip() if rules.whitespace else "\n".join(kept)
+    text = "\n".join(kept).rstrip()
     if not rules.mojibake:
         return text
     # ftfy judges the full text: without the dropped lines it may find mojibake in the rest.
@@ -92,19 +92,17 @@ def _apply(text: str, rules: CleanConfig, done: set[str]) -> str:
         text = _SURROGATES.sub("\ufffd", text)
         data = text.encode()
         done.add("surrogates_replaced")
-    if rules.whitespace and "\r" in text:
+    if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         done.add("line_ends_unified")
-    if rules.control and _has_control(data):
+    if _has_control(data):
         text = _record_change(_CONTROL.sub("", _BREAKS.sub("\n", text)), text, "control_removed", done)
     if rules.invisible:
         text = _record_change(_INVISIBLE.sub("", text), text, "invisible_removed", done)
     if rules.unicode != "none":
         text = _record_change(unicodedata.normalize(rules.unicode, text), text, "unicode_normalized", done)
-    if rules.whitespace:
-        # Removing one line feed at the end does not count: nearly every file ends with one.
-        text = _record_change(text.rstrip(), text.removesuffix("\n"), "trailing_space_removed", done)
-    return text
+    # Removing one line feed at the end does not count: nearly every file ends with one.
+    return _record_change(text.rstrip(), text.removesuffix("\n"), "trailing_space_removed", done)
 
 
 def _record_change(new: str, old: str, name: str, done: set[str]) -> str:

@@ -2,7 +2,7 @@
 
 Four steps over files. Workers can share the first two:
 
-1. `SignatureWriter` writes, for each document of at least `words` words, the hashes of its distinct shingles, 4 bytes
+1. `SignatureWriter` writes, for each document of at least five words, the hashes of its distinct shingles, 4 bytes
    each (about 0.7 bytes per byte of English text, 0.4 of Russian in UTF-8), and one key of 8 bytes per band of its
    MinHash signature (128 permutations at a threshold of 0.8: 25 bands, 200 bytes).
 2. Documents with equal keys in a band are candidates. They form a pair if their Jaccard similarity, computed from the
@@ -54,6 +54,10 @@ _BATCH_SHINGLES = 1_000_000
 _BATCH_DOCUMENTS = 4096
 # Characters whose shingles are computed at a time. Documents of 100 characters are then 16 times as fast as one by one.
 _BATCH_CHARACTERS = 50_000
+# Values in a MinHash signature: the more there are, the fewer comparisons are in vain.
+_PERMUTATIONS = 128
+# Words in a shingle.
+_WORDS = 5
 # Maximum comparisons per document with others that share a key but not a cluster. A million pages from one template,
 # similar but below the threshold, would otherwise take 10^12 comparisons.
 _COMPARISONS = 1000
@@ -61,16 +65,16 @@ _COMPARISONS = 1000
 _OPEN_FILES = 200
 
 
-def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
+def bands_and_rows(threshold: float) -> tuple[int, int]:
     """Return (bands, rows per band): the fewest bands that find a pair at the threshold 999 times in 1000.
 
     One band agrees with probability similarity^rows, at least one of all with 1 - (1 - similarity^rows)^bands.
     """
-    for rows in range(permutations, 1, -1):
-        bands = permutations // rows
+    for rows in range(_PERMUTATIONS, 1, -1):
+        bands = _PERMUTATIONS // rows
         if 1 - (1 - threshold**rows) ** bands >= _RECALL:
             return bands, rows
-    return permutations, 1
+    return _PERMUTATIONS, 1
 
 
 def check_near() -> None:
@@ -100,9 +104,8 @@ class SignatureWriter:
     ) -> None:
         self._batch_documents, self._batch_characters = batch_documents, batch_characters
         self._folder = folder
-        self._bands, self._rows = bands_and_rows(config.threshold, config.permutations)
-        self._permutations = config.permutations
-        self._shingler = Shingler(config.words)
+        self._bands, self._rows = bands_and_rows(config.threshold)
+        self._shingler = Shingler(_WORDS)
         self._minhash = _minhash()
         factors = [xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1 for row in range(self._rows)]
         self._factors = np.array(factors, np.uint64)
@@ -156,7 +159,7 @@ class SignatureWriter:
         if not self._batch:
             return
         ends = np.cumsum([0, *(shingles.size for shingles in self._batch)], dtype=np.uint64)
-        signatures = self._minhash(np.concatenate(self._batch), ends, self._permutations, _SEED).to_rows()
+        signatures = self._minhash(np.concatenate(self._batch), ends, _PERMUTATIONS, _SEED).to_rows()
         bands = np.array(signatures, np.uint64)[:, : self._bands * self._rows].reshape(-1, self._bands, self._rows)
         self._key_file.write((bands * self._factors).sum(axis=2, dtype=np.uint64).T.tobytes())
         self._batches.append(len(self._batch))

@@ -1,4 +1,4 @@
-"""Synthetic records from a seed: documents, questions, and texts with names. A small model can learn them."""
+"""Synthetic records: documents, questions, and texts with names. A small model can learn them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _PATTERNS = [
 
 
 def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
-    """Yield texts with entities. Text i depends only on (seed, i)."""
+    """Yield texts with entities. Text i depends only on i."""
     for number in range(source.documents):
-        rng = random.Random(f"{source.seed}:{number}")
+        rng = random.Random(f"0:{number}")
         text, spans = "", []
         for sentence in (rng.choice(_PATTERNS) for _ in range(rng.randint(1, 5))):
             text += " " if text else ""
@@ -57,9 +57,9 @@ def _name(part: str, rng: random.Random) -> str:
 
 
 def read_dummy_questions(source: SourceConfig) -> Iterator[Record]:
-    """Yield questions. Question i depends only on (seed, i)."""
+    """Yield questions. Question i depends only on i."""
     for number in range(source.documents):
-        question = _question(f"dummy-{number}", random.Random(f"{source.seed}:{number}"))
+        question = _question(f"dummy-{number}", random.Random(f"0:{number}"))
         text = f"{question.question}\n{question.context}"
         yield Record(text, f"dummy:{number}", source.name or "dummy", question, group=question.context)
 
@@ -107,9 +107,9 @@ def _question_text(person: str, kind: AnswerClass) -> str:
 
 
 def read_dummy(source: SourceConfig) -> Iterator[Record]:
-    """Yield documents. Document i depends only on (seed, i)."""
+    """Yield documents. Document i depends only on i."""
     for number in range(source.documents):
-        rng = random.Random(f"{source.seed}:{number}")
+        rng = random.Random(f"0:{number}")
         sentences = [_sentence(rng) for _ in range(rng.randint(1, 12))]
         yield Record(" ".join(sentences), f"dummy:{number}", source.name or "dummy")
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
 _SMALLEST_AUTO, LARGEST_AUTO = 1024, 32768
+TRAINING_BYTES = 2_000_000_000
+"""Bytes of text, at most, that a tokenizer is trained on."""
+_MIN_FREQUENCY = 2  # pairs seen less often are not merged
 
 # The pattern of cl100k_base, the tokenizer of GPT-4 (openai/tiktoken, tiktoken_ext/openai_public.py): a word may start
 # with any single character, not only a space; numbers have up to three digits; line ends stay with characters before.
@@ -41,7 +44,7 @@ def train_tokenizer(texts: Iterator[str], settings: TokenizerTraining, *, encode
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
     bytewise = settings.pattern != "whitespace"
-    names = _special_tokens(settings, encoder)
+    names = _special_tokens(settings.pattern, encoder)
     special = list(dict.fromkeys([*names.values(), *settings.special]))
     backend = Backend(models.BPE(unk_token=None if bytewise else names["unk_token"]))
     backend.pre_tokenizer = _pre_tokenizer(settings.pattern)
@@ -56,13 +59,13 @@ def train_tokenizer(texts: Iterator[str], settings: TokenizerTraining, *, encode
 
     def counted() -> Iterator[str]:
         nonlocal size
-        for text in _up_to(texts, settings.sample):
+        for text in _up_to(texts, TRAINING_BYTES):
             size += len(text.encode("utf-8", "surrogatepass"))
             yield text
 
     trainer = trainers.BpeTrainer(
         vocab_size=LARGEST_AUTO if settings.vocab == "auto" else settings.vocab,
-        min_frequency=settings.minimum_frequency,
+        min_frequency=_MIN_FREQUENCY,
         special_tokens=[mask_token(name) if name == names.get("mask_token") else name for name in special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if bytewise else [],
         show_progress=False,
@@ -143,18 +146,18 @@ def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
     yield text[at:] if at else text
 
 
-def _special_tokens(settings: TokenizerTraining, encoder: bool) -> dict[str, str]:
+def _special_tokens(pattern: str, encoder: bool) -> dict[str, str]:
     """Return special tokens by their roles in transformers, in the order of their ids."""
     if encoder:
         return {
             "bos_token": "<s>",
-            "pad_token": settings.pad or "<pad>",
-            "eos_token": settings.end or "</s>",
+            "pad_token": "<pad>",
+            "eos_token": "</s>",
             "unk_token": "<unk>",
             "mask_token": "<mask>",
         }
-    names = {"eos_token": settings.end or "<|endoftext|>", "pad_token": settings.pad or "<|pad|>"}
-    return names | {"unk_token": "<unk>"} if settings.pattern == "whitespace" else names
+    names = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
+    return names | {"unk_token": "<unk>"} if pattern == "whitespace" else names
 
 
 def _as_transformers(backend: Any, names: dict[str, str]) -> PreTrainedTokenizerFast:

@@ -29,28 +29,11 @@ def commit(folder: Path, progress: Progress, config: CheckpointConfig) -> None:
 
 
 def retain(folder: Path, config: CheckpointConfig) -> None:
-    """Remove checkpoints beyond `checkpoint.keep` and `checkpoint.budget`, but never `latest` or `best`."""
+    """Remove checkpoints beyond `checkpoint.keep`, but never `latest` or `best`."""
     pointed_to = {(folder / name).resolve() for name in ("latest", "best")}
-    checkpoints = [path for path in list_checkpoints(folder) if path.resolve() not in pointed_to]
-    newest = set(list_checkpoints(folder)[-config.keep :])
-    retained = []
-    for path in checkpoints:
-        if path in newest or is_for_good(path.name, config.keep_every):
-            retained.append(path)
-        else:
+    for path in list_checkpoints(folder)[: -config.keep]:
+        if path.resolve() not in pointed_to:
             discard(path)
-    if config.budget is not None:
-        sizes = {path: folder_bytes(path) for path in list_checkpoints(folder)}
-        for path in retained:  # oldest first
-            if sum(sizes.values()) <= config.budget:
-                break
-            discard(path)
-            del sizes[path]
-
-
-def is_for_good(name: str, every: int | None) -> bool:
-    """True if a checkpoint is permanent: one of every `every` steps."""
-    return every is not None and int(name.removeprefix("step-")) % every == 0
 
 
 def checkpoint_bytes(model: PreTrainedModel, train: TrainConfig, stages: int) -> int:
@@ -68,11 +51,6 @@ def check_space(folder: Path, expected: int) -> None:
     if free < expected:
         what = f"a checkpoint takes about {_words(expected)}, and only {_words(free)} are free"
         raise InputError.at(str(folder), what, "free space there, or choose another folder (run=…)")
-
-
-def folder_bytes(path: Path) -> int:
-    """Return the total size of a folder's files, in bytes."""
-    return sum(file.stat().st_size for file in path.iterdir())
 
 
 def _words(count: int) -> str:

@@ -15,14 +15,12 @@ from artel.messages import logger
 from artel.preparing.run_mark import note_former_id
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
 from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
-from artel.training.checkpoint.retention import is_for_good
 from artel.training.run_folder import check_same, differs_in_length
 
 
 def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
     """Mirror `folder` to S3: upload new checkpoints, then delete old ones.
 
-    Permanent copies (`checkpoint.keep_every`) stay: a machine that took over the run has none of them locally.
     Raise InputError or WorkError as push_folder does.
     """
     assert config.copy_to is not None
@@ -31,8 +29,7 @@ def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
     for name in sorted(local.keys() - remote):
         push_folder(local[name], f"{config.copy_to}/{name}", SUMS)
     for name in remote - local.keys():
-        if not is_for_good(name, config.keep_every):
-            remove_remote_folder(f"{config.copy_to}/{name}", SUMS)
+        remove_remote_folder(f"{config.copy_to}/{name}", SUMS)
 
 
 def fetch_newest(folder: Path, config: RunConfig) -> None:

@@ -64,7 +64,7 @@ def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | N
     """
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
     matrices = _matrices(model, spec)
-    per_number, average = spec.state_bytes(train), 4.0 if train.ema else 0.0
+    per_number, average = spec.state_bytes(train), 4.0 if train.ema is not None else 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counts = [p.numel() if on is None else _numbers_on(on, p) for p in trained]
     of_each = [average + (spec.matrix_bytes if p in matrices else per_number) for p in trained]
@@ -106,13 +106,12 @@ class Optimizer:
         precision: str = "fp32",
     ) -> None:
         self.loss_scale = loss_scale
-        self._largest_norm = train.clip.limit if train.clip and train.clip.by == "norm" else None
-        self._largest_value = train.clip.limit if train.clip and train.clip.by == "value" else None
+        self._largest_norm = train.clip
         self._model = model
         matrices = _matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._shards = [LocalShard(name, parameter, takes_dtensor=parameter in matrices) for name, parameter in trained]
-        self.averages = None if train.ema is None else WeightAverages(model, self._shards, train.ema.decay)
+        self.averages = None if train.ema is None else WeightAverages(model, self._shards, train.ema)
         """The averages of the weights (`train.ema`), if the run keeps them."""
         self._by_stepped = {shard.stepped: shard for shard in self._shards}
         stepped = {shard.parameter: shard.stepped for shard in self._shards}
@@ -137,8 +136,6 @@ class Optimizer:
         With a loss scale a step whose norm is infinite is left out and the scale halved; it counts as good until that
         does not help. A spike is left out too, and leaves the scale as it is.
         """
-        if self._largest_value is not None:
-            self._clip_values(self._largest_value)
         if self.loss_scale is None:
             good = torch.isfinite(norm) & (not spike)
             self.step(rate, clip_divisor(norm, self._largest_norm), (~good).float() if guarded else None)
@@ -186,15 +183,6 @@ class Optimizer:
     def averaged(self) -> AbstractContextManager[None]:
         """Inside the block the model has the averages of its weights (`train.ema`), if there are any."""
         return nullcontext() if self.averages is None else self.averages.in_model()
-
-    def _clip_values(self, limit: float) -> None:
-        """Cut off each number of the gradients at `limit`, times the loss factor that they still have."""
-        for shard in self._shards:
-            if (gradient := shard.parameter.grad) is not None:
-                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                factor = torch.ones(()) if self.loss_scale is None else self.loss_scale.scale
-                bound = limit * factor.to(local.device)
-                torch.clamp(local, -bound, bound, out=local)
 
     def _clear_grads(self) -> None:
         for shard in self._shards:
