@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from artel.config import TrainConfig
 from artel.errors import InputError
 from artel.training.optim.bf16_adamw import hold_in_bf16, rounded_to_bf16
+from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.optimizer import Optimizer, check_optimizer, clip_divisor, state_bytes
 from artel.training.optim.parameter_groups import layer_shares
 

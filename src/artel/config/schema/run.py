@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import (
@@ -18,7 +18,9 @@ from pydantic import (
     BeforeValidator,
     Field,
     PrivateAttr,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -56,6 +58,27 @@ from artel.messages import logger
 from artel.plugins import load_plugin
 from artel.registry import CALLBACKS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS
 from artel.secrets import hide_secrets
+
+
+class ClipConfig(Section):
+    by: Literal["norm", "value"] = Field(
+        default="norm",
+        description="norm: scale all gradients down together; value: clip each element on its own.",
+    )
+    limit: Number = Field(default=1.0, gt=0, description="Maximum norm, or maximum absolute value of an element.")
+
+    @model_serializer(mode="wrap")
+    def _as_number(self, handler: SerializerFunctionWrapHandler) -> Any:
+        return self.limit if self.by == "norm" else handler(self)
+
+
+Clip = Annotated[
+    ClipConfig | None,
+    BeforeValidator(
+        lambda value: {"limit": value} if isinstance(value, int | float | str) else value,
+        json_schema_input_type=Annotated[Number, Field(gt=0)] | ClipConfig | None,
+    ),
+]
 
 
 class TrainConfig(NamingSection):
@@ -102,7 +125,7 @@ class TrainConfig(NamingSection):
     minimum_learning_rate: Number = Field(
         default=0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
     )
-    clip: Number | None = Field(default=1.0, gt=0, description="Largest norm of the gradients; null: no clipping.")
+    clip: Clip = Field(default=ClipConfig(), description="A number: the maximum gradient norm; null: no clipping.")
     ema: Number | None = Field(
         default=None,
         ge=0,

@@ -106,7 +106,8 @@ class Optimizer:
         precision: str = "fp32",
     ) -> None:
         self.loss_scale = loss_scale
-        self._largest_norm = train.clip
+        self._max_norm = train.clip.limit if train.clip and train.clip.by == "norm" else None
+        self._max_value = train.clip.limit if train.clip and train.clip.by == "value" else None
         self._model = model
         matrices = _matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -136,13 +137,15 @@ class Optimizer:
         With a loss scale a step whose norm is infinite is left out and the scale halved; it counts as good until that
         does not help. A spike is left out too, and leaves the scale as it is.
         """
+        if self._max_value is not None:
+            self._clip_values(self._max_value)
         if self.loss_scale is None:
             good = torch.isfinite(norm) & (not spike)
-            self.step(rate, clip_divisor(norm, self._largest_norm), (~good).float() if guarded else None)
+            self.step(rate, clip_divisor(norm, self._max_norm), (~good).float() if guarded else None)
             return norm, good
         norm = norm / self.loss_scale.scale
         found_inf = self.loss_scale.found_infinite(norm)
-        divisor = self.loss_scale.divisor(clip_divisor(norm, self._largest_norm))
+        divisor = self.loss_scale.divisor(clip_divisor(norm, self._max_norm))
         self.step(rate, divisor, found_inf.clamp(min=float(spike)))
         self.loss_scale.update(found_inf)
         return norm, ~self.loss_scale.has_collapsed() & (not spike)
@@ -183,6 +186,15 @@ class Optimizer:
     def averaged(self) -> AbstractContextManager[None]:
         """Inside the block the model has the averages of its weights (`train.ema`), if there are any."""
         return nullcontext() if self.averages is None else self.averages.in_model()
+
+    def _clip_values(self, limit: float) -> None:
+        """Clip each element of the gradients at `limit`, times the loss scale that they still have."""
+        for shard in self._shards:
+            if (gradient := shard.parameter.grad) is not None:
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                factor = torch.ones(()) if self.loss_scale is None else self.loss_scale.scale
+                bound = limit * factor.to(local.device)
+                torch.clamp(local, -bound, bound, out=local)
 
     def _clear_grads(self) -> None:
         for shard in self._shards:
