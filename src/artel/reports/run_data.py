@@ -20,6 +20,7 @@ import yaml
 
 from artel.config import near_name
 from artel.errors import InputError, Problem
+from artel.messages import from_json
 from artel.preparing.run_mark import MARK
 from artel.reports.curves import CurveReader, Curves
 from artel.reports.status import RankStatus, SignsOfLife, Status, status_of
@@ -188,7 +189,7 @@ class RunReader:
             curves=curves,
             config=_config(found, folder.config),
             samples=list(found.lines(folder.samples, _sample)),
-            ledger=found.object(folder.ledger),
+            ledger=from_json(found.object(folder.ledger)),
             rejected=list(found.lines(folder.path / "rejected.jsonl", _rejected, most=_MOST_REJECTED)),
             plan=found.object(folder.plan),
             choice=found.object(folder.choice),
@@ -333,7 +334,7 @@ def _sample(line: dict[str, Any]) -> Sample:
 
 
 def _start(line: dict[str, Any]) -> Start:
-    environment, chosen = dict(line["environment"]), dict(line["chosen"])
+    environment, chosen = dict(line["environment"]), from_json(dict(line["chosen"]))
     return Start(int(line["step"]), str(line["time"]), int(line["processes"]), environment, chosen)
 
 
@@ -342,7 +343,7 @@ def _rejected(line: dict[str, Any]) -> dict[str, str]:
 
 
 def _bad_step(line: dict[str, Any]) -> dict[str, Any]:
-    return line | {"step": int(line["step"])}
+    return from_json(line) | {"step": int(line["step"])}
 
 
 def _config(found: _Found, file: Path) -> dict[str, Any]:
