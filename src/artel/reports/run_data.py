@@ -189,7 +189,7 @@ class RunReader:
             curves=curves,
             config=_config(found, folder.config),
             samples=list(found.lines(folder.samples, _sample)),
-            ledger=from_json(found.object(folder.ledger)),
+            ledger=found.object(folder.ledger),
             rejected=list(found.lines(folder.path / "rejected.jsonl", _rejected, most=_MOST_REJECTED)),
             plan=found.object(folder.plan),
             choice=found.object(folder.choice),
@@ -334,7 +334,7 @@ def _sample(line: dict[str, Any]) -> Sample:
 
 
 def _start(line: dict[str, Any]) -> Start:
-    environment, chosen = dict(line["environment"]), from_json(dict(line["chosen"]))
+    environment, chosen = dict(line["environment"]), dict(from_json(line["chosen"]))
     return Start(int(line["step"]), str(line["time"]), int(line["processes"]), environment, chosen)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from artel.messages import from_json
 from artel.reports.details import Details, Matrix, columns_of, is_number, read_details
 from artel.reports.page.charts import EVENT_WORDS, events
 from artel.reports.page.language import Language
@@ -180,7 +181,7 @@ def ledger_view(run: RunData, number: int, words: Language) -> dict[str, Any] | 
             dropped=words.integer(sum(documents.get("dropped", {}).values())),
         ),
         "sets": table(columns, rows, set(range(1, len(columns)))),
-        "notes": [words.phrase(note) for note in ledger.get("notes", [])],
+        "notes": [words.phrase(note) for note in from_json(ledger.get("notes", []))],
         "rejected": table(
             [words["origin"], words["reason"], words["about_it"]],
             [[line["origin"], words.phrase(line["reason"].replace("_", " ")), line["detail"]] for line in rejected],
