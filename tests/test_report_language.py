@@ -56,6 +56,14 @@ def test_a_damaged_phrase_is_shown_as_its_template(template, arguments):
     assert from_json([{"text": template, "arguments": arguments}]) == [template]
 
 
+@pytest.mark.parametrize("template", ["{x}{x}", "{x!r}", "{x:{x}}"])
+def test_a_small_file_cannot_fill_the_memory(template):
+    phrase = "\\"
+    for _ in range(50):
+        phrase = {"text": template, "arguments": {"x": phrase}}
+    assert len(from_json(phrase)) < 100
+
+
 def templates_of(node, scopes):
     """Return the texts that an expression can be: literals, also those assigned to its names in the nearest scope."""
     match node:

@@ -23,18 +23,26 @@ _LONGEST_SPEC = 5
 class PhraseFormatter(Formatter):
     """Formats `{name}` and `{name:spec}` from named arguments. The spec of a list is its separator, by default `, `.
 
-    A template may come from the file of a hostile run: attributes are not read, and a spec that is longer than five
-    characters, such as a width of a gigabyte, raises ValueError.
+    A template may come from the file of a hostile run, so it cannot read attributes or fill the memory. Formatting raises
+    KeyError if an argument is used twice, ValueError if a spec has over five characters or `!r` is not of a plain text.
     """
 
+    def fill(self, template: str, arguments: dict[str, Any]) -> str:
+        return self.vformat(template, (), dict(arguments))
+
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        return kwargs[field_name], field_name
+        return kwargs.pop(field_name), field_name
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion and type(value) is not str:
+            raise ValueError(f"!{conversion} is not for {type(value).__name__}")
+        return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        if isinstance(value, list):
-            return (format_spec or ", ").join(self.format_field(item, "") for item in value)
         if len(format_spec) > _LONGEST_SPEC:
             raise ValueError(f"the format {format_spec!r} is too long")
+        if isinstance(value, list):
+            return (format_spec or ", ").join(self.format_field(item, "") for item in value)
         return super().format_field(value, format_spec)
 
 
@@ -49,8 +57,8 @@ class Phrase(str):
     arguments: dict[str, Any]
 
     def __new__(cls, template: str, /, **arguments: Any) -> Self:
-        """Raise KeyError if an argument is missing, ValueError if one does not fit its format."""
-        text = PhraseFormatter().vformat(template, (), arguments) if arguments else template
+        """Raise KeyError if an argument is missing or used twice, ValueError if one does not fit its format."""
+        text = PhraseFormatter().fill(template, arguments) if arguments else template
         phrase = super().__new__(cls, text)
         phrase.template, phrase.arguments = template, arguments
         return phrase

@@ -33,7 +33,7 @@ class Language(PhraseFormatter):
         A text without a translation stays English.
         """
         if isinstance(text, Phrase) and text.arguments and text.template in self._phrases:
-            return self.vformat(self._phrases[text.template], (), text.arguments)
+            return self.fill(self._phrases[text.template], text.arguments)
         return self._phrases.get(str(text), str(text))
 
     def format_field(self, value: Any, format_spec: str) -> str:
