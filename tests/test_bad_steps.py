@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from artel.config import load_run
 from artel.config.schema.run import TrainConfig
 from artel.errors import InputError, WorkError
+from artel.messages import from_json
 from artel.models.compile import repeated_layers
 from artel.parallel import World
 from artel.preparing import prepare
@@ -83,7 +84,7 @@ def run(place, name, bad, processes=ALONE, **changes):
 
 
 def written(folder):
-    return [json.loads(line) for line in (folder / "bad_steps.jsonl").read_text().splitlines()]
+    return [from_json(json.loads(line)) for line in (folder / "bad_steps.jsonl").read_text().splitlines()]
 
 
 def equal(one, other):

@@ -140,7 +140,7 @@ def test_validation_is_held_out_of_each_label(tmp_path):
     ledger = made.ledger()
     assert ledger["split"]["by"] == "label"
     assert ledger["split"]["labels"]["law"] == {"train": 8, "validation": 2}
-    assert any("of 1 labels no text is held out" in note and "'odd'" in note for note in ledger["notes"])
+    assert any("of 1 labels no text is held out" in note and "'odd'" in note for note in made.notes())
     assert ledger["parts"]["validation"]["documents"] == 40
     # It depends on the texts and their labels alone: neither on their order and files, nor on the other labels.
     other = [row for row in reversed(rows) if row["label"] != "sport"]

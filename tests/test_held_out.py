@@ -7,6 +7,7 @@ import pytest
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
+from artel.messages import from_json
 from artel.preparing import prepare, workspace
 from artel.text import all_inputs, input_shards
 from artel.text.sources.inputs import read_shard
@@ -230,7 +231,7 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
         done = succeed("prepare", run)
         assert done.stderr.count(says) == 1
         assert not any(sign in done.stderr for sign in ("{", "nothing was encoded"))
-    ledger = json.loads((run.with_suffix("") / "ledger.json").read_text())
+    ledger = from_json(json.loads((run.with_suffix("") / "ledger.json").read_text()))
     assert any(says in note for note in ledger["notes"])
 
     talk = run_of(tmp_path, objective="chat", tokenizer={"train": {"vocab": 264}}, data={"sources": [source]})

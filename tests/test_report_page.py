@@ -27,7 +27,7 @@ LEDGER = {
         HOSTILE: {"read": 4, "kept": 3, "dropped": {"too_short": 1}, "validation": {"tokens": 300}},
     },
     "parts": {"train": {"tokens": 4000}, "validation": {"tokens": 300}},
-    "notes": [f"a note {HOSTILE}"],
+    "notes": [f"a note {HOSTILE}", {"text": "{labels: and }", "arguments": {"labels": [HOSTILE, "{x}"]}}],
 }
 PROFILE = {
     "device": "cpu",
@@ -69,7 +69,7 @@ def start(step, **chosen):
         "processes": 2,
         "environment": ENVIRONMENT,
         "chosen": {
-            "model": "gpt2, 39,296 parameters",
+            "model": {"text": "{model}, {count:,} parameters", "arguments": {"model": "gpt2", "count": 39_296}},
             "train.micro_batch": 8,
             "train.steps": 40,
             "train.compile": "off",

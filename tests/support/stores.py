@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from artel.config import TokenizerTraining
 from artel.config.load import run_from
+from artel.messages import from_json
 from artel.preparing import prepare
 from artel.tokens import train_tokenizer
 
@@ -49,7 +50,7 @@ def stored(folder: Path, **sections):
         for part in ("validation", "train")
         for origin, ids in getattr(store, part).each_sample()
     ]
-    return documents, prepared.ledger()
+    return documents, from_json(prepared.ledger())
 
 
 def tree(folder: Path) -> str:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from artel.errors import InputError
+from artel.messages import Phrase
 from artel.models.half_base import forget_rounded
 
 Recompute = Literal["none", "selective", "full"]
@@ -58,14 +59,14 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     if mode == "none":
         return "none"
     if not layers:
-        return f"none ({model.config.model_type} does not support it)"
+        return Phrase("none ({model} does not support it)", model=model.config.model_type)
     for layer in layers:
         layer.forward = MethodType(_recomputing(type(layer).forward, mode), layer)
     if "use_cache" in inspect.signature(model.forward).parameters:
         model.__dict__[_HOOK] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     if mode == "selective":
         logging.getLogger("torch._higher_order_ops.wrap").addFilter(_keep_line)
-    return f"{mode}, {len(layers)} layers"
+    return Phrase("{mode}, {count} layers", mode=mode, count=len(layers))
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -13,7 +13,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
-from artel.messages import logger
+from artel.messages import Phrase, logger
 from artel.objectives import Objective, objective_of, objective_type
 from artel.preparing.document_lists import keep_list
 from artel.preparing.progress import Progress, reporting
@@ -25,7 +25,7 @@ from artel.text import Document, Ledger, describe_drops, more_documents, read_do
 from artel.tokens import TokenStore, load_tokenizer
 
 _NOTED_DOCUMENTS = 200
-_DAY = (
+_DAY = Phrase(
     "The chat template writes today's date (strftime_now) into the prepared texts. Prepared on another day, they will "
     "differ; a run that has begun keeps its own. To fix the date, copy the template, write a date in place of "
     "strftime_now, and name the copy as chat.template"

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from artel.config import RunConfig
+from artel.messages import Phrase
 from artel.preparing.run_mark import claim, identity
 from artel.storage import write_file
 from artel.text import BenchmarkIndex, Contaminated
@@ -50,7 +51,8 @@ def write_contaminated(file: Path, found: Iterable[Contaminated], index: Benchma
     benchmark_of = [number for number, about in enumerate(index.benchmarks) for _ in range(about["rows"])]
     rows: set[int] = set()
     documents: Counter[int] = Counter()
-    total, first = 0, ""
+    total = 0
+    first: dict[str, str] = {}
     with file.open("wb") as stream:
         for item in found:
             numbers = sorted({benchmark_of[row] for row in item.rows})
@@ -67,7 +69,7 @@ def write_contaminated(file: Path, found: Iterable[Contaminated], index: Benchma
             rows.update(item.rows)
             documents.update(numbers)
             total += 1
-            first = first or f"the first: {item.origin} has {item.words!r} of {places[0]}"
+            first = first or {"origin": item.origin, "words": item.words, "place": places[0]}
     rows_found = Counter(benchmark_of[row] for row in rows)
     counts = {
         about["name"]: {
@@ -78,13 +80,19 @@ def write_contaminated(file: Path, found: Iterable[Contaminated], index: Benchma
         }
         for number, about in enumerate(index.benchmarks)
     }
-    return counts, f"{_note(counts, total)}{f'; each is listed in {file.name}, {first}' if total else ''}"
+    left_out = "{count:,} documents share words with benchmarks and are left out: {rows}"
+    note = Phrase(left_out, count=total, rows=[_rows_found(name, count) for name, count in counts.items()])
+    if total:
+        listed = "{note}; each is listed in {file}, the first: {origin} has {words!r} of {place}"
+        note = Phrase(listed, note=note, file=file.name, **first)
+    return counts, note
 
 
-def _note(counts: dict[str, dict[str, int]], total: int) -> str:
-    parts = [
-        f"{count['rows_found']:,} of {count['rows']:,} rows of {name} in {count['documents']:,} documents"
-        + (f" ({count['too_short']:,} rows are too short to be found)" if count["too_short"] else "")
-        for name, count in counts.items()
-    ]
-    return f"{total:,} documents share words with benchmarks and are left out: {', '.join(parts)}"
+def _rows_found(name: str, counts: dict[str, int]) -> Phrase:
+    what = "{rows_found:,} of {rows:,} rows of {name} in {documents:,} documents"
+    if counts["too_short"]:
+        what = (
+            "{rows_found:,} of {rows:,} rows of {name} in {documents:,} documents ({too_short:,} rows are too short to "
+            "be found)"
+        )
+    return Phrase(what, name=name, **counts)

@@ -21,7 +21,7 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.interrupts import explained
-from artel.messages import logger, silenced
+from artel.messages import from_json, logger, silenced
 from artel.notebooks import html_table
 from artel.objectives import objective_type
 from artel.preparing.build_store import Check, build_store
@@ -81,7 +81,7 @@ class Prepared:
 
     def notes(self) -> list[str]:
         """Return sentences for the user: decisions about the text, and what could not be used."""
-        return self.ledger().get("notes", [])
+        return from_json(self.ledger().get("notes", []))
 
     def summary(self) -> str:
         """Return one line: documents read, kept and dropped by reason, and tokens of both splits."""

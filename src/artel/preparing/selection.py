@@ -22,6 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from artel.errors import InputError, Problem
+from artel.messages import Phrase
 from artel.objectives import objective_type, splits_by_label
 from artel.preparing.document_lists import CONTAMINATED, REJECTED, rejected_file_of, write_contaminated
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
@@ -85,7 +86,7 @@ class Selection:
         if self._by_label:
             self._hold_out_by_label()
 
-    def larger_fraction(self) -> tuple[float, str] | None:
+    def larger_fraction(self) -> tuple[float, Phrase] | None:
         """Return a larger fraction to hold out, and a note about it, if `data.validation` holds out no document.
 
         It holds out those that a larger `data.validation` would hold out first: the lowest hashes, at least one.
@@ -104,9 +105,16 @@ class Selection:
         if fraction is None:
             return None
         count = int(np.count_nonzero(all_hashes < fraction * 2**64))
-        which = "the one whose hash comes first is" if count == 1 else f"the {count:,} whose hashes come first are"
-        what = f"data.validation {share:g} catches none of the {len(all_hashes):,} documents"
-        return fraction, f"{what}, so {which} held out"
+        what = (
+            "data.validation {share:g} catches none of the {count:,} documents, so the one whose hash comes first is "
+            "held out"
+        )
+        if count > 1:
+            what = (
+                "data.validation {share:g} catches none of the {count:,} documents, so the {held:,} whose hashes come "
+                "first are held out"
+            )
+        return fraction, Phrase(what, share=share, count=len(all_hashes), held=count)
 
     def write(
         self,
@@ -320,10 +328,11 @@ class Selection:
             name: int(np.unique(hashes[self._splits[is_kept] == number]).size) for number, name in enumerate(SPLITS)
         }
         ledger.split = {"by": "chapter", "fraction": self._data.held_out, "chapters": chapters}
-        ledger.notes.append(
-            f"{chapters['validation']:,} of {sum(chapters.values()):,} chapters are held out: neighbouring pieces of a "
-            "text stay on one side of the split (data.validation.by: chapter)"
+        what = (
+            "{held:,} of {count:,} chapters are held out: neighbouring pieces of a text stay on one side of the split "
+            "(data.validation.by: chapter)"
         )
+        ledger.notes.append(Phrase(what, held=chapters["validation"], count=sum(chapters.values())))
 
     def _note_labels(self, ledger: Ledger) -> None:
         """Note in the ledger the number of texts of each label in each split."""
@@ -335,17 +344,20 @@ class Selection:
         ledger.split = {"by": "label", "fraction": self._data.held_out, "labels": counts}
         single = [label for label, splits in counts.items() if not splits["validation"]]
         if single:
+            what = "of {count:,} labels no text is held out, since each has too few: {labels}"
             have = ", ".join(repr(label) for label in single[:5]) + (" …" if len(single) > 5 else "")
-            ledger.notes.append(f"of {len(single):,} labels no text is held out, since each has too few: {have}")
+            ledger.notes.append(Phrase(what, count=len(single), labels=have))
 
     def _note_few(self, ledger: Ledger) -> None:
         """Note in the ledger if validation has too few documents for metrics per document."""
         count = ledger.total.splits["validation"]["documents"]
         if objective_type(self._workspace.config).packs_text or self._data.held_out == 1.0 or not 0 < count < _FEW:
             return
-        fix = "write a larger data.validation" if self._data.held_out else "give data.validation more of them"
-        documents = "document" if count == 1 else "documents"
-        ledger.notes.append(f"validation has {count} {documents}, too few for meaningful metrics: {fix}")
+        fix = Phrase("write a larger data.validation" if self._data.held_out else "give data.validation more of them")
+        what = "validation has {count} documents, too few for meaningful metrics: {fix}"
+        if count == 1:
+            what = "validation has {count} document, too few for meaningful metrics: {fix}"
+        ledger.notes.append(Phrase(what, count=count, fix=fix))
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
         """Divide the documents of a split into store shards of `shard_tokens` or slightly more tokens, in order."""

@@ -16,6 +16,7 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.messages import Phrase
 from artel.objectives import Objective
 from artel.preparing.run_tokenizer import tokenizer_place
 from artel.text import Record
@@ -116,7 +117,6 @@ def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tup
         "share": share,
         "characters": dict(characters.most_common(20)),
     }
-    where = f"in {total['documents_with_unknown']:,} of {total['documents']:,} documents"
     if total["equal_documents"] > _EQUAL * total["documents"]:
         what = (
             f"the tokenizer has no token for {shown}: {total['equal_documents']:,} of {total['documents']:,} documents "
@@ -124,11 +124,19 @@ def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tup
         )
         fix = "take a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
         raise InputError.at(tokenizer_place(config)[0], what, fix)
+    about = {"found": total["documents_with_unknown"], "documents": total["documents"], "characters": shown}
     if total["unknown_in_outputs"]:
-        outputs = f"{total['unknown_in_outputs']:,} tokens of the outputs are unknown ({shown})"
-        return entry, [f"{outputs}, {where}: the model learns to write the unknown token there"]
+        what = (
+            "{count:,} tokens of the outputs are unknown ({characters}), in {found:,} of {documents:,} documents: the "
+            "model learns to write the unknown token there"
+        )
+        return entry, [Phrase(what, count=total["unknown_in_outputs"], **about)]
     if share > _WARNED:
-        return entry, [f"{share:.1%} of the tokens are unknown, {where}: the tokenizer has none for {shown}"]
+        what = (
+            "{share:.1%} of the tokens are unknown, in {found:,} of {documents:,} documents: the tokenizer has none "
+            "for {characters}"
+        )
+        return entry, [Phrase(what, share=share, **about)]
     return entry, []
 
 

@@ -30,6 +30,7 @@ import orjson
 
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.messages import from_json, to_json
 from artel.secrets import hide_secrets
 from artel.storage import discard, disk_errors, remove_leftovers, write_file
 from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards, unread_files, unread_notes
@@ -68,7 +69,7 @@ class Workspace:
             unread = list(unread_files(config.data))
             notes = [*unread_notes(unread), *cut_notes(inputs, config.data.held_out)]
             not_read = [hide_secrets(str(file)) for *_, files in unread for file in files]
-            plan = {"format": _FORMAT, "input_shards": shards, "notes": notes, "not_read": not_read}
+            plan = {"format": _FORMAT, "input_shards": shards, "notes": to_json(notes), "not_read": not_read}
             write_file(workspace._plan, orjson.dumps(plan))
         write_file(path / "run.yaml", run_file)  # settings that do not shape the store may have changed
         for folder in (path, *(entry for entry in path.iterdir() if entry.is_dir())):
@@ -93,12 +94,13 @@ class Workspace:
     def held_out(self) -> dict[str, Any] | None:
         """The `fraction` to hold out if the run's own holds out no document, and a `note` for the user."""
         file = self.path / "held-out.json"
-        return orjson.loads(file.read_bytes()) if file.is_file() else None
+        return from_json(orjson.loads(file.read_bytes())) if file.is_file() else None
 
     @property
     def notes(self) -> list[str]:
         """Sentences for the user about decisions made before the text was read."""
-        return [*orjson.loads(self._plan.read_bytes())["notes"], *([self.held_out["note"]] if self.held_out else [])]
+        notes = from_json(orjson.loads(self._plan.read_bytes())["notes"])
+        return [*notes, *([self.held_out["note"]] if self.held_out else [])]
 
     @property
     def not_read(self) -> list[str]:
@@ -112,7 +114,7 @@ class Workspace:
             if (self.path / name).exists():
                 discard(self.path / name)  # renamed first, so that a kill leaves nothing that looks finished
         # Written last: after a kill, the next start uses the run's fraction, and comes here again.
-        write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
+        write_file(self.path / "held-out.json", orjson.dumps(to_json({"fraction": fraction, "note": note})))
         return Workspace.open_or_plan(self.path, self.config)
 
     @property

@@ -20,6 +20,7 @@ import yaml
 
 from artel.config import near_name
 from artel.errors import InputError, Problem
+from artel.messages import from_json
 from artel.preparing.run_mark import MARK
 from artel.reports.curves import CurveReader, Curves
 from artel.reports.status import RankStatus, SignsOfLife, Status, status_of
@@ -333,7 +334,7 @@ def _sample(line: dict[str, Any]) -> Sample:
 
 
 def _start(line: dict[str, Any]) -> Start:
-    environment, chosen = dict(line["environment"]), dict(line["chosen"])
+    environment, chosen = dict(line["environment"]), dict(from_json(line["chosen"]))
     return Start(int(line["step"]), str(line["time"]), int(line["processes"]), environment, chosen)
 
 
@@ -342,7 +343,7 @@ def _rejected(line: dict[str, Any]) -> dict[str, str]:
 
 
 def _bad_step(line: dict[str, Any]) -> dict[str, Any]:
-    return line | {"step": int(line["step"])}
+    return from_json(line) | {"step": int(line["step"])}
 
 
 def _config(found: _Found, file: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artel.errors import InputError, Problem, WorkError
+from artel.messages import Phrase, to_json
 from artel.text.records import Contaminated, Document, Rejected
 
 _NUMBER = re.compile(r"0x[\da-fA-F]+|\d[\d,.]*")
@@ -150,15 +151,22 @@ class Ledger:
     def check_rejected(self, max_bad: float) -> None:
         """Raise InputError if over `max_bad` (0 to 1) of the records are rejected. It shows the first ones."""
         read = self.total.read
-        rejected = f"{self.rejected:,} of {read:,} records ({self.rejected / max(read, 1):.2%}) cannot be used"
+        share = self.rejected / max(read, 1)
         if self.rejected > max_bad * read:
+            rejected = f"{self.rejected:,} of {read:,} records ({share:.2%}) cannot be used"
             what = f"{rejected}, more than data.max_bad ({max_bad:g})"
             raise InputError([*self._rejected_problems(), Problem("data", what, "fix them, or raise data.max_bad")])
         if self.rejected:
             first = self.listed[0]
-            listed = "it is listed" if self.rejected == 1 else "each is listed"
-            where = f"{listed} in rejected.jsonl of the run's folder, the first: {first.origin}: {first.detail}"
-            self.notes.append(f"{rejected}; {where}")
+            template = (
+                "{count:,} of {read:,} records ({share:.2%}) cannot be used; it is listed in rejected.jsonl of the "
+                "run's folder, the first: {origin}: {detail}"
+                if self.rejected == 1
+                else "{count:,} of {read:,} records ({share:.2%}) cannot be used; each is listed in rejected.jsonl of "
+                "the run's folder, the first: {origin}: {detail}"
+            )
+            about = {"count": self.rejected, "read": read, "share": share}
+            self.notes.append(Phrase(template, **about, origin=first.origin, detail=first.detail))
 
     def _rejected_problems(self) -> Iterator[Problem]:
         """Yield the first rejected records, one for details that differ in numbers only; then the count of the rest."""
@@ -200,7 +208,7 @@ class Ledger:
             **({"unknown_tokens": self.unknown} if self.unknown else {}),
             **({"contamination": self.contamination} if self.contamination else {}),
             **({"not_read": self.not_read} if self.not_read else {}),
-            "notes": self.notes,
+            "notes": to_json(self.notes),
             "encodings": {source: dict(sorted(counts.items())) for source, counts in self.encodings.items()},
             "rejected": [item.to_json() for item in self.listed],
         }

@@ -18,6 +18,7 @@ import xxhash
 
 from artel.config import ClassifierConfig, CleanConfig, DataConfig, PiiConfig, SourceConfig
 from artel.errors import InputError, Problem
+from artel.messages import Phrase
 from artel.registry import FORMATS
 from artel.text.classifier import are_good, check_classifier
 from artel.text.cleaning.pii import find_pii, mask_pii
@@ -237,16 +238,17 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1 all of it is for evaluation
         what = "no document is left for training: all fell into the validation part"
         raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
-    for reason, (what, fix) in _LENGTHS.items():
-        if total.dropped[reason] > total.read * _MANY_DROPPED:
-            count = f"{total.dropped[reason]:,} of {total.read:,} documents"
-            ledger.notes.append(f"{count} are dropped, since {what.format(block=data.block)}: {fix}")
+    for reason in _LENGTHS:
+        if (count := total.dropped[reason]) > total.read * _MANY_DROPPED:
+            ledger.notes.append(Phrase(_LENGTHS[reason], count=count, read=total.read, block=data.block))
 
 
 _MANY_DROPPED = 1 / 3
 _LENGTHS = {
-    "longer_than_block": ("they have more than {block:,} tokens", "write a larger data.block, or give shorter texts"),
-    "longer_than_target": ("their outputs are too long", "write a larger seq2seq.target, or give shorter outputs"),
+    "longer_than_block": "{count:,} of {read:,} documents are dropped, since they have more than {block:,} tokens: "
+    "write a larger data.block, or give shorter texts",
+    "longer_than_target": "{count:,} of {read:,} documents are dropped, since their outputs are too long: write a "
+    "larger seq2seq.target, or give shorter outputs",
 }
 
 _REMEDIES = {

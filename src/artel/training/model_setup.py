@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.messages import logger
+from artel.messages import Phrase, logger
 from artel.models import Choice
 from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_artel_attention
@@ -160,7 +160,7 @@ def set_up_model(
     if not loss:
         loss = strategy.with_full_model(loss_choice).value if strategy.can_run_full_model else "in the last stage"
     chosen = {
-        "model": f"{model.config.model_type}, {parameters:,} parameters",
+        "model": Phrase("{model}, {count:,} parameters", model=model.config.model_type, count=parameters),
         "train.precision": precision,
         "train.micro_batch": batch_plan.size,
         "train.activation_checkpointing": recomputed,

@@ -18,7 +18,7 @@ from artel.config.schema.quantities import duration
 from artel.errors import InputError, Problem
 from artel.host import processor, reset_peak_memory
 from artel.interrupts import ended_at_once
-from artel.messages import logger
+from artel.messages import logger, to_json
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops
 from artel.objectives import objective_of
@@ -222,7 +222,7 @@ def _record_start(run: Run, chosen: dict[str, Any]) -> None:
                 "torch": torch.__version__,
                 "transformers": transformers.__version__,
             },
-            "chosen": chosen | {"train.steps": run.length.steps},
+            "chosen": to_json(chosen) | {"train.steps": run.length.steps},
         }
     )
     lines.close()

@@ -18,6 +18,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.messages import Phrase
 from artel.models import IGNORED
 from artel.objectives.base import Objective
 from artel.objectives.classification.framing import Framing
@@ -337,18 +338,19 @@ def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: s
 
 def _doubtful_labels(labels: list[str]) -> list[str]:
     """Return sentences about labels that often mean "no label", and about labels that differ only by case."""
-    notes = []
+    notes: list[str] = []
     numbers = [int(label) for label in labels if re.fullmatch("[+-]?[0-9]+", label)]
     is_placeholder = len(numbers) == len(labels) > 2 and min(numbers) == -1 and max(numbers) > 1  # not of -1, 0, 1
     unlabeled = [label for label in labels if label.lower() in _MISSING_LABELS or (is_placeholder and label == "-1")]
     for label in unlabeled:
-        notes.append(f"{label!r} is learned as a label; many data sets mark texts without one so: leave such rows out")
+        what = "{label!r} is learned as a label; many data sets mark texts without one so: leave such rows out"
+        notes.append(Phrase(what, label=label))
     by_name: dict[str, list[str]] = {}
     for label in labels:
         by_name.setdefault(label.casefold(), []).append(label)
-    similar = [" and ".join(map(repr, names)) for names in by_name.values() if len(names) > 1]
+    similar = [Phrase("{labels: and }", labels=[*map(repr, names)]) for names in by_name.values() if len(names) > 1]
     if similar:
-        notes.append(f"{', '.join(similar[:3])} are learned as different labels: write each in one way")
+        notes.append(Phrase("{labels} are learned as different labels: write each in one way", labels=similar[:3]))
     return notes
 
 

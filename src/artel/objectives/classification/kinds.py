@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from artel.config import ClassificationConfig
+from artel.messages import Phrase
 from artel.objectives.base import Better, directions
 from artel.objectives.classification.label_metrics import (
     HALF,
@@ -112,13 +113,13 @@ class Kind(ABC):
         """Return the thresholds by label; empty if none were chosen or set."""
         return {}
 
-    def _in_words(self, loss: str) -> str:
+    def _in_words(self, loss: Phrase) -> Phrase:
         """Return the name of a loss with its options."""
         options = self.classification
-        more = [f"focal, gamma {options.focal_gamma:g}"] if options.loss == "focal" else []
-        more += [f"smoothing {options.smoothing:g}"] if options.smoothing else []
-        more += ["weighed by label"] if options.class_weights == "balanced" else []
-        return f"{loss} ({', '.join(more)})" if more else loss
+        more = [Phrase("focal, gamma {gamma:g}", gamma=options.focal_gamma)] if options.loss == "focal" else []
+        more += [Phrase("smoothing {share:g}", share=options.smoothing)] if options.smoothing else []
+        more += [Phrase("weighed by label")] if options.class_weights == "balanced" else []
+        return Phrase("{loss} ({options})", loss=loss, options=more) if more else loss
 
     def _number_of(self, label: str) -> int:
         if label not in self._numbers:
@@ -157,7 +158,7 @@ class SingleLabel(Kind):
 
     @property
     def loss_description(self) -> str:
-        return self._in_words("cross-entropy of the label")
+        return self._in_words(Phrase("cross-entropy of the label"))
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         return single_label_metrics(logits, target)
@@ -232,7 +233,7 @@ class SeveralLabels(Kind):
 
     @property
     def loss_description(self) -> str:
-        return self._in_words("binary cross-entropy of each label")
+        return self._in_words(Phrase("binary cross-entropy of each label"))
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         thresholds = self._thresholds if self._are_chosen else None

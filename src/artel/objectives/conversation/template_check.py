@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from artel.errors import InputError
+from artel.messages import Phrase
 from artel.objectives.conversation.frame import Difference
 from artel.printable import in_lines
 from artel.text import Conversation, Document, ToolCall, Tools
@@ -127,9 +128,12 @@ def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) ->
         for difference in of_conversation:
             first.setdefault(difference.kind, (origin, difference.turn))
             counts[difference.kind] = counts.get(difference.kind, 0) + 1
+    what = (
+        "the chat template, in {count:,} of the first {total:,} conversations (first in {origin}, turn {turn} of the "
+        "assistant): {meaning}"
+    )
     return [
-        f"the chat template, in {counts[kind]:,} of the first {total:,} conversations (first in {origin}, "
-        f"turn {turn} of the assistant): {_MEANING[kind]}"
+        Phrase(what, count=counts[kind], total=total, origin=origin, turn=turn, meaning=Phrase(_MEANING[kind]))
         for kind, (origin, turn) in first.items()
     ]
 
@@ -141,19 +145,20 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
         model: folder of the pretrained model, or None.
     """
     if ends.texts:
-        yield (
-            f"the chat template ends a turn with {ends.texts[0]!r}, which is no token of the tokenizer: artel stops "
-            "there, and programs that stop at tokens do not"
+        yield Phrase(
+            "the chat template ends a turn with {end!r}, which is no token of the tokenizer: artel stops there, and "
+            "programs that stop at tokens do not",
+            end=ends.texts[0],
         )
     file = Path(model or "", "generation_config.json")
     saved = _saved_ends(file) if model is not None and file.is_file() else set()
     inner = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
     if cutting := sorted(inner & (ends.ids | saved)):
-        named = " or ".join(map(repr, tokenizer.hf.convert_ids_to_tokens(cutting)))
-        yield (
-            f"generation stops at {named}, and the chat template writes it between what an answer "
-            "says and what it then calls: the call would not be written; let the tokenizer's eos_token, and "
-            "eos_token_id in generation_config.json, be what ends the whole turn"
+        yield Phrase(
+            "generation stops at {ends: or }, and the chat template writes it between what an answer says and what it "
+            "then calls: the call would not be written; let the tokenizer's eos_token, and eos_token_id in "
+            "generation_config.json, be what ends the whole turn",
+            ends=[*map(repr, tokenizer.hf.convert_ids_to_tokens(cutting))],
         )
 
 
@@ -172,7 +177,7 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
     It is no error: published data sets have such calls, and the schema may be wrong.
     """
     total = calls = unfit = 0
-    first = ""
+    first: dict[str, str] = {}
     for document in documents:
         total += 1
         conversation = document.record.fields
@@ -182,23 +187,26 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
             calls += 1
             if wrong := misfit(call, conversation.tools):
                 unfit += 1
-                first = first or f"{document.record.origin}: {wrong}"
+                first = first or {"origin": document.record.origin, "wrong": wrong}
     if not unfit:
         return []
-    count = f"{unfit:,} of {calls:,} calls in the first {total:,} conversations"
-    return [f"{count} do not fit the parameters that their tool declares, the first {first}"]
+    what = (
+        "{count:,} of {calls:,} calls in the first {total:,} conversations do not fit the parameters that their tool "
+        "declares, the first {origin}: {wrong}"
+    )
+    return [Phrase(what, count=unfit, calls=calls, total=total, **first)]
 
 
-def misfit(call: ToolCall, tools: Tools) -> str:
-    """Return how a call's arguments differ from the function's parameters (missing or unknown ones), or ""."""
+def misfit(call: ToolCall, tools: Tools) -> Phrase | None:
+    """Return how a call's arguments differ from the function's parameters (missing or unknown ones), or None."""
     declared = [tool["function"] for tool in tools if tool.get("function", {}).get("name") == call.name]
     schema: Any = declared[0].get("parameters") if declared else None
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not (isinstance(properties, dict) and properties):
-        return ""
+        return None
     required = schema.get("required")
     missing = [str(name) for name in (required if isinstance(required, list) else []) if name not in call.arguments]
     unknown = [] if schema.get("additionalProperties") else [name for name in call.arguments if name not in properties]
-    differs = [f"lacks {', '.join(missing)}"] if missing else []
-    differs += [f"has {', '.join(unknown)}, which it does not declare"] if unknown else []
-    return f"{call.name} {' and '.join(differs)}" if differs else ""
+    differs = [Phrase("lacks {names}", names=missing)] if missing else []
+    differs += [Phrase("has {names}, which it does not declare", names=unknown)] if unknown else []
+    return Phrase("{tool} {differs: and }", tool=call.name, differs=differs) if differs else None

@@ -22,6 +22,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
+from artel.messages import Phrase
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.causal import Causal
@@ -94,10 +95,14 @@ class Distillation(Objective):
     @property
     def loss_description(self) -> str:
         distill = self._distill
-        of = "all ids" if distill.top_k is None else f"the teacher's {distill.top_k} likeliest ids"
-        of += " by their text" if distill.tokenizer == "by_text" else ""
-        hidden = ", hidden states" if distill.hidden is not None else ""
-        return f"{distill.loss} of {of} at temperature {distill.temperature:g}, {distill.alpha:g} cross-entropy{hidden}"
+        ids = Phrase("of all ids")
+        if distill.top_k is not None:
+            ids = Phrase("of the teacher's {count} likeliest ids", count=distill.top_k)
+        if distill.tokenizer == "by_text":
+            ids = Phrase("{ids} by their text", ids=ids)
+        what = "{loss} {ids} at temperature {temperature:g}, {alpha:g} cross-entropy"
+        loss = Phrase(what, loss=distill.loss, ids=ids, temperature=distill.temperature, alpha=distill.alpha)
+        return Phrase("{loss}, hidden states", loss=loss) if distill.hidden is not None else loss
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from artel.config import EmbeddingConfig, ModelConfig, RunConfig
 from artel.errors import InputError, Problem
+from artel.messages import Phrase
 from artel.models import IGNORED
 from artel.models.text_vectors import pools_texts
 from artel.objectives.base import Objective, directions
@@ -129,14 +130,14 @@ class Embedding(Objective, Decoding):
     @property
     def loss_description(self) -> str:
         embedding = self._embedding
-        words = {
-            "in_batch_negatives": "in-batch negatives of the whole global batch",
-            "triplet": f"triplets, margin {embedding.margin:g}",
-            "cosine": "squared error of cosines",
-            "cosent": "CoSENT of the whole global batch",
+        loss = {
+            "in_batch_negatives": Phrase("in-batch negatives of the whole global batch"),
+            "triplet": Phrase("triplets, margin {margin:g}", margin=embedding.margin),
+            "cosine": Phrase("squared error of cosines"),
+            "cosent": Phrase("CoSENT of the whole global batch"),
         }[embedding.loss]
-        sizes = f", at {', '.join(map(str, embedding.matryoshka))} numbers" if embedding.matryoshka else ""
-        return f"{words}{sizes}"
+        sizes = list(embedding.matryoshka)
+        return Phrase("{loss}, at {sizes} numbers", loss=loss, sizes=sizes) if sizes else loss
 
     def check(self, model: PreTrainedModel) -> None:
         """Let texts share rows from now on, if the model isolates them."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from artel.errors import InputError
+from artel.messages import Phrase
 from artel.objectives.span_qa.answers import with_marks
 from artel.objectives.span_qa.question_windows import window_starts
 from artel.objectives.tokens.tag_set import TagSet
@@ -226,16 +227,22 @@ def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) ->
         if "cut" in counts:
             where, first = where or origin, first or counts["first"]
             cut += counts["cut"]
-    notes = []
+    notes: list[str] = []
     if overlapping:
-        what = f"{overlapping:,} names that overlap others are left out"
-        notes.append(f"{what}: the {nested} are learned (tokens.nested)")
+        left_out = "{count:,} names that overlap others are left out: the outermost are learned (tokens.nested)"
+        if nested == "innermost":
+            left_out = "{count:,} names that overlap others are left out: the innermost are learned (tokens.nested)"
+        notes.append(Phrase(left_out, count=overlapping))
     if cut:
-        what = f"{cut:,} of {spans:,} spans begin or end within a word, the first"
         if spans >= _ENOUGH and cut > spans / 2:
+            what = f"{cut:,} of {spans:,} spans begin or end within a word, the first {first!r}"
             fix = "count offsets in characters of the text as it stands there (Python's text[start:end]), not in bytes"
-            raise InputError.at(where, f"{what} {first!r}", fix)
-        notes.append(f"{what} {where} {first!r}; are offsets counted in characters?")
+            raise InputError.at(where, what, fix)
+        what = (
+            "{count:,} of {total:,} spans begin or end within a word, the first {place} {first!r}; are offsets counted "
+            "in characters?"
+        )
+        notes.append(Phrase(what, count=cut, total=spans, place=where, first=first))
     return notes
 
 

@@ -132,7 +132,7 @@ def events(run: RunData, language: Language) -> list[Event]:
         values = {"step": language.integer(start.step), "time": start.time, "processes": str(start.processes)}
         found.append(Event(start.step, "restart", language["restart_text"].format(**values)))
     for bad in run.bad_steps:
-        text = "; ".join(language.phrase(str(bad.get(key, ""))) for key in ("what", "did"))
+        text = "; ".join(language.phrase(bad.get(key, "")) for key in ("what", "did"))
         documents = bad.get("documents", [])
         if isinstance(documents, list) and documents:
             text += f"; {', '.join(map(str, documents[:3]))}{' …' if len(documents) > 3 else ''}"

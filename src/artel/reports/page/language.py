@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from importlib.resources import files
 from typing import Any
 
 import orjson
 
+from artel.messages import Phrase, PhraseFormatter
+
 LANGUAGES = ("en", "ru")
 _NARROW_SPACE = "\u202f"
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?%?")
 
 
-class Language:
+class Language(PhraseFormatter):
     """Words by name (`words.step`), translations of phrases in a run's files, and number formats."""
 
     def __init__(self, name: str) -> None:
@@ -22,35 +22,25 @@ class Language:
         content = files("artel.reports.page").joinpath("words", f"{name}.json").read_bytes()
         words = orjson.loads(content)
         self._phrases: dict[str, str] = words.pop("phrases")
-        self._sentences = [(_pattern(text), own) for text, own in self._phrases.items() if "{" in text]
         self.words: dict[str, str] = words
 
     def __getitem__(self, word: str) -> str:
         return self.words[word]
 
-    def phrase(self, text: str) -> str:
-        """Translate an English phrase from a run's files: a reason or note of the ledger, or a chosen value.
+    def phrase(self, text: Any) -> str:
+        """Translate an English text from a run's files by `phrases` in words/LANGUAGE.json, a `Phrase` by its template.
 
-        In the phrases of words/LANGUAGE.json, `{name}` matches any text, which is kept, or a number; `{more}` matches
-        one or more phrases, separated by commas; `{any_of}` matches values separated by `or`. A phrase without a
-        translation stays English.
+        A text without a translation stays English.
         """
-        if text in self._phrases:
-            return self._phrases[text]
-        for pattern, own in self._sentences:
-            if match := pattern.fullmatch(text):
-                return own.format(**{name: self._filled(name, part) for name, part in match.groupdict().items()})
-        return text
+        if isinstance(text, Phrase) and text.arguments and text.template in self._phrases:
+            return self.fill(self._phrases[text.template], text.arguments)
+        return self._phrases.get(str(text), str(text))
 
-    def _filled(self, name: str, part: str) -> str:
-        if _NUMBER.fullmatch(part):
-            return self.percent(float(part[:-1]) / 100, 2) if part.endswith("%") else self._localized(part)
-        if name.startswith("any_of"):
-            return part.replace(" or ", f" {self.words['or']} ")
-        if name != "more":
-            return part
-        whole = self.phrase(part)
-        return ", ".join(map(self.phrase, part.split(", "))) if whole == part else whole
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, Phrase):
+            return self.phrase(value)
+        text = super().format_field(value, format_spec)
+        return self._localized(text) if isinstance(value, int | float) else text
 
     def label(self, metric: str) -> str:
         """Return the display name of a metric."""
@@ -73,11 +63,11 @@ class Language:
         return self._localized(f"{value:,.{decimals}f}")
 
     def percent(self, fraction: float, digits: int = 1) -> str:
-        return self._localized(f"{100 * fraction:.{digits}f}") + (" %" if self.name == "ru" else "%")
+        return self._localized(f"{fraction:.{digits}%}")
 
     def difference(self, fraction: float) -> str:
         """Format a relative difference, such as +12%."""
-        return self._localized(f"{100 * fraction:+.0f}") + (" %" if self.name == "ru" else "%")
+        return self._localized(f"{fraction:+.0%}")
 
     def duration(self, seconds: float) -> str:
         """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
@@ -106,11 +96,6 @@ class Language:
     def _localized(self, text: str) -> str:
         if self.name != "ru":
             return text.replace("-", "\u2212") if text.startswith("-") else text
-        table: dict[int, Any] = {ord(","): _NARROW_SPACE, ord("."): ","}
+        table: dict[int, Any] = {ord(","): _NARROW_SPACE, ord("."): ",", ord("%"): " %"}
         text = text.translate(table)
         return text.replace("-", "\u2212", 1) if text.startswith("-") else text
-
-
-def _pattern(phrase: str) -> re.Pattern[str]:
-    """Compile a phrase with `{name}` placeholders to a pattern."""
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(phrase)), re.DOTALL)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from artel.messages import from_json
 from artel.reports.details import Details, Matrix, columns_of, is_number, read_details
 from artel.reports.page.charts import EVENT_WORDS, events
 from artel.reports.page.language import Language
@@ -93,7 +94,7 @@ def _about(run: RunData, words: Language) -> str:
     start = run.starts[-1] if run.starts else None
     parts = [run.objective]
     if start is not None:
-        parts += [words.phrase(str(start.chosen.get("model", ""))), str(start.environment.get("device", ""))]
+        parts += [words.phrase(start.chosen.get("model", "")), str(start.environment.get("device", ""))]
         if start.processes > 1:
             parts.append(words["processes"].format(count=words.integer(start.processes)))
     return " · ".join(part for part in parts if part)
@@ -180,7 +181,7 @@ def ledger_view(run: RunData, number: int, words: Language) -> dict[str, Any] | 
             dropped=words.integer(sum(documents.get("dropped", {}).values())),
         ),
         "sets": table(columns, rows, set(range(1, len(columns)))),
-        "notes": [words.phrase(str(note)) for note in ledger.get("notes", [])],
+        "notes": [words.phrase(note) for note in from_json(ledger.get("notes", []))],
         "rejected": table(
             [words["origin"], words["reason"], words["about_it"]],
             [[line["origin"], words.phrase(line["reason"].replace("_", " ")), line["detail"]] for line in rejected],
@@ -265,7 +266,7 @@ def plan_table(run: RunData, words: Language) -> Table | None:
         _planned("tokens", plan.get("tokens"), newest.get("tokens") if done else None, words),
     ]
     for name in ("micro_batch", "activation_checkpointing", "precision"):
-        planned, used = (words.phrase(str(value)) for value in (plan.get(name, ""), chosen.get(f"train.{name}", "")))
+        planned, used = map(words.phrase, (plan.get(name, ""), chosen.get(f"train.{name}", "")))
         rows.append([words[f"plan_{name}"], planned, used, ""])
     columns = ["", words["planned"], words["measured"], words["difference"]]
     return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})

@@ -13,6 +13,7 @@ import orjson
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
+from artel.messages import Phrase
 from artel.registry import FORMATS
 from artel.text.formats.format import Format
 from artel.text.reading.encodings import check_lines, decode, detect_encoding
@@ -30,11 +31,13 @@ _GUTENBERG_END = re.compile(r"\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK"
 _FRAMES = (
     (
         _GUTENBERG_START,
-        "Project Gutenberg's header and licence, which are learned: write profile: gutenberg in the source",
+        Phrase("Project Gutenberg's header and licence, which are learned: write profile: gutenberg in the source"),
     ),
     (
         re.compile(r'<doc id="[^"]*" (?:revid="[^"]*" )?url="'),
-        "WikiExtractor's <doc> tags, which are learned: extract with --json, and write format: jsonl in the source",
+        Phrase(
+            "WikiExtractor's <doc> tags, which are learned: extract with --json, and write format: jsonl in the source"
+        ),
     ),
 )
 """Frames that tools and sites write around a text, and how to remove them."""
@@ -81,7 +84,7 @@ def frame_notes(records: Iterable[Record]) -> list[str]:
     for record in records:
         for mark, what in _FRAMES:
             if what not in notes and mark.search(record.text):
-                notes[what] = f"{record.origin} holds {what}"
+                notes[what] = Phrase("{place} holds {frame}", place=record.origin, frame=what)
     return list(notes.values())
 
 

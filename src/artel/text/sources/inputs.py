@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
+from artel.messages import Phrase
 from artel.registry import FORMATS
 from artel.secrets import hide_secrets
 from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote, list_remote, user_path
@@ -114,9 +115,13 @@ def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input
 
 def cut_notes(inputs: Iterable[Input], held_out: float | None) -> list[str]:
     """Return a note for each text that is cut into several documents. `held_out`: fraction kept for validation."""
+    what = (
+        "{text} is cut into pieces of about {count:,} characters, so that {percent:.3g}% of the text can be kept for "
+        "validation (document: auto)"
+    )
+    percent = 100 * (held_out or 0.0)
     return [
-        f"{hide_secrets(entry.address)} is cut into pieces of about {CUT_CHARACTERS:,} characters, so that "
-        f"{100 * (held_out or 0.0):.3g}% of the text can be kept for validation (document: auto)"
+        Phrase(what, text=hide_secrets(entry.address), count=CUT_CHARACTERS, percent=percent)
         for entry in inputs
         if entry.is_cut
     ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from artel.errors import InputError, WorkError
-from artel.messages import logger
+from artel.messages import Phrase, logger, to_json
 from artel.tokens import step_numbers
 from artel.training.checkpoint.format import Progress, load_checkpoint
 from artel.training.metrics.jsonl import Lines
@@ -29,7 +29,7 @@ _MOST, _LEAST = 100, 20
 _IN_A_ROW = 10
 _NAMED = 20  # documents named in the message; the file has all of them
 
-_NOT_FINITE = "the loss or its gradient is NaN or infinite"
+_NOT_FINITE = Phrase("the loss or its gradient is NaN or infinite")
 
 
 class AsyncScalar:
@@ -66,7 +66,7 @@ class _Pending:
     good: AsyncScalar
     loss: float | None
     """Mean over the global batch, if `train.spike` is set."""
-    spike: str | None
+    spike: Phrase | None
     """Problem with the loss, or None."""
 
 
@@ -113,7 +113,7 @@ class Guard:
             progress.losses = [*progress.losses, pending.loss][-_MOST:]
         return False
 
-    def _spike(self, run: Run, loss: float) -> str | None:
+    def _spike(self, run: Run, loss: float) -> Phrase | None:
         """Return what is wrong with a step's mean loss, or None."""
         if not math.isfinite(loss):
             return _NOT_FINITE if run.optimizer.loss_factor is None else None  # the loss scale handles it, if any
@@ -121,18 +121,20 @@ class Guard:
         mean = math.fsum(known) / max(1, len(known))
         if factor is None or len(known) < _LEAST or loss <= factor * mean:
             return None
-        return f"the loss, {loss:.4g}, is above {factor:g} times {mean:.4g}, the mean of the {len(known)} before"
+        what = "the loss, {loss:.4g}, is above {factor:g} times {mean:.4g}, the mean of the {count} before"
+        return Phrase(what, loss=loss, factor=factor, mean=mean, count=len(known))
 
     def _handle(self, run: Run, bad: _Pending) -> bool:
         """Skip, rewind or stop, and report it. Return True if a checkpoint was restored."""
         what, did = bad.spike or _NOT_FINITE, self._train.on_bad_step
         if run.progress.bad_in_a_row >= _IN_A_ROW:
-            what, did = f"{what}; this is the {_IN_A_ROW}th bad step in a row", "stop"
+            what = Phrase("{what}; this is the {count}th bad step in a row", what=what, count=_IN_A_ROW)
+            did = "stop"
         restored = _rewind(run) if did == "rewind" else None
         if did == "rewind" and restored is None:
             did = "skip"
         if did == "skip" and bad.spike is None and run.optimizer.loss_factor is not None:
-            what, did = f"{what}, however small the loss is scaled", "stop"
+            what, did = Phrase("{what}, however small the loss is scaled", what=what), "stop"
         documents = _documents(run, bad.step)
         self._record(run, bad, what, did, documents)
         named = "; ".join(documents[:_NAMED])
@@ -157,7 +159,7 @@ class Guard:
         loss = _mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # collective
         if not run.world.first:
             return
-        line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": what, "did": did}
+        line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": to_json(what), "did": did}
         lines = Lines(run.folder.bad_steps)
         lines.add(line | {"documents": documents})
         lines.close()
