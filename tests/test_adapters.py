@@ -238,10 +238,10 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
         ({"lora": {"target": "q_proj"}}, "model.lora.target", "c_attn, c_proj, c_fc"),
         ({"lora": {"save": ["embed_tokens"]}}, "model.lora.save", "transformer.wte"),
         ({"freeze": ["*embed_tokens*"]}, "model.freeze", "transformer.h.*.attn.c_attn.weight"),
-        ({"freeze": ["*"]}, "model.freeze", "no parameter is left to be trained"),
+        ({"freeze": ["*"]}, "model.freeze", "no parameter is left to train"),
         ({"lora": {"target": ["score"]}}, "model.lora.target", "no linear layer is named score"),
         ({"lora": {"target": ["lm_head"]}}, "model.lora.target",
-         "lm_head is the output layer, which gets no adapter\n    write model.lora.save: [lm_head]"),
+         "lm_head is the output layer, which cannot have an adapter\n    write model.lora.save: [lm_head]"),
     ],
 )  # fmt: skip
 def test_names_that_the_model_has_not_are_told_with_those_it_has(base, model, where, what):

@@ -133,6 +133,6 @@ def test_a_refused_conversation_and_bytes_that_are_no_text(endless, tmp_path, ar
     done = artel_here("chat", folder, *options, typed=b"Hi\nbad \xff\n/system\nHi\n")
     errors = done.stderr
     assert done.returncode == 2
-    assert "standard input:1: chat.template: it refuses the conversation: System role not supported" in errors
+    assert "standard input:1: chat.template: it raises an error: System role not supported" in errors
     assert "standard input:2: character 5 of the line is not UTF-8" in errors
     assert [line for line in done.stdout.splitlines() if line.startswith(">")] == ["> Hi", "> /system", "> Hi"]

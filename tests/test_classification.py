@@ -217,7 +217,7 @@ def test_what_makes_figures_worth_little_is_told(tmp_path):
     notes = prepared(tmp_path / "run.yaml", rows, classification=section, data=data).notes()
     dropped = "25 of 65 documents are dropped, since they have more than 200 tokens"
     few = "validation has 5 documents, too few for meaningful metrics: write a larger data.validation"
-    assert set(notes) == {few, f"{dropped}: write a larger data.block, or give shorter texts"}
+    assert set(notes) == {few, f"{dropped}: set a larger data.block, or use shorter texts"}
     assert Language("ru").phrase(few).endswith("увеличьте data.validation")
     enough = {"block": 200, "validation": 0.2}
     assert prepared(tmp_path / "enough.yaml", one_label(90), classification=section, data=enough).notes() == []

@@ -266,7 +266,7 @@ def test_a_process_is_killed(tmp_path, slurm):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"partition": "nowhere", "time": "0:10:00"}, InputError, "Slurm refuses the job .*[Ii]nvalid partition"),
+        ({"partition": "nowhere", "time": "0:10:00"}, InputError, "Slurm rejected the job .*[Ii]nvalid partition"),
         ({"time": "24:00:00"}, WorkError, "cannot start: PartitionTimeLimit"),
     ],
 )

@@ -258,7 +258,7 @@ def test_auto_chooses_what_sends_less(config, size, requested, chosen):
         (LLAMA, 4, "ulysses", 32, {}, []),
         (ROBERTA, 2, "ring", 34, {}, []),  # an encoder needs multiples of 2 alone
         (LLAMA, 2, "gather", 34, {}, ["34 tokens cannot be cut into 4 chunks", "write 32 or 36"]),
-        (LLAMA, 3, "ulysses", 24, {}, ["llama's 4 heads are no multiple of 3", "one of 1, 2, 4"]),
+        (LLAMA, 3, "ulysses", 24, {}, ["llama's 4 heads are not divisible by 3", "one of 1, 2, 4"]),
         (LLAMA, 4, "ulysses", 32, {"tensor": 2}, ["the 2 heads of llama on each of 2 processes"]),
         (GEMMA3, 2, "ring", 32, {}, ["a window of 5 tokens"]),
         (LLAMA, 2, "ring", 32, {"documents": True}, ["no masks to keep documents apart"]),

@@ -127,7 +127,7 @@ def test_save_writes_a_conversation_that_a_chat_source_reads(endless, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["talk.jsonl"]
     with pytest.raises(InputError, match="exists already"):
         talk.save(str(tmp_path))
-    for path, says in (("~nosuchuser/talk.jsonl", "there is no such home folder"), ("a\0b", "has a NUL")):
+    for path, says in (("~nosuchuser/talk.jsonl", "no such home folder"), ("a\0b", "has a NUL")):
         with pytest.raises(InputError, match=says):
             talk.save(path)
 

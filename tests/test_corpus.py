@@ -155,7 +155,7 @@ def test_bad_lines_of_a_folder_are_named_all_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    ([], "has texts, and no queries"),
+    ([], "has texts, but no queries"),
     (["--data", "x.jsonl"], "has queries of its own"),
 ])  # fmt: skip
 def test_what_does_not_go_with_a_corpus(models, tmp_path, words, says):

@@ -146,17 +146,17 @@ def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
     run = run_from(folder, tmp_path / "run.yaml", train={"optimizer": "sgd"})
     done = refused("train", run, "--from-deepspeed", folder)
     assert "train.optimizer: sgd: only Adam's state goes between DeepSpeed's checkpoints and artel's" in done.stderr
-    assert f"{folder}: holds no checkpoint of DeepSpeed's" in done.stderr
+    assert f"{folder}: is not a DeepSpeed checkpoint" in done.stderr
     assert not (tmp_path / "stores").exists()  # before any text is prepared
     run = run_from(folder, tmp_path / "run.yaml", train={"steps": 2})
-    assert "is of step 2, and this run ends after 2" in refused("train", run, "--from-deepspeed", checkpoint).stderr
+    assert "is of step 2, but this run ends after 2" in refused("train", run, "--from-deepspeed", checkpoint).stderr
     run = run_from(folder, tmp_path / "run.yaml", model={"freeze": ["transformer.wpe.weight"]})
     done = refused("train", run, "--from-deepspeed", checkpoint)
     assert "trained other parameters than this run does (transformer.wpe.weight …, 1 in all)" in done.stderr
     copy = tmp_path / "copy"  # as if saved without ZeRO
     shutil.copytree(folder / "1" / "checkpoint-2", copy, ignore=shutil.ignore_patterns("*_optim_states.pt"))
     done = refused("train", run_from(folder, tmp_path / "run.yaml"), "--from-deepspeed", copy)
-    assert f"{copy}: holds no averages of Adam in the pieces of ZeRO" in done.stderr
+    assert f"{copy}: has no Adam moments in ZeRO's shards" in done.stderr
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
@@ -164,7 +164,7 @@ def test_training_from_it_names_the_way(folder, tmp_path):
     checkpoint = folder / "3" / "checkpoint-2"
     run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(checkpoint)}, tokenizer={"train": None})
     done = refused("train", run)
-    assert "has weights in DeepSpeed's pieces only" in done.stderr
+    assert "has weights only as DeepSpeed shards" in done.stderr
     assert f"artel export {checkpoint} FOLDER" in done.stderr.replace("\n", " ")
 
 

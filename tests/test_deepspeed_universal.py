@@ -163,7 +163,7 @@ def test_pieces_make_the_same_files(folder, checkpoint, tmp_path):
 
 def test_what_cannot_be_written_is_refused(folder, tmp_path):
     model = refused("export", folder / "out", tmp_path / "new", "--deepspeed")
-    assert "is no run, and has no optimizer's state" in model.stderr
+    assert "is not a run and has no optimizer state" in model.stderr
     both = refused("export", folder / "run", tmp_path / "new", "--deepspeed", "--merge")
     assert "--deepspeed: is for a checkpoint as it is" in both.stderr
     run = write_run(
@@ -177,5 +177,5 @@ def test_what_cannot_be_written_is_refused(folder, tmp_path):
     succeed("train", run)
     done = refused("export", tmp_path / "run", tmp_path / "new", "--deepspeed")
     assert "train.optimizer: sgd: only Adam's state goes between DeepSpeed's checkpoints and artel's" in done.stderr
-    assert "model.lora: only whole models go between DeepSpeed's checkpoints and artel's" in done.stderr
+    assert "model.lora: only full models can be converted between DeepSpeed's checkpoints and artel's" in done.stderr
     assert not (tmp_path / "new").exists()

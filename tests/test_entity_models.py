@@ -82,7 +82,7 @@ def test_a_model_with_other_tags_than_the_run_is_refused(tmp_path):
     tokenizer = load_tokenizer(str(tmp_path))
     objective(tokenizer, labels=["PER"]).check(model)
     for other in ({"labels": ["LOC"]}, {"labels": ["PER"], "scheme": "bilou"}):
-        with pytest.raises(artel.InputError, match="the model has the tags O, B-PER, I-PER, and the run O, B-"):
+        with pytest.raises(artel.InputError, match="the model has the tags O, B-PER, I-PER, but the run O, B-"):
             objective(tokenizer, **other).check(model)
 
 

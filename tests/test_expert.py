@@ -198,13 +198,13 @@ def test_experts_that_cannot_be_shared_out() -> None:
         )
     assert not expert_problems(mixture, 4)
     (problem,) = expert_problems(mixture, 3)
-    assert problem.what == "qwen3_moe has 8 experts a layer, no multiple of 3"
+    assert problem.what == "qwen3_moe has 8 experts per layer, which 3 does not divide"
     assert problem.fix == "write one of: 1, 2, 4, 8"
     (problem,) = expert_problems(dense, 2)
     assert problem.what.startswith("gpt2 has no experts")
     next(iter(experts_of(mixture).values())).register_parameter("norm", torch.nn.Parameter(torch.empty(32)))
     (problem,) = expert_problems(mixture, 2)
-    assert problem.what == "qwen3_moe: norm of model.layers.0.mlp.experts is not held expert by expert"
+    assert problem.what == "qwen3_moe: norm of model.layers.0.mlp.experts is not stored per expert"
 
 
 @pytest.mark.ci

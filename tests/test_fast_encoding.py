@@ -217,7 +217,7 @@ def test_what_it_cannot_read_is_encoded_by_tokenizers(kind):
     else:
         assert last == end
     assert tokenizer.encoder == "tokenizers"
-    assert tokenizer.encoder_note.startswith("Tokenizing with tokenizers; fastokens cannot take this tokenizer (")
+    assert tokenizer.encoder_note.startswith("Tokenizing with tokenizers; fastokens does not support this tokenizer (")
     assert tokenizer.doubtful_texts == 0
 
 
@@ -231,7 +231,7 @@ def test_another_answer_on_the_first_of_the_text_is_found():
         'Tokenizing with tokenizers; fastokens gives other ids for "Все счастливые'
     )
     reason = "it changes texts before it splits them, or splits them at random"
-    assert tokenizer.encoder_note.endswith(f"by words cannot take this tokenizer ({reason})")
+    assert tokenizer.encoder_note.endswith(f"by words does not support this tokenizer ({reason})")
     assert tokenizer.doubtful_texts == 0
 
 

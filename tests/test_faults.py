@@ -120,7 +120,7 @@ def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, artel_here):
     tokens.write_bytes(bytes(len(tokens.read_bytes())))
     done = artel_here("train", file)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    for part in ("no file matches", str(tokens), "does not have the checksum", "put them back, or a copy of the store"):
+    for part in ("no file matches", str(tokens), "does not have the checksum", "restore them, or a copy of the store"):
         assert part in done.stderr
     shutil.rmtree(tmp_path / "stores")
     done = artel_here("train", file)

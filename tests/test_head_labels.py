@@ -57,14 +57,14 @@ def built_of(folder, tokenizer, name, labels, *, on_meta=False, **model):
     ("base", "labels", "kept", "said"),
     [
         (["c", "a", "b"], ["a", "b", "c"], {0: 1, 1: 2, 2: 0}, "rows kept: a, b, c"),
-        (["c", "a"], ["a", "new", "c"], {0: 1, 2: 0}, "rows kept: a, c; initialized anew: new"),
+        (["c", "a"], ["a", "new", "c"], {0: 1, 2: 0}, "rows kept: a, c; newly initialized: new"),
         (["c", "a", "b"], ["b", "c"], {0: 2, 1: 0}, "rows kept: b, c; left out: a"),
-        (["x", "y"], ["a", "b"], {}, "initialized anew: a, b; left out: x, y"),
+        (["x", "y"], ["a", "b"], {}, "newly initialized: a, b; left out: x, y"),
         (["POS", "NEG"], ["neg", "pos"], {0: 1, 1: 0}, "rows kept: neg (there NEG), pos (there POS)"),
         (["A", "a"], ["a", "A"], {0: 1, 1: 0}, "rows kept: a, A"),
         (["LABEL_0", "LABEL_1"], ["1", "0"], {0: 1, 1: 0}, "rows kept: 1 (there LABEL_1), 0 (there LABEL_0)"),
         (["LABEL_0", "LABEL_1"], ["a", "b"], {0: 0, 1: 1}, "if this is not their order, write the labels in it"),
-        (["LABEL_0", "LABEL_1"], ["a", "b", "c"], {}, "initialized anew: a, b, c; left out: LABEL_0, LABEL_1"),
+        (["LABEL_0", "LABEL_1"], ["a", "b", "c"], {}, "newly initialized: a, b, c; left out: LABEL_0, LABEL_1"),
     ],
 )  # fmt: skip
 def test_each_row_follows_the_name_of_its_label(tokenizer, tmp_path, name, base, labels, kept, said, on_meta):

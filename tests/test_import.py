@@ -228,18 +228,21 @@ def eight(number):
 
 # Three sequences of 10, 20 and 30 tokens in two documents: lengths from byte 34, places from 46, bounds from 70 to 94.
 HOSTILE = {
-    "wrong magic": (lambda b, i: patch(i, 0, b"TNTIDX\0\0\0"), "is no index of Megatron-LM: it begins with b'TNTIDX"),
-    "empty index": (lambda b, i: cut(i, 0), "is no index of Megatron-LM: it begins with b''"),
+    "wrong magic": (
+        lambda b, i: patch(i, 0, b"TNTIDX\0\0\0"),
+        "is not an index of Megatron-LM: it begins with b'TNTIDX",
+    ),
+    "empty index": (lambda b, i: cut(i, 0), "is not an index of Megatron-LM: it begins with b''"),
     "cut within the header": (lambda b, i: cut(i, 20), "is cut off after 20 bytes, within its header"),
-    "cut index": (lambda b, i: cut(i, 90), "has 90 bytes, and its header states 3 sequences and 3 ends"),
+    "cut index": (lambda b, i: cut(i, 90), "has 90 bytes, but its header says 3 sequences and 3 ends"),
     "absurd counts": (lambda b, i: patch(i, 18, eight(2**62)), "4,611,686,018,427,387,904 sequences"),
     "version": (lambda b, i: patch(i, 9, eight(2)), "is of version 2"),
-    "floats": (lambda b, i: patch(i, 17, b"\6"), "are of type 6, which is no type of tokens"),
+    "floats": (lambda b, i: patch(i, 17, b"\6"), "are of type 6, which is not a token type"),
     "images": (lambda b, i: i.write_bytes(i.read_bytes() + bytes(3)), "it holds images too"),
-    "cut tokens": (lambda b, i: cut(b, 200), "has 200 bytes, and its sequences in corpus.idx are 240"),
+    "cut tokens": (lambda b, i: cut(b, 200), "has 200 bytes, but its sequences in corpus.idx are 240"),
     "cut within a token": (lambda b, i: cut(b, 239), "its 239 bytes are not 3 sequences"),
     "empty tokens": (lambda b, i: cut(b, 0), "is empty"),
-    "no tokens": (lambda b, i: b.unlink(), "is missing beside its .idx"),
+    "no tokens": (lambda b, i: b.unlink(), "is missing next to its .idx"),
     "negative length": (lambda b, i: patch(i, 38, struct.pack("<i", -1)), "sequence 1 (-1 tokens) does not begin"),
     "place": (lambda b, i: patch(i, 54, eight(44)), "sequence 1 (20 tokens) does not begin where the one before it"),
     "ends fall": (lambda b, i: patch(i, 78, eight(7)), "the ends of its documents do not rise from 0 to its 3"),
@@ -261,7 +264,7 @@ def test_other_files_that_are_none_are_refused(tokenizer, tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"\1\0\2")
     assert "has 3 bytes, which is no whole number of tokens" in refusal(tmp_path / "odd.bin", tokenizer, store)
     cut(write_llm_c(tmp_path / "short.bin", range(100)), 1100)
-    assert "has 1,100 bytes, and its header states 100 tokens" in refusal(tmp_path / "short.bin", tokenizer, store)
+    assert "has 1,100 bytes, but its header says 100 tokens" in refusal(tmp_path / "short.bin", tokenizer, store)
     write_llm_c(tmp_path / "new.bin", range(5), version=2)
     assert "is llm.c's format in version 2" in refusal(tmp_path / "new.bin", tokenizer, store)
     write_llm_c(tmp_path / "none.bin", [])

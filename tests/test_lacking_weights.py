@@ -109,7 +109,7 @@ def test_a_new_head_is_learned_and_not_used(tokenizer, tmp_path):
     kind = {"auto_class": ANSWERS, "block": 8, "seed": 0, "heads": {"class_head": 5}}
     built = build_model(ModelRequest(model_config, **kind), tokenizer)
     assert built.notes[0].startswith(
-        f"not in {encoder}, so initialized anew: class_head.bias, class_head.weight, qa_out"
+        f"not in {encoder}, so newly initialized: class_head.bias, class_head.weight, qa_out"
     )
     assert build_model(ModelRequest(model_config, **kind), tokenizer, on_meta=True).notes[0] == built.notes[0]
     check_pretrained(model_config, ANSWERS)
@@ -128,7 +128,7 @@ def test_a_new_head_beside_a_body_without_a_name_of_its_own_is_learned(tokenizer
     model_config = ModelConfig.model_validate({"from": str(folder)})
     check_pretrained(model_config, ANSWERS)
     built = build_model(ModelRequest(model_config, ANSWERS, block=8, seed=0), tokenizer)
-    assert "initialized anew: qa_outputs.bias, qa_outputs.weight" in built.notes[0]
+    assert "newly initialized: qa_outputs.bias, qa_outputs.weight" in built.notes[0]
     change(folder, without("encoder.block.0.layer.1.DenseReluDense.wi.weight"))
     with pytest.raises(InputError, match=r"has no weights for encoder\.block\.0\.layer\.1\.DenseReluDense\.wi"):
         check_pretrained(model_config, ANSWERS)

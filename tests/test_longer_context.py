@@ -124,7 +124,7 @@ def test_what_cannot_be_extended_is_refused_by_name(folders, tokenizer, tmp_path
     model = build_model(request(folders("llama"), rope=yarn), tokenizer).model
     save_model(model, tokenizer, tmp_path / "llama")
     told = refusal(tmp_path / "llama", rope={"type": "linear", "factor": 8})
-    assert "this llama is extended already, by yarn, 4 times its 32 positions" in told
+    assert "this llama is already extended, by yarn to 4 times 32 positions" in told
     assert "a factor above 4" in refusal(tmp_path / "llama", rope=yarn)
     for wrong, words in (
         ({"type": "dynamic", "factor": 2}, "dynamic goes by the longest row of a batch"),

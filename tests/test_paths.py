@@ -130,7 +130,7 @@ def test_homes(tmp_path, monkeypatch):
         "data.sources.0.outputs": {"data": {"sources": [pairs]}, "objective": "masked"},
         "chat.template": {**chat, "chat": {"template": "~nosuchuser/b"}},
     }.items():
-        with pytest.raises(InputError, match=rf"^{where}: ~nosuchuser/b: there is no such home folder"):
+        with pytest.raises(InputError, match=rf"^{where}: ~nosuchuser/b: no such home folder"):
             prepare(run_of(tmp_path, **sections))
 
 

@@ -62,7 +62,7 @@ WRONG = {
     "no such text": (sections(data={"sources": [{"path": "nowhere.txt"}]}), ["there is no file nowhere.txt"]),
     "a figure nobody makes": (sections(checkpoint={"best": "bleu"}), ["checkpoint.best: 'bleu' is not a metric"]),
     "a tokenizer for no model": (sections(model={"config": None, "from": "no/such"}),
-                                 ["tokenizer.train: a tokenizer", "model.from: there is no folder no/such here"],
+                                 ["tokenizer.train: a tokenizer", "model.from: there is no folder no/such"],
                                  ("config check", "train")),
     "stages that there are not": (sections(parallel={"pipeline": 8}), ["parallel.pipeline"],
                                   ("config check",)),
@@ -262,7 +262,7 @@ def test_a_models_folder_is_asked_without_its_weights_being_read(tmp_path, monke
         check_run(described(taken))
     assert [problem.where for problem in error.value.problems] == ["run.yaml: model.from", "run.yaml: data.block"]
     assert "holds no tokenizer" in str(error.value)
-    with pytest.raises(InputError, match=r"model\.from: there is no folder no/such here, and the hub's cache"):
+    with pytest.raises(InputError, match=r"model\.from: there is no folder no/such, and the hub's cache"):
         check_run(described(merged(taken, {"model": {"from": "no/such", "lora": {"rank": 2}}})))
     (folder / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match="cannot be loaded: Error while deserializing header"):
@@ -300,7 +300,9 @@ def test_a_model_or_tokenizer_that_no_hub_has_is_refused_at_once(hub, caplog, mo
     for wrong in ("me/private", "no/such"):
         said = absent(wrong, wrong)
         assert said.keys() == {"model.from", "tokenizer.from"}
-        assert all(f"no folder {wrong} here, and the hub shows no model of that name" in what for what in said.values())
+        assert all(
+            f"no folder {wrong} here, and the hub has no visible model of that name" in what for what in said.values()
+        )
     teacher = {"objective": "distill", "distill": {"teacher": "no/teacher"}}
     assert absent("me/base", None, **teacher).keys() == {"distill.teacher"}
     assert not caplog.messages

@@ -166,7 +166,7 @@ def test_weights_of_an_earlier_model_are_removed_and_other_files_stay(runs, hub)
     assert {"LICENSE", "onnx/model.safetensors", "model.safetensors"} <= set(hub.files("me/tiny"))
     assert not {"model-00001-of-00002.safetensors", "pytorch_model.bin"} & set(hub.files("me/tiny"))
     said = push(hub, runs / "base", "me/tiny", "--public", status=2).stderr
-    assert "me/tiny: is there already, and is private" in said
+    assert "me/tiny: already exists and is private" in said
 
 
 # A hub that answers one request of each push with an error; what artel raises.
@@ -199,7 +199,7 @@ REFUSALS = {
     ("PUT", "lfs", 403): ("InputError", "me/tiny: the token may not write there (403)"),
     ("POST", "commit", 409): ("WorkError", "me/tiny: something else changes the repository just now (409)"),
     ("POST", "commit", 500): ("WorkError", "me/tiny: the hub fails (500): no, for a test"),
-    ("POST", "commit", 418): ("InputError", "me/tiny: the hub refuses (418): no, for a test"),
+    ("POST", "commit", 418): ("InputError", "me/tiny: the hub rejected it (418): no, for a test"),
 }
 
 
@@ -253,6 +253,6 @@ def test_links_in_the_model_of_a_run_are_not_followed(runs):
     assert any("left out" in line and "README.md" in line for line in said)
     Path("run/model/tokenizer.json").unlink()
     Path("run/model/tokenizer.json").symlink_to(Path("secret").absolute())
-    with pytest.raises(InputError, match=r"tokenizer.json: is a link, and only files are uploaded"):
+    with pytest.raises(InputError, match=r"tokenizer.json: is a link, but only files are uploaded"):
         api.push("run", "me/tiny", dry_run="other")
     assert not Path("other").exists()

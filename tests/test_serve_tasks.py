@@ -50,14 +50,14 @@ def test_an_empty_text_to_label_is_refused_with_its_place(tmp_path, name, text, 
     with untrained(label_run(tmp_path / "run.yaml", ROWS[name](40))) as client:
         response = client.post("/v1/classify", json={"input": text})
     assert error_of(response) == (400, "input", None)
-    assert response.json()["error"]["message"] == f"{place} is empty; give a text with words in it"
+    assert response.json()["error"]["message"] == f"{place} is empty"
 
 
 def test_a_model_of_single_texts_takes_no_pairs(tmp_path):
     with untrained(label_run(tmp_path / "run.yaml", ROWS["single"](40))) as client:
         said = refusal(client, "/v1/classify", input=[["ball", "judge"]])
         assert client.post("/v1/classify", json={"input": ["ball", "judge"]}).status_code == 200
-    assert said == "input.0 is a pair of texts, and the model was trained on single texts; give a text"
+    assert said == "input.0 is a pair of texts, but the model was trained on single texts"
 
 
 def test_documents_may_be_objects_with_a_text(reranker):
@@ -74,8 +74,8 @@ def test_documents_may_be_objects_with_a_text(reranker):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"query": " "}, "query is empty; give a text with words in it"),
-        ({"documents": ["", {"text": " "}]}, "documents are all empty; give texts with words"),
+        ({"query": " "}, "query is empty"),
+        ({"documents": ["", {"text": " "}]}, "all documents are empty"),
         ({"documents": []}, "documents: has too few entries; give 1 or more"),
         ({"documents": [3]}, "documents.0: must be a string; documents.0: must be an object"),
         ({"documents": ["a", {"txt": "b"}]}, "documents.1.text: is missing; documents.1.txt: is unknown here"),

@@ -228,7 +228,7 @@ def test_fill_and_mapping(tmp_path):
         ({"messages": [message("user", "a"), message("assistant", "<think>b</think>")]}, "empty_message", "message 2"),
         ({"messages": [message("user", "a"), message("assistant", "", tool_calls=[1])]}, "bad_tool_call", "message 2"),
         ({"messages": [message("user", "a"), message("assistant", "b"), message("user", None, tool_calls=[CALL])]},
-         "calls_of_user", r"message 3 has tool_calls, and its role is user; are the roles swapped\?"),
+         "calls_of_user", r"message 3 has tool_calls, but its role is user; are the roles swapped\?"),
         ({"messages": [message("user", "a", function_call=CALL["function"]), message("assistant", "b")]},
          "calls_of_user", "message 1 has function_call"),
         ({"messages": [message("user", "a", weight="1")]}, "bad_weight", "weight of message 1 is '1'; write 1"),

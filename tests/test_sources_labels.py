@@ -71,7 +71,7 @@ def test_several_labels_in_one_cell_and_in_columns(tmp_path):
 def test_rows_that_cannot_be_used(tmp_path):
     found = labels_of(tmp_path, "text,label\n ,pos\ngood,\na,b,c\nfine,pos\n")
     assert bad(found) == [("a.csv:2", "empty"), ("a.csv:3", "no_label"), ("a.csv:4", "bad_row")]
-    assert "has 3 columns where the header has 2" in found[2].detail
+    assert "has 3 columns, but the header has 2" in found[2].detail
     rows = ["{", {"text": "a"}, {"label": "x"}, {"text": 1, "label": "x"}, {"text": "a", "label": {"x": 1}},
             {"text": "a", "label": None}, {"text": "a", "label": [None]}, {"text": "a", "label": "x"}]  # fmt: skip
     found = read(read_labels, rows_of(tmp_path, rows))

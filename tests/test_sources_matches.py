@@ -52,7 +52,7 @@ def test_fields_of_other_names(tmp_path):
         ),
         ({"id": 3, "q": "a", "doc": "b"}, "no_query", r"mapping\.query=q data\.sources\.0\.mapping\.positive=doc$"),
         ({"q": None, "positive": "b"}, "no_query", r"mapping\.query=NAME$"),
-        ({"query": None, "positive": "b"}, "no_query", "fill in 'query', or leave the row out"),
+        ({"query": None, "positive": "b"}, "no_query", "fill in 'query', or remove the row"),
         ({"query": ["a", "b"], "positive": "b"}, "no_query", "2 queries .* write a row for each"),
         ({"query": "a"}, "no_positive", "no text that matches .*mapping.positive=NAME$"),
         ({"query": "a", "the text": "b"}, "no_positive", r"name it: 'data\.sources\.0\.mapping\.positive=the text'$"),

@@ -103,7 +103,7 @@ def test_columns_are_told_by_their_ending_where_the_format_is_rows(tmp_path, nam
     checked(file, format="entities")
     assert [named(item) for item in items(file, format="entities")][1] == [("Peter Blackburn", "PER")]
     for format in ("entities", "conll"):
-        with pytest.raises(InputError, match=r"'ner' is no column of conll"):
+        with pytest.raises(InputError, match=r"'ner' is not a column of conll"):
             checked(file, format=format, tags="ner")
 
 

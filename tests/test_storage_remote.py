@@ -189,8 +189,8 @@ def test_small_files_are_written_and_read(bucket):
         (lambda: read_bytes("s3://none/x"), r"there is no bucket none\n.*s3 mb s3://none"),
         (lambda: exists("s3://none/x"), "there is no bucket none"),
         (lambda: write_bytes("s3://none/x", b""), "there is no bucket none"),
-        (lambda: write_bytes("hf://datasets/me/x", b""), r"is no place to write to\n.*s3://BUCKET/PREFIX"),
-        (lambda: write_bytes("s3://texts", b""), "is no place to write to"),
+        (lambda: write_bytes("hf://datasets/me/x", b""), r"is not writable\n.*s3://BUCKET/PREFIX"),
+        (lambda: write_bytes("s3://texts", b""), "is not writable"),
     ],
 )
 def test_addresses_that_cannot_be_read_or_written(bucket, call, said):

@@ -203,7 +203,7 @@ def test_a_call_without_tools_is_written_by_the_template_for_them(objectives):
 @pytest.mark.parametrize(
     ("templates", "says"),
     [
-        ({"tool_use": "{{ 1 }}"}, "has the templates tool_use, and none is the default"),
+        ({"tool_use": "{{ 1 }}"}, "has the templates tool_use, but none is the default"),
         ({"default": "{{ 1 }}", "tool_use": "{% if %}"}, r"for tools \(tool_use\):1: "),
         ({"default": "{{ 1 }}", "tool_use": 5}, r"for tools \(tool_use\) is 5, no text"),
     ],

@@ -180,7 +180,7 @@ def test_a_post_processor_of_another_vocabulary_is_noticed(trained, tmp_path, be
     backend.post_processor = processors.TemplateProcessing(single="<b> $A", special_tokens=[("<b>", begin)])
     backend.save(str(tmp_path / "tokenizer.json"))
     if begin == 128000:
-        with pytest.raises(InputError, match=r"puts the id 128,000 around each text, and its largest id is \d+"):
+        with pytest.raises(InputError, match=r"puts the id 128,000 around each text, but its largest id is \d+"):
             load_tokenizer(str(tmp_path))
         return
     tokenizer = load_tokenizer(str(tmp_path))

@@ -150,7 +150,7 @@ def test_blocks_predict_every_token_but_the_first_once(store):
 def test_tokens_beyond_the_vocabulary_are_found(store):
     opened, _ = store
     opened.verify(408)
-    with pytest.raises(InputError, match=r"00001\.tokens: holds the token 407, and its tokenizer has 407"):
+    with pytest.raises(InputError, match=r"00001\.tokens: holds the token 407, but its tokenizer has 407"):
         opened.verify(407)
 
 

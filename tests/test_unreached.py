@@ -40,7 +40,7 @@ def test_a_run_cut_short_on_the_command_line_is_only_told(tmp_path):
     ("train", "sections", "told"),
     [
         ({"warmup": 40}, {}, "train.warmup: 40 steps of warmup in a run of 30: at most 0.75 of"),
-        ({"warmup": 30}, {}, "train.schedule: cosine never lowers the learning rate: warmup takes the whole run"),
+        ({"warmup": 30}, {}, "train.schedule: cosine never lowers the learning rate: the warmup takes the entire run"),
         ({"schedule": "wsd", "decay": 0.01}, {}, "wsd never lowers the learning rate: the run is too short for"),
         ({"decay": 0.5}, {}, "train.decay has no effect with train.schedule: cosine"),
         ({"schedule": "constant", "minimum_learning_rate": 0.1}, {}, "train.minimum_learning_rate has no effect"),

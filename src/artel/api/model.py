@@ -181,7 +181,7 @@ class Model:
         if not (objective.generates or "generate" in decoding.tasks):
             raise self._cannot("writes no text of its own")
         if beams is not None and objective.generates:
-            raise InputError.at("beams", f"{self._opened.name} does not search", "leave it out: seq2seq models do")
+            raise InputError.at("beams", f"{self._opened.name} does not search", "remove it: seq2seq models do")
         if beams is not None and not 1 <= beams <= 100:
             raise InputError.at("beams", f"{beams} is out of range", "it goes from 1 to 100")
         if beams is not None and temperature:
@@ -378,7 +378,7 @@ class Model:
         quiet_libraries()
         path = None if data is None else os.fspath(data)
         if corpus is not None and overrides:
-            raise InputError.at("overrides", "have no meaning on a corpus", "leave them out")
+            raise InputError.at("overrides", "have no meaning on a corpus", "remove them")
         if corpus is not None:
             return evaluate_on_corpus(self._opened, os.fspath(corpus), path)
         check_worker()

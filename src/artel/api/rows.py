@@ -39,7 +39,7 @@ def source_of_rows(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any
     name = source.get("format", "auto")
     if name in FORMATS.names and not (FORMATS[name].goes_by_suffix or _SUFFIX in FORMATS[name].suffixes):
         fits = ", ".join(format for format in FORMATS.names if _SUFFIX in FORMATS[format].suffixes)
-        raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"leave it out, or write one of: {fits}")
+        raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"remove it, or write one of: {fits}")
     file = _written(_rows_of(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows")
     number = key.rpartition(".")[2]
     default = "rows" if number in ("sources", "0") else f"rows {number}"

@@ -98,7 +98,7 @@ def _check_together(
         "--data": data if tasks else None,
         "--corpus": corpus if tasks else None,
     }
-    problems = [Problem(key, f"has no meaning with {flag}", "leave it out") for key, value in given.items() if value]
+    problems = [Problem(key, f"has no meaning with {flag}", "remove it") for key, value in given.items() if value]
     if flag and problems:
         raise InputError(problems)
 
@@ -119,7 +119,7 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
     from artel.storage import write_output
 
     if result.predictions is None:
-        raise InputError.at("--predictions", f"{result.model} answers no questions", "leave it out")
+        raise InputError.at("--predictions", f"{result.model} answers no questions", "remove it")
     write_output(file, json.dumps(result.predictions, ensure_ascii=False, indent=1))
     echo(f"answers to {result.documents:,} questions: {file}")
 

@@ -55,7 +55,7 @@ def export(
     if settings and to is None:
         raise InputError.at(settings[0], "is a setting of an exporter, and none is named", "add --to NAME")
     if deepspeed and (merge or gguf is not None or to is not None):
-        raise InputError.at("--deepspeed", "is for a checkpoint as it is", "leave it out, or --merge, --gguf and --to")
+        raise InputError.at("--deepspeed", "is for a checkpoint as it is", "remove it, or --merge, --gguf and --to")
     if deepspeed:
         done = export_for_deepspeed(name, folder)
     else:

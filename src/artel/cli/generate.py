@@ -88,7 +88,7 @@ def generate(
 
     if overrides and not untrained:
         raise InputError.at(
-            "override", f"{overrides[0]} only applies with --untrained", "leave it out, or add --untrained"
+            "override", f"{overrides[0]} only applies with --untrained", "remove it, or add --untrained"
         )
     _check_best_of(best_of, reward, temperature)
     if beams is not None and temperature:
@@ -105,7 +105,7 @@ def generate(
     def opened_model() -> OpenedModel:
         opened = open_untrained(load_run(name, Overrides.parse(overrides))) if untrained else open_model(name)
         if beams is not None and "generate" not in opened.decoding.tasks:
-            raise InputError.at("--beams", f"{name} does not search", "leave it out: seq2seq models do")
+            raise InputError.at("--beams", f"{name} does not search", "remove it: seq2seq models do")
         return opened
 
     def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:

@@ -131,7 +131,7 @@ def artel(
 
 
 app.command("new")(new.new)
-app.command("plan", short_help="Say before a run what it will need, and whether it fits.")(plan.plan)
+app.command("plan", short_help="Say before a run what it needs, and whether it fits.")(plan.plan)
 app.command("prepare", short_help="Clean, deduplicate, split and tokenize the text of a run.")(train.prepare)
 app.command("train")(train.train)
 app.command("evaluate", short_help="Measure models by the metrics of their objective.")(evaluate.evaluate)

@@ -32,7 +32,7 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say before a run what it will need, and whether it fits: memory of each rank by kind, host memory, disk, hours.
+    """Say before a run what it needs, and whether it fits: memory of each rank by kind, host memory, disk, hours.
 
     The model is built without memory, and two steps of it are traced with the code that trains, as one rank of as many
     processes as you ask for. The exit status is 1 where the run does not fit.

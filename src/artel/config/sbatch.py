@@ -27,5 +27,5 @@ def directive(name: str, value: object) -> str:
 def quoted(value: str) -> str:
     """A value as one word for sbatch, which splits lines at blanks and ends them at #. Raises ValueError."""
     if '"' in one_line(value) or "\\" in value:
-        raise ValueError(f"{value!r} has a quote or a backslash, which sbatch would take away; leave it out")
+        raise ValueError(f"{value!r} has a quote or a backslash, which sbatch would take away; remove it")
     return value if not value or _PLAIN.fullmatch(value) else f'"{value}"'

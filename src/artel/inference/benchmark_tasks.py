@@ -29,13 +29,13 @@ def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: 
     if {"embed", "rerank"} & set(opened.decoding.tasks):
         for value, key in ((folder, "--task-folder"), (limit, "--limit")):
             if value is not None:
-                raise InputError.at(key, "is of lm-evaluation-harness; MTEB's tasks are run whole", "leave it out")
+                raise InputError.at(key, "is for lm-evaluation-harness; MTEB's tasks are run in full", "remove it")
         return run_mteb(opened, tasks)
     if not opened.objective.generates:
         raise InputError.at(
             "--tasks",
             f"{opened.name} writes no text and gives no vectors: no harness of tasks can ask it",
-            "evaluate it by the metrics of its objective: leave --tasks out",
+            "evaluate it by the metrics of its objective, without --tasks",
         )
     task_harness.check_known(tasks, "--tasks", folder)
     return task_harness.run_tasks(opened.model, opened.tokenizer, tasks, folder=folder, limit=limit)
@@ -73,7 +73,7 @@ def _known(names: Sequence[str]) -> list[Any]:
             continue
         if set(task.metadata.modalities) != {"text"}:
             what = f"{name} is about {', '.join(sorted(task.metadata.modalities))}"
-            problems.append(Problem("--tasks", what, "name a task of texts"))
+            problems.append(Problem("--tasks", what, "use a text task"))
         tasks.append(task)
     if problems:
         raise InputError(problems)
@@ -89,7 +89,7 @@ def metrics_on(opened: OpenedModel, task: Any) -> dict[str, Any]:
         task.load_data()
     except Exception as error:  # from the hub, its cache, or a reader of data
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        fix = "run it once where the hub can be reached; its data stay in HF_HOME"
+        fix = "run it once with network access; its data stay in HF_HOME"
         raise InputError.at("--tasks", f"the data of {name} cannot be read: {first}", fix) from None
     model = _Encoder(opened) if "embed" in opened.decoding.tasks else _CrossEncoder(opened)
     try:
@@ -97,8 +97,8 @@ def metrics_on(opened: OpenedModel, task: Any) -> dict[str, Any]:
     except TypeError as error:
         if "cross" not in str(error).lower():
             raise
-        fix = "name a task of retrieval or reranking, or give a model of objective embedding"
-        raise InputError.at("--tasks", f"{name} is no task for a reranker", fix) from None
+        fix = "use a task of retrieval or reranking, or a model of objective embedding"
+        raise InputError.at("--tasks", f"{name} is not a task for a reranker", fix) from None
     (result,) = done.task_results
     metrics: dict[str, Any] = {task.metadata.main_score: float(result.get_score())}
     return metrics | {"splits": result.scores}

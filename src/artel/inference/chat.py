@@ -91,7 +91,7 @@ class ChatSession:
         """
         if not opened.objective.generates:
             what = f"it is a model for {opened.objective.config.objective}, which does not generate text"
-            raise InputError.at(opened.name, what, "give a causal model; this one works with artel generate")
+            raise InputError.at(opened.name, what, "use a causal model; this one works with artel generate")
         self.settings = settings
         self.system = system
         self.exchanges: list[Exchange] = []
@@ -108,7 +108,7 @@ class ChatSession:
         style = tool_style(opened.tokenizer, self._template) if tools else None
         if tools and (style is None or not style.writes_tools):
             what = "the chat template writes no functions"
-            raise InputError.at("--tools", what, "give a model that was trained with tools, or chat.template: chatml")
+            raise InputError.at("--tools", what, "use a model that was trained with tools, or chat.template: chatml")
         self._tool_style = style or ToolStyle()
         if opened.template_setting == "auto" and not self._tokenizer.hf.chat_template:
             name = "chatml" if self._template == CHATML else "plain"
@@ -284,7 +284,7 @@ class ChatSession:
             history = shorter
             ids = self._ids([*history, exchange])
         if len(ids) >= self._window:
-            what = f"with it the prompt is {len(ids):,} tokens, and the model takes {self._window:,}"
+            what = f"with it the prompt is {len(ids):,} tokens, but the model accepts {self._window:,}"
             raise InputError.at("message", what, "write less, or a shorter system message")
         if len(history) < available:
             dropped = available - len(history)
@@ -298,8 +298,12 @@ class ChatSession:
             messages = self._messages(exchanges, self._tool_style)[:-1]
             return prompt_ids(self._tokenizer, self._template, messages, list(self._tools) or None)
         except TemplateRefuses as refusal:
-            fix = "many templates take no system message: try without" if self.system else "try another chat.template"
-            raise InputError.at("chat.template", f"it refuses the conversation: {refusal}", fix) from None
+            fix = (
+                "many templates do not support a system message: try without"
+                if self.system
+                else "try another chat.template"
+            )
+            raise InputError.at("chat.template", f"it raises an error: {refusal}", fix) from None
 
     def _messages(self, exchanges: list[Exchange], style: ToolStyle) -> list[dict[str, Any]]:
         messages = [Message("system", self.system)] if self.system else []
@@ -364,7 +368,7 @@ def from_a_message(exchanges: list[Exchange], last: bool = False) -> list[Exchan
 
 def read_conversation(file: Path, name: str) -> dict[str, Any]:
     """Read a file with one conversation: an optional system message, then messages and their answers."""
-    fix = "give a file that /save wrote"
+    fix = "use a file that /save wrote"
     check_regular(file)
     try:
         written = file.read_text(encoding="utf-8-sig").rstrip("\n")
@@ -373,7 +377,7 @@ def read_conversation(file: Path, name: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError.at("load", f"{name} cannot be read: {error.strerror}", fix) from None
     except (ValueError, RecursionError):
-        raise InputError.at("load", f"{name} is no JSON", fix) from None
+        raise InputError.at("load", f"{name} is not JSON", fix) from None
     if not isinstance(fields, dict):
         raise InputError.at("load", f"{name} has {len(lines):,} lines, not one conversation", fix)
     messages = fields.get("messages")
@@ -403,7 +407,7 @@ def exchanges_of(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
                 listed = message.get("tool_calls") or []
                 calls = tuple(map(parse_call, listed if isinstance(listed, list) else [listed]))
             except BadRecord as error:
-                raise InputError.at("load", f"{name}: a call {error.detail}", "give a file that /save wrote") from None
+                raise InputError.at("load", f"{name}: a call {error.detail}", "use a file that /save wrote") from None
             exchanges[-1].answer, exchanges[-1].finished, exchanges[-1].calls = message["content"], True, calls
     return exchanges
 

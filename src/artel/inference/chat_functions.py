@@ -52,7 +52,7 @@ def read_functions(file: str) -> ChatFunctions:
     path = user_path(file, _OPTION)
     check_regular(path)
     if not path.is_file():
-        raise InputError.at(_OPTION, f"there is no file {file}", "give a .json or a .py file")
+        raise InputError.at(_OPTION, f"there is no file {file}", "use a .json or .py file")
     return _from_module(path) if path.suffix == ".py" else ChatFunctions(_from_json(path), {})
 
 
@@ -61,9 +61,9 @@ def _from_json(path: Path) -> Tools:
     try:
         entries = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError.at(str(path), f"is no JSON: {error}", fix) from None
+        raise InputError.at(str(path), f"is not JSON: {error}", fix) from None
     if not isinstance(entries, list) or not entries:
-        raise InputError.at(str(path), "is no list of functions", fix)
+        raise InputError.at(str(path), "is not a list of functions", fix)
     tools = []
     for number, entry in enumerate(entries):
         function = entry.get("function", entry) if isinstance(entry, dict) else None
@@ -88,7 +88,7 @@ def _from_module(path: Path) -> ChatFunctions:
             tools.append(get_json_schema(function))
         except Exception as error:  # transformers' own exceptions for docstrings and types
             line = inspect.getsourcelines(function)[1]
-            fix = "give each argument a type, and a line in the docstring: `Args:` and below it `city: The city.`"
+            fix = "each argument needs a type, and a line in the docstring: `Args:` and below it `city: The city.`"
             what = f"{name} cannot be described to a model: {' '.join(str(error).split())}"
             raise InputError.at(f"{path}:{line}", what, fix) from None
     return ChatFunctions(tuple(tools), functions)

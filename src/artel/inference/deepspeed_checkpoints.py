@@ -71,7 +71,7 @@ def assemble(folder: Path) -> AssembledModel:
     model_folder = folder if (folder / "latest").is_file() else folder.parent
     if not (model_folder / "config.json").is_file():
         fix = f"copy config.json and the tokenizer's files of the model that was trained to {model_folder}"
-        raise InputError.at(str(folder), "is DeepSpeed's checkpoint, and does not say of which model", fix)
+        raise InputError.at(str(folder), "is a DeepSpeed checkpoint without its model", fix)
     tokenizer = load_tokenizer(str(model_folder), where=str(folder))
     objective = objective_of_folder(str(model_folder), None, tokenizer)
     config, _ = read_config(str(model_folder))
@@ -85,10 +85,10 @@ def exchange_problems(run: RunConfig) -> list[Problem]:
     problems = []
     if not OPTIMIZERS[run.train.optimizer].is_adam:
         what = f"{run.train.optimizer}: only Adam's state goes between DeepSpeed's checkpoints and artel's"
-        problems.append(Problem("train.optimizer", what, "write adamw, or take the model alone"))
+        problems.append(Problem("train.optimizer", what, "set adamw, or use the model alone"))
     if run.model.lora is not None:
-        what = "only whole models go between DeepSpeed's checkpoints and artel's"
-        problems.append(Problem("model.lora", what, "leave it out, or take the model alone"))
+        what = "only full models can be converted between DeepSpeed's checkpoints and artel's"
+        problems.append(Problem("model.lora", what, "remove it, or use the model alone"))
     return problems
 
 
@@ -114,8 +114,8 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path) -> None:
     opened, store = open_fresh(run, prepared), prepared.open()
     steps = run_length(run, opened.objective.dataset(store.train), store.train).steps
     if steps is not None and step >= steps:
-        what = f"is of step {step:,}, and this run ends after {steps:,}"
-        raise InputError.at(str(folder), what, "give train.steps, tokens or epochs for all of it")
+        what = f"is of step {step:,}, but this run ends after {steps:,}"
+        raise InputError.at(str(folder), what, "set train.steps, tokens or epochs for all of it")
     weights, state = _of_run(opened.model, saved.weights(), state, folder)
     run_folder = RunFolder(Path(run.run))
     checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
@@ -169,7 +169,7 @@ def _named_as(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Pa
         "has {} that are not of {}": unexpected,
         "has {} in other shapes than {}": mismatched,
     }
-    fix = "give the config.json of the model that was trained, and transformers in its version"
+    fix = "use the config.json of the trained model, and its version of transformers"
     problems = [
         Problem(str(folder), what.format(f"{len(names)} tensors ({sorted(names)[0]} …)", whose), fix)
         for what, names in wrong.items()
@@ -191,8 +191,8 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
     """Return the run in `name` and its newest checkpoint. Raise InputError if DeepSpeed's format cannot hold it."""
     folder = RunFolder(Path(name))
     if not folder.config.is_file():
-        fix = "give a run's folder, or leave --deepspeed out"
-        raise InputError.at(name, "is no run, and has no optimizer's state", fix)
+        fix = "use a run's folder, or remove --deepspeed"
+        raise InputError.at(name, "is not a run and has no optimizer state", fix)
     run = load_run(name)
     folder.check_config(run)
     folder.check_own_checkpoints()

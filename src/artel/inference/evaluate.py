@@ -89,7 +89,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         raise InputError.at(
             "data.validation",
             "there is nothing to evaluate the model on",
-            "give more text, a smaller data.block, or --data FILE",
+            "use more text, a smaller data.block, or --data FILE",
         )
     # fp8 is for training: evaluate the model as it will be used.
     requested = "auto" if run.train.precision == "fp8" else run.train.precision
@@ -132,7 +132,7 @@ def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> Prepared:
         return prepare(run)
     except InputError:
         if data is not None and (what := _mismatch(opened, run)):
-            fix = "give data with the labels of the model, or train a model on these"
+            fix = "use data with the labels of the model, or train a model on these"
             raise InputError.at(data, what, fix) from None
         raise
 

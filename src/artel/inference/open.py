@@ -88,7 +88,7 @@ def move_to_device(opened: OpenedModel, device: torch.device) -> None:
     except torch.OutOfMemoryError:
         model.to("cpu")
         needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        what = f"its weights take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the GPU are free"
+        what = f"its weights take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of GPU memory are free"
         fix = "write CUDA_VISIBLE_DEVICES= before the command: then it computes on the CPU"
         raise InputError.at(opened.name, what, f"{fix}; artel serve takes --precision bf16") from None
 
@@ -109,7 +109,7 @@ def _open(name: str) -> OpenedModel:
             return open_checkpoint(run, prepare_silently(run), newest)
     check_was_trained(folder)
     if folder.path.is_file():
-        fix = "give the run's folder, or --untrained for the model before training"
+        fix = "use the run's folder, or --untrained for the model before training"
         raise InputError.at(name, "is a file, not a run, a model folder or a hub id", fix)
     try:
         return _open_folder(name, name, None)
@@ -126,7 +126,7 @@ def check_was_trained(folder: RunFolder) -> None:
     name = str(folder.path)
     if folder.result.is_file():
         raise InputError.at(
-            name, "has lost its weights and its checkpoints", "put them back, or train it with --restart"
+            name, "has lost its weights and its checkpoints", "restore them, or train it with --restart"
         )
     if folder.config.is_file():
         raise InputError.at(name, "has not been trained yet: there is no checkpoint", f"train it: artel train {name}")

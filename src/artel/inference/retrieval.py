@@ -38,7 +38,7 @@ def check_embeds(opened: OpenedModel) -> None:
     """Raise InputError if the model has no vectors for texts."""
     if "embed" not in opened.decoding.tasks:
         what = f"learned {opened.objective.config.objective}, which gives texts no vectors"
-        raise InputError.at(opened.name, what, "give a model of objective embedding, or of sentence-transformers")
+        raise InputError.at(opened.name, what, "use a model of objective embedding, or of sentence-transformers")
 
 
 def _read_matches_and_corpus(
@@ -76,8 +76,8 @@ def _merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str], lis
         match = document.record.fields
         assert isinstance(match, Match)
         if match.score is not None:
-            what = "is a pair with a score, and does not say which documents answer a query"
-            raise InputError.at(document.record.origin, what, "give queries with texts that match them")
+            what = "is a pair with a score, which does not tell which documents answer a query"
+            raise InputError.at(document.record.origin, what, "use queries with matching texts")
         positives, negatives = merged.setdefault(match.query, ([], []))
         positives += [text for text in match.positives if text not in positives]
         negatives += [text for text in match.negatives if text not in negatives]
@@ -134,7 +134,7 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
         raise InputError.at("--prompt", "there is no query", 'write --prompt "WHAT TO LOOK FOR"')
     found = list(paragraphs(text))
     if not found:
-        raise InputError.at("--context", "the text to search has no words", "give a text or a file with some")
+        raise InputError.at("--context", "the text to search has no words", "use a text, or a file with text")
     texts = [text for _, text in found]
     if "embed" in opened.decoding.tasks:
         with silenced():
@@ -256,8 +256,8 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> Ev
     check_embeds(opened)
     is_folder = Path(corpus).is_dir()
     if is_folder and data is not None:
-        what = f"{corpus} is a folder in BEIR's format, which has queries of its own"
-        raise InputError.at("--data", what, "leave it out, or give a file of texts as --corpus")
+        what = f"{corpus} is a folder in BEIR's format, which has its own queries"
+        raise InputError.at("--data", what, "remove it, or use a file of texts as --corpus")
     read = read_beir(Path(corpus)) if is_folder else _corpus_of_matches(corpus, data)
     started = time.monotonic()
     documents = unit_vectors(opened, read.documents, "document")
@@ -272,7 +272,7 @@ def _corpus_of_matches(corpus: str, data: str | None) -> Corpus:
     """Return the queries of `data`, with its documents and the texts of the file or glob `corpus`."""
     if data is None:
         fix = "write --data FILE with matches, whose queries are asked; or a folder in BEIR's format"
-        raise InputError.at("--corpus", f"{corpus} has texts, and no queries", fix)
+        raise InputError.at("--corpus", f"{corpus} has texts, but no queries", fix)
     matches, documents, _ = _read_matches_and_corpus(data, corpus)
     positions = {text: position for position, text in enumerate(documents)}
     judged = [dict.fromkeys((positions[text] for text in positives), 1.0) for positives, _ in matches.values()]
@@ -312,10 +312,12 @@ def read_beir(folder: Path) -> Corpus:
             position = positions.setdefault(document, len(positions))
             by_query.setdefault(query, {})[position] = score
     if not by_query:
-        raise InputError.at(str(file), "judges no document to answer a query", "give scores above 0")
+        raise InputError.at(str(file), "judges no document to answer a query", "use scores above 0")
     if unknown := len(positions) - len(documents):
         logger.info(
-            "%s: %s documents that answer a query are not in corpus.jsonl, and are never found", file, f"{unknown:,}"
+            "%s: %s documents that answer a query are not in corpus.jsonl, and never found",
+            file,
+            f"{unknown:,}",
         )
     own = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
     return Corpus(list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), own)
@@ -327,7 +329,7 @@ def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Itera
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            problems.append(Problem(where, f"is no JSON: {error}", "fix the line"))
+            problems.append(Problem(where, f"is not JSON: {error}", "fix the line"))
             continue
         fields = [row.get(name) or "" for name in names] if isinstance(row, dict) else []
         name = row.get("_id") if isinstance(row, dict) else None
@@ -345,7 +347,7 @@ def _judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) ->
             query, document, score = parts[0], parts[1], float(parts[2])
         except (IndexError, ValueError):
             if number:  # the first is a heading
-                problems.append(Problem(where, "is no judgement", "write QUERY, DOCUMENT and SCORE between tabs"))
+                problems.append(Problem(where, "is not a judgement", "write QUERY, DOCUMENT and SCORE between tabs"))
             continue
         if query not in queries:
             problems.append(Problem(where, f"there is no query {query!r} in queries.jsonl", "fix or remove the line"))

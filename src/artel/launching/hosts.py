@@ -92,7 +92,7 @@ class Hosts:
                 Problem("--node-rank", f"{rank} must be less than the number of hosts, {most}", "count from 0")
             )
         if most > 1 and not address:
-            fix = "give the first host's address, or --rdzv-endpoint ADDRESS:PORT"
+            fix = "use the first host's address, or --rdzv-endpoint ADDRESS:PORT"
             problems.append(Problem("--master-addr", "is required for several hosts", fix))
         if problems:
             raise InputError(problems)
@@ -203,7 +203,7 @@ def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name, such as a..b
         reason = error.strerror if isinstance(error, OSError) else error
-        what, fix = f"cannot reach {host}: {reason}", "give an address of the first host that the others can reach"
+        what, fix = f"cannot reach {host}: {reason}", "use an address of the first host that the others can reach"
         raise InputError.at(flag, what, fix) from None
 
 

@@ -127,7 +127,7 @@ class _Policy:
             self._kept |= _storages(context.op_output)
             return CheckpointPolicy.MUST_SAVE
         if _writes(operator) and not torch.compiler.is_compiling() and self._kept & _storages(args[0]):
-            what = f"selective: this model writes into the result of a matrix product ({operator})"
+            what = f"selective: this model modifies the result of a matrix product in place ({operator})"
             raise NotSelective.at("train.activation_checkpointing", what, "write full, or train.compile: on")
         return CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -22,14 +22,14 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
     if implementation != NAME:
         if implementation == MASKED_NAME:
             return Choice("scaled_dot_product_attention", "an encoder: padding and documents come as a mask")
-        return Choice(implementation, f"{model.config.model_type} has attention of its own")
+        return Choice(implementation, f"{model.config.model_type} has its own attention")
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if documents and takes_block_masks(model):
         return Choice("FlexAttention", "documents are kept apart by blocks; blocks that no token sees are skipped")
     if documents and device.type == "cpu":
-        return Choice("a document at a time", "documents are kept apart, and what one does not see is not computed")
+        return Choice("a document at a time", "documents are kept apart, and masked scores are not computed")
     if documents or window is not None:
-        why = "documents are kept apart" if documents else f"a window of {window} tokens, where blocks are longer"
+        why = "documents are kept apart" if documents else f"a window of {window} tokens, shorter than the blocks"
         return Choice("scaled_dot_product_attention with a mask", why)
     kernel = "PyTorch's kernel for processors"
     if device.type == "cuda":

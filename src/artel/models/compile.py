@@ -50,7 +50,7 @@ def compile_choice(
     if requested == "on":
         return Choice("layers", "train.compile: on")
     if quantize == "int8":
-        return Choice(OFF, "bitsandbytes' int8 layers break the graph, and each part compiles anew for each size")
+        return Choice(OFF, "bitsandbytes' int8 layers break the graph, and each part is compiled again for each size")
     if device.type == "cuda":
         return Choice("layers", "on a GPU, always")
     if device.type != "cpu":

@@ -35,12 +35,12 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError.at("device", f"{name!r} is no device", "write cpu, cuda or cuda:1") from None
+        raise InputError.at("device", f"{name!r} is not a device", "write cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
         raise InputError.at("device", f"{name} is not supported", "write cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        what = f"there is no {name}: this machine has {torch.cuda.device_count()} GPUs that PyTorch can use"
-        raise InputError.at("device", what, "write cpu, or leave it out")
+        what = f"{name} does not exist: PyTorch can use {torch.cuda.device_count()} GPUs here"
+        raise InputError.at("device", what, "use cpu, or remove it")
     return device
 
 
@@ -86,11 +86,11 @@ def autocast_dtype(precision: str) -> torch.dtype | None:
 
 def _check_float8(device: torch.device) -> None:
     if device.type != "cuda":
-        raise InputError.at(_KEY, f"fp8 needs a GPU and this is {device.type}", "write auto, bf16 or fp32")
+        raise InputError.at(_KEY, f"fp8 needs a GPU, but the device is {device.type}", "write auto, bf16 or fp32")
     capability = torch.cuda.get_device_capability(device)
     if capability < _FLOAT8_CAPABILITY:
         has, needs = (".".join(map(str, version)) for version in (capability, _FLOAT8_CAPABILITY))
-        what = f"fp8 needs a GPU of compute capability {needs} or higher and this one has {has}"
+        what = f"fp8 needs a GPU of compute capability {needs} or higher, but this one has {has}"
         raise InputError.at(_KEY, what, "write bf16 or auto")
     try:
         import torchao.float8  # noqa: F401

@@ -43,7 +43,7 @@ MASKED = {"full_attention", _WINDOW}
 """Layer types in which the mask alone decides which tokens see each other."""
 _PREFIX, _BRANCH = 3, 2
 """Tokens of the shared prefix and of each branch when a model is tested."""
-_FIX = "write data.document_mask: false, or take another architecture"
+_FIX = "set data.document_mask: false, or use another architecture"
 
 
 def document_inputs(
@@ -189,7 +189,7 @@ def _check_apart(model: PreTrainedModel, causal: bool) -> None:
             separate = torch.cat([model(input_ids=document).logits for document in parts], dim=1)
     except Exception as error:  # an architecture without such masks may raise anything
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"{model.config.model_type} takes no mask of documents: {first}"
+        what = f"{model.config.model_type} does not accept a mask of documents: {first}"
         raise InputError.at("data.document_mask", what, _FIX) from None
     difference = _relative_difference(joined, separate)
     if not difference < _tolerance(model):

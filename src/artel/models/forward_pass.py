@@ -47,7 +47,7 @@ def architecture_error(error: Exception, model: PreTrainedModel) -> InputError |
         return None
     words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     what = f"{model.config.model_type} cannot be trained on this: its code in transformers fails ({place}): {words}"
-    return InputError.at("model", what, "check its sizes, or take another architecture")
+    return InputError.at("model", what, "check its sizes, or use another architecture")
 
 
 def forget_failed_pass(model: nn.Module, within: Iterable[nn.Module] | None = None) -> None:

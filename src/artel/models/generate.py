@@ -148,8 +148,8 @@ def continue_ids(
             seen = len(ids) if cache_name else start
             logits[:, vocabulary:] = -torch.inf  # rows without a token
             if not math.isfinite(logits.max()):
-                what = "its logits are NaN or infinite, so no token is likelier than another"
-                raise InputError.at(model.name_or_path, what, "its weights are damaged, or too large")
+                what = "its logits are NaN or infinite, so no token can be chosen"
+                raise InputError.at(model.name_or_path, what, "its weights are damaged or too large")
             chosen = choose(logits[0])
             if chosen in stop:
                 return
@@ -165,7 +165,7 @@ def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int])
     beyond = next((number for number in ids if number >= rows), None)
     if beyond is not None:
         what = f"the model has no embedding for {tokenizer.decode([beyond])!r} (id {beyond:,} of {rows:,})"
-        raise InputError.at(model.name_or_path, what, "give the model with its own tokenizer and chat template")
+        raise InputError.at(model.name_or_path, what, "use the model with its own tokenizer and chat template")
 
 
 def end_ids(model: PreTrainedModel) -> set[int]:
@@ -173,6 +173,6 @@ def end_ids(model: PreTrainedModel) -> set[int]:
     ends = getattr(model.generation_config, "eos_token_id", None)
     numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(number, int) for number in numbers):
-        what = f"its generation_config.json ends a text at {str(ends)[:100]}, which is no token's id"
+        what = f"its generation_config.json has eos_token_id {str(ends)[:100]}, which is not a token id"
         raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
     return set(numbers)

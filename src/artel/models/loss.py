@@ -155,7 +155,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
         if ctx.grads is None:
-            raise RuntimeError("the backward pass of this loss runs once only, and it has run")
+            raise RuntimeError("the backward pass of this loss can run only once")
         grads, ctx.grads = ctx.grads, None
         return *(None if grad is None else grad.mul_(grad_output) for grad in grads), None, None
 

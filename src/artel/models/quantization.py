@@ -261,7 +261,7 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
     Raise InputError for a model with adapters, whose matrices are too narrow to benefit.
     """
     if is_adapted(model):
-        what = "fp8 is for whole matrices, and model.lora trains narrow ones"
+        what = "fp8 needs full matrices, but model.lora trains narrow ones"
         raise InputError.at("train.precision", what, "write train.precision: bf16")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

@@ -100,7 +100,7 @@ class RouterAuxLoss:
         probability_sums = []
         for layer_logits in logits:
             if layer_logits.numel() != targets.numel() * layer_logits.shape[-1]:
-                what = f"{self._model_type}: its routers return something else than a number for each token and expert"
+                what = f"{self._model_type}: its routers do not return one number per token and expert"
                 raise InputError.at(f"model.config.{_KEY}", what, "write 0: without a balance loss")
             probabilities = layer_logits.float().view(*targets.shape, -1).softmax(dim=-1)
             top = probabilities.topk(self._choices, dim=-1).indices

@@ -94,7 +94,7 @@ class Sampler:
         options = self._options
         logits = logits[: self._vocabulary].cpu()
         if not math.isfinite(logits.max()):
-            raise BrokenLogits("its logits are NaN or infinite, so no token is likelier than another")
+            raise BrokenLogits("its logits are NaN or infinite, so no token can be chosen")
         logprobs = logits.log_softmax(-1) if options.logprobs is not None else None
         if self._forced:
             return self._with_logprobs(self._forced.popleft(), logprobs)

@@ -131,12 +131,12 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         data, problems = config.data, []
         alone = "does not apply: each sample has its own row"
         if data.packing == "best_fit" and not cls.packs_samples:
-            problems.append(Problem("data.packing", f"best_fit {alone}", "leave it out"))
+            problems.append(Problem("data.packing", f"best_fit {alone}", "remove it"))
         if data.document_mask and not cls.packs_samples:
-            problems.append(Problem("data.document_mask", f"true {alone}", "leave it out"))
+            problems.append(Problem("data.document_mask", f"true {alone}", "remove it"))
         if data.document_mask is False and cls.fills_blocks(config):
-            what = "false would let samples that share a block see one another, and they never do"
-            problems.append(Problem("data.document_mask", what, "leave it out"))
+            what = "false is not possible: packed samples never attend to each other"
+            problems.append(Problem("data.document_mask", what, "remove it"))
         return problems
 
     @classmethod

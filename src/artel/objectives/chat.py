@@ -139,7 +139,7 @@ class Chat(Objective, Decoding):
                     result = replace(result, source=source)
                 yield result
             except Unfit as unfit:
-                detail = f"{unfit}; fix it, or give another chat.template"
+                detail = f"{unfit}; fix it, or use another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
 
     def turn_end(self) -> TurnEnd:

@@ -137,7 +137,7 @@ def next_token_view(ids: np.ndarray, targets: np.ndarray, name: str = "") -> Tok
     return TokenView(ids, np.append(IGNORED, targets)[: len(ids)], name)
 
 
-_KEY, _FIX = "data.packing", "write data.packing: concatenate, which gives each sample a row of its own"
+_KEY, _FIX = "data.packing", "set data.packing: concatenate, which puts each sample in its own row"
 
 
 def packed_problems(config: RunConfig, auto_class: str) -> list[Problem]:

@@ -39,7 +39,7 @@ class InsertionTagging(Objective, Decoding):
 
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("pairs",)
-    presentation = Presentation("puts in what a text lacks, as commas", pipeline_tag="token-classification")
+    presentation = Presentation("inserts what a text lacks, e.g. commas", pipeline_tag="token-classification")
     is_per_token = True
     continues = False
     encoder = True
@@ -78,7 +78,7 @@ class InsertionTagging(Objective, Decoding):
             assert isinstance(record.fields, Pair)
             inserted = self._align(record.fields, encoded)
             if inserted is None:
-                detail = "its output is not its input with single tokens inserted; fix the pair, or leave it out"
+                detail = "its output is not its input with single tokens inserted; fix or remove the pair"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
             elif len(encoded.ids) + self._frame.size > self.config.data.block:
                 yield Dropped("longer_than_block")

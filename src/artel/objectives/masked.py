@@ -185,7 +185,7 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
     ids = torch.tensor([tokenizer.hf(prompt)["input_ids"]], device=model.device)
     positions = (ids[0] == tokenizer.mask_id).nonzero().flatten()
     if len(positions) == 0:
-        raise InputError.at("--prompt", f"holds no {mask}", f"write {mask} where a word is to be guessed")
+        raise InputError.at("--prompt", f"holds no {mask}", f"write {mask} in place of a word to predict")
     limit = position_limit(model)
     if limit is not None and ids.shape[1] > limit:
         raise InputError.at("--prompt", f"{ids.shape[1]} tokens are more than the model's {limit}", "shorten it")

@@ -68,7 +68,7 @@ class PreferenceOptimization(Objective):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = [*super().problems(config), *template_problems(config)]
         if config.preference.loss != "dpo" and config.preference.smoothing > 0:
-            problems.append(Problem("preference.smoothing", f"{config.preference.loss} has none", "leave it out"))
+            problems.append(Problem("preference.smoothing", f"{config.preference.loss} has none", "remove it"))
         return problems
 
     @classmethod
@@ -109,8 +109,8 @@ class PreferenceOptimization(Objective):
             return
         for column, name in ((_CHOSEN, "good"), (_REJECTED, "bad")):
             if not store.train.numbers()[:, column].any():
-                what = f"no answer is labeled as {name}, and kto learns from the difference"
-                fix = f"give {name} answers too; to learn from answers of one kind write objective: chat"
+                what = f"no answer is labeled as {name}, but kto needs both kinds"
+                fix = f"give {name} answers too; to learn from one kind only, set objective: chat"
                 raise InputError.at("preference.loss", what, fix)
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
@@ -138,7 +138,7 @@ class PreferenceOptimization(Objective):
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
         if len(answers) < 2 and self._preference.loss != "kto":
             raise Unfit(
-                f"it has one answer, and {self._preference.loss} needs two (preference.loss: kto takes such rows)"
+                f"it has one answer, but {self._preference.loss} needs two (preference.loss: kto accepts such rows)"
             )
         if self._writer.has_control_token(_messages(pair), pair.tools):
             return Dropped("control_token")

@@ -51,7 +51,7 @@ class Rerank(Objective, Decoding):
     tasks = ("rerank", "score")
     why_no_prompts = (
         "a query needs its document; prompts show nothing here",
-        "leave them out, and ask the model afterwards: artel generate --prompt QUERY --context DOCUMENT",
+        "remove them, and use artel generate after training: artel generate --prompt QUERY --context DOCUMENT",
     )
     better = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])
 
@@ -98,7 +98,7 @@ class Rerank(Objective, Decoding):
             record, match = document.record, document.record.fields
             assert isinstance(match, Match)
             if self._rerank.loss == "listwise" and match.score is not None and isinstance(result, DocumentSamples):
-                detail = "it has a score, and listwise learns which document matches; write rerank.loss: pointwise"
+                detail = "it has a score, but listwise needs to know which document matches; set rerank.loss: pointwise"
                 yield Rejected(record.origin, "score", detail, record.set_name)
             else:
                 yield result
@@ -111,8 +111,8 @@ class Rerank(Objective, Decoding):
         drawn = DrawnNegatives(store.train, self.config.seed)
         samples = range(min(store.train.samples, _LISTED))
         if not any(drawn.own_negatives(sample) or drawn.draw(sample, 0, 1) for sample in samples):
-            what = "no record has negatives, and there is no other document that could be one"
-            raise InputError.at("data.sources", what, "give records with other documents, or with negatives")
+            what = "no record has negatives, and there are no other documents to draw them from"
+            raise InputError.at("data.sources", what, "add negatives, or records with other documents")
 
     # samples -> batch -> loss
 
@@ -241,8 +241,8 @@ class Rerank(Objective, Decoding):
         """
         texts = [text for pair in inputs for text in pair]
         if not all(isinstance(text, str) for text in texts):
-            fix = "give two texts; conversations are for models of objective reward"
-            raise InputError.at("query", "is a conversation, and a reranker reads a query and a document", fix)
+            fix = "use two texts; conversations are for models of objective reward"
+            raise InputError.at("query", "is a conversation, but a reranker reads a query and a document", fix)
         encoded = list(self.tokenizer.encode(texts)) if texts else []
         queries, documents = encoded[::2], encoded[1::2]
         longest = self._writer.longest_query

@@ -54,7 +54,7 @@ class PairWriter:
         positives, negatives = ids[1:count], [each for each in ids[count:] if len(each)]
         without_token = len(ids) - count - len(negatives)
         if not positives:
-            detail = "no document of it matches the query; name one, or leave it out"
+            detail = "none of its documents matches the query; add one, or remove it"
             return Rejected(record.origin, "no_positive", detail, record.set_name)
         if not len(query) or not all(map(len, positives)):
             which = "a document" if len(query) else "the query"

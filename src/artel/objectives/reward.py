@@ -58,7 +58,7 @@ class Reward(Objective, Decoding):
     tasks = ("score",)
     why_no_prompts = (
         "a reward model judges answers and writes none; prompts show nothing here",
-        "leave them out, and ask the model afterwards: artel generate --prompt … --context ANSWER",
+        "remove them, and use artel generate after training: artel generate --prompt … --context ANSWER",
     )
     better = directions(lower=["loss", "calibration_error"], higher=["accuracy", "margin", "outcome_accuracy"])
 
@@ -224,7 +224,7 @@ class Reward(Objective, Decoding):
         limit = position_limit(model)
         for number, row in enumerate(rows):
             if limit is not None and len(row) > limit:
-                what = f"answer {number} has {len(row):,} tokens with its prompt, and the model takes {limit:,}"
+                what = f"answer {number} has {len(row):,} tokens with its prompt, but the model accepts {limit:,}"
                 raise InputError.at("--context", what, "shorten it")
         return [{"score": float(score)} for score in logits_of_rows(model, rows, self.tokenizer.pad_id)[:, 0]]
 
@@ -282,7 +282,7 @@ class ConversationReader:
         messages = [*_messages(prompt), Message("assistant", answer)]
         if self.writer.has_control_token(messages):
             what = "a text has a special token of the tokenizer, which would be read as the chat template's own"
-            raise InputError.at("--prompt", what, "leave it out")
+            raise InputError.at("--prompt", what, "remove it")
         try:
             return self.encode([self.writer.write(messages).text])[0]
         except Unfit as unfit:

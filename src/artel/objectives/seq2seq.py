@@ -91,7 +91,7 @@ class SequenceToSequence(Objective, Decoding):
         problems = super().problems(config)
         best = config.checkpoint.best
         if best in ("exact_match", "chrf") and not config.seq2seq.generate:
-            what = f"{best!r} is of texts that the model writes, and seq2seq.generate is 0"
+            what = f"{best!r} needs generated texts, but seq2seq.generate is 0"
             problems.append(Problem("checkpoint.best", what, "write seq2seq.generate: 200, or another number"))
         return problems
 
@@ -126,7 +126,7 @@ class SequenceToSequence(Objective, Decoding):
             raise InputError.at("seq2seq.target", what, f"write {limit} or less")
         if not model.config.is_encoder_decoder:
             what = f"{model.config.model_type} has no encoder and decoder"
-            raise InputError.at("model", what, "take t5, mt5 or bart; objective causal or chat learns from its texts")
+            raise InputError.at("model", what, "use t5, mt5 or bart; objective causal or chat learns from its texts")
         _check_start(model)
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
@@ -341,7 +341,7 @@ def _check_start(model: PreTrainedModel) -> None:
     try:
         decoder_inputs(model, torch.full((1, 2), IGNORED))
     except (ValueError, TypeError, AttributeError) as error:
-        what = f"{model.config.model_type} does not say how its decoder starts: {' '.join(str(error).split())[:200]}"
+        what = f"{model.config.model_type} does not define how its decoder starts: {' '.join(str(error).split())[:200]}"
         fix = "write decoder_start_token_id and pad_token_id into its config.json"
         raise InputError.at("model", what, fix) from None
 

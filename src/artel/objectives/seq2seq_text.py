@@ -79,13 +79,13 @@ def set_languages(tokenizer: Tokenizer, source: str, target: str) -> None:
     hf, problems = tokenizer.hf, []
     for name, code in (("source_language", source), ("target_language", target)):
         if code and not hasattr(hf, "src_lang"):
-            what, fix = f"the tokenizer marks no languages, and {code!r} is given", "leave it out"
+            what, fix = f"the tokenizer has no language tokens, but {code!r} is given", "remove it"
             problems.append(Problem(f"seq2seq.{name}", what, fix))
         elif code and code not in hf.get_vocab():
             what = f"the tokenizer has no language {code!r}"
             problems.append(Problem(f"seq2seq.{name}", what, "write its own codes: ru_RU (mBART), rus_Cyrl (NLLB)"))
     if target and not source:
-        problems.append(Problem("seq2seq.source_language", "is empty beside target_language", "write it, too"))
+        problems.append(Problem("seq2seq.source_language", "is required with target_language", "write it, too"))
     if problems:
         raise InputError(problems)
     if source:

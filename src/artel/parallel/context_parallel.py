@@ -81,7 +81,7 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
     rows, length = batch.tensors["input_ids"].shape
     missing = -length % shard.multiple
     if missing and not causal and "documents" not in batch.tensors:
-        raise ValueError(f"rows of {length} tokens are no multiple of {size}, and padding would be attended to")
+        raise ValueError(f"rows of {length} tokens are not divisible by {size}, and padding would be attended to")
     positions = shard.positions((length + missing) // size)
     tensors = {}
     for name, tensor in batch.tensors.items():
@@ -104,12 +104,12 @@ def exchange_choice(model: PreTrainedModel, size: int, exchange: str, *, tensor:
         return Choice(exchange, f"parallel.exchange: {exchange}")
     heads, key_heads = (count // tensor for count in _heads(model))
     if heads % size:
-        return Choice("gather", f"{heads} heads are no multiple of {size} processes")
+        return Choice("gather", f"{heads} heads are not divisible by {size} processes")
     # Heads sent per token: `gather` sends keys and values; `ulysses` queries, keys, values and outputs, less own share.
     gather, ulysses = 2 * max(key_heads, 1), 2 * (heads + max(key_heads, 1)) / size
     if ulysses > gather:
         return Choice("gather", f"{key_heads} heads of keys for {heads} of queries: less to send than heads for parts")
-    return Choice("ulysses", f"{heads} heads over {size} processes: no more to send, and one kernel for the sequence")
+    return Choice("ulysses", f"{heads} heads over {size} processes: no more to send, and one kernel per sequence")
 
 
 def context_problems(
@@ -130,7 +130,7 @@ def context_problems(
     problems = []
     name = model.config.model_type
     if not OBJECTIVES[objective].is_per_token:
-        what = f"the loss of {objective} is of whole samples, no sum over tokens"
+        what = f"the loss of {objective} is computed on full samples and is not a sum over tokens"
         problems.append(Problem(_WHERE, what, "write parallel.context: 1"))
     obstacle = _obstacle(model)
     if obstacle is not None:
@@ -156,11 +156,11 @@ def _exchange_problems(
             return []
         sizes = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
         of = f"{name}'s {heads} heads" if tensor == 1 else f"the {heads} heads of {name} on each of {tensor} processes"
-        return [Problem(_WHERE, f"{of} are no multiple of {size}", f"{fix}, or parallel.context: one of {sizes}")]
+        return [Problem(_WHERE, f"{of} are not divisible by {size}", f"{fix}, or parallel.context: one of {sizes}")]
     if exchange == "ring":
         window = getattr(model.config.get_text_config(), "sliding_window", None)
         if window is not None and window < block:
-            what = f"ring: {name} has a window of {window} tokens, and most of what goes round is never seen"
+            what = f"ring: {name} has a window of {window} tokens, so most of what is sent would never be used"
             return [Problem("parallel.exchange", what, fix)]
         if documents:
             return [Problem("parallel.exchange", "ring has no masks to keep documents apart", fix)]
@@ -180,9 +180,9 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     if getattr(model, "_is_stateful", False) or others:
         return f"has {', '.join(others) or 'layers with a state'}: more than attention looks at other tokens"
     if model.config._attn_implementation != NAME:
-        return "has attention of its own, which cannot be told of other processes' tokens"
+        return "has its own attention, which cannot see tokens of other processes"
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return "cannot be told where its tokens stand (no position_ids)"
+        return "does not accept the positions of its tokens (no position_ids)"
     return None
 
 
@@ -218,8 +218,8 @@ def check_context(model: PreTrainedModel) -> None:
     # Rounding gives 1e-6 in float32, and 1e-2 in bfloat16 or quantized.
     exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
-        what = f"{model.config.model_type} looks at other tokens outside of its attention: logits differ"
-        raise InputError.at(_WHERE, f"{what} by a share of {difference:.0e}", "write parallel.context: 1")
+        what = f"{model.config.model_type} mixes tokens outside of its attention: logits differ"
+        raise InputError.at(_WHERE, f"{what} by a relative {difference:.0e}", "write parallel.context: 1")
 
 
 @dataclass(frozen=True, slots=True)

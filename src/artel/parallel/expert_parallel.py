@@ -36,21 +36,21 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     """Return the reasons why experts cannot be sharded over `size` processes. The model may be on the meta device."""
     kind, layers = model.config.model_type, experts_of(model)
     if not layers:
-        what = f"{kind} has no experts that are held in one tensor a layer"
-        return [Problem(_KEY, what, f"write {_KEY}: 1, or take a mixture of experts (qwen3_moe, mixtral, …)")]
+        what = f"{kind} does not store the experts of a layer in one tensor"
+        return [Problem(_KEY, what, f"set {_KEY}: 1, or use a mixture of experts (qwen3_moe, mixtral, …)")]
     if adapted_experts(model):
-        what = "model.lora.target names experts, whose adapters cannot be shared out"
-        return [Problem(_KEY, what, f"leave them out of the target, or write {_KEY}: 1")]
+        what = "model.lora.target names experts, whose adapters cannot be sharded"
+        return [Problem(_KEY, what, f"remove them from the target, or set {_KEY}: 1")]
     problems = []
     for count in sorted({_count(module) for module in layers.values()}):
         if count % size:
             divisors = ", ".join(str(divisor) for divisor in range(1, count + 1) if count % divisor == 0)
-            what = f"{kind} has {count} experts a layer, no multiple of {size}"
+            what = f"{kind} has {count} experts per layer, which {size} does not divide"
             problems.append(Problem(_KEY, what, f"write one of: {divisors}"))
     for name, module in layers.items():
         shared = [key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _count(module)]
         if shared:
-            what = f"{kind}: {', '.join(shared)} of {name} is not held expert by expert"
+            what = f"{kind}: {', '.join(shared)} of {name} is not stored per expert"
             problems.append(Problem(_KEY, what, f"write {_KEY}: 1"))
             break  # the other layers are of the same kind
     return problems

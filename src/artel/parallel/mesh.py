@@ -88,8 +88,8 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
     fixed = config.pipeline * config.context * config.tensor
     if world_size % fixed:
         named = [f"{name} {getattr(config, name)}" for name in ("pipeline", "context", "tensor")]
-        what = f"{world_size} processes are no multiple of {' x '.join(named)} = {fixed}"
-        fix = f"start {fixed * max(1, round(world_size / fixed))} processes, or write smaller numbers"
+        what = f"{world_size} processes are not a multiple of {' x '.join(named)} = {fixed}"
+        fix = f"start {fixed * max(1, round(world_size / fixed))} processes, or use smaller numbers"
         raise InputError.at("parallel", what, fix)
     problems = []
     dp_degree = world_size // fixed
@@ -101,7 +101,7 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
         ranks_on_host = max(1, on_host // (config.context * config.tensor))
         shard = min(ranks_on_host, dp_degree) if config.shard == "auto" else config.shard
         if dp_degree % shard:
-            what = f"{dp_degree} processes that share the batch are no multiple of {shard}"
+            what = f"{dp_degree} data-parallel processes are not a multiple of {shard}"
             problems.append(Problem("parallel.shard", what, f"write one of: {_divisors(dp_degree)}"))
     elif config.shard != "auto":
         problems.append(Problem("parallel.shard", f"{mode} does not replicate shards", "write data: hsdp with it"))
@@ -112,7 +112,7 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
     if config.expert > 1 and mode == "ddp":
         problems.append(Problem("parallel.expert", "needs weights in shards", "write data: fsdp with it"))
     if config.expert > 1 and not problems and dp_degree % config.expert:
-        what = f"{dp_degree} processes that share the batch are no multiple of {config.expert}"
+        what = f"{dp_degree} data-parallel processes are not a multiple of {config.expert}"
         problems.append(Problem("parallel.expert", what, f"write one of: {_divisors(dp_degree)}"))
     if problems:
         raise InputError(problems)

@@ -88,14 +88,12 @@ class MeshPlan:
         if dims.pipeline > 1:
             problems += stages_problems(model, dims.pipeline, config.schedule)
             if OBJECTIVES[objective].needs_global_outputs:
-                what = f"the loss of objective {objective} looks at the whole batch, which stages have in turns"
-                problems.append(
-                    Problem("parallel.pipeline", what, "write 1; parallel.data: fsdp shares out the weights")
-                )
+                what = f"the loss of objective {objective} needs the full batch, but stages process it in turns"
+                problems.append(Problem("parallel.pipeline", what, "set 1; parallel.data: fsdp shards the weights"))
             problems += _problems_with_pipeline(dims, config)
             if documents and state_modules(model):
-                what = f"{model.config.model_type} has layers with a state: within stages documents are not kept apart"
-                problems.append(Problem("parallel.pipeline", what, "write 1; or data.document_mask: false"))
+                what = f"{model.config.model_type} has layers with a state: stages do not keep documents apart"
+                problems.append(Problem("parallel.pipeline", what, "set 1, or data.document_mask: false"))
         if dims.expert > 1:
             problems += expert_problems(model, dims.expert)
         return problems
@@ -156,15 +154,15 @@ def _problems_with_pipeline(dims: ParallelDims, config: ParallelConfig) -> list[
     """Return the settings that cannot be combined with a pipeline."""
     problems = []
     if config.offload != "none" and dims.dp_degree == 1:
-        what = "weights that processes share out can be offloaded, and here each stage has one process"
-        problems.append(Problem("parallel.offload", what, "write none, or give more processes"))
+        what = "only sharded weights can be offloaded, but here each stage has one process"
+        problems.append(Problem("parallel.offload", what, "set none, or start more processes"))
     if dims.context > 1:
-        problems.append(Problem("parallel.context", "sequences are not shared within a pipeline", "write 1"))
+        problems.append(Problem("parallel.context", "sequences cannot be split within a pipeline", "write 1"))
     if dims.expert > 1:
-        problems.append(Problem("parallel.expert", "experts are not shared within a pipeline", "write 1"))
+        problems.append(Problem("parallel.expert", "experts cannot be sharded within a pipeline", "write 1"))
     if dims.tensor > 1 and config.sequence:
         problems.append(Problem("parallel.sequence", "parts of a sequence do not pass between stages", "write false"))
     if dims.tensor > 1 and stage_count(dims.pipeline, config.schedule) > dims.pipeline:
-        what = f"{config.schedule} gives each process two stages, whose matrices are not split"
+        what = f"{config.schedule} gives each process two stages, whose matrices cannot be split"
         problems.append(Problem("parallel.schedule", what, "write 1f1b"))
     return problems

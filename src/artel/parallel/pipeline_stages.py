@@ -59,11 +59,11 @@ def stages_problems(model: PreTrainedModel, processes: int, schedule: str) -> li
     try:
         structure = model_structure(model)
     except NotSequential as reason:
-        return [Problem(where, f"{kind} cannot be cut into stages: {reason}", "write 1, and parallel.data: fsdp")]
+        return [Problem(where, f"{kind} cannot be cut into stages: {reason}", "set 1 and parallel.data: fsdp")]
     stages = stage_count(processes, schedule)
     if stages > structure.layers:
         most = structure.layers // (stages // processes)
-        fix = f"write {most} or less" if most > 1 else "write 1"
+        fix = f"use at most {most}" if most > 1 else "write 1"
         if stages > processes and processes <= structure.layers:
             fix += "; or parallel.schedule: 1f1b"
         what = f"{kind} has {structure.layers} layers, fewer than the {stages} stages of {processes} processes"
@@ -159,7 +159,7 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
         structure = model_structure(model)
     except NotSequential as reason:
         what = f"{model.config.model_type} cannot be cut into stages: {reason}"
-        raise InputError.at("parallel.pipeline", what, "write 1, and parallel.data: fsdp") from None
+        raise InputError.at("parallel.pipeline", what, "set 1 and parallel.data: fsdp") from None
     ranges = _balanced(*_costs(model, structure), stages)
     plan = _plan_parameters(model, structure, ranges)
     router_aux_loss_of(model)  # while it has all its layers

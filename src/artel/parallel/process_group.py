@@ -70,7 +70,7 @@ class World:
         results: list[Any] = [None] * len(items)
         for rank, (rank_results, rank_failure) in enumerate(self.all_gather((done, failure))):
             if rank_failure:
-                raise WorkError.at(f"process {rank}", rank_failure, "see what it says")
+                raise WorkError.at(f"process {rank}", rank_failure, "see its message")
             results[rank :: self.size] = rank_results
         return results
 
@@ -100,7 +100,7 @@ def join_world(threads: int | None) -> Iterator[World]:
     if device.type == "cuda":
         if local_rank >= torch.cuda.device_count():
             what = f"process {local_rank} of this host has no GPU: PyTorch sees {torch.cuda.device_count()}"
-            fix = "start as many processes as there are GPUs, or write CUDA_VISIBLE_DEVICES= to train on CPUs"
+            fix = "start one process per GPU, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
             raise InputError.at("--nproc", what, fix)
         torch.cuda.set_device(device)
     if world_size == 1:
@@ -162,7 +162,7 @@ def process_store(rank: int, timeout: timedelta) -> Store:
     environment = os.environ
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:
-        what, fix = "is not set by what has started this process", "export it: where the process of rank 0 listens"
+        what, fix = "is not set by the launcher of this process", "export it: the address at which rank 0 listens"
         raise InputError([Problem(name, what, fix) for name in missing])
     address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     if rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

@@ -41,7 +41,7 @@ class Ring:
         query, key, value = in_autocast(query, key, value)
         if query.device.type == "cuda" and query.dtype == torch.float32:
             fix = "write train.precision: bf16, or parallel.exchange: gather"
-            raise InputError.at("parallel.exchange", "ring: its kernel on a GPU has no float32", fix)
+            raise InputError.at("parallel.exchange", "ring: its GPU kernel does not support float32", fix)
         scale = query.shape[-1] ** -0.5 if options.scale is None else options.scale
         return _Ring.apply(query, key, value, _RingOptions(self.shard, self.group, options.causal, scale))
 

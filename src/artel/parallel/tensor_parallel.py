@@ -55,15 +55,15 @@ def tensor_problems(model: PreTrainedModel, size: int, *, sequence: bool) -> lis
             Problem(_KEY, "quantized matrices cannot be split", "write model.quantize: none, or parallel.tensor: 1")
         ]
     if plan.unknown:
-        what = f"transformers splits {kind} in ways that artel does not know: {', '.join(plan.unknown)}"
+        what = f"transformers splits {kind} in ways that artel does not support: {', '.join(plan.unknown)}"
         return [Problem(_KEY, what, f"write {_KEY}: 1")]
     if not plan.splits:
-        what = f"neither transformers nor artel knows how {kind} is split"
-        return [Problem(_KEY, what, f"write {_KEY}: 1, or split it otherwise (parallel.data, parallel.pipeline)")]
+        what = f"neither transformers nor artel can split {kind}"
+        return [Problem(_KEY, what, f"write {_KEY}: 1, or split it another way (parallel.data, parallel.pipeline)")]
     problems = _size_problems(model, plan, size) + _layer_problems(model, plan)
     if adapted_experts(model):
         what = "model.lora.target names experts, whose adapters cannot be split"
-        problems.append(Problem(_KEY, what, f"leave them out of the target, or write {_KEY}: 1"))
+        problems.append(Problem(_KEY, what, f"remove them from the target, or set {_KEY}: 1"))
     return problems + (_sequence_problems(model, plan) if sequence else [])
 
 
@@ -127,7 +127,7 @@ def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
     for rank in range(shards):
         first, last = (_shard_size(total, shards, rank) for total in (most, least))
         if first != -(-(first * (size - 1) + last) // size):
-            what = f"a vocabulary of {rows:,} cannot be shared out over {size} x {shards} processes"
+            what = f"a vocabulary of {rows:,} cannot be sharded over {size} x {shards} processes"
             raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {most * size}")
     return None
 
@@ -163,7 +163,7 @@ def _size_problems(model: PreTrainedModel, plan: Plan, size: int) -> list[Proble
     named = [label for label in wrong if label.endswith("heads")] or wrong[:3]
     common = math.gcd(*numbers.values())
     fits = ", ".join(str(each) for each in range(1, common + 1) if common % each == 0)
-    what = f"{model.config.model_type} has {' and '.join(named)}, no multiple of {size}"
+    what = f"{model.config.model_type} has {' and '.join(named)}, not divisible by {size}"
     return [Problem(_KEY, what, f"write one of: {fits}")]
 
 
@@ -181,7 +181,7 @@ def _layer_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
         if split is None or split in (Split.EXPERTS, Split.SUMMED):
             continue
         if hasattr(module, "original_module"):
-            return [Problem("model.lora.save", f"{name} is trained whole and cannot be split", "leave it out")]
+            return [Problem("model.lora.save", f"{name} is trained in full and cannot be split", "remove it")]
         if any(getattr(module, "lora_variant", {}).values()) or getattr(module, "lora_bias", {}).get("default"):
             return [Problem("model.lora", f"adapters of this kind cannot be split ({name})", "write dora: false")]
         base = getattr(module, "base_layer", module)
@@ -198,7 +198,7 @@ def _sequence_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
     if not layers or any(id(modules[name]) not in inside for name in plan.splits):
         reason = "its layers are not all of one kind"
     elif any(id(modules[_parent(name)]) in layers for name, split in plan.splits.items() if split in _BY_OUTPUTS):
-        reason = "its layers hold matrices of their own, beside attention and network"
+        reason = "its layers have matrices outside of attention and MLP"
     elif model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         reason = "its layers look at a second sequence"
     else:

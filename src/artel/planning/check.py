@@ -196,7 +196,7 @@ def _check_threads(threads: int | None) -> None:
     cores = usable_cores()
     if threads is not None and threads > max(128, 16 * cores):
         what = f"{threads:,} threads would wait for one another on {cores} cores"
-        raise InputError.at("train.threads", what, f"write {cores} or fewer, or leave it out")
+        raise InputError.at("train.threads", what, f"use at most {cores}, or remove it")
 
 
 def _check_tokenizer(config: RunConfig) -> None:

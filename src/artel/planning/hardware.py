@@ -183,7 +183,7 @@ def _row(name: str) -> tuple[str, Accelerator]:
         return by_report[asked], ACCELERATORS[by_report[asked]]
     near = near or difflib.get_close_matches(asked, ACCELERATORS, 3, cutoff=0.5)
     fix = f"did you mean {' or '.join(near)}?" if near else f"write cpu, or one of: {', '.join(ACCELERATORS)}"
-    raise InputError.at("--hardware", f"there is no {name!r} in the table of accelerators", fix)
+    raise InputError.at("--hardware", f"{name!r} is not in the table of accelerators", fix)
 
 
 def _from_table(

@@ -70,7 +70,7 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
             f"and {config.train.optimizer}'s state take {bytes_each:.3g} bytes for each of the {trained:,} trained"
         )
         where = "model.config" if config.model.from_ is None else "model.from"
-        fix = "take a smaller model; or share it among more machines, by parallel.data: fsdp"
+        fix = "use a smaller model, or shard it over more machines with parallel.data: fsdp"
         if config.model.from_ is not None:
             fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantize: nf4"
         if device.type == "cpu" and on_host > 1 and needed // on_host <= capacity:

@@ -73,7 +73,7 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
             )
         if tokenizer.changed_letters and objective_type(config).generates:
             changed = ", ".join(f"{letter} becomes {other}" for letter, other in tokenizer.changed_letters.items())
-            logger.info("the tokenizer changes letters, and the model will write them so: %s", changed)
+            logger.info("the tokenizer changes letters, so the model will too: %s", changed)
         if tokenizer.odd_frame:
             odd = " and ".join(tokenizer.odd_frame)
             logger.info(
@@ -95,9 +95,7 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
         selection = read_texts()
         wider = selection.larger_fraction()
         if wider is not None:
-            logger.info(
-                "the validation split is empty: some documents are set aside for it, and the text is read again"
-            )
+            logger.info("the validation split is empty: holding out some documents, and reading the text again")
             workspace = workspace.hold_out(*wider)
             selection = read_texts()
         with reporting(lambda: "choosing what is kept"):
@@ -145,7 +143,7 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
         documents = splits["train"]["documents"]
         what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
         if documents == 1:
-            what = "there is one document, and it cannot be held out"
+            what = "the only document cannot be held out"
         if splits["validation"]["documents"]:
             what = "no sample could be made of the documents that are held out"
         elif config.data.held_out is None:  # texts of their own: their set is named so
@@ -156,5 +154,5 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(config.data)}"
         raise InputError.at("data.validation", what, fix)
     if config.data.held_out != 1.0 and splits["train"]["samples"] == 0:
-        fix = "see what was dropped, and raise data.max_bad or fix it"
+        fix = "see what was dropped, and fix it or raise data.max_bad"
         raise InputError.at("data.sources", "no training sample could be made of them", fix)

@@ -169,7 +169,7 @@ class _Writing:
         at = file.offset + index * file.ids.dtype.itemsize
         where = f"{file.path}: token {index:,} (byte {at:,})"
         what = f"id {file.ids[index]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
-        raise InputError.at(where, what, "give the tokenizer that made these tokens: --tokenizer FOLDER")
+        raise InputError.at(where, what, "use the tokenizer that made these tokens: --tokenizer FOLDER")
 
 
 def _counted(read: int, empty: int) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _check_splits(ledger: dict[str, Any], validation: float | str) -> None:
     documents = ledger["documents"]["kept"]
     problems = []
     if ledger["tokens"]["train"] == 0:
-        fix = "give a file with documents in it" if not documents else "write a smaller --validation"
+        fix = "use a file with documents in it" if not documents else "write a smaller --validation"
         problems.append(Problem("PATH", f"none of its {documents:,} documents is left for training", fix))
     if validation != 0.0 and documents and ledger["tokens"]["validation"] == 0:
         what = "there is one document, or all are the same: none can be held out"
@@ -296,17 +296,17 @@ def _find(path: str, option: str) -> list[Path]:
     else:
         files = [Path(name) for name in glob(path) if name.endswith((".bin", ".idx"))]  # noqa: PTH207
     if not files:
-        fix = "give NAME.bin, the prefix of Megatron-LM's NAME.bin and NAME.idx, or a glob in quotes: 'tokens/*.bin'"
-        what = "is a folder" if Path(path).is_dir() else "there are no such files of tokens"
+        fix = "use NAME.bin, the prefix of Megatron-LM's NAME.bin and NAME.idx, or a glob in quotes: 'tokens/*.bin'"
+        what = "is a folder" if Path(path).is_dir() else "no such token files"
         raise InputError.at(f"{option} {path}", what, fix)
     return sorted({file.with_suffix(".bin") if file.suffix == ".idx" else file for file in files})
 
 
 def _open(file: Path, vocabulary: int) -> TokenFile:
     if not file.is_file():
-        raise bad_file(file, "is missing beside its .idx", "give both files of Megatron-LM, NAME.bin and NAME.idx")
+        raise bad_file(file, "is missing next to its .idx", "use both files of Megatron-LM, NAME.bin and NAME.idx")
     if file.stat().st_size == 0:
-        raise bad_file(file, "is empty", "give a file with tokens in it")
+        raise bad_file(file, "is empty", "use a file with tokens in it")
     index = file.with_suffix(".idx")
     if index.is_file():
         return _open_megatron(file, index)
@@ -315,7 +315,7 @@ def _open(file: Path, vocabulary: int) -> TokenFile:
     if int(head[0]) in _LLM_C:
         return _open_llm_c(file, head)
     if vocabulary > 2**16:
-        fix = "give the tokenizer that made them; or NAME.idx too, where Megatron-LM wrote them"
+        fix = "use the tokenizer that made them; or add NAME.idx if Megatron-LM wrote them"
         what = f"is uint16 as nanoGPT writes it, which cannot hold the {vocabulary:,} ids of this tokenizer"
         raise bad_file(file, what, fix)
     return _by_end_tokens(file, "nanoGPT", "<u2", 0)
@@ -328,10 +328,10 @@ def _open_llm_c(file: Path, head: np.ndarray) -> TokenFile:
         raise bad_file(file, f"is llm.c's format in version {version}", f"write it in version {expected}")
     size, full_size = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(kind).itemsize
     if size != full_size:
-        what = f"has {size:,} bytes, and its header states {count:,} tokens, which are {full_size:,}"
-        raise bad_file(file, what, "download or write it again: it is cut off, or not whole")
+        what = f"has {size:,} bytes, but its header says {count:,} tokens, which need {full_size:,}"
+        raise bad_file(file, what, "download or write it again: it is incomplete")
     if count == 0:
-        raise bad_file(file, "holds no tokens", "leave it out")
+        raise bad_file(file, "holds no tokens", "remove it")
     return _by_end_tokens(file, "llm.c", kind, _LLM_C_HEADER)
 
 
@@ -339,7 +339,7 @@ def _by_end_tokens(file: Path, form: str, kind: str, offset: int) -> TokenFile:
     """Open a file in which every document ends with an end token."""
     width = np.dtype(kind).itemsize
     if file.stat().st_size % width:
-        what = f"has {file.stat().st_size:,} bytes, which is no whole number of tokens of {width} bytes"
+        what = f"has {file.stat().st_size:,} bytes, not a multiple of the token size, {width} bytes"
         raise bad_file(file, what, "download or write it again: it is cut off, or holds something else")
     ids = np.asarray(np.memmap(file, dtype=kind, mode="r", offset=offset))
 
@@ -360,7 +360,7 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
     with index.open("rb") as stream:
         head = stream.read(_MEGATRON_HEADER)
     if not head.startswith(_MEGATRON):
-        raise bad_file(index, f"is no index of Megatron-LM: it begins with {head[:9]!r}, not {_MEGATRON!r}", anew)
+        raise bad_file(index, f"is not an index of Megatron-LM: it begins with {head[:9]!r}, not {_MEGATRON!r}", anew)
     if len(head) < _MEGATRON_HEADER:
         raise bad_file(index, f"is cut off after {len(head)} bytes, within its header", anew)
     version, sequences, ends = (int.from_bytes(head[at : at + 8], "little") for at in (9, 18, 26))
@@ -368,13 +368,13 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
     if version != 1:
         raise bad_file(index, f"is of version {version}", "this artel reads version 1, which Megatron-LM writes")
     if code not in _MEGATRON_TYPES:
-        raise bad_file(index, f"says that its tokens are of type {code}, which is no type of tokens", anew)
+        raise bad_file(index, f"says that its tokens are of type {code}, which is not a token type", anew)
     content = f"{sequences:,} sequences and {ends:,} ends of documents"
     size, full_size = index.stat().st_size, _MEGATRON_HEADER + 12 * sequences + 8 * ends
     if size == full_size + sequences and sequences:
-        raise bad_file(index, "has a mode for each sequence: it holds images too", "give text alone")
+        raise bad_file(index, "has a mode for each sequence, so it also has images", "use text only")
     if size != full_size:
-        raise bad_file(index, f"has {size:,} bytes, and its header states {content}, which are {full_size:,}", anew)
+        raise bad_file(index, f"has {size:,} bytes, but its header says {content}, which need {full_size:,}", anew)
     width = np.dtype(_MEGATRON_TYPES[code]).itemsize
     if sequences == 0 or ends < 2 or file.stat().st_size % width:
         what = f"its {file.stat().st_size:,} bytes are not {content} of tokens of {width} bytes each"
@@ -411,7 +411,7 @@ def _check_sequences(file: Path, index: Path, lengths: np.ndarray, pointers: np.
         expected = int(ends[-1])
     size = file.stat().st_size
     if size != expected:
-        raise bad_file(file, f"has {size:,} bytes, and its sequences in {index.name} are {expected:,}", anew)
+        raise bad_file(file, f"has {size:,} bytes, but its sequences in {index.name} need {expected:,}", anew)
 
 
 def _check_bounds(index: Path, bounds: np.ndarray, sequences: int, anew: str) -> None:

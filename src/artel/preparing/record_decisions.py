@@ -66,7 +66,7 @@ def decided_before(config: RunConfig) -> RunConfig:
     """Return the run as it began. Raise InputError if values are still undecided."""
     kind, config = objective_type(config), with_recorded_values(config)
     problems = [
-        Problem(f"{kind.section}.{key}", "auto reads the records, and there is only a store of them", "write it")
+        Problem(f"{kind.section}.{key}", "auto needs the records, but there is only a store of them", "write it")
         for key in kind.undecided(config)
     ]
     if problems:

@@ -49,12 +49,12 @@ def check_claim(folder: Path) -> None:
         # Without a result the run has written no model, so this one is the user's.
         taken = [MODEL] if MODEL in taken and not (folder / "result.json").is_file() else []
     known = _known(folder)  # read again: another process of the run may just have written mark and file
-    what = "is there, and artel did not make it: a run in this folder would write over it"
+    what = "exists but is not from artel: a run in this folder would overwrite it"
     problems = [Problem(str(folder / name), what, _ELSEWHERE) for name in taken if name not in known]
     for name in ("latest", "best"):
         link = folder / CHECKPOINTS / name
         if link.exists() and not link.is_symlink():
-            what = "is a folder or a file, where artel keeps a link to a checkpoint"
+            what = "is a folder or a file, but artel keeps a link to a checkpoint there"
             problems.append(Problem(str(link), what, "move it away: the link is made again"))
     if problems:
         raise InputError(problems)
@@ -81,7 +81,7 @@ def claim(folder: Path, original: Path | None = None) -> str:
             (folder / name).unlink(missing_ok=True)
     names = sorted({*known, *NAMES})
     _write(folder, mark | {"artel": artel.__version__, "id": run_id, "folder": place, "names": names})
-    return f"{folder} is a copy of {original}; from now on it is a run of its own" if original is not None else ""
+    return f"{folder} is a copy of {original}; from now on it is a separate run" if original is not None else ""
 
 
 def original_of(folder: Path) -> Path | None:
@@ -155,7 +155,7 @@ def has_weights(folder: Path) -> bool:
 
 def check_own_weights(folder: Path) -> None:
     """Raise InputError if the weights in a run's model/ are not those that the run wrote."""
-    fix = f"move {folder / MODEL} away, and artel train {folder} writes it again; or name {folder / MODEL} itself"
+    fix = f"move {folder / MODEL} away and run artel train {folder} to write it again; or use {folder / MODEL} itself"
     what = "is not what this run wrote: these are the weights of another model"
     problems = [
         Problem(str(folder / MODEL / name), what, fix)
@@ -216,7 +216,7 @@ def foreign_in_model(folder: Path) -> list[Path]:
 
 def check_model_is_artels(folder: Path) -> None:
     """Raise InputError for files in a run's model/ that artel did not write, before it removes or replaces them."""
-    what = "is in the run's model, which is about to be removed, and artel did not write it"
+    what = "is in the run's model, which is about to be removed, but it is not from artel"
     problems = [Problem(str(path), what, "move it away") for path in foreign_in_model(folder)]
     if problems:
         raise InputError(problems)
@@ -232,7 +232,7 @@ def check_there(folder: Path, expected_identity: str) -> None:
     if identity(folder) == expected_identity:
         return
     what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
-    fix = "where it was moved, move it back: the same command resumes from its last checkpoint"
+    fix = "if it was moved, move it back: the same command resumes from its last checkpoint"
     raise WorkError.at(str(folder), what, fix)
 
 

@@ -44,7 +44,7 @@ def check_tokenizer_folder(config: RunConfig) -> None:
     if name is None or Path(name).exists():
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # not a hub id
-        raise InputError.at(key, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
+        raise InputError.at(key, f"{name} is not a folder", "use a folder with a tokenizer, or a hub id")
 
 
 def tokenizer_files(config: RunConfig) -> list[Any]:

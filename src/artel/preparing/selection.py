@@ -353,7 +353,7 @@ class Selection:
         count = ledger.total.splits["validation"]["documents"]
         if objective_type(self._workspace.config).packs_text or self._data.held_out == 1.0 or not 0 < count < _FEW:
             return
-        fix = Phrase("write a larger data.validation" if self._data.held_out else "give data.validation more of them")
+        fix = Phrase("write a larger data.validation" if self._data.held_out else "add more of them to data.validation")
         what = "validation has {count} documents, too few for meaningful metrics: {fix}"
         if count == 1:
             what = "validation has {count} document, too few for meaningful metrics: {fix}"

@@ -119,20 +119,20 @@ def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
         if verify:
             store.verify(load_tokenizer(str(folder / "tokenizer")).vocabulary)
     except InputError as error:
-        fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made again"
+        fix = "use the folder that artel data import or artel prepare printed; a damaged one must be rebuilt"
         raise InputError([Problem(key, f"{problem.where} {problem.what}", fix) for problem in error.problems]) from None
     manifest = store.manifest
     problems = []
     if manifest["objective"] != config.objective:
-        what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {config.objective}"
-        problems.append(Problem(key, what, f"write objective: {manifest['objective']}, or give another store"))
+        what = f"{folder} holds samples of objective {manifest['objective']}, but the run's is {config.objective}"
+        problems.append(Problem(key, what, f"write objective: {manifest['objective']}, or use another store"))
     name = config.tokenizer.from_
     is_trusted = name == config.model.trust_remote_code
     if config.tokenizer.train is not None or (
         name and load_tokenizer(name, runs_code=is_trusted).fingerprint != manifest["tokenizer"]
     ):
-        what = f"{folder} was made by its own tokenizer, and the run names another"
-        problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))
+        what = f"{folder} was made by its own tokenizer, but the run names another"
+        problems.append(Problem("tokenizer", what, "remove tokenizer: the store has it"))
     if problems:
         raise InputError(problems)
     objective_of(config, load_tokenizer(str(folder / "tokenizer"))).check_store(store)

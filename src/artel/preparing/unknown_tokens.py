@@ -120,9 +120,9 @@ def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tup
     if total["equal_documents"] > _EQUAL * total["documents"]:
         what = (
             f"the tokenizer has no token for {shown}: {total['equal_documents']:,} of {total['documents']:,} documents "
-            "become the same ids as another one, and nothing can be learned from them"
+            "get the same ids as another one, and nothing can be learned from them"
         )
-        fix = "take a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
+        fix = "use a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
         raise InputError.at(tokenizer_place(config)[0], what, fix)
     about = {"found": total["documents_with_unknown"], "documents": total["documents"], "characters": shown}
     if total["unknown_in_outputs"]:

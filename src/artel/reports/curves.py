@@ -222,9 +222,9 @@ def read_curves(path: Path) -> Curves:
             raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
         if not path.parent.is_dir():
             near = near_name(str(path.parent))
-            fix = f"did you mean {near}?" if near else "give the folder of a trained run"
+            fix = f"did you mean {near}?" if near else "use the folder of a trained run"
             raise InputError.at(str(path.parent), "no such folder", fix)
-        raise InputError.at(str(path), "no such file", "give the folder of a trained run")
+        raise InputError.at(str(path), "no such file", "use the folder of a trained run")
     curves = CurveReader(path).read()
     if curves.torn:
         logger.info("%s:%s: the last line is incomplete and is ignored", path, curves.lines + 1)

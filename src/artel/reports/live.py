@@ -42,7 +42,7 @@ def serve(folders: Sequence[str], port: int, language: str) -> None:
         if error.errno not in _NOT_FREE:
             raise
         what = f"{port} {_NOT_FREE[error.errno]}"
-        raise InputError.at("--port", what, "give another one; --port 0 takes one that is free") from None
+        raise InputError.at("--port", what, "use another one; --port 0 picks a free one") from None
     try:
         logger.info(
             "the report is at http://%s:%s/ and follows %s; Ctrl-C ends it",

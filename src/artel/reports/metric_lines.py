@@ -141,7 +141,7 @@ def _tables(piece: bytes, count: int) -> Iterator[Table]:
     """Parse all lines of a piece at once. Raise ValueError if one of them differs from the others or is damaged."""
     lines = orjson.loads(b"[" + piece[:-1].replace(b"\n", b",") + b"]")
     if len(lines) != count:
-        raise ValueError("a line holds several values")
+        raise ValueError("a line has several values")
     if b'"validation"' in piece or b'"tasks"' in piece:
         for line in [line for line in lines if _is_evaluation(line)]:
             yield _table([line | _validation(checked(line))])

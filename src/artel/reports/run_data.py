@@ -258,11 +258,11 @@ def check_is_run(folder: RunFolder) -> None:
     path = folder.path
     if not path.is_dir():
         near = near_name(str(path))
-        fix = f"did you mean {near}?" if near else "give the folder of a run, as artel train names it"
+        fix = f"did you mean {near}?" if near else "use the folder of a run, as printed by artel train"
         raise InputError.at(str(path), "is not a folder" if path.exists() else "there is no such folder", fix)
     if not any(file.is_file() for file in (path / MARK, folder.metrics, folder.config)):
         what = "is not the folder of a run: it has no .artel-run.json, config.yaml or metrics.jsonl"
-        raise InputError.at(str(path), what, "give the folder that `run` names in the run file")
+        raise InputError.at(str(path), what, "use the folder of `run` in the run file")
 
 
 class _Found:
@@ -321,7 +321,7 @@ class _Found:
             except KeyError as error:
                 self._is_no_line(file, number, f"it has no {error.args[0]}")
             except (TypeError, AttributeError):
-                self._is_no_line(file, number, "its values are of another kind")
+                self._is_no_line(file, number, "its values have the wrong types")
             except (ValueError, OverflowError) as error:
                 self._is_no_line(file, number, str(error))
 

@@ -61,7 +61,7 @@ def write_output(path: Path | str, content: bytes | str) -> None:
     with disk_errors(path.parent):
         if not is_stream(path):
             if path.exists() and not path.is_file():
-                what = f"is {special_kind(path.stat().st_mode) or 'a folder'}, and cannot be replaced by a file"
+                what = f"is {special_kind(path.stat().st_mode) or 'a folder'}, and cannot be replaced with a file"
                 raise InputError.at(str(path), what, "choose another name")
             write_file(path.resolve(), content)
             return
@@ -190,7 +190,7 @@ def point(link: Path | str, target: Path | str) -> None:
     """
     link = Path(link)
     if link.exists() and not link.is_symlink():
-        raise InputError.at(str(link), "is a folder or a file, where artel writes a link", "move it away")
+        raise InputError.at(str(link), "is a folder or a file, but artel writes a link there", "move it away")
     with disk_errors(link.parent):
         partial = _partial_name(link)
         partial.symlink_to(os.path.relpath(target, link.parent))

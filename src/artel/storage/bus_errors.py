@@ -12,7 +12,7 @@ from pathlib import Path
 
 from artel.storage.panics import stderr_descriptor
 
-_FIX = "put the file back as it was, and give the command again; training resumes from the last checkpoint"
+_FIX = "restore the file and repeat the command; training resumes from the last checkpoint"
 
 
 def _handle(number: int) -> None:

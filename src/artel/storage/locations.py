@@ -24,11 +24,11 @@ DISK_ERRORS = frozenset(_FULL | _REFUSED | _TOO_MANY_FILES | _BROKEN | {errno.EF
 def user_path(path: str, key: str) -> Path:
     """Return the path that a user wrote at a key or option; `~` is a home folder. Raise InputError."""
     if "\0" in path:
-        raise InputError.at(key, f"{path} has a NUL, which no path has", "leave it out")
+        raise InputError.at(key, f"{path} has a NUL, which no path has", "remove it")
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        what, fix = f"{path}: there is no such home folder", "write the path in full, or ./~ where a name begins so"
+        what, fix = f"{path}: no such home folder", "write the full path, or ./~ if a name begins with ~"
         raise InputError.at(key, what, fix) from None
 
 
@@ -121,7 +121,7 @@ def disk_error(error: OSError, path: Path | str, what: str = "cannot be written"
     if error.errno in _TOO_MANY_FILES:
         return WorkError.at(str(path), f"cannot be opened: {detail}", "lift the limit on open files (ulimit -n)")
     if error.errno == errno.ENOENT:
-        fix = "it was removed or moved meanwhile: put it back; the same command then resumes"
+        fix = "it was removed or moved: restore it, and the same command resumes"
         return WorkError.at(str(path), f"is not there: {detail}", fix)
     return WorkError.at(str(path), f"the disk fails: {detail}", f"see the system's log, or {other}")
 

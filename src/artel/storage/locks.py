@@ -75,7 +75,7 @@ def _try_lock(path: Path, shared: bool) -> int | None:
     except OSError as error:  # a network disk without locks (ENOLCK, EOPNOTSUPP), or one that fails
         os.close(descriptor)
         what = f"cannot be locked: {error.strerror}"
-        raise WorkError.at(str(path), what, "choose a folder on a disk that knows locks (flock)") from None
+        raise WorkError.at(str(path), what, "choose a folder on a disk with locks (flock)") from None
     except BaseException:
         os.close(descriptor)
         raise

@@ -34,7 +34,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
     text = message_of(error)
     if isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text:
         what = f"the GPU has no more: {' '.join(text.split())[:200]}"
-        fix = "end what else runs there, or take less: a smaller model, data.block, train.micro_batch, --requests"
+        fix = "end other programs there, or use less memory: a smaller model, data.block, train.micro_batch, --requests"
         return WorkError.at("memory", what, fix)
     if (
         isinstance(error, MemoryError)
@@ -44,7 +44,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
         detail = " ".join(text.split())[:200]
         what = "the system has no more" + (f": {detail}" if detail else "")
         less = "a smaller model, data.block or train.micro_batch, fewer prepare.workers"
-        fix = f"lift the limit on this process (ulimit -v, the container's or the job's), or take less: {less}"
+        fix = f"lift the limit on this process (ulimit -v, the container's or the job's), or use less memory: {less}"
         return WorkError.at("memory", what, fix)
     if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.ENOENT}:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""

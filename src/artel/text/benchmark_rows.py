@@ -58,7 +58,7 @@ def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> l
 def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
     """Return the problems of the files of a benchmark that show before reading."""
     if not FORMATS[benchmark.format].has_files:
-        return [Problem(f"{key}.format", f"{benchmark.format} has no files", "name a format of files, or leave it out")]
+        return [Problem(f"{key}.format", f"{benchmark.format} has no files", "use a file format, or remove it")]
     return check_files(source_of(benchmark), key)
 
 
@@ -162,12 +162,12 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
         raise InputError.at(key, f"there is no file {benchmark.task}", "write a task's name, or its YAML file")
     if not is_file and benchmark.task not in {*manager.all_tasks, *manager.all_groups, *manager.all_tags}:
         fix = "lm-eval ls tasks names them; one of your own is its YAML file; a file or folder is {path: NAME}"
-        raise InputError.at(key, f"the harness knows no task {benchmark.task!r}", fix)
+        raise InputError.at(key, f"the harness has no task {benchmark.task!r}", fix)
     try:
         tasks = manager.load([benchmark.task])["tasks"]
     except Exception as error:  # datasets raises anything if its files are missing and there is no network
         reason = str(error).strip().partition("\n")[0][:200]
-        fix = f"fetch them once where there is a network: lm-eval run --tasks {benchmark.task} --limit 1 …"
+        fix = f"download them once with network access: lm-eval run --tasks {benchmark.task} --limit 1 …"
         raise InputError.at(key, f"the data of {benchmark.task} cannot be read: {reason}", fix) from None
     for name, task in tasks.items():
         for number, example in enumerate(task.eval_docs):

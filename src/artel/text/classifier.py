@@ -192,7 +192,7 @@ def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> T
         held_out = sum(map(_is_held_out, distinct))
         if len(distinct) < _MIN_TEXTS or not 0 < held_out < len(distinct):
             what = f"{len(distinct):,} different texts, {held_out} of them to test on, are too few"
-            raise InputError.at("GOOD" if is_good else "BAD", what, f"give {_MIN_TEXTS} or more, better thousands")
+            raise InputError.at("GOOD" if is_good else "BAD", what, f"use {_MIN_TEXTS} or more, better thousands")
         logger.info("%s %s texts", f"{len(distinct):,}", "good" if is_good else "bad")
         texts += distinct
         labels += [is_good] * len(distinct)

@@ -246,20 +246,20 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
 _MANY_DROPPED = 1 / 3
 _LENGTHS = {
     "longer_than_block": "{count:,} of {read:,} documents are dropped, since they have more than {block:,} tokens: "
-    "write a larger data.block, or give shorter texts",
+    "set a larger data.block, or use shorter texts",
     "longer_than_target": "{count:,} of {read:,} documents are dropped, since their outputs are too long: write a "
     "larger seq2seq.target, or give shorter outputs",
 }
 
 _REMEDIES = {
-    "control_token": "take the tokens that the chat template writes out of the texts, or write another chat.template",
-    "unanswerable": "give questions with answers",
-    "not_annotated": "annotate the texts, or give others",
+    "control_token": "remove the template's tokens from the texts, or use another chat.template",
+    "unanswerable": "use questions with answers",
+    "not_annotated": "annotate the texts, or use others",
     "excluded_set": "change include or exclude of data.sources",
-    "answer_longer_than_window": "write a larger data.block, or give shorter answers",
-    "question_too_long": "write a larger span_qa.question, or give shorter questions",
-    "longer_than_target": "write a larger seq2seq.target, or give shorter outputs",
-    **dict.fromkeys(("", "empty", "no_main_text"), "give files with text in them"),
+    "answer_longer_than_window": "set a larger data.block, or use shorter answers",
+    "question_too_long": "set a larger span_qa.question, or use shorter questions",
+    "longer_than_target": "set a larger seq2seq.target, or use shorter outputs",
+    **dict.fromkeys(("", "empty", "no_main_text"), "use files with text in them"),
 }
 
 
@@ -267,8 +267,8 @@ def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
     """Return what to do if nothing is left, by the most frequent reason for dropping."""
     reason = max(dropped, key=lambda name: dropped[name], default="")
     if reason == "longer_than_block":
-        return f"write a larger data.block than {data.block:,}, or give shorter texts"
-    other = "give other documents, or change the key that drops them (docs/run-file.md)"
+        return f"write a larger data.block than {data.block:,}, or use shorter texts"
+    other = "use other documents, or change the key that drops them (docs/run-file.md)"
     return _REMEDIES.get(reason, other)
 
 

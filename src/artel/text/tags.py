@@ -58,7 +58,7 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
 def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) -> Record:
     """Return the record of a text with its spans, sorted and without white space at their ends. Raise BadRecord."""
     if not text.strip():
-        raise BadRecord("empty", "its text is empty; fill it in, or leave it out")
+        raise BadRecord("empty", "its text is empty; fill it in, or remove it")
     checked = sorted(dict.fromkeys(_checked(text, span) for span in spans))
     return Record(text, origin, set_name, Tagged(text, tuple(checked)))
 
@@ -72,12 +72,12 @@ def tagged_words(
     """
     plain = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
     if kind != WORDS and plain is not None and OUTSIDE not in tags:
-        what = f"the tag {plain!r} has no B- or I-, and no word is O"
-        raise BadRecord("no_prefix", f"{what}; write kind: words in the source if each word has a tag of its own")
+        what = f"the tag {plain!r} has no B- or I- prefix, and no word is O"
+        raise BadRecord("no_prefix", f"{what}; write kind: words in the source if each word has its own tag")
     starts, chunks, end = [], [], 0
     for number, word in enumerate(words):
         if not word.strip():
-            raise BadRecord("empty_word", f"word {number} is empty; fill it in, or leave it out")
+            raise BadRecord("empty_word", f"word {number} is empty; fill it in, or remove it")
         starts.append(end)
         chunks.append(word)
         if number + 1 < len(words) and (spaces is None or spaces[number]):
@@ -96,14 +96,14 @@ def tagged_words(
 def _checked(text: str, span: Span) -> Span:
     start, end, label = span
     if not label.strip():
-        raise BadRecord("no_label", f"the span {start} to {end} has no label; write one, or leave the span out")
+        raise BadRecord("no_label", f"the span {start} to {end} has no label; write one, or remove the span")
     if not 0 <= start <= end <= len(text):
         what = f"the span {start} to {end} ({label}) is outside the text of {len(text):,} characters"
         raise BadRecord("span_outside", f"{what}; fix it: characters are counted from 0, the end is not included")
     covered = text[start:end]
     if not covered.strip():
         what = f"the span {start} to {end} ({label}) is {'white space' if covered else 'empty'}"
-        raise BadRecord("span_empty", f"{what}; fix it, or leave it out")
+        raise BadRecord("span_empty", f"{what}; fix it, or remove it")
     for offset in (start, end):
         if 0 < offset < len(text) and _is_continued(text, offset):
             cut = text[offset - 1 : offset + 1]

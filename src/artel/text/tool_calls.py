@@ -46,14 +46,14 @@ def parse_call(value: Any) -> ToolCall:
     """Return the call in an object: {"name", "arguments"}, or OpenAI's {"function": {…}}. Raise BadRecord."""
     function = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"].strip():
-        raise BadRecord("bad_tool_call", f"{repr(value)[:80]} is no call of a tool; {_FIX_CALL}")
+        raise BadRecord("bad_tool_call", f"{repr(value)[:80]} is not a tool call; {_FIX_CALL}")
     arguments, name, identity = function.get("arguments", function.get("parameters")), function["name"], value.get("id")
     fix = 'write {"NAME": VALUE}'
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise BadRecord("bad_arguments", f"the arguments of {name} are no JSON: {error}; {fix}") from None
+            raise BadRecord("bad_arguments", f"the arguments of {name} are not JSON: {error}; {fix}") from None
     if not isinstance(arguments, dict | None):
         raise BadRecord("bad_arguments", f"the arguments of {name} are {repr(arguments)[:80]}; {fix}")
     return ToolCall(name.strip(), arguments or {}, identity if isinstance(identity, str) else "")
@@ -65,7 +65,7 @@ def parse_calls(value: Any) -> tuple[ToolCall, ...]:
         try:
             value = _json_or_literal(value)
         except ValueError as error:
-            raise BadRecord("bad_tool_call", f"the call {repr(value)[:80]} is no JSON: {error}; {_FIX_CALL}") from None
+            raise BadRecord("bad_tool_call", f"the call {repr(value)[:80]} is not JSON: {error}; {_FIX_CALL}") from None
     return tuple(parse_call(item) for item in (value if isinstance(value, list) else [value]))
 
 

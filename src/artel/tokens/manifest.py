@@ -27,13 +27,13 @@ Facts = tuple[str, int, str]
 def _inside(name: str) -> str:
     parts = name.split("/")
     if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"{name!r} is no name of a file within the store")
+        raise ValueError(f"{name!r} is not the name of a file in the store")
     return name
 
 
 def _plain(name: str) -> str:
     if "/" in name:
-        raise ValueError(f"{name!r} is no plain name")
+        raise ValueError(f"{name!r} is not a plain name")
     return _inside(name)
 
 
@@ -120,7 +120,7 @@ def read_manifest(content: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error})") from None
     if not isinstance(manifest, dict):
-        raise ValueError("is no manifest of a token store")
+        raise ValueError("is not the manifest of a token store")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"has format {str(manifest.get('format'))[:20]}, this artel reads {FORMAT}")
     # Older stores have no checksum. Those that list all files have one.
@@ -175,4 +175,4 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
     try:
         return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
-        raise ValueError(f"is no manifest of a token store ({error})") from None
+        raise ValueError(f"is not the manifest of a token store ({error})") from None

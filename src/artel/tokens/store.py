@@ -220,7 +220,7 @@ class TokenStore:
                 what = "does not have the checksum it was written with"
                 raise self._damaged(str(file.relative_to(self.folder)), what)
             if limit is not None and largest >= limit:
-                what = f"holds the token {largest:,}, and its tokenizer has {limit:,}"
+                what = f"holds the token {largest:,}, but its tokenizer has {limit:,}"
                 raise self._damaged(str(file.relative_to(self.folder)), what)
 
     def _files(self, facts: Iterator[Facts]) -> Iterator[tuple[Path, int, str]]:
@@ -230,7 +230,7 @@ class TokenStore:
         """Return the error for a file that cannot be read: no permission, or damaged."""
         what = f"cannot be read: {error.strerror}"
         if isinstance(error, PermissionError):
-            return InputError.at(str(file), what, f"give yourself the right to: chmod -R u+rX {self.folder}")
+            return InputError.at(str(file), what, f"make it readable: chmod -R u+rX {self.folder}")
         return self._damaged(str(file.relative_to(self.folder)), what)
 
     def _damaged(self, name: str, what: str) -> DamagedStore:

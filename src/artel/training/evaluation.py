@@ -114,7 +114,7 @@ def set_reference(
     known = _read_reference(file, store.digest) if resumes and file.is_file() else None
     world.barrier()  # all ranks read before the first one writes
     if known is None:
-        what = "computing what the model says of each answer before training"
+        what = "computing the model's log-probability of each answer before training"
         logger.info(what)
         parts = {"train": store.train, "validation": store.validation}
         known = {}
@@ -142,5 +142,5 @@ def _read_reference(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
                 return None
             return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118  # not a mapping
     except (OSError, SafetensorError) as error:
-        fix = "put a copy of it back, or begin anew with --restart: the model is no longer what it was"
+        fix = "restore a copy of it, or start over with --restart: the model is no longer what it was"
         raise InputError.at(str(file), f"is damaged: {error}", fix) from None

@@ -56,7 +56,7 @@ def _reason_to_refuse(before: RunConfig, now: RunConfig, old: Length, new: Lengt
     if old.steps is None or new.steps is None or old.total is None or new.total is None:
         return _reason_to_refuse_budget(before, now, progress)
     if before.parallel.deepspeed is not None:
-        return "DeepSpeed's engine has a schedule of its own (parallel.deepspeed)"
+        return "DeepSpeed's engine has its own schedule (parallel.deepspeed)"
     if progress.stopped_early:
         return f"it stopped at step {done:,} because validation did not improve (validate.patience)"
     if new.steps < done:

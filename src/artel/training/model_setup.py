@@ -81,15 +81,13 @@ def check_layout(
         return
     problems = []
     if plan.splits_layers and config.validate_.tasks:
-        what = "no stage of a pipeline can answer alone, and the harness asks whole models"
-        problems.append(
-            Problem("validate.tasks", what, "leave it out: artel evaluate RUN --tasks asks them afterwards")
-        )
+        what = "no stage of a pipeline can answer alone, but the harness needs a full model"
+        problems.append(Problem("validate.tasks", what, "remove it: artel evaluate RUN --tasks runs them afterwards"))
     if not OPTIMIZERS[config.train.optimizer].steps_shards:
-        what = f"{config.train.optimizer} looks at whole matrices, of which processes have pieces"
+        what = f"{config.train.optimizer} needs full matrices, but each process has a shard"
         problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
     if config.model.quantize == "int8" and config.model.lora is not None and config.model.lora.dora:
-        what = "true over int8 weights that are shared out: peft reads their norms from whole layers"
+        what = "true with sharded int8 weights: peft reads their norms from full layers"
         problems.append(Problem("model.lora.dora", what, "write false, or model.quantize: nf4; or parallel.data: ddp"))
     if model is None:
         model = outline(config.model, auto_class)

@@ -53,7 +53,7 @@ class Profile:
         self._begin = max(run.step, self._first - 1)  # the profiler itself warms up for a step
         if self._enabled and left < _WARMUP_STEPS + _ACTIVE_STEPS:
             logger.info(
-                "profile: of the %s steps left, %s from step %s on are recorded; %s or more give a steadier picture",
+                "profile: recording %s of the %s steps left, from step %s; %s or more give a more reliable profile",
                 left,
                 self._last - self._first,
                 self._first + 1,
@@ -106,7 +106,7 @@ class Profile:
             activities.append(ProfilerActivity.CUDA)
         warmup = self._first - self._begin
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warns if there is no step for warm-up
+            warnings.simplefilter("ignore")  # warns if there is not a step for warm-up
             when = schedule(wait=0, warmup=warmup, active=self._last - self._first, repeat=1)
         self._profiler = profile(activities=activities, schedule=when)
         self._profiler.start()

@@ -192,7 +192,7 @@ class Run:
         begun = "loading the model" if self.step == 0 else "loading the model and the first step"
         what = f"{duration(self.budget.seconds)} is too short: {begun} took {seconds:,.0f} s"
         shortest = math.ceil(1.2 * (seconds + FEWEST_STEPS * self.progress.train_seconds))
-        fix = f"write train.budget: {duration(shortest)} or more, and what a validation and a save take"
+        fix = f"write train.budget: {duration(shortest)} or more, plus the time of a validation and a save"
         return InputError.at("train.budget", what, fix)
 
     def _too_short(self, needed: float) -> InputError:

@@ -214,8 +214,8 @@ class RunFolder:
         if saved is not None:
             write_file(self.config, saved.read_bytes())
         elif self.result.is_file():
-            what = "is gone, and so are the checkpoints: nothing says how this run was trained"
-            raise InputError.at(str(self.config), what, "put it back, or begin anew with --restart")
+            what = "is gone, and so are the checkpoints: the settings of this run are unknown"
+            raise InputError.at(str(self.config), what, "restore it, or start over with --restart")
         return saved
 
     def newest_run_file(self) -> Path | None:
@@ -337,7 +337,7 @@ def differs_in_length(before: RunConfig, config: RunConfig) -> bool:
 
 def check_same(file: Path, config: RunConfig, instead: str) -> None:
     """Raise InputError if a run file differs from `config` in keys that affect the result. `instead`: another fix."""
-    remedy = f"set it back, {instead}, or begin anew with --restart"
+    remedy = f"change it back, {instead}, or start over with --restart"
     changed = result_differences(load_run(str(file)), config)
     if changed:
         fixes = ["" for _ in changed[1:]] + [remedy]  # only once, after the last difference

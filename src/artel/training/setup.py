@@ -107,7 +107,7 @@ def _open_run(
         raise InputError.at(
             "data",
             "the text is not what this run began with (the token store's digest differs)",
-            "restore the text, choose another folder (run=…), or begin anew with --restart",
+            "restore the text, choose another folder (run=…), or start over with --restart",
         )
     if progress.warmup is None:
         progress.warmup = warmup_steps(config.train, length.steps)
@@ -192,7 +192,7 @@ def _check_blocks(samples: Samples, part: StoreSplit, validation: Validation, co
     block = config.data.block
     if len(samples) == 0:
         what = f"the training text has {part.tokens:,} tokens, less than a block of {block:,} needs"
-        fix = f"write data.block: {max(2, part.tokens - 1)} or less, or give more text"
+        fix = f"write data.block: {max(2, part.tokens - 1)} or less, or add more text"
         problems.append(Problem("data.block", what, fix))
     if validation.part.samples and len(validation.samples) == 0:
         what = f"the validation text has {validation.part.tokens:,} tokens, less than a block of {block:,} needs"
@@ -234,7 +234,7 @@ def _describe(samples: Samples, config: RunConfig) -> str:
         return f"{len(samples):,} samples of up to {block} tokens"
     packed, batch = samples.samples_in(len(samples)), config.train.batch
     return (
-        f"{packed:,} samples packed into {len(samples):,} blocks of {block} tokens, {samples.padding:.1%} filler; "
+        f"{packed:,} samples packed into {len(samples):,} blocks of {block} tokens, {samples.padding:.1%} padding; "
         f"a step of {batch} blocks holds {packed / len(samples) * batch:,.0f} samples on average"
     )
 

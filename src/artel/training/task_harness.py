@@ -38,7 +38,7 @@ def check_tasks(config: RunConfig) -> None:
         return
     if not objective_type(config).generates:
         what = f"{config.objective} makes no model that writes text, which the harness needs"
-        raise InputError.at(KEY, what, "leave it out: the objective's own metrics are computed")
+        raise InputError.at(KEY, what, "remove it: the objective's own metrics are computed")
     check_known(config.validate_.tasks, KEY)
     if best_is_task(config) and _is_readable(config.validate_.tasks):
         check_best(config)
@@ -71,7 +71,7 @@ def check_best(config: RunConfig) -> None:
         near = get_close_matches(best, directions, 3, cutoff=0.5) or list(directions)[:10]
         raise InputError.at(_BEST, f"{best!r} is not a metric of validate.tasks", f"write one of: {', '.join(near)}")
     if directions[best] is None:
-        what = f"the harness does not say whether a higher {best} is better"
+        what = f"the harness does not define whether a higher {best} is better"
         raise InputError.at(_BEST, what, "write a metric of one of its tasks")
 
 
@@ -86,7 +86,7 @@ def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> No
                 problems.append(Problem(key, f"there is no file {task}", "write a task's name, or its YAML file"))
         elif task not in _manager(_needs_names(tasks), folder).task_index:
             fix = "lm-eval ls tasks names them; one of your own is its YAML file: tasks/NAME.yaml"
-            problems.append(Problem(key, f"the harness knows no {task!r}", fix))
+            problems.append(Problem(key, f"the harness has no {task!r}", fix))
     if problems:
         raise InputError(problems)
 
@@ -97,7 +97,7 @@ def check_data(tasks: Sequence[str]) -> None:
         try:
             _read(task, tasks)
         except Exception as error:  # whatever Jinja, YAML and datasets raise
-            fix = "fetch its data once where there is a network; a file of your own is described by the harness's docs"
+            fix = "download its data once with network access; for a task file of your own see the harness's docs"
             raise InputError.at(KEY, f"{task} cannot be read: {_reason(error)}", fix) from None
 
 

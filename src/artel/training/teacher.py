@@ -116,7 +116,7 @@ def _cached_outputs(
         _compute(objective, teacher, config, store, world, folder)
     if not folder.is_dir():
         what = f"{folder} is not there for rank {world.rank}: the outputs of a teacher are shared by all processes"
-        raise WorkError.at("data.store", what, "name a folder of a disk that all hosts have")
+        raise WorkError.at("data.store", what, "use a folder that all hosts share")
     return folder
 
 

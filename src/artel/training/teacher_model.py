@@ -71,7 +71,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
         built = build_model(request, tokenizer, on_meta=True)
         if built.new_modules:
             what = f"{name} lacks the weights of {', '.join(built.new_modules)}"
-            raise InputError.at(f"{objective.section}.teacher", what, "give a model that has all of its weights")
+            raise InputError.at(f"{objective.section}.teacher", what, "use a model with all of its weights")
         assert built.weights is not None
         model, load_weights = built.model, partial(materialize, weights=built.weights)
     else:
@@ -130,5 +130,5 @@ def weights_digest(name: str, key: str) -> str:
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
-        raise InputError.at(key, f"there is no folder {name}", "give a run, a model folder or a hub id") from None
+        raise InputError.at(key, f"there is no folder {name}", "use a run, a model folder or a hub id") from None
     return Path(cached).parent.name if isinstance(cached, str) else name

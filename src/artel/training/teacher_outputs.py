@@ -143,5 +143,5 @@ class CachedOutputs:
 
 
 def _damaged(file: Path, what: str) -> InputError:
-    fix = f"remove {file.parent.parent}: the teacher is asked again, where it is still there"
+    fix = f"remove {file.parent.parent}: the teacher will run again, if it still exists"
     return InputError.at(str(file), what, fix)

@@ -52,7 +52,7 @@ def _refuse_warmup(config: RunConfig, steps: int) -> None:
 
 
 def _too_long(warmup: int, steps: int) -> str:
-    reached = f"at most {steps / warmup:.2g} of the learning rate is reached"
+    reached = f"at most {steps / warmup:.2g} of the peak learning rate is reached"
     return f"{warmup:,} steps of warmup in a run of {steps:,}: {reached}"
 
 
@@ -65,7 +65,7 @@ def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
     falls = rate(train, _LONG - 1, _LONG, 0) < 1
     last = rate(train, steps - 1, steps)
     if falls and last >= 1 and steps > 1:
-        what = "warmup takes the whole run" if warmup >= steps - 1 else "the run is too short for its decay"
+        what = "the warmup takes the entire run" if warmup >= steps - 1 else "the run is too short for its decay"
         yield f"train.schedule: {train.schedule} never lowers the learning rate: {what} of {steps:,} steps"
     elif not falls and _is_set(train, "minimum_learning_rate"):
         yield f"train.minimum_learning_rate has no effect: train.schedule: {train.schedule} stays at the peak"
@@ -95,7 +95,7 @@ def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Ite
     if validate.patience is not None and not validate.tasks and times is not None and times <= validate.patience:
         yield (
             f"validate.patience: {validate.patience:,} cannot end the run early: only {times:,} validations come "
-            f"before its last step (validate.every: {validate.every}), and the first sets the mark"
+            f"before its last step (validate.every: {validate.every}), and the first one is the baseline"
         )
 
 

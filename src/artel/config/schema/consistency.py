@@ -34,7 +34,7 @@ def _base_problems(run: RunConfig) -> list[Problem]:
         what = "bf16 beside train.precision: fp8, which multiplies copies of float32 weights"
     else:
         return []
-    return [Problem("model.lora.base", what, "leave it out")]
+    return [Problem("model.lora.base", what, "remove it")]
 
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:
@@ -46,7 +46,7 @@ def _tokenizer_problems(run: RunConfig) -> list[Problem]:
         return [Problem("tokenizer.train", what, fix)]
     if run.tokenizer.replace and not (trains and pretrained is not None):
         what = "true has no meaning without both tokenizer.train and model.from"
-        return [Problem("tokenizer.replace", what, "leave it out")]
+        return [Problem("tokenizer.replace", what, "remove it")]
     return []
 
 

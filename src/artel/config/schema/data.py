@@ -165,13 +165,13 @@ class SourceConfig(NamingSection):
         if FORMATS[self.format].has_files and not self.path:
             raise ValueError("a source needs a path (or format: dummy); write path: texts/*.txt")
         if self.extract == "main" and not FORMATS[self.format].is_pages:
-            raise ValueError(f"extract: main is for pages and has no meaning for format: {self.format}; leave it out")
+            raise ValueError(f"extract: main is for pages and has no meaning for format: {self.format}; remove it")
         if (self.include or self.exclude) and not self.set_field:
             raise ValueError("include and exclude go by sets; write set_field: auto, or the field that names the set")
         if self.include and self.exclude:
             raise ValueError("both include and exclude are given; keep one")
         if self.set_field and not FORMATS[self.format].names_sets:
-            raise ValueError(f"set_field has no meaning for format: {self.format}; leave it out")
+            raise ValueError(f"set_field has no meaning for format: {self.format}; remove it")
         if self.set_field == "auto" and FORMATS[self.format].is_table:
             raise ValueError(f"set_field: auto has no meaning for format: {self.format}; write the name of the column")
         return self

@@ -70,7 +70,7 @@ class ClassificationConfig(Section):
             set_keys = {"class_weights", "balanced_sampling", "loss", "smoothing"} & self.model_fields_set
             wrong = [key for key in sorted(set_keys) if getattr(self, key) != type(self).model_fields[key].default]
             if wrong:
-                raise ValueError(f"{' and '.join(wrong)} is for labels, and kind: number has none; leave it out")
+                raise ValueError(f"{' and '.join(wrong)} is for labels, and kind: number has none; remove it")
         return self
 
 

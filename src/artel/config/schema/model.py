@@ -128,7 +128,7 @@ class ModelConfig(Section):
         if self.trust_remote_code is not None and self.trust_remote_code != self.from_:
             raise ValueError(
                 f"trust_remote_code names {self.trust_remote_code}, and the model is from {self.from_}; write the name "
-                "that stands in from, or leave it out"
+                "that stands in from, or remove it"
             )
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError("config has no model_type; write model_type: gpt2 (or llama, qwen3 …)")

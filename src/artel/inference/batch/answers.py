@@ -116,7 +116,7 @@ def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Generati
             check_embedded(opened.model, opened.tokenizer, begin.ids)
             found.append(begin)
         except TemplateRefuses as refusal:
-            what = f"the chat template refuses the conversation: {refusal}"
+            what = f"the chat template raises an error: {refusal}"
             problems.append(Problem(prompt.place, what, "write it as the template expects"))
         except InputError as error:
             problems += [Problem(prompt.place, problem.what, problem.fix) for problem in error.problems]
@@ -148,11 +148,11 @@ _FIELDS = ("score", "answers")
 def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
     """Raise InputError if the model does not generate answers, or the reward model does not score them."""
     if not opened.objective.generates:
-        raise InputError.at("--best-of", f"{opened.name} writes no answers to choose from", "leave it out")
+        raise InputError.at("--best-of", f"{opened.name} writes no answers to choose from", "remove it")
     if _SCORE not in reward.decoding.tasks:
         learned = reward.objective.config.objective
         what = f"{reward.name} is a model for {learned}, which gives answers no score"
-        raise InputError.at("--reward", what, "give a model of objective reward")
+        raise InputError.at("--reward", what, "use a model of objective reward")
 
 
 def best_answers(

@@ -76,7 +76,7 @@ def _lines(name: str) -> Iterator[tuple[str, bytes]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError.at(_PROMPTS, f"{name} cannot be read: {error.strerror}", "give a file of prompts") from None
+        raise InputError.at(_PROMPTS, f"{name} cannot be read: {error.strerror}", "use a file of prompts") from None
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             yield f"{name}:{number}", line.removesuffix(b"\r")
@@ -116,14 +116,14 @@ def _of_text(place: str, fields: dict[str, Any]) -> Prompt:
 
 def _of_question(place: str, fields: dict[str, Any]) -> Prompt:
     if "context" not in fields:
-        raise _BadLine("has a question and no context", "give the text that answers it as context")
+        raise _BadLine("has a question and no context", "add the answer as context")
     return Prompt(place, fields, _text(fields, "question"), context=_text(fields, "context"))
 
 
 def _of_messages(place: str, fields: dict[str, Any]) -> Prompt:
     messages = fields["messages"]
     if not isinstance(messages, list) or not messages:
-        raise _BadLine("its messages are no list of objects", 'write [{"role": "user", "content": "…"}]')
+        raise _BadLine("its messages are not a list of objects", 'write [{"role": "user", "content": "…"}]')
     turns = []
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
@@ -131,7 +131,7 @@ def _of_messages(place: str, fields: dict[str, Any]) -> Prompt:
         where = f"messages[{number}]."
         turns.append({name: _text(message, name, where) for name in ("role", "content")})
     if turns[-1]["role"] == "assistant":
-        raise _BadLine("the last message is the assistant's own", "leave it out: it is what the model is to write")
+        raise _BadLine("the last message is the assistant's own", "remove it: the model writes it")
     return Prompt(place, fields, messages=turns)
 
 
@@ -233,7 +233,9 @@ def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
             result = _parsed(line)
             if result is None:
                 if file.read(1):
-                    raise InputError.at(f"{name}:{done + 1}", "is no result, and results follow", "fix it or remove it")
+                    raise InputError.at(
+                        f"{name}:{done + 1}", "is not a result, but results follow", "fix it or remove it"
+                    )
                 break
             where = prompts[done].place if done < len(prompts) else name
             if done >= len(prompts) or not _has(result, prompts[done].fields):

@@ -69,9 +69,9 @@ def export(
         refuse_overlaps(run, [("DIR", folder)])
     adapted = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
     if merge and not adapted:
-        raise InputError.at("--merge", f"{name} has no adapter to be merged", "leave it out")
+        raise InputError.at("--merge", f"{name} has no adapter to be merged", "remove it")
     if to is not None and adapted and not merge:
-        raise InputError.at(f"--to {to}", f"{name} is an adapter, not a whole model", "add --merge")
+        raise InputError.at(f"--to {to}", f"{name} is an adapter, not a full model", "add --merge")
     kind = to or ("adapter" if adapted and not merge else "model")
     done = Exported(str(folder), kind)
     with new_folder(folder) as partial:
@@ -122,7 +122,7 @@ def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig |
     if (folder / "config.json").is_file():
         check_folder(folder)
         return folder, None
-    fix = "give a run's folder or a model's; of a model on the hub: hf download NAME --local-dir FOLDER"
+    fix = "use the folder of a run or model; for a model on the hub: hf download NAME --local-dir FOLDER"
     near = None if folder.is_dir() else near_name(name)
     fix = f"did you mean {near}?" if near else fix
     raise InputError.at(name, "is neither a run nor a folder with a model", fix)

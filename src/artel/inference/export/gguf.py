@@ -52,7 +52,7 @@ def find_gguf_tools(type_: str) -> GgufTools:
     folder = os.environ.get("LLAMA_CPP")
     converter = _converter(Path(folder) if folder else None)
     if converter is None and folder:
-        raise InputError.at("LLAMA_CPP", f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")
+        raise InputError.at("LLAMA_CPP", f"{folder} holds no {_SCRIPT}", "use llama.cpp's folder, as cloned")
     if converter is None:
         fix = (
             "git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
@@ -138,7 +138,7 @@ def _run(program: Path, command: list[str]) -> None:
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         reason = lines[-1][:300] if lines else f"exit status {done.returncode}"
-        fix = "it must know the model's architecture and tokenizer; a newer llama.cpp may"
+        fix = "it must support the model's architecture and tokenizer; a newer llama.cpp may"
         raise WorkError.at(program.name, f"failed: {reason}", fix)
 
 
@@ -178,7 +178,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError.at(str(file), f"is not JSON: {error}", "fix it, or remove it") from None
     if not isinstance(values, dict):
-        raise InputError.at(str(file), "is no object of JSON", "fix it, or remove it")
+        raise InputError.at(str(file), "is not a JSON object", "fix it, or remove it")
     return values
 
 

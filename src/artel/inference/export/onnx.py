@@ -67,7 +67,7 @@ def _open(folder: Path) -> PreTrainedModel:
     kind: Any = getattr(transformers, architecture, None)
     if not _is_model(kind):
         what = f"transformers has no class {architecture or 'for it'}"
-        raise InputError.at("--to onnx", what, "give a model that transformers saved")
+        raise InputError.at("--to onnx", what, "use a model that transformers saved")
     if kind.can_generate():
         what = f"{architecture} writes token by token, which takes more than one graph"
         raise InputError.at("--to onnx", what, "write --gguf q8_0 for llama.cpp, or serve it: artel serve")

@@ -36,7 +36,7 @@ class Hub:
         """Raise InputError if there is no token with write access, WorkError if the hub cannot be reached."""
         self._api = HfApi(library_name="artel")
         if constants.HF_HUB_OFFLINE:
-            raise InputError.at("HF_HUB_OFFLINE", "is set, and says not to go to the hub", "unset it")
+            raise InputError.at("HF_HUB_OFFLINE", "is set, so the hub is not used", "unset it")
         with hub_errors(self._api.endpoint):
             user = self._api.whoami()
             self._user = str(user["name"])
@@ -60,8 +60,8 @@ class Hub:
                 self._api.create_repo(repo, private=not public, exist_ok=True)
                 return not public
         if public and private:
-            fix = f"make it public there: {self._api.endpoint}/{repo}/settings; or leave --public out"
-            raise InputError.at(repo, "is there already, and is private", fix)
+            fix = f"make it public there: {self._api.endpoint}/{repo}/settings; or remove --public"
+            raise InputError.at(repo, "already exists and is private", fix)
         return private
 
     def upload(self, folder: Path, repo: str, revision: str, message: str) -> Uploaded:
@@ -134,7 +134,7 @@ def _as_artel_error(where: str, error: Exception) -> ArtelError | None:
     if any(isinstance(cause, LocalTokenNotFoundError) for cause in causes):
         return InputError.at(where, "there is no token for the hub", _LOG_IN)
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
-        return InputError.at("HF_HUB_OFFLINE", "is set, and says not to go to the hub", "unset it")
+        return InputError.at("HF_HUB_OFFLINE", "is set, so the hub is not used", "unset it")
     refused = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
     if refused is not None and refused.response is not None:
         return _refusal(where, refused)
@@ -158,10 +158,10 @@ def _refusal(where: str, error: HfHubHTTPError) -> ArtelError:
     if status == 401:
         return InputError.at(where, f"the hub does not accept the token (401): {message}", _LOG_IN)
     if status == 403:
-        fix = "give a token that may write there, or another OWNER"
+        fix = "use a token with write access, or another OWNER"
         return InputError.at(where, f"the token may not write there (403): {message}", fix)
     if status == 404:
-        fix = "check OWNER/NAME, and that the token may see it"
+        fix = "check OWNER/NAME, and the permissions of the token"
         return InputError.at(where, f"the hub has no such repository or revision (404): {message}", fix)
     if status == 409:
         return WorkError.at(where, f"something else changes the repository just now (409): {message}", _AGAIN)
@@ -169,7 +169,7 @@ def _refusal(where: str, error: HfHubHTTPError) -> ArtelError:
         return WorkError.at(where, f"the hub takes no more requests for now (429): {message}", f"wait, and {_AGAIN}")
     if status >= 500:
         return WorkError.at(where, f"the hub fails ({status}): {message}", f"wait, and {_AGAIN}")
-    return InputError.at(where, f"the hub refuses ({status}): {message}", "fix what it says, and push again")
+    return InputError.at(where, f"the hub rejected it ({status}): {message}", "fix that, and push again")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -69,16 +69,16 @@ class PushOptions:
             yield from _id_problems("--base-model", self.base_model, bare=False)
         if self.step and not re.fullmatch(r"\d+|latest|best", self.step):
             fix = "write the number of a checkpoint's step, latest or best"
-            yield Problem("--step", f"{self.step!r} is no step", fix)
+            yield Problem("--step", f"{self.step!r} is not a step", fix)
         if self.revision and not _BRANCH.fullmatch(self.revision):
-            fix = f"write a name, as {MAIN} or step-1500"
+            fix = f"use a name, e.g. {MAIN} or step-1500"
             yield Problem("--revision", f"{self.revision!r} cannot be a branch", fix)
         if self.license and not _LICENSE.fullmatch(self.license):
             fix = "write it as the hub names licences: apache-2.0, cc-by-4.0, other"
-            yield Problem("--license", f"{self.license!r} is no name of a licence", fix)
+            yield Problem("--license", f"{self.license!r} is not the name of a licence", fix)
         for language in self.languages:
             if not _LANGUAGE.fullmatch(language):
-                yield Problem("--language", f"{language!r} is no code of a language", "write it by ISO 639: en, ru")
+                yield Problem("--language", f"{language!r} is not a language code", "write it by ISO 639: en, ru")
 
 
 def is_repo_id(name: str) -> bool:
@@ -101,10 +101,10 @@ def _id_problems(where: str, name: str, *, bare: bool) -> Iterator[Problem]:
         yield Problem(where, f"{name} is a folder here, not the name of a repository", fix)
         return
     if not is_repo_id(name):
-        yield Problem(where, f"{name!r} is no name of a repository of the hub", fix)
+        yield Problem(where, f"{name!r} is not the name of a hub repository", fix)
         return
     if "/" not in name and not bare:
-        yield Problem(where, f"{name} names no owner", fix)
+        yield Problem(where, f"{name} has no owner", fix)
 
 
 CARD = "README.md"
@@ -164,8 +164,8 @@ def _run_folder(name: str) -> RunFolder:
     path = Path(name)
     folder = RunFolder(path)
     if not folder.config.is_file() and any((path / file).is_file() for file in ("config.json", CONFIG)):
-        fix = f"give the folder of a run; a model alone is uploaded as it is by: hf upload OWNER/NAME {name}"
-        raise InputError.at(name, "is the folder of a model, and of no run", fix)
+        fix = f"use the folder of a run; upload a model alone by: hf upload OWNER/NAME {name}"
+        raise InputError.at(name, "is the folder of a model, not of a run", fix)
     check_is_run(folder)
     if not folder.config.is_file():
         check_was_trained(folder)
@@ -181,7 +181,7 @@ def _check_model(folder: RunFolder) -> None:
         foreign = ", ".join(path.name for path in folder.foreign_in_model())
         what = "does not hold the model that artel wrote there"
         what += f"; artel did not write {foreign}" if foreign else ": it lacks a configuration or weights"
-        fix = "move what is not artel's away, and let artel write the model again: artel train RUN"
+        fix = "move other files away, and write the model again: artel train RUN"
         raise InputError.at(str(folder.model), what, fix)
 
 
@@ -215,7 +215,7 @@ def _hub_id(name: str | None) -> str:
 
 def _unknown_base(base: str) -> InputError:
     what = f"the base model of this adapter is the folder {base}, which nobody else has"
-    fix = "name it on the hub: --base-model OWNER/NAME (push its run there first, where it is yours)"
+    fix = "name it on the hub: --base-model OWNER/NAME (push its run first if it is yours)"
     return InputError.at("--base-model", what, fix)
 
 
@@ -252,7 +252,7 @@ def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
         target = folder / path.name
         if path.is_symlink():
             fix = f"put the file itself there: {path.readlink()}"
-            raise InputError.at(str(path), "is a link, and only files are uploaded", fix)
+            raise InputError.at(str(path), "is a link, but only files are uploaded", fix)
         if path.is_dir():
             target.mkdir()
             _copy(sorted(path.iterdir()), target, links=links)

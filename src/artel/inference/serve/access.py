@@ -158,7 +158,7 @@ class AccessControl:
             host = headers.get(b"host", b"localhost").decode("latin-1")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if not is_loopback(name):
-                what = "this server only answers requests to localhost or 127.0.0.1: use one of them"
+                what = "this server only accepts requests to localhost or 127.0.0.1"
                 raise ApiError(400, what, code="wrong_host")
         if options.key is not None and path not in _PUBLIC_PATHS and not path.startswith("/page/"):
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -169,4 +169,6 @@ class AccessControl:
             raise self._too_large()
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"a body has {self._options.largest_body:,} bytes at most", code="body_too_large")
+        return ApiError(
+            413, f"request body too large: the limit is {self._options.largest_body:,} bytes", code="body_too_large"
+        )

@@ -338,7 +338,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unknown(_: Request, error: Exception) -> JSONResponse:
         traceback.print_exception(error, file=sys.stderr)
-        return ApiError(500, "the server failed on this request; its log says why").response()
+        return ApiError(500, "internal error; the server's log has the reason").response()
 
 
 # Bodies of requests

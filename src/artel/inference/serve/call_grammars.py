@@ -148,9 +148,9 @@ def _check_shape(name: str, schema: dict[str, Any]) -> None:
     """Raise UnsupportedParameters if `properties` or `required` do not have the types of JSON Schema."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     if not isinstance(properties, dict):
-        raise UnsupportedParameters(f"{name}: properties that are no object")
+        raise UnsupportedParameters(f"{name}: properties must be an object")
     if not (isinstance(required, list) and all(isinstance(key, str) for key in required)):
-        raise UnsupportedParameters(f"{name}: required that is no list of names")
+        raise UnsupportedParameters(f"{name}: required must be an array of names")
 
 
 def _json(schema: Any) -> str:
@@ -187,7 +187,7 @@ def _value_rules(
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
         if not isinstance(choices, list):
-            raise UnsupportedParameters(f"{place}: an enum that is no list")
+            raise UnsupportedParameters(f"{place}: enum must be an array")
         words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices if isinstance(choice, str))
         yield f"{rule}: ({words}) {symbols.of(end)}"
         return

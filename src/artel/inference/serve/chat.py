@@ -67,13 +67,13 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
     try:
         json.dumps([fields, tools], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ApiError(400, "half a character (\\ud800 to \\udfff) is no text", "messages") from None
+        raise ApiError(400, "half a character (\\ud800 to \\udfff) is not text", "messages") from None
     except RecursionError:
         pass  # reported below
     try:
         return prompt_ids(served.opened.tokenizer, served.template, fields, tools or None)
     except (TemplateRefuses, InputError) as refusal:
-        raise ApiError(400, f"the chat template refuses the conversation: {refusal}", "messages") from None
+        raise ApiError(400, f"the chat template raises an error: {refusal}", "messages") from None
     except RecursionError:
         raise ApiError(400, "the parameters of a function are nested too deeply", "tools") from None
 

@@ -79,7 +79,7 @@ def options_of(body: SamplingBody, served: ServedModel, *, logprobs: int | None)
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
         if not (name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < served.written_ids):
-            what = f"{name[:50]!r} is no id of a token that the model writes; write 0 to {served.written_ids - 1}"
+            what = f"{name[:50]!r} is not the id of a token that the model writes; use 0 to {served.written_ids - 1}"
             raise ApiError(400, what, "logit_bias")
         biases[int(name)] = bias
     options = {
@@ -104,7 +104,7 @@ def answer_limit(served: ServedModel, ids: list[int], requested: int | None, par
     room = served.context - len(ids)
     if room < 1 or (requested or 1) > room:
         answer = f", and {requested:,} of an answer" if requested else ""
-        message = f"the prompt has {len(ids):,} tokens{answer}; prompt and answer have {served.context:,} at most"
+        message = f"the prompt has {len(ids):,} tokens{answer}; prompt and answer may have {served.context:,} in all"
         raise ApiError(400, message, param, "context_length_exceeded")
     return requested or room
 
@@ -286,7 +286,7 @@ class Completions(Answering):
         end, tokenizer = TurnEnd(served.text_end.ids, stop_texts(body)), served.opened.tokenizer
         if body.echo and (body.logprobs is None or body.stream or end.texts):
             raise ApiError(
-                400, "echo is for the logprobs of prompts: write logprobs, and neither stream nor stop", "echo"
+                400, "echo is for the logprobs of prompts: use it with logprobs, without stream and stop", "echo"
             )
         for prompt in body.prompts:
             ids = prompt if isinstance(prompt, list) else await served.work(partial(tokenizer.prompt, prompt))

@@ -239,7 +239,7 @@ def _unsupported(fix: str, *without_effect: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-_IN_CHAT = "leave it out, or use /v1/chat/completions"
+_IN_CHAT = "remove it, or use /v1/chat/completions"
 _NO_MEMORY = "nothing is stored here: send the earlier messages in input"
 
 
@@ -271,7 +271,7 @@ class ResponsesSchema(JsonSchema):
 
 class ResponsesText(Body):
     format: Annotated[TextFormat | JsonFormat | ResponsesSchema, Field(discriminator="type")] | None = None
-    verbosity: Annotated[None, _unsupported("leave it out", "medium")] = None
+    verbosity: Annotated[None, _unsupported("remove it", "medium")] = None
 
     @property
     def chat_format(self) -> JsonFormat | JsonSchemaFormat | None:
@@ -296,11 +296,11 @@ class ResponsesRequest(SamplingBody):
     max_tool_calls: int | None = None
     previous_response_id: Annotated[None, _unsupported(_NO_MEMORY)] = None
     conversation: Annotated[None, _unsupported(_NO_MEMORY)] = None
-    background: Annotated[None, _unsupported("leave it out", False)] = None
-    include: Annotated[None, _unsupported("leave it out", [])] = None
+    background: Annotated[None, _unsupported("remove it", False)] = None
+    include: Annotated[None, _unsupported("remove it", [])] = None
     prompt: Annotated[None, _unsupported("write the text in input and instructions")] = None
-    reasoning: Annotated[None, _unsupported("leave it out", {})] = None
-    truncation: Annotated[None, _unsupported("leave it out", "disabled")] = None
+    reasoning: Annotated[None, _unsupported("remove it", {})] = None
+    truncation: Annotated[None, _unsupported("remove it", "disabled")] = None
 
     def as_chat(self) -> ChatRequest:
         """Return the equivalent chat request."""

@@ -133,7 +133,7 @@ def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) ->
     """Return the objective's input for each text. Raise ApiError."""
     for name, neutral in _NEUTRAL.items():
         if getattr(body, name) not in (None, neutral):
-            raise ApiError(400, f"{served.name} writes a text for a text, and knows no {name}", name)
+            raise ApiError(400, f"{served.name} transforms texts and does not support {name}", name)
     sampling = served.opened.decoding.sampling(
         new_tokens=body.max_tokens,
         temperature=body.temperature,
@@ -142,7 +142,9 @@ def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) ->
         repetition_penalty=body.repetition_penalty,
     )
     if sampling.new_tokens > served.context:
-        raise ApiError(400, f"a text has {served.context:,} tokens at most", "max_tokens", "context_length_exceeded")
+        raise ApiError(
+            400, f"a text may have at most {served.context:,} tokens", "max_tokens", "context_length_exceeded"
+        )
     # Special tokens and the prefix of a prompt are the objective's own, so ids cannot be prompts.
     texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
     if len(texts) < len(body.prompts):

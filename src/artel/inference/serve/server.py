@@ -113,12 +113,12 @@ def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
 def _check_takes_adapters(opened: OpenedModel, adapters: dict[str, str]) -> None:
     """Raise InputError if the model cannot be served with adapters."""
     if is_adapted(opened.model):
-        raise InputError.at("--adapter", f"{opened.name} is an adapter itself", "give the model beneath it")
+        raise InputError.at("--adapter", f"{opened.name} is an adapter itself", "use its base model")
     if not opened.objective.generates:
         raise InputError.at("--adapter", f"{opened.name} writes no text", "serve the adapter alone: artel serve FOLDER")
     if name_of(opened.name) in adapters:
         what = f"{name_of(opened.name)} is the name of the model itself"
-        raise InputError.at("--adapter", what, "give the adapter another one")
+        raise InputError.at("--adapter", what, "use another name for the adapter")
 
 
 def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
@@ -132,10 +132,10 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
     adapter = read_adapter(folder)
     if adapter is None:
         fix = f"write {label}=FOLDER of one, or of a run with model.lora"
-        raise InputError.at("--adapter", f"{folder} holds no adapter", fix)
+        raise InputError.at("--adapter", f"{folder} has no adapter", fix)
     if adapter.base_config is not None:
         what = f"{folder} was trained over a base whose configuration a run changed (model.rope, model.attention)"
-        raise InputError.at("--adapter", what, f"merge it, and serve that: artel export {folder} FOLDER --merge")
+        raise InputError.at("--adapter", what, f"merge and serve it: artel export {folder} FOLDER --merge")
     with renamed_for_language_part(opened.model, adapter) as named:
         load_adapter(opened.model, named, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
@@ -148,8 +148,8 @@ def check_key(options: ServerOptions) -> bool:
     """Return True if only this machine can reach the server. Raise InputError if others can and there is no key."""
     loopback = is_loopback(options.host)
     if not loopback and not options.key:
-        fix = "write --api-key KEY, or set ARTEL_API_KEY; or leave --host out"
-        raise InputError.at("--host", f"{options.host} can be reached by others, and there is no key", fix)
+        fix = "use --api-key KEY, or set ARTEL_API_KEY; or remove --host"
+        raise InputError.at("--host", f"{options.host} can be reached by others, but no API key is set", fix)
     return loopback
 
 
@@ -161,7 +161,7 @@ def cast_weights(model: PreTrainedModel, precision: Precision, name: str) -> Non
     if precision is Precision.SAVED:
         return
     if getattr(model, "is_quantized", False):
-        raise InputError.at("--precision", f"the weights of {name} are quantized", "leave it out")
+        raise InputError.at("--precision", f"the weights of {name} are quantized", "remove it")
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -198,7 +198,7 @@ def serve_with_vllm(name: str, options: ServerOptions) -> None:
     check_key(options)
     program = shutil.which("vllm")
     if program is None:
-        fix = "pip install vllm, on a machine with a GPU; or leave --engine out"
+        fix = "pip install vllm on a machine with a GPU, or remove --engine"
         raise InputError.at("--engine", "vllm is not installed", fix)
     arguments = vllm_arguments(name, options)
     limits, default = options.limits, Limits()
@@ -226,12 +226,12 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
     for label, place in options.adapters.items():
         adapter = read_adapter(_model_folder(place))
         if adapter is None:
-            raise InputError.at("--adapter", f"{place} holds no adapter", f"write {label}=FOLDER of one")
+            raise InputError.at("--adapter", f"{place} has no adapter", f"write {label}=FOLDER of one")
         adapters[label] = adapter
     for label, adapter in adapters.items():
         if adapter.base_config is not None:
             what = f"{label} was trained over a base whose configuration a run changed (model.rope, model.attention)"
-            raise InputError.at("--engine", what, f"merge it, and serve that: artel export {label} FOLDER --merge")
+            raise InputError.at("--engine", what, f"merge and serve it: artel export {label} FOLDER --merge")
     if adapters:
         largest = max(adapter.config.r for adapter in adapters.values())
         rank = min((rank for rank in _VLLM_RANKS if rank >= largest), default=largest)

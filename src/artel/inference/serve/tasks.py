@@ -154,7 +154,7 @@ def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
             _refuse_empty(entry, place)
             continue
         if not reads_pairs:
-            what = f"{place} is a pair of texts, and the model was trained on single texts; give a text"
+            what = f"{place} is a pair of texts, but the model was trained on single texts"
             raise ApiError(400, what, "input")
         for side, text in enumerate(entry):
             _refuse_empty(text, f"{place}.{side}")
@@ -175,7 +175,7 @@ def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
     documents = body.texts
     _refuse_empty(body.query, "query")
     if not any(document.strip() for document in documents):
-        raise ApiError(400, "documents are all empty; give texts with words", "documents")
+        raise ApiError(400, "all documents are empty", "documents")
     answers = ask(served, "rerank", [[body.query, document] for document in documents])
     scores = [float(answer["score"]) for answer in answers]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
@@ -193,7 +193,7 @@ def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
     first = _first_texts(body.text_1)
     first = first * len(second) if len(first) == 1 else first
     if len(first) != len(second):
-        raise ApiError(400, f"has {len(first)} texts, and text_2 {len(second)}: give one, or as many", "text_1")
+        raise ApiError(400, f"has {len(first)} texts, but text_2 has {len(second)}: use one, or equally many", "text_1")
     answers = ask(served, "score", list(zip(first, second, strict=True)))
     return _listed(served, [{"object": "score", **answer} for answer in answers])
 
@@ -225,7 +225,7 @@ def _reads_pairs(run: RunConfig | None) -> bool:
 def _refuse_empty(text: str, place: str) -> None:
     """Raise ApiError for a text without a word. `place`: its path in the body."""
     if not text.strip():
-        raise ApiError(400, f"{place} is empty; give a text with words in it", place.partition(".")[0])
+        raise ApiError(400, f"{place} is empty", place.partition(".")[0])
 
 
 def _listed(served: ServedModel, answers: list[dict[str, Any]]) -> dict[str, Any]:

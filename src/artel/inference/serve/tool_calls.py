@@ -51,7 +51,7 @@ def constrain_calls(
         raise ApiError(400, f"tools has no function {unknown[0][:100]!r}: there is nothing to call", "tool_choice")
     tools = tuple(tool for tool in tools if names is None or tool["function"]["name"] in names)
     if must_call and not tools:
-        raise ApiError(400, "tools names none: there is nothing to call", "tool_choice")
+        raise ApiError(400, "tools is empty, so there is nothing to call", "tool_choice")
     strict = any(tool["function"].get("strict") for tool in tools)
     # A schema constrains an answer from its first token on, so the grammar has to allow calls there.
     if not (must_call or names or strict or (answer is not None and tools)):
@@ -79,7 +79,7 @@ def _constrained(
         fix = f"write auto{' or none' if must_call else ', and list only the allowed functions in tools'}"
         raise ApiError(400, f"{what}: {fix}", "tool_choice")
     if not (must_call or form.mark):
-        what = "this model may call without a mark before it: write auto, and list only the allowed functions in tools"
+        what = "this model may call without a mark: use auto, and list only the allowed functions in tools"
         raise ApiError(400, what, "tool_choice")
     several = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
     if must_call:

@@ -32,11 +32,11 @@ from artel.tokens import Tokenizer
 def must_load_whole(config: ModelConfig) -> str | None:
     """Return why a model must be loaded in full before it is sharded, or None. May raise InputError."""
     if config.quantize != "none":
-        return "model.quantize: weights are quantized while they are loaded whole"
+        return "model.quantize: weights are quantized while they are loaded in full"
     if config.lora is not None and config.lora.dora:
-        return "model.lora.dora: its magnitudes are norms of whole matrices"
+        return "model.lora.dora: its magnitudes are norms of full matrices"
     if config.from_ is not None and is_quantized(read_config(config.from_, runs_code=config.runs_code)[0]):
-        return "model.from: its weights are quantized, and transformers unpacks them while it loads them whole"
+        return "model.from: its weights are quantized, and transformers unpacks them while it loads them in full"
     return None
 
 
@@ -77,7 +77,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     config = request.config
     if config.auto:
         what = "the model is chosen when the run is trained"
-        raise InputError.at("model.auto", what, "name the folder of the run once that has begun")
+        raise InputError.at("model.auto", what, "use the folder of the run once it has started")
     assert not on_meta or must_load_whole(config) is None
     torch.manual_seed(request.seed)
     if config.from_ is None:
@@ -177,7 +177,7 @@ def _initialize(built: BuiltModel) -> None:
     except RuntimeError as error:
         if "allocate memory" not in str(error):
             raise
-        what = f"{built.num_parameters:,} parameters, of 4 bytes each, do not fit into this machine's memory"
+        what = f"{built.num_parameters:,} parameters, of 4 bytes each, do not fit in this machine's memory"
         raise InputError.at("model.config", what, "write smaller sizes") from None
 
 

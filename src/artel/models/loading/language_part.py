@@ -41,7 +41,7 @@ from artel.models.lora.adapter_folder import CONFIG, PREFIX, WEIGHTS, AdapterFol
 _CLASSES: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {}
 """The classes of the language parts in this process, by the class of their configuration."""
 
-_FIX = "give a model that transformers' AutoModelForCausalLM opens, or train this one by another tool"
+_FIX = "use a model that transformers' AutoModelForCausalLM opens, or train this one with another tool"
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTraine
     if config.is_encoder_decoder or getattr(body.config, "is_encoder_decoder", False):
         raise _no_part(config, "its text is written by a decoder that reads an encoder")
     if not (isinstance(body, PreTrainedModel) and isinstance(head, nn.Linear)) or id(body) not in paths:
-        raise _no_part(config, "its language part has no output head of its own")
+        raise _no_part(config, "its language part has no output head")
     body_name, head_name = paths[id(body)], paths[id(head)]
     text_config = copy.deepcopy(body.config)
     text_config.name_or_path = source
@@ -145,7 +145,7 @@ def check_language_part(model: PreTrainedModel) -> None:
             multimodal.config, f"it cannot read text without images ({' '.join(str(error).split())[:200]})"
         ) from error
     if not same:
-        raise _no_part(multimodal.config, "its language part computes other logits by itself than inside the whole")
+        raise _no_part(multimodal.config, "its language part alone computes different logits than the full model")
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
         name for name, tensor in part.state_dict().items() if shapes.get(multimodal.name_of(name)) != tensor.shape
     ]
     if strange:
-        raise _no_part(multimodal.config, f"its language part is no text model of transformers ({strange[0]})")
+        raise _no_part(multimodal.config, f"its language part is not a text model of transformers ({strange[0]})")
 
 
 def _renamed(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
@@ -250,7 +250,9 @@ def _renamed(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | No
 
 
 def _no_part(config: PreTrainedConfig, why: str) -> InputError:
-    return InputError.at("model.from", f"{config.model_type} takes images, and {why}: its text cannot be trained", _FIX)
+    return InputError.at(
+        "model.from", f"{config.model_type} takes images, and {why}: its language part cannot be trained", _FIX
+    )
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ def check_complete(
         required = [key for key in required if key in body]
     if not required:
         return
-    fix = "give the folder with all of its weights: they are not made up"
+    fix = "use a folder with all of its weights"
     if len(required) > len(model.state_dict()) // 2:
         fix = "the weights and config.json are of different models"
     raise InputError.at("model.from", f"{name} has no weights for {listed(required)}", fix)
@@ -74,7 +74,7 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
     ]
     if broken:
         what = f"has NaN or infinite weights: {listed(broken)}"
-        raise InputError.at(name, what, "take an earlier checkpoint, or the model as it was published")
+        raise InputError.at(name, what, "use an earlier checkpoint, or the model as published")
 
 
 def embedding_rows(model: PreTrainedModel, modules: Mapping[str, int]) -> int | None:
@@ -113,7 +113,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
             f"{name}: its tokenizer has {len(beyond)} tokens that its model has no embedding for, from "
             f"{hf.convert_ids_to_tokens(beyond[0])!r} on (id {beyond[0]:,} of {rows:,})"
         )
-        raise InputError.at("model.from", what, "give the model with the tokenizer that it was trained with")
+        raise InputError.at("model.from", what, "use the model with the tokenizer that it was trained with")
 
 
 def _body(model: PreTrainedModel) -> set[str]:
@@ -239,7 +239,7 @@ def _note(name: str, old: Sequence[str], new: Sequence[str], kept: Mapping[int, 
     rows = [new[a] if new[a] == old[b] else f"{new[a]} (there {old[b]})" for a, b in kept.items()]
     anew = [label for number, label in enumerate(new) if number not in kept]
     left_out = [old[number] for number in sorted({*range(len(old))} - {*kept.values()})]
-    groups = (("rows kept", rows), ("initialized anew", anew), ("left out", left_out))
+    groups = (("rows kept", rows), ("newly initialized", anew), ("left out", left_out))
     parts = [f"{words}: {listed(labels, _LISTED)}" for words, labels in groups if labels]
     note = f"head of {name}, by label: {'; '.join(parts)}"
     if rows and not anew and all(_NO_NAME.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):

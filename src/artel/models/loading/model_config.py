@@ -35,7 +35,7 @@ def check_type(model_type: str) -> None:
     if model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 3)
         fix = f"did you mean {' or '.join(near)}?" if near else "see the model types of transformers"
-        raise InputError.at("model.config.model_type", f"transformers knows no {model_type!r}", fix)
+        raise InputError.at("model.config.model_type", f"transformers has no {model_type!r}", fix)
 
 
 def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
@@ -46,9 +46,9 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
     try:
         plain = CONFIG_MAPPING[model_type]()
     except Exception as error:  # configurations raise various errors
-        what = f"the defaults of {model_type} in transformers are no model: {in_words(error)}"
+        what = f"the defaults of {model_type} in transformers are not a valid model: {in_words(error)}"
         raise InputError.at(
-            "model.config.model_type", what, "take a pretrained model of this kind: model.from"
+            "model.config.model_type", what, "use a pretrained model of this type: model.from"
         ) from None
     known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
     problems = []
@@ -90,13 +90,13 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
             Problem(
                 "model.config.vocab_size",
                 f"{vocabulary} is less than the tokenizer's {tokenizer.vocabulary}",
-                "leave it out: the tokenizer's size is taken",
+                "remove it: the tokenizer's size is used",
             )
         )
     for key in _SAME_AS_VOCABULARY & known & keys.keys():
         if keys[key] > vocabulary:
             what = f"{keys[key]} is more than the vocabulary's {vocabulary}"
-            problems.append(Problem(f"model.config.{key}", what, "leave it out"))
+            problems.append(Problem(f"model.config.{key}", what, "remove it"))
     if problems:
         raise InputError(problems)
     ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)
@@ -106,7 +106,7 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     try:
         config = CONFIG_MAPPING[model_type](**arguments)
     except Exception as error:  # configurations raise various errors
-        what = f"{model_type} refuses it: {in_words(error)}"
+        what = f"{model_type} does not accept it: {in_words(error)}"
         raise InputError.at("model.config", what, "check its values") from None
     check_direction(config, auto_class, "model.config.model_type")
     return config
@@ -145,7 +145,7 @@ def change_context(model_config: PreTrainedConfig, config: ModelConfig) -> None:
         key = _ROPE if config.rope is not None else _ATTENTION
         kind = model_config.model_type
         what = f"{kind} takes images: only the weights of its language part change, not its configuration"
-        raise InputError.at(key, what, "leave it out, or take a model of text alone")
+        raise InputError.at(key, what, "remove it, or use a text-only model")
     text = model_config.get_text_config()
     if config.rope is not None:
         _extend(text, config.rope)
@@ -156,20 +156,20 @@ def change_context(model_config: PreTrainedConfig, config: ModelConfig) -> None:
 def check_rotary(model: PreTrainedModel) -> None:
     """Raise InputError if a model's code ignores `rope_parameters`."""
     if not any(hasattr(module, "rope_type") for module in model.modules()):
-        what = "computes its rotary positions in one way only"
-        raise InputError.at(_ROPE, f"{model.config.model_type} {what}", "leave it out")
+        what = "supports only one kind of rotary positions"
+        raise InputError.at(_ROPE, f"{model.config.model_type} {what}", "remove it")
 
 
 def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
     parameters = getattr(config, "rope_parameters", None)
     positions = getattr(config, "max_position_embeddings", None)
     if not parameters or not positions:
-        what = f"{config.model_type} has no rotary positions, which alone can be extended"
-        raise InputError.at(_ROPE, what, "leave it out, or take a model that has them (llama, qwen3, modernbert)")
+        what = f"{config.model_type} has no rotary positions, and only these can be extended"
+        raise InputError.at(_ROPE, what, "remove it, or use a model that has them (llama, qwen3, modernbert)")
     kinds = config.nested_rope_parameter_keys(parameters)
     if kinds and (not set(kinds) <= {_FULL, _WINDOW} or not parameters.get(_FULL)):
         what = f"{config.model_type} has rotary positions of each kind of layer: {', '.join(kinds)}"
-        raise InputError.at(_ROPE, what, f"leave it out: artel extends those of {_FULL} alone")
+        raise InputError.at(_ROPE, what, f"remove it: artel extends only those of {_FULL}")
     before = parameters[_FULL] if kinds else parameters
     original, extended = _extended(config, before, rope)
     config.max_position_embeddings = round(original * rope.factor)
@@ -180,7 +180,9 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
     try:
         config.validate_rope()
     except Exception as error:  # configurations raise various errors
-        raise InputError.at(_ROPE, f"{config.model_type} refuses it: {in_words(error)}", "check its values") from None
+        raise InputError.at(
+            _ROPE, f"{config.model_type} does not accept it: {in_words(error)}", "check its values"
+        ) from None
 
 
 def _extended(config: PreTrainedConfig, before: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
@@ -189,8 +191,8 @@ def _extended(config: PreTrainedConfig, before: dict[str, Any], rope: RopeConfig
     factor = float(before.get("factor") or 1.0)
     original = before.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
     if kind != "default" and (kind != rope.type or rope.factor <= factor):
-        what = f"this {config.model_type} is extended already, by {kind}, {factor:g} times its {original:,} positions"
-        raise InputError.at(_ROPE, what, f"write type: {kind} and a factor above {factor:g}, or leave it out")
+        what = f"this {config.model_type} is already extended, by {kind} to {factor:g} times {original:,} positions"
+        raise InputError.at(_ROPE, what, f"write type: {kind} and a factor above {factor:g}, or remove it")
     kept = {name: value for name, value in before.items() if name in _KEPT_ROPE_KEYS}
     values: dict[str, Any] = {} if rope.type == "default" else {"factor": rope.factor}
     if rope.type in ("yarn", "llama3"):
@@ -215,13 +217,13 @@ _LLAMA3_1 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 def _set_window(config: PreTrainedConfig, window: int) -> None:
     where = f"{_ATTENTION}.window"
     if "sliding_window" not in config.to_dict():
-        what = f"{config.model_type} has no attention within a window: its configuration has no sliding_window"
-        raise InputError.at(where, what, "leave it out, or take a model that has it (mistral, qwen3, gemma3)")
+        what = f"{config.model_type} has no sliding-window attention: its configuration has no sliding_window"
+        raise InputError.at(where, what, "remove it, or use a model that has it (mistral, qwen3, gemma3)")
     layers = getattr(config, "layer_types", None)
     if layers and _WINDOW not in layers:
         if set(layers) != {_FULL}:
-            what = f"{config.model_type} has layers of {', '.join(sorted(set(layers)))}, and none with a window"
-            raise InputError.at(where, what, "leave it out")
+            what = f"{config.model_type} has layers of {', '.join(sorted(set(layers)))}, but none with a window"
+            raise InputError.at(where, what, "remove it")
         config.layer_types = [_WINDOW] * len(layers)
         if hasattr(config, "use_sliding_window"):
             config.use_sliding_window, config.max_window_layers = True, 0

@@ -38,9 +38,9 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
         if folder.is_dir() and "model_type" not in values:
             kind = _kind_by_tensors(folder)
             if kind is None:
-                fix = 'add "model_type": "roberta", or what it is'
-                raise InputError.at(str(file), "names no model_type", fix)
-            note = f"{file} names no model_type; its tensors are those of {kind}"
+                fix = 'add its type, e.g. "model_type": "roberta"'
+                raise InputError.at(str(file), "has no model_type", fix)
+            note = f"{file} has no model_type; its tensors are those of {kind}"
             return CONFIG_MAPPING[kind].from_dict(values), [note]
         return AutoConfig.from_pretrained(name, trust_remote_code=runs_code), []
     except InputError:
@@ -62,18 +62,18 @@ def in_words(error: Exception) -> str:
     """Return a library's message in one line of at most 300 characters."""
     message = " ".join(str(error).split()) or type(error).__name__
     wrong = _WRONG_TYPE.search(message)
-    return f"{wrong[1]} is {wrong[3][:100]}, which is no {wrong[2]}" if wrong else message[:300]
+    return f"{wrong[1]} is {wrong[3][:100]}, which is not {wrong[2]}" if wrong else message[:300]
 
 
 def cannot_load(name: str, error: Exception) -> InputError:
     """Return the error for a model that transformers could not load, with a fix."""
     first = in_words(error)
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    remote = f"a hub id needs network{offline}; or give a folder"
+    remote = f"a hub id needs network access{offline}; or use a folder"
     fix = "check its config.json and weights" if Path(name).is_dir() else remote
     what = f"{name} cannot be loaded: {first}"
     if not Path(name).exists():
-        what = f"there is no folder {name} here, and as a model of the hub it cannot be loaded: {first}"
+        what = f"there is no folder {name}, and as a hub model it cannot be loaded: {first}"
     return InputError.at("model.from", what, fix)
 
 
@@ -84,18 +84,18 @@ def check_on_hub(name: str, where: str) -> None:
     """
     if is_in_hub_cache(name, HUB_FILES):
         return
-    what = f"there is no folder {name} here, and "
+    what = f"there is no folder {name}, and "
     if constants.HF_HUB_OFFLINE:
-        fix = "give a folder; a hub id needs network: unset HF_HUB_OFFLINE, or fetch it before (hf download)"
+        fix = "use a folder; a hub id needs network access: unset HF_HUB_OFFLINE, or download it first (hf download)"
         raise InputError.at(where, what + "the hub's cache does not have it (HF_HUB_OFFLINE is set)", fix)
     try:
         get_hf_file_metadata(hf_hub_url(name, HUB_FILES[0]), timeout=5)
     except GatedRepoError:
         fix = f"accept them at {constants.ENDPOINT}/{name}, and log in: hf auth login"
-        raise InputError.at(where, f"the hub gives {name} only to those who have accepted its terms", fix) from None
+        raise InputError.at(where, f"{name} on the hub requires accepting its terms", fix) from None
     except RepositoryNotFoundError:
         fix = "check its spelling; for a private model log in: hf auth login"
-        raise InputError.at(where, what + "the hub shows no model of that name", fix) from None
+        raise InputError.at(where, what + "the hub has no visible model of that name", fix) from None
     except EntryNotFoundError:  # a tokenizer without a model
         pass
     except Exception as error:  # the network and the hub raise various errors
@@ -111,13 +111,13 @@ def check_folder(folder: Path) -> None:
         raise InputError.at(str(folder), f"cannot be read: {error.strerror}", "check its permissions") from None
     where = "model.from"
     if is_sharded_checkpoint(folder):
-        fix = f"make a model of them first: artel export {folder} FOLDER; then model.from: FOLDER"
-        raise InputError.at(where, f"{folder} has weights in DeepSpeed's pieces only", fix)
+        fix = f"export a model first: artel export {folder} FOLDER; then model.from: FOLDER"
+        raise InputError.at(where, f"{folder} has weights only as DeepSpeed shards", fix)
     if "config.json" not in names and "adapter_config.json" in names:
         fix = f"merge it into its base model first: artel export {folder} FOLDER --merge; then model.from: FOLDER"
-        raise InputError.at(where, f"{folder} is an adapter, not a whole model", fix)
+        raise InputError.at(where, f"{folder} is an adapter, not a full model", fix)
     if "config.json" not in names:
-        raise InputError.at(where, f"{folder} has no config.json", "give a folder written by save_pretrained")
+        raise InputError.at(where, f"{folder} has no config.json", "use a folder written by save_pretrained")
     for index in sorted(folder.glob("*.index.json")):
         _check_inside(index, _read(index).get("weight_map"))
     if any(name.endswith(".safetensors") for name in names):
@@ -127,7 +127,7 @@ def check_folder(folder: Path) -> None:
         raise InputError.at(
             where,
             f"{folder} has no weights",
-            "it needs model.safetensors or pytorch_model.bin; for training from scratch give model.config",
+            "it needs model.safetensors or pytorch_model.bin; to train from scratch, set model.config",
         )
     for file in binaries:
         try:
@@ -137,7 +137,7 @@ def check_folder(folder: Path) -> None:
             raise InputError.at(
                 str(file),
                 f"is not a file of tensors only: {first}",
-                "nothing in it was run; convert it to safetensors where you trust it",
+                "no code in it was run; if you trust it, convert it to safetensors",
             ) from None
 
 
@@ -153,7 +153,7 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError.at(str(file), f"cannot be read: {error}", "it must be JSON") from None
     if not isinstance(values, dict):
-        raise InputError.at(str(file), "is not a JSON object", "give a folder written by save_pretrained")
+        raise InputError.at(str(file), "is not a JSON object", "use a folder written by save_pretrained")
     return values
 
 
@@ -168,18 +168,18 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
     """Raise InputError if a model needs code that may not run, or names weights outside its folder."""
     weights = values.get("transformers_weights")
     if weights is not None and Path(str(weights)).name != weights:
-        what = f"says that its weights are in {str(weights)[:200]}, which is no file beside its config.json"
-        raise InputError.at("model.from", f"{name} {what}", "take transformers_weights out of it")
+        what = f"has weights in {str(weights)[:200]}, which is not a file next to config.json"
+        raise InputError.at("model.from", f"{name} {what}", "remove transformers_weights from it")
     classes = values.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(kind, str) for kind in classes)):
-        what = f"its config.json says architectures: {str(classes)[:100]}, which is no list of names"
-        raise InputError.at("model.from", f"{name}: {what}", "take it out, or name the class that wrote it")
+        what = f"its config.json says architectures: {str(classes)[:100]}, which is not a list of names"
+        raise InputError.at("model.from", f"{name}: {what}", "remove it, or name the class that wrote it")
     _check_quantization(values.get("quantization_config"), name)
     code = values.get("auto_map")
     if runs_code:
         check_code_owner(values, name)
     elif code and values.get("model_type") not in CONFIG_MAPPING:
-        what = f"{name} is a model of its own code, which transformers does not have and artel does not run unasked"
+        what = f"{name} needs its own code, which artel does not run without permission"
         raise InputError.at("model.from", what, trust_fix(name))
 
 
@@ -191,8 +191,8 @@ def _check_quantization(saved: Any, name: str) -> None:
 
     method = str(saved.get("quant_method", "bitsandbytes") if isinstance(saved, dict) else saved)
     if method != "bitsandbytes" and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
-        what = f"{name}: its config.json says that it is quantized by {method[:100]!r}, which transformers lacks"
-        raise InputError.at("model.from", what, "take quantization_config out if its weights are plain ones")
+        what = f"{name}: it is quantized by {method[:100]!r}, which transformers does not support"
+        raise InputError.at("model.from", what, "remove quantization_config if its weights are not quantized")
 
 
 def _check_inside(index: Path, weights: Any) -> None:
@@ -200,8 +200,8 @@ def _check_inside(index: Path, weights: Any) -> None:
     files: Iterable[Any] = set(map(str, weights.values())) if isinstance(weights, dict) else [None]
     for file in files:
         if file is None or Path(file).name != file or not (index.parent / file).is_file():
-            what = "names no files of weights" if file is None else f"names {file[:200]}, which is no file beside it"
-            raise InputError.at(str(index), what, "give the folder as it was saved, with all of its files")
+            what = "lists no weight files" if file is None else f"names {file[:200]}, which is not a file next to it"
+            raise InputError.at(str(index), what, "use the folder as it was saved, with all of its files")
 
 
 def _binaries(folder: Path) -> list[Path]:

@@ -152,8 +152,8 @@ def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_tra
 def check_multimodal(config: ModelConfig, saved: PreTrainedConfig) -> None:
     """Raise InputError if the language part of a multimodal model cannot be used, because it is quantized."""
     if is_quantized(saved):
-        what = f"{config.from_}: of a model that takes images, quantized weights cannot be trained"
-        raise InputError.at("model.from", what, "give the folder as it was before; model.quantize quantizes it")
+        what = f"{config.from_}: quantized weights of a model that takes images cannot be trained"
+        raise InputError.at("model.from", what, "use the model before quantization; model.quantize quantizes it")
 
 
 def plan_language_part(
@@ -169,7 +169,7 @@ def plan_language_part(
         model, multimodal = find_language_part(saved, name)
         files = find_files(name, saved)
         if not files.have_headers:
-            what = f"{name} takes images, and its weights are in pytorch_model.bin: it could not be saved as it was"
+            what = f"{name} takes images, but its weights are in pytorch_model.bin, so it cannot be saved in its format"
             raise InputError.at("model.from", what, "save it again as safetensors: save_pretrained of transformers 5")
         check_shapes(multimodal.model, name, saved)
         with files:
@@ -197,7 +197,7 @@ def _on_meta(
     name = str(request.config.from_)
     model, files, plan = plan_language_part(request.config, config)
     kind = model.config.model_type
-    built = BuiltModel(model, [*notes, f"{name} takes images: its language part ({kind}) is trained, and saved in it"])
+    built = BuiltModel(model, [*notes, f"{name} takes images: only its language part ({kind}) is trained"])
     if plan.unused:
         built.notes.append(kept_note(name, plan.unused))
     grown: dict[str, int] = {}
@@ -299,7 +299,7 @@ def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRow
         built.notes.append(rows.note)
         new = [key for key in new if key not in rows.tensors]
     if new:
-        built.notes.append(f"not in {name}, so initialized anew: {', '.join(new)}")
+        built.notes.append(f"not in {name}, so newly initialized: {', '.join(new)}")
 
 
 def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, least: int = 0) -> dict[str, int]:
@@ -317,7 +317,7 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, least: int = 0) -> 
     built.new_modules += [name for name, module in model.named_modules() if any(module is end for end in ends)]
     built.notes.append(
         f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
-        f"{size - rows} new ones were added, initialized anew"
+        f"{size - rows} new ones were added, newly initialized"
     )
     after = dict(model.named_parameters())
     return {name: shape[0] for name, shape in before.items() if name in after and after[name].shape != shape}

@@ -89,7 +89,7 @@ def write_model(
             if architecture_error(error, model) is None:
                 raise
             what = f"transformers cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
-            raise WorkError.at("model", what, "its weights are whole in the run's newest checkpoint") from error
+            raise WorkError.at("model", what, "its weights are in the run's newest checkpoint") from error
     tokenizer.save(folder)
     if multimodal is not None and not is_adapted(model):
         copy_old_template(multimodal, folder)
@@ -110,7 +110,7 @@ def save_multimodal(
     except (OSError, ValueError) as error:  # from transformers, for a missing folder or its files
         reason = " ".join(str(error).split())
         what = f"{multimodal.source}, whose vision tower belongs to the model, cannot be read: {reason}"
-        fix = "put it back, and run the same command again: the newest checkpoint has the weights"
+        fix = "restore it, and run the same command again: the newest checkpoint has the weights"
         raise WorkError.at("model.from", what[:400], fix) from error
     _write_config(model, multimodal, folder, changed)
     for name in _COPIED:

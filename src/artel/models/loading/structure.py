@@ -127,7 +127,7 @@ def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str
     if folder.is_dir():
         check_folder(folder)
     elif folder.exists() or name.startswith((".", "/", "~")):
-        fix = "give a folder with config.json, or a hub id"
+        fix = "use a folder with config.json, or a hub id"
         raise InputError.at("model.from", f"{name} is not a folder", fix)
     config, notes = read_config(name, runs_code=runs_code)
     if not is_multimodal(config, request.auto_class):

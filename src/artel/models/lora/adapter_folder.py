@@ -62,7 +62,7 @@ class AdapterFolder:
             with safe_open(self.folder / WEIGHTS, "pt") as file:
                 shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no dictionary)
         except (OSError, SafetensorError) as error:
-            what, fix = f"cannot be read: {error}", "give the folder with all of its files, copied whole"
+            what, fix = f"cannot be read: {error}", "use a complete copy of the folder"
             raise InputError.at(str(self.folder / WEIGHTS), what, fix) from None
         for name, shape in shapes.items():
             if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2:
@@ -77,10 +77,10 @@ def read_adapter(name: str) -> AdapterFolder | None:
         return None
     where = str(folder / CONFIG)
     if not (folder / WEIGHTS).is_file():
-        what, fix = f"there is no {WEIGHTS} beside it", "give the folder with all of its files"
+        what, fix = f"there is no {WEIGHTS} beside it", "use the folder with all of its files"
         if (folder / "adapter_model.bin").is_file():
             what += ", only adapter_model.bin, a pickle, which could hold code"
-            fix = "where you trust it, load it with peft and save it again: save_pretrained writes safetensors"
+            fix = "if you trust it, load it with peft and save it again: save_pretrained writes safetensors"
         raise InputError.at(where, what, fix)
     require_peft()
     from peft import PeftConfig, PeftType
@@ -88,12 +88,12 @@ def read_adapter(name: str) -> AdapterFolder | None:
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except Exception as error:  # JSON and peft raise various errors
-        raise InputError.at(where, f"cannot be read: {error}", "give a folder written by peft") from None
+        raise InputError.at(where, f"cannot be read: {error}", "use a folder written by peft") from None
     if config.peft_type != PeftType.LORA:
-        raise InputError.at(where, f"is an adapter of type {config.peft_type}", "artel knows LoRA only")
+        raise InputError.at(where, f"is an adapter of type {config.peft_type}", "artel supports only LoRA")
     base = config.base_model_name_or_path
     if not base or not isinstance(base, str):
-        raise InputError.at(where, "names no base model", 'add "base_model_name_or_path": its folder or hub id')
+        raise InputError.at(where, "has no base model", 'add "base_model_name_or_path": its folder or hub id')
     return AdapterFolder(folder, config, _find_base(base, folder))
 
 
@@ -119,7 +119,7 @@ def _find_base(base: str, folder: Path) -> str:
                 return str(found)
     if is_path or is_windows:
         what = f"its base model {base} was not found, and there is no {'/'.join(parts[-2:])} with a model near it"
-        fix = 'write the folder of the base model, or its hub id, as "base_model_name_or_path"'
+        fix = 'set "base_model_name_or_path" to the folder or hub id of the base model'
         raise InputError.at(str(folder / CONFIG), what, fix)
     return base
 
@@ -195,10 +195,10 @@ def check_used(adapter: AdapterFolder, unexpected: list[str]) -> None:
     """Raise InputError if tensors of an adapter were not loaded: a classifier's head, or those of another model."""
     unknown = [key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)]  # wrappers hold copies
     if unknown:
-        what = f"has tensors that {adapter.base} has no place for: {listed(unknown)}"
+        what = f"has tensors that do not exist in {adapter.base}: {listed(unknown)}"
         fix = "base_model_name_or_path must be the model it was trained on"
         if adapter.config.task_type not in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM"):
-            fix = f"it was trained for {adapter.config.task_type}: merge it with peft, whose Auto classes know the head"
+            fix = f"it was trained for {adapter.config.task_type}: merge it with peft, whose Auto classes have the head"
         raise InputError.at(str(adapter.folder / WEIGHTS), what, fix)
 
 
@@ -218,8 +218,8 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
     from peft import PeftModel
 
     if adapter.config.layer_replication:
-        what = "repeats layers of its base (layer_replication), which share their weights: they cannot be merged"
-        raise InputError.at(str(adapter.folder / CONFIG), what, "use it as an adapter: leave --merge out")
+        what = "repeats layers of its base (layer_replication), which share their weights and cannot be merged"
+        raise InputError.at(str(adapter.folder / CONFIG), what, "use it as an adapter, without --merge")
     _dequantize(model, adapter)
     try:
         with peft_warnings_off():
@@ -244,8 +244,8 @@ def _dequantize(model: PreTrainedModel, adapter: AdapterFolder) -> None:
     try:
         model.dequantize(torch.float32)
     except NotImplementedError as error:
-        what = f"its base {adapter.base} is saved quantized: {' '.join(str(error).split())[:200]}"
-        fix = f"write the model as it was before as base_model_name_or_path in {adapter.folder / CONFIG}"
+        what = f"its base {adapter.base} is saved with quantized weights: {' '.join(str(error).split())[:200]}"
+        fix = f"set the unquantized model as base_model_name_or_path in {adapter.folder / CONFIG}"
         raise InputError.at("--merge", what, fix) from None
 
 
@@ -277,4 +277,4 @@ def _check_ties(merged: PreTrainedModel, adapter: AdapterFolder) -> None:
         if {target, source} <= may_differ or len(pair) < 2 or torch.equal(*pair):
             continue
         what = f"changes only one of {source} and {target}, which {type(merged).__name__} saves as one"
-        raise InputError.at(str(adapter.folder / WEIGHTS), what, "use it as an adapter: leave --merge out")
+        raise InputError.at(str(adapter.folder / WEIGHTS), what, "use it as an adapter, without --merge")

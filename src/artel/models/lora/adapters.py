@@ -66,12 +66,12 @@ def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem
             continue
         what, fix = f"no linear layer is named {name}", f"the model has: {known}; or write auto"
         if output is not None and _is_named(output, name):
-            what = f"{name} is the output layer, which gets no adapter"
-            fix = f"write model.lora.save: [{name}] to train it in full, and leave it out here; the others are: {known}"
+            what = f"{name} is the output layer, which cannot have an adapter"
+            fix = f"write model.lora.save: [{name}] to train it in full, and remove it here; the others are: {known}"
         problems.append(Problem("model.lora.target", what, fix))
     if "auto" in config.target:
         problems += [
-            Problem("model.lora.target", f"{name} stands beside auto, which means it too", "leave one of them out")
+            Problem("model.lora.target", f"{name} is already part of auto", "remove one of the two")
             for name in config.target
             if name != "auto" and any(_is_named(layer, name) for layer in layers)
         ]
@@ -88,11 +88,11 @@ def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem
 
 def _expert_problems(config: LoraConfig) -> list[Problem]:
     """Return a problem for each setting that adapters of experts in one tensor do not support."""
-    problems, fix = [], "or leave the experts out of target"
+    problems, fix = [], "or remove the experts from target"
     if config.dropout:
-        problems.append(Problem("model.lora.dropout", "adapters of experts have no dropout", f"write 0, {fix}"))
+        problems.append(Problem("model.lora.dropout", "adapters of experts do not support dropout", f"write 0, {fix}"))
     if config.dora:
-        problems.append(Problem("model.lora.dora", "adapters of experts have no magnitude", f"write false, {fix}"))
+        problems.append(Problem("model.lora.dora", "adapters of experts do not support DoRA", f"write false, {fix}"))
     return problems
 
 
@@ -249,7 +249,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad = False
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError.at("model.freeze", "no parameter is left to be trained", f"leave some out; {known}")
+        raise InputError.at("model.freeze", "no parameter is left to train", f"remove some patterns; {known}")
 
 
 def _is_named(full: str, name: str) -> bool:

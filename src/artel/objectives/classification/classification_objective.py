@@ -73,8 +73,8 @@ class Classification(Objective, Decoding):
         if not self._kind.has_classes and (
             config.classification.class_weights == "balanced" or config.classification.balanced_sampling
         ):
-            what = "weighs and balances labels, and these texts have a number each"
-            raise InputError.at("classification", what, "leave class_weights and balanced_sampling out")
+            what = "class weights and balanced sampling need labels, but these texts have numbers"
+            raise InputError.at("classification", what, "remove class_weights and balanced_sampling")
         self._framing = Framing(tokenizer, config.data.block)
         self.outputs = self._kind.outputs
         best = config.checkpoint.best
@@ -135,8 +135,8 @@ class Classification(Objective, Decoding):
         if classification.kind == "multi" and not classification.labels:
             problems.append(Problem("classification.labels", "is empty", "write the labels, or auto"))
         if classification.kind == "number" and classification.labels not in ("auto", []):
-            what = f"has {len(classification.labels)} labels, and kind: number gives each text a number"
-            fix = "leave them out; or write kind: single, or multi"
+            what = f"has {len(classification.labels)} labels, but kind: number does not use labels"
+            fix = "remove them, or set kind: single or multi"
             problems.append(Problem("classification.labels", what, fix))
         is_short = classification.labels != "auto" and len(classification.labels) < 2
         if classification.kind in ("single", "auto") and is_short:
@@ -343,7 +343,7 @@ def _doubtful_labels(labels: list[str]) -> list[str]:
     is_placeholder = len(numbers) == len(labels) > 2 and min(numbers) == -1 and max(numbers) > 1  # not of -1, 0, 1
     unlabeled = [label for label in labels if label.lower() in _MISSING_LABELS or (is_placeholder and label == "-1")]
     for label in unlabeled:
-        what = "{label!r} is learned as a label; many data sets mark texts without one so: leave such rows out"
+        what = "{label!r} is used as a label, but often marks missing labels: remove those rows if so"
         notes.append(Phrase(what, label=label))
     by_name: dict[str, list[str]] = {}
     for label in labels:
@@ -358,10 +358,10 @@ def _read_thresholds(file: Path) -> dict[str, Any]:
     try:
         thresholds = orjson.loads(file.read_bytes())
         if not isinstance(thresholds, dict) or not all(type(value) in (int, float) for value in thresholds.values()):
-            raise ValueError("it is no object of numbers")
+            raise ValueError("expected an object of numbers")
     except ValueError as error:
         raise InputError.at(
-            str(file), f"holds no thresholds: {error}", 'write {"label": 0.5, …}, or remove it'
+            str(file), f"does not contain valid thresholds: {error}", 'write {"label": 0.5, …}, or remove it'
         ) from None
     return thresholds
 

@@ -126,7 +126,7 @@ class Kind(ABC):
             known = ", ".join(map(shortened, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
             is_written = "labels" in self.classification.model_fields_set
             what = "is none of the run's" if is_written else "occurs in no training text; the run's are"
-            fix = "fix it, add it to classification.labels, or leave the row out"
+            fix = "fix it, add it to classification.labels, or remove the row"
             raise Unfit("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
         return self._numbers[label]
 
@@ -138,7 +138,7 @@ class SingleLabel(Kind):
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         if len(fields.labels) != 1:
             reason, count = ("several_labels", len(fields.labels)) if fields.labels else ("no_label", "no")
-            what = f"has {count} label{'s' * (len(fields.labels) > 1)}, and each text of this run has one"
+            what = f"has {count} label{'s' * (len(fields.labels) > 1)}, but each text of this run has one"
             raise Unfit(reason, f"{what}; fix it, or write classification.kind: multi")
         return (self._number_of(fields.labels[0]),)
 
@@ -315,7 +315,7 @@ class Number(Kind):
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         if fields.number is None:
             given = repr(fields.labels[0]) if fields.labels else "nothing"
-            raise Unfit("no_number", f"has {given} where a number is learned; write one (0.5), or leave the row out")
+            raise Unfit("no_number", f"has {given} instead of a number; write one (0.5), or remove the row")
         return (float_bits(fields.number),)
 
     def target(self, numbers: np.ndarray) -> np.ndarray:

@@ -122,7 +122,7 @@ class Turns:
         try:
             return render(self._tokenizer, self._template, messages, add_generation_prompt, list(tools) or None)
         except TemplateRefuses as refusal:
-            raise Unfit(f"the chat template refuses it: {refusal}") from None
+            raise Unfit(f"the chat template raises an error: {refusal}") from None
 
     def _template_fields(self, message: Message, style: ToolStyle) -> dict[str, Any]:
         """Return a message as the template takes it."""
@@ -154,7 +154,7 @@ class Turns:
         if prompt.rstrip().endswith("<think>"):
             return f"{thought}\n</think>\n\n{content}"
         if self._thought_marks is None:
-            raise Unfit("the chat template leaves out what the assistant thinks")
+            raise Unfit("the chat template omits the content of the assistant thinks")
         before, after = self._thought_marks
         return f"{before}{thought}{after}{content}"
 
@@ -243,7 +243,7 @@ class Turns:
         except Unfit:
             return
         if marked[-1].content not in prompt:
-            raise Unfit("the chat template leaves out what the assistant says")
+            raise Unfit("the chat template omits the content of the assistant says")
 
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """Return the length of the generation prompt within the text before an assistant's content."""
@@ -365,7 +365,7 @@ def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
     with_content = [slot.message for slot in slots if slot.kind == "c"]
     missing = [message.role for number, message in enumerate(marked) if message.content and number not in with_content]
     if missing:
-        raise Unfit(f"the chat template leaves out what the {missing[0]} says")
+        raise Unfit(f"the chat template omits the content of the {missing[0]} says")
     called = Counter(slot.message for slot in slots if slot.kind == "a")
     if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
         raise Unfit("the chat template leaves out calls of tools, or repeats them")

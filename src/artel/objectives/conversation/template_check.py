@@ -86,7 +86,7 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
     after = int(np.flatnonzero(flags)[-1]) + 1
     follows = tokenizer.decode(ids[after : after + 1].tolist())
     stops = " or ".join(repr(end) for end in (*tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)), *ends.texts))
-    what = f"no end of a turn is learned, and the model would write on after its answers. In {origin} "
+    what = f"no end of a turn is learned, so the model would not stop after its answers. In {origin} "
     what += f"{in_lines(follows)!r} follows the answer" if follows else "nothing follows the answer"
     what += f", and generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
     fix = "end answers there with eos_token, or write chat.template: chatml, or let the last turn be learned"

@@ -30,14 +30,14 @@ class ConversationWriter:
         try:
             self._turns.write([Message("user", "a"), Message("assistant", "b")])
         except Unfit as unfit:
-            raise InputError.at("chat.template", str(unfit), "give another: chatml, or a Jinja file") from None
+            raise InputError.at("chat.template", str(unfit), "use another: chatml, or a Jinja file") from None
 
     def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
         """Raise InputError if the template does not write a conversation's tools, calls or results."""
         lacks = self._turns.lacks(messages, tools)
         if lacks:
-            what = f"the template {lacks}, and {origin} has them"
-            fix = "write chat.template: chatml, or a Jinja file that does; or leave such conversations out"
+            what = f"the template {lacks}, but {origin} has them"
+            fix = "write chat.template: chatml, or a Jinja file that does; or remove such conversations"
             raise InputError.at("chat.template", what, fix)
 
     def has_control_token(self, messages: Sequence[Message], tools: Tools = ()) -> bool:

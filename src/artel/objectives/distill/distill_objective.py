@@ -87,7 +87,7 @@ class Distillation(Objective):
         self._teacher_config: PreTrainedConfig | None = None
         top_k = config.distill.top_k
         if top_k is not None and top_k >= self._vocabulary:
-            what = f"{top_k:,} are no part of the {self._vocabulary:,} ids"
+            what = f"{top_k:,} are more than the {self._vocabulary:,} ids"
             raise InputError.at(
                 "distill.top_k", what, f"write {max(1, self._vocabulary // 4):,}, or null for all of them"
             )
@@ -181,7 +181,7 @@ class Distillation(Objective):
             teacher, student = (each.get_text_config().hidden_size for each in (self._teacher_config, model.config))
             if teacher != student:
                 what = f"the teacher's hidden states have {teacher:,} numbers, the student's {student:,}"
-                fix = "give the student the teacher's width, or leave hidden out"
+                fix = "use a student of the teacher's width, or remove hidden"
                 raise InputError.at("distill.hidden", what, fix)
 
     def set_cached_outputs(self, outputs: CachedOutputs, *, validation: bool) -> None:

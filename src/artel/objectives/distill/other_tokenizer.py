@@ -120,7 +120,7 @@ class TokenMap:
         """Return a sentence about the fraction of aligned targets. Raise InputError if it is 0."""
         if not aligned:
             what = "the teacher has no token that is a target of the student: nothing can be learned from it"
-            raise InputError.at("distill.tokenizer", what, "take a teacher whose vocabulary is more like the student's")
+            raise InputError.at("distill.tokenizer", what, "use a teacher whose vocabulary is closer to the student's")
         return (
             f"the teacher reads the text by its own tokenizer: {aligned:.1%} of the targets are its tokens, too, the "
             f"others have the cross-entropy alone; {self.shared:.1%} of its ids have a counterpart"

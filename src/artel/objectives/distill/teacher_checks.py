@@ -25,7 +25,7 @@ def teacher_problems(config: RunConfig) -> list[Problem]:
     distill = config.distill
     if distill.teacher is None:
         fix = "write distill: {teacher: FOLDER}, a run that is trained, a model folder or a hub id"
-        return [Problem(KEY, "is not given, and a student learns from a teacher", fix)]
+        return [Problem(KEY, "is required", fix)]
     if config.run and Path(config.run, "teacher.json").is_file():
         return []  # the teacher's outputs are cached in the run
     problems = []
@@ -34,10 +34,10 @@ def teacher_problems(config: RunConfig) -> list[Problem]:
         what = f"{distill.teacher} is a run whose model is not finished"
         problems.append(Problem(KEY, what, f"train it first: artel train {distill.teacher}"))
     elif distill.teacher.startswith((".", "/", "~")) and not model.is_dir():
-        problems.append(Problem(KEY, f"there is no folder {distill.teacher}", "give a run, a model folder or a hub id"))
+        problems.append(Problem(KEY, f"there is no folder {distill.teacher}", "use a run, a model folder or a hub id"))
     elif config.tokenizer.train is not None and distill.tokenizer == "same":
-        what = "a tokenizer trained anew has other tokens than the teacher, whose distributions are over its own"
-        fix = "leave tokenizer out: the teacher's own is taken; or write distill.tokenizer: by_text"
+        what = "a newly trained tokenizer has a different vocabulary than the teacher"
+        fix = "remove tokenizer to use the teacher's, or set distill.tokenizer: by_text"
         problems.append(Problem("tokenizer.train", what, fix))
     elif model.is_dir():
         problems += _tokenizer_problems(config, model)
@@ -50,7 +50,7 @@ def source_problems(config: RunConfig, known: Collection[str], taught: Sequence[
     if config.distill.on == "auto" or not wrong:
         return []
     what = f"{config.distill.on} learns from {taught[0]}, and the sources yield {wrong[0]}"
-    return [Problem("distill.on", what, "write auto, which goes by the sources; or give other sources")]
+    return [Problem("distill.on", what, "set auto to infer it from the sources, or change the sources")]
 
 
 def layout_problems(config: RunConfig) -> list[Problem]:
@@ -58,7 +58,7 @@ def layout_problems(config: RunConfig) -> list[Problem]:
     if config.distill.top_k is not None:
         if config.distill.hidden is None or config.distill.tokenizer == "by_text":
             return []
-        what = "hidden states are not cached: the teacher must be in memory beside the student"
+        what = "hidden states are not cached: the teacher must be in memory with the student"
         return [Problem("distill.hidden", what, "write distill.top_k: null with it")]
     return [
         Problem(key, f"{what}, and with distill.top_k null the teacher needs it whole", "write 1, or a top_k")
@@ -80,11 +80,11 @@ def by_text_problems(config: RunConfig) -> list[Problem]:
         what = "masked hides the student's tokens, which a teacher with another tokenizer does not have"
         problems.append(Problem("distill.on", what, "write distill.tokenizer: same, or teach causal or chat"))
     elif distill.top_k is None:
-        what = "null asks the teacher while the student trains, and one with another tokenizer is asked before"
+        what = "null runs the teacher in training, but distill.tokenizer: by_text needs cached outputs"
         problems.append(Problem("distill.top_k", what, "write 64, or distill.tokenizer: same"))
     if distill.hidden is not None:
         what = "hidden states of other tokens cannot be compared"
-        problems.append(Problem("distill.hidden", what, "leave it out, or write distill.tokenizer: same"))
+        problems.append(Problem("distill.hidden", what, "remove it, or set distill.tokenizer: same"))
     if config.tokenizer.train is not None and config.tokenizer.train.pattern == "whitespace":
         what = "whitespace makes tokens that do not join to their text, by which distill.tokenizer: by_text goes"
         problems.append(Problem("tokenizer.train.pattern", what, "write gpt2 or gpt4"))
@@ -139,8 +139,8 @@ def _difference(student: Tokenizer, teacher: Tokenizer) -> str:
     parts = [f"{whose} {len(tokens):,} tokens ({_some(tokens)})" for whose, tokens in missing if tokens]
     if moved:
         numbers = f"{moved[0]!r} is {own[moved[0]]:,} and {other[moved[0]]:,}"
-        parts.append(f"{len(moved):,} tokens have other numbers ({numbers})")
-    return "; ".join(parts) or "they have the same tokens and cut texts otherwise"
+        parts.append(f"{len(moved):,} tokens have different ids ({numbers})")
+    return "; ".join(parts) or "they have the same vocabulary, but split texts differently"
 
 
 def _some(tokens: list[str]) -> str:

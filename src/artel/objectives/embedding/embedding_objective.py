@@ -71,7 +71,7 @@ class Embedding(Objective, Decoding):
     auto_class = "AutoModel"
     learns_from = ("matches",)
     presentation = Presentation(
-        "turns texts into vectors, near one another where the texts match", "embed", "sentence-similarity", 2e-5
+        "turns texts into vectors, which are close if the texts match", "embed", "sentence-similarity", 2e-5
     )
     section = "embedding"
     continues = False
@@ -80,7 +80,7 @@ class Embedding(Objective, Decoding):
     document_number = DOCUMENT
     has_many_outputs = True
     tasks = ("embed",)
-    why_no_prompts = ("a vector shows nothing to a reader", "leave them out; validation says what is found")
+    why_no_prompts = ("a vector shows nothing to a reader", "remove them; validation says what is found")
     needs_global_outputs = True
     better = directions(
         lower=["loss"],

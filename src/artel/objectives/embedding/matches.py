@@ -81,7 +81,7 @@ class MatchReader:
         if scored and match.score is None:
             return "no_score", f"it has no score, which loss {loss} learns; write loss: in_batch_negatives"
         if not scored and match.score is not None:
-            return "score", f"it has a score, and loss {loss} knows only texts that match; write loss: cosine"
+            return "score", f"it has a score, but loss {loss} does not use scores; set loss: cosine"
         if loss == "triplet" and not match.negatives:
             return "no_negative", "it has no negative, which loss triplet needs; write loss: in_batch_negatives"
         largest = self._embedding.largest_score

@@ -216,12 +216,12 @@ class TextEncoder:
         prompts = self._embedding.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
         if prompt is None:
-            what = f"{kind!r} is no kind of text"
-            raise InputError.at("input_type", what, "write query or document, or leave it out")
+            what = f"{kind!r} is not a kind of text"
+            raise InputError.at("input_type", what, "use query or document, or remove it")
         encoded = list(self._tokenizer.encode([prompt + text for text in texts]))
         for number, ids in enumerate(encoded):
             if not len(ids):
-                raise InputError.at("input", f"text {number} has no token", "give a text with words in it")
+                raise InputError.at("input", f"text {number} has no token", "use a text with words in it")
         return encoded
 
     def vectors(
@@ -230,7 +230,7 @@ class TextEncoder:
         """Return vectors, float32 (rows, size), or their first `dimensions` numbers. Raise InputError."""
         size = model.config.get_text_config().hidden_size
         if dimensions is not None and not 0 < dimensions <= size:
-            what = f"a vector has {size} numbers, and {dimensions} are asked for"
+            what = f"a vector has {size} numbers, but {dimensions} are requested"
             raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
         result = np.empty((len(rows), dimensions or size), dtype=np.float32)
         with evaluating(model):

@@ -57,9 +57,7 @@ class Windows:
         if len(context.ids) == 0:
             return Rejected(record.origin, "empty", "its document has no token", record.set_name)
         if fields.answer_class != "unknown" and not fields.answers:
-            detail = (
-                f"it is answered by {fields.answer_class!r} without a place in the document; give one, or leave it out"
-            )
+            detail = f"it is answered by {fields.answer_class!r} but has no span in the document; add one, or remove it"
             return Rejected(record.origin, "no_span", detail, record.set_name)
         answer = context.tokens_of(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
         length = self._block - self.frame.size - len(question)

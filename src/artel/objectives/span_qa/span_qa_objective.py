@@ -44,7 +44,7 @@ class SpanQA(Objective, Decoding):
     tasks = ("answer",)
     why_no_prompts = (
         "a question needs its document; prompts show nothing here",
-        "leave them out, and ask the model afterwards: artel generate --context",
+        "remove them, and use artel generate after training: artel generate --context",
     )
     sums = ("loss", "targets")
     document_number = DOCUMENT
@@ -83,7 +83,7 @@ class SpanQA(Objective, Decoding):
 
     @property
     def loss_description(self) -> str:
-        more = ", and of the class; squared error of both places" if self._five else ""
+        more = ", and of the class; squared error of both positions" if self._five else ""
         return f"cross-entropy of start and end{more}"
 
     @property

@@ -107,8 +107,8 @@ def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
         fix = "check the format and the tags of the sources, or write tokens: {labels: […]}"
         raise InputError.at("tokens.labels", "no record has anything marked", fix)
     if OUTSIDE in labels and not of_words:
-        what = "names have the label 'O', which is the tag of what is no name"
-        raise InputError.at("tokens.labels", what, "give them another label")
+        what = "names have the label 'O', which is the tag of words outside of names"
+        raise InputError.at("tokens.labels", what, "use another label")
     if is_covered and not of_words:
         what = f"every word of every record is marked ({', '.join(sorted(labels)[:5])} …), as tags of words are"
         fix = "write kind: words in the source, where each word has a tag; or the labels: tokens: {labels: […]}"

@@ -89,13 +89,13 @@ class Tokens(Objective, Decoding):
             problems.append(Problem("data.block", what, f"write {_SHORTEST_WINDOW + 2} or more"))
         kinds = {source.yields for source in config.data.sources}
         if tokens.scheme == "words" and ENTITIES in kinds:
-            what = "words gives each word a label, and the sources have names"
+            what = "words needs a label for each word, but the sources have names"
             problems.append(Problem("tokens.scheme", what, "write kind: words in the source, or scheme: bio"))
         if tokens.scheme == "bilou" and WORDS in kinds:
-            what = "bilou is for names of several words, and the sources have a tag for each word"
-            problems.append(Problem("tokens.scheme", what, "leave it out"))
+            what = "bilou is for names of several words, but the sources have a tag for each word"
+            problems.append(Problem("tokens.scheme", what, "remove it"))
         if config.checkpoint.best in ("precision", "recall", "f1") and is_of_words(config):
-            what = f"{config.checkpoint.best} is of names, and here each word has a tag"
+            what = f"{config.checkpoint.best} is a metric of names, but here each word has a tag"
             problems.append(Problem("checkpoint.best", what, "write accuracy or macro_f1"))
         return problems
 
@@ -164,7 +164,7 @@ class Tokens(Objective, Decoding):
     def check(self, model: PreTrainedModel) -> None:
         tags = tuple(str(model.config.id2label[number]) for number in range(model.config.num_labels))
         if tags != self.tags.tags:
-            what = f"the model has the tags {', '.join(tags)}, and the run {', '.join(self.tags.tags)}"
+            what = f"the model has the tags {', '.join(tags)}, but the run {', '.join(self.tags.tags)}"
             raise InputError.at("tokens", what, "write tokens.labels and tokens.scheme as the model has them")
 
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -175,7 +175,7 @@ class Tokens(Objective, Decoding):
         labels = {label for record in records if isinstance(record.fields, Tagged) for *_, label in record.fields.spans}
         if labels <= set(known):
             return ""
-        return f"this model knows {', '.join(known)}; the data have {', '.join(sorted(labels))}"
+        return f"this model has the labels {', '.join(known)}, but the data have {', '.join(sorted(labels))}"
 
     # samples -> batch -> loss
 

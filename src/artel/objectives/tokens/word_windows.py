@@ -120,7 +120,7 @@ class Windows:
             return Rejected(record.origin, "empty", "its text has no token that is a word", record.set_name)
         unknown = next((span for span in spans if span[2] not in self._tags.labels), None)
         if unknown is not None:
-            what = f"the span {unknown[0]} to {unknown[1]} is of {unknown[2]!r}, which is not in tokens.labels"
+            what = f"the span {unknown[0]} to {unknown[1]} has the label {unknown[2]!r}, which is not in tokens.labels"
             detail = f"{what}; fix it, or write it there"
             return Rejected(record.origin, "unknown_label", detail, record.set_name)
         flat = without_overlaps(spans, innermost=self._innermost)
@@ -236,7 +236,7 @@ def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) ->
     if cut:
         if spans >= _ENOUGH and cut > spans / 2:
             what = f"{cut:,} of {spans:,} spans begin or end within a word, the first {first!r}"
-            fix = "count offsets in characters of the text as it stands there (Python's text[start:end]), not in bytes"
+            fix = "count offsets in characters of the text (Python's text[start:end]), not in bytes"
             raise InputError.at(where, what, fix)
         what = (
             "{count:,} of {total:,} spans begin or end within a word, the first {place} {first!r}; are offsets counted "

@@ -39,7 +39,7 @@ def model_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*_model_states.pt"), key=_rank)
     if not files:
         fix = "name the folder that DeepSpeed saved in, with its file `latest`"
-        raise InputError.at(str(folder), "holds no checkpoint of DeepSpeed's", fix)
+        raise InputError.at(str(folder), "is not a DeepSpeed checkpoint", fix)
     return files
 
 
@@ -95,8 +95,8 @@ class ZeroCheckpoint:
         ]
         groups = [list(each["state"].values()) if isinstance(each, dict) else [] for each in states]
         if not groups or not all(key in group for own in groups for group in own or [{}] for key in AVERAGES):
-            fix = f"make a model of it, and begin from that: artel export {self.folder} FOLDER; then model.from: FOLDER"
-            raise InputError.at(str(self.folder), "holds no averages of Adam in the pieces of ZeRO", fix)
+            fix = f"export a model and start from it: artel export {self.folder} FOLDER; then model.from: FOLDER"
+            raise InputError.at(str(self.folder), "has no Adam moments in ZeRO's shards", fix)
         state: dict[str, torch.Tensor] = {}
         for key in AVERAGES:
             averages = self._by_parameter([[group[key] for group in own] for own in groups])
@@ -157,7 +157,7 @@ def _load(path: Path) -> dict[str, Any]:
     except Exception as error:  # one of many classes, with advice to load the file anyway
         reason = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         what = f"holds a {reason[1]}" if reason else f"cannot be read: {str(error).splitlines()[0]}"
-        fix = "only plain data is read, since a pickled object can do anything; convert it where it was written"
+        fix = "only plain data is loaded, since a pickled object may run code; convert it where it was written"
         if reason and reason[1].startswith("deepspeed.") and find_spec("deepspeed") is None:
             fix = "its classes are deepspeed's: pip install 'artel-lm[deepspeed]'"
         raise InputError.at(str(path), what, fix) from None

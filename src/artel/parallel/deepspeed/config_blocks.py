@@ -103,7 +103,7 @@ def _offload(findings: Findings, where: str, block: dict[str, Any], device: torc
     findings.defaults(where, block)
     if device.type == "cpu" and block.get("device", "none") != "none":
         if block.get("pin_memory", True):
-            findings.note(f"{where}.pin_memory", "is off: there is no accelerator to copy to")
+            findings.note(f"{where}.pin_memory", "is off: there is no accelerator")
         block["pin_memory"] = False
     if block.get("device") == "nvme":
         import deepspeed

@@ -58,14 +58,14 @@ class DeepSpeedPlan:
         file = config.parallel.deepspeed
         assert file is not None
         problems = []
-        steps_itself, fix = "DeepSpeed's engine steps by itself", "leave it out, or leave parallel.deepspeed out"
+        steps_itself, fix = "DeepSpeed's engine runs the optimizer itself", "remove it, or remove parallel.deepspeed"
         if config.train.on_bad_step != "stop":
             problems.append(Problem("train.on_bad_step", f"{config.train.on_bad_step}: {steps_itself}", fix))
         if config.train.spike is not None:
             problems.append(Problem("train.spike", f"{config.train.spike:g}: {steps_itself}", fix))
         if config.train.budget is not None:
             what = "DeepSpeed's engine is given the number of steps beforehand"
-            problems.append(Problem("train.budget", what, "write train.steps, or leave parallel.deepspeed out"))
+            problems.append(Problem("train.budget", what, "set train.steps, or remove parallel.deepspeed"))
         try:
             resolved = read_deepspeed(file, config, world_size, local_device())
         except InputError as error:
@@ -307,4 +307,4 @@ def _input_errors(file: str) -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     except refusals as error:
-        raise InputError.at(file, f"DeepSpeed refuses it: {error}", "change what it names") from error
+        raise InputError.at(file, f"DeepSpeed does not accept it: {error}", "change what it names") from error

@@ -97,8 +97,8 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
     from deepspeed.utils import safe_set_local_optimizer_state
 
     if engine.zero_nvme_offload_optimizer():
-        what = "nvme: the optimizer's state is in files of DeepSpeed's own, where that of a checkpoint cannot be put"
-        fix = 'write "device": "cpu", or begin anew with --restart'
+        what = "nvme: the optimizer's state is in DeepSpeed's own files, which cannot be restored from a checkpoint"
+        fix = 'set "device": "cpu", or start over with --restart'
         raise InputError.at("zero_optimization.offload_optimizer.device", what, fix)
     state = dict(state)
     scale, good_steps = state.pop(_SCALE, None), state.pop(_GOOD_STEPS, None)

@@ -26,7 +26,7 @@ from artel.preparing import prepare_silently
 from artel.text import Ledger, read_documents
 from artel.training.comparison import expected_range
 
-CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer beside other programs"
+CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer if other programs run"
 """Announced before `choose`."""
 TRYING = "trying whether train.budget is long enough for the smallest model, which takes about 5 s"
 """Announced before `check_before_text`."""
@@ -210,12 +210,12 @@ def fitting_block(config: RunConfig, text: Text) -> RunConfig:
     problems = []
     if text.tokens <= _FEWEST_BLOCKS * block:
         what = (
-            f"the training text has {text.tokens:,} tokens, and {_FEWEST_BLOCKS * block:,} are the fewest to learn from"
+            f"the training text has {text.tokens:,} tokens, but {_FEWEST_BLOCKS * block:,} are the fewest to learn from"
         )
         problems.append(Problem("data.sources", what, "give more text"))
     if held_out is not None and held_out <= block:
         what = f"the validation part has {held_out:,} tokens, too few for one block of {block}"
-        problems.append(Problem("data.validation", what, "write a larger share, or give more text"))
+        problems.append(Problem("data.validation", what, "use a larger share, or more text"))
     raise InputError(problems)
 
 

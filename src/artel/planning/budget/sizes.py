@@ -66,15 +66,15 @@ def auto_problems(config: RunConfig) -> list[Problem]:
     """Return the settings that `model.auto` cannot be combined with."""
     kind, problems = objective_type(config), []
     if not (kind.packs_text and kind.generates):
-        what = f"true chooses among models that write text, and objective {config.objective} needs another"
+        what = f"true chooses among causal models, but objective {config.objective} needs another kind"
         problems.append(Problem("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}"))
     if config.parallel.deepspeed is not None:
-        what = "true chooses what a DeepSpeed configuration says too"
-        problems.append(Problem("model.auto", what, "leave parallel.deepspeed out, or give the model's sizes"))
+        what = "true also chooses what a DeepSpeed configuration sets"
+        problems.append(Problem("model.auto", what, "remove parallel.deepspeed, or set the model's sizes"))
     for key in ("tensor", "pipeline", "context"):
         if getattr(config.parallel, key) > 1:
             what = "which heads and layers there are to share is known only when model.auto has chosen"
-            fix = "leave it out, parallel.data: fsdp shares weights too; or give the model's sizes"
+            fix = "remove it (parallel.data: fsdp shards weights too), or set the model's sizes"
             problems.append(Problem(f"parallel.{key}", what, fix))
     given, measured = config.train.model_fields_set, read_fits().rates
     if "optimizer" in given and config.train.optimizer not in measured and "learning_rate" not in given:

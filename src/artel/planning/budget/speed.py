@@ -199,11 +199,11 @@ def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
     Raise InputError if their speed is unknown.
     """
     if not hardware.has_rates:
-        what = f"true needs a plan's speed, and {hardware.name} is not in the table of accelerators"
+        what = f"true needs the planned speed, but {hardware.name} is not in the table of accelerators"
         raise InputError.at("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}")
     if config.parallel.offload != "none":
         what = "the model is chosen by a plan's speed, and transfers of offloaded weights are not planned"
-        raise InputError.at("parallel.offload", what, "leave it out, or give the model's sizes")
+        raise InputError.at("parallel.offload", what, "remove it, or set the model's sizes")
     small, large = (_planned(config, size, vocabulary, hardware) for size in _PLANNED)
     return Speed(
         small, large, vocabulary, config.data.block, f"by {hardware.source}", "computed from the plans of two models"

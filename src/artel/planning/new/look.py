@@ -61,7 +61,7 @@ def look_at(paths: list[str]) -> Look:
     if refused is not None and not all(_is_table(entry.address) for entry in inputs):
         raise InputError.at("--text", refused.what, refused.fix)
     if not any(entry.size for entry in inputs):
-        raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "give a file with text")
+        raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "use a file with text")
     formats = dict(_formats(paths, inputs, is_table=refused is not None))
     if not formats and refused is not None:
         is_damaged = not refused.where.startswith("data.sources")

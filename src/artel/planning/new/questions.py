@@ -76,8 +76,8 @@ def read_objective(answer: str, look: Look) -> str:
     if answer in words:
         return words[answer]
     if answer in OBJECTIVES and not OBJECTIVES[answer].presentation.is_offered:
-        what = f"{answer} needs more than texts, and is not asked about here"
-        raise InputError.at("--learn", what, f"begin with a recipe: artel recipes ls lists those of objective {answer}")
+        what = f"{answer} needs more than texts, so artel new does not support it"
+        raise InputError.at("--learn", what, f"start with a recipe: artel recipes ls lists those of objective {answer}")
     shown = ", ".join(objective.presentation.verb or name for name, objective in fitting.items())
     known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].presentation.verb)}
     near = difflib.get_close_matches(answer, words, 1)
@@ -122,9 +122,9 @@ def answer_questions(given: Given, ask: Ask | None) -> Answers:
     """Take answers from the flags, and ask for the rest. Without `ask` raise InputError if a flag is missing."""
     if ask is None and given.missing:
         verb = "is" if len(given.missing) == 1 else "are"
-        what = f"no terminal to ask on, and {' and '.join(given.missing)} {verb} missing"
+        what = f"no terminal for questions, and {' and '.join(given.missing)} {verb} missing"
         example = "artel new run.yaml --text novel.txt --learn write --from scratch --time 30min"
-        raise InputError.at("artel new", what, f"give all of them: {example}")
+        raise InputError.at("artel new", what, f"use all of them: {example}")
     _check_flags(given)
     look = _answer(given.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask)
     logger.info(look.describe())
@@ -191,5 +191,5 @@ def _paths(text: str) -> list[str]:
     except ValueError as error:
         raise InputError.at("--text", f"{text!r}: {error}", "close the quotation mark") from None
     if not paths or not all(path.strip() for path in paths):
-        raise InputError.at("--text", "no text is named", "give a file, a glob in quotes, or a folder (. is this one)")
+        raise InputError.at("--text", "no text is named", "use a file, a quoted glob, or a folder (. is this one)")
     return paths

@@ -56,9 +56,9 @@ def _head(answers: Answers, name: str) -> Iterator[str]:
         processes = f" --nproc {count}" if count > 1 else ""
     yield "# Written by artel new."
     yield f"#   {f'artel config check {quoted}':<48} says what is wrong with it"
-    yield f"#   {f'artel plan {quoted}{on}':<48} what it will need, and whether it fits"
+    yield f"#   {f'artel plan {quoted}{on}':<48} what it needs, and whether it fits"
     yield f"#   {f'artel train {quoted}{processes}':<48} trains; killed, the same command resumes"
-    yield "# What the file does not say is chosen, printed, and written into the run's folder: artel config explain"
+    yield "# What the file does not set is chosen, printed and recorded in the run's folder: artel config explain"
 
 
 def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
     form = look.format_for(objective.learns_from)
     if not FORMATS[form].goes_by_suffix:
         yield _line(f"      format: {form}", look.formats[form])
-    yield _line("  validation: 0.05", "held out, and never learned from: the model is judged by it")
+    yield _line("  validation: 0.05", "held out from training, for validation")
 
 
 def _model(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[str]]:
@@ -93,9 +93,9 @@ def _automatic(answers: Answers, does: str) -> Iterator[str]:
 
 def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
     config = Size(4).config() if objective.generates else _SMALL.get(objective.auto_class, _ENCODER)
-    yield _line("  block: 512", "tokens that the model sees at a time, at most")
+    yield _line("  block: 512", "maximum tokens per sequence")
     yield _tokenizer()
-    yield _line("model:", "from scratch, and small: change its sizes to taste")
+    yield _line("model:", "from scratch and small: change the sizes as you like")
     yield f"  config: {_flow(config)}"
     yield _line(f"objective: {answers.objective}", does)
     yield from _train(answers, {"batch": 32, "learning_rate": 1e-3})
@@ -105,15 +105,15 @@ def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iter
     parameters, limit = _known(answers.model, objective)
     adapts = _needs_adapters(answers, objective, parameters)
     rate = objective.presentation.finetuning_rate * (4 if adapts else 1)
-    yield _line(f"  block: {min(_BLOCK, limit or _BLOCK)}", "tokens that the model sees at a time, at most")
+    yield _line(f"  block: {min(_BLOCK, limit or _BLOCK)}", "maximum tokens per sequence")
     size = f"{parameters / 1e6:,.3g} M parameters; its own tokenizer" if parameters else "its own tokenizer"
     yield "model:"
     yield _line(f"  from: {_flow(answers.model)}", size)
     if adapts:
-        yield _line("  lora: {rank: 16, alpha: 32}", "small matrices beside its own, which stay as they are")
+        yield _line("  lora: {rank: 16, alpha: 32}", "small trainable matrices; the model's own are frozen")
     yield _line(f"objective: {answers.objective}", does)
     if not adapts and _too_large_for_one(answers, parameters):
-        yield _line("parallel: {data: fsdp}", "no GPU has room for all of it: each holds a part")
+        yield _line("parallel: {data: fsdp}", "too large for one GPU: each has a shard")
     yield from _train(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
 
 
@@ -126,9 +126,7 @@ def _known(name: str, objective: type[Objective]) -> tuple[int, int | None]:
         return 0, None
     model = outline(ModelConfig.model_validate({"from": name}), objective.auto_class)
     if model is None:
-        raise InputError.at(
-            "--from", f"{name} cannot be opened for {objective.presentation.verb}", "give another model"
-        )
+        raise InputError.at("--from", f"{name} cannot be opened for {objective.presentation.verb}", "use another model")
     return sum(parameter.numel() for parameter in model.parameters()), position_limit(model)
 
 

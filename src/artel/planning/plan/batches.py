@@ -122,7 +122,7 @@ def _samples_of_sources(config: RunConfig, objective: Objective) -> list[Sample]
     samples = [sample for item in made for sample in item.samples]
     if not samples:
         what = f"the first {len(documents)} documents make no sample of up to {config.data.block} tokens"
-        raise InputError.at("data.sources", what, "artel prepare says why")
+        raise InputError.at("data.sources", what, "run artel prepare to see why")
     return samples
 
 

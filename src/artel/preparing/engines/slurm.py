@@ -105,7 +105,7 @@ def _submit(work: Work, script: str) -> str:
     result = _run("sbatch", "--parsable", str(file))
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [""]
-        what = f"Slurm refuses the job {file}: {lines[-1].removeprefix('sbatch: error: ')}"
+        what = f"Slurm rejected the job {file}: {lines[-1].removeprefix('sbatch: error: ')}"
         raise InputError.at("prepare.slurm", what, _FIX_REFUSED)
     return result.stdout.strip().splitlines()[-1].partition(";")[0]  # NUMBER, or NUMBER;CLUSTER
 

@@ -34,7 +34,7 @@ _PROGRESS = 1 << 20  # bytes: after an attempt that received this many more, att
 _CHUNK = 1 << 18
 _MIN_BYTES_PER_SECOND = 1_000  # that a server must reach over twice the timeout
 _FIX_ADDRESS = "check the address"
-_FIX_NETWORK = "check the address and the network (proxies: http_proxy, https_proxy), and start again"
+_FIX_NETWORK = "check the address and the network (proxies: http_proxy, https_proxy), and try again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def _too_large(url: str, size: int, limit: int) -> ArtelError:
 def _check_secrets(url: str) -> None:
     """Raise InputError if the address lacks a secret: it was hidden, or its environment variable is not set."""
     if HIDDEN in url:
-        what = f"its secret was not written down, {HIDDEN} stands in its place"
+        what = f"its secret was not saved: {HIDDEN} is in its place"
         fix = "give the address again, with ${NAME} for the secret, and set NAME in the environment"
         raise InputError.at(url, what, fix)
     missing = [name for name in variables_of(url) if name not in os.environ]

@@ -13,11 +13,11 @@ from artel.errors import ArtelError, InputError, Problem, WorkError, missing_ext
 _SCHEMES = ("s3://", "hf://")
 _FIX_ADDRESS = {
     "s3": "write s3://BUCKET/KEY or a glob, s3://BUCKET/texts/*.jsonl.zst; look with: aws s3 ls",
-    "hf": "write hf://datasets/OWNER/NAME/FILE or a glob, .../NAME/data/*.parquet; where it is private: hf auth login",
+    "hf": "write hf://datasets/OWNER/NAME/FILE or a glob, .../NAME/data/*.parquet; if it is private: hf auth login",
 }
 _FIX_NETWORK = {
-    "s3": "check the network and the address of the service (AWS_ENDPOINT_URL), and start again",
-    "hf": "check the network and the address of the hub (HF_ENDPOINT), and start again",
+    "s3": "check the network and the address of the service (AWS_ENDPOINT_URL), and try again",
+    "hf": "check the network and the address of the hub (HF_ENDPOINT), and try again",
 }
 READ, LIST, WRITE = "s3:GetObject", "s3:ListBucket", "s3:PutObject"
 """Permissions by their names in S3."""
@@ -68,8 +68,8 @@ def open_remote(path: str) -> Iterator[Any]:
         from huggingface_hub import HfFileSystem, constants
 
         if constants.HF_HUB_OFFLINE:
-            fix = "unset HF_HUB_OFFLINE, or fetch it where there is a network (hf download) and give the folder"
-            raise Offline([Problem(path, "is on the hub, and HF_HUB_OFFLINE says not to go there", fix)])
+            fix = "unset HF_HUB_OFFLINE, or download it with network access (hf download) and use the folder"
+            raise Offline([Problem(path, "is on the hub, but HF_HUB_OFFLINE is set", fix)])
         yield HfFileSystem(skip_instance_cache=True, use_listings_cache=False)
 
 
@@ -116,7 +116,7 @@ def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -
     service, kind = scheme(path), error_kind(error)
     message = " ".join(str(error).split())[:300]
     right = " and ".join(permissions)
-    fix_keys = f"give keys with the right {right}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    fix_keys = f"use keys with the permission {right}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     if service == "hf":
         fix_keys = "log in (hf auth login, or HF_TOKEN), and accept the conditions on the page of the data set"
     if kind == "keys":
@@ -131,6 +131,6 @@ def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -
     if kind == "absent":
         return InputError.at(path, "there is no such file", _FIX_ADDRESS[service])
     if kind == "address":
-        return InputError.at(path, f"is no address of a file: {message}", _FIX_ADDRESS[service])
+        return InputError.at(path, f"is not the address of a file: {message}", _FIX_ADDRESS[service])
     what = f"cannot be reached: {type(error).__name__}: {message}"
     return (OutOfReach if kind == "reach" else WorkError).at(path, what, _FIX_NETWORK[service])

@@ -87,7 +87,7 @@ def remote_file(entry: dict[str, Any], path: str) -> RemoteFile:
     """Return the RemoteFile of an fsspec entry."""
     version = entry.get("ETag") or entry.get("blob_id")
     if not version:
-        raise WorkError.at(path, "is listed without a version (ETag)", "fetch it yourself, and give the file")
+        raise WorkError.at(path, "is listed without a version (ETag)", "download it yourself, and use the file")
     return RemoteFile(f"{scheme(path)}://{entry['name']}", int(entry["size"]), str(version).strip('"'))
 
 
@@ -152,4 +152,4 @@ def _check_version(files: Any, file: RemoteFile, partial: PartialDownload) -> No
 def _changed(file: RemoteFile, partial: PartialDownload) -> WorkError:
     what = f"changed while it was fetched ({partial.size:,} bytes came of {file.size:,})"
     partial.start({})
-    return WorkError.at(file.address, what, "start again when it is no longer written")
+    return WorkError.at(file.address, what, "try again when it is complete")

@@ -146,7 +146,7 @@ def pull_folder(
         for name, (size, _) in facts.items():
             if name not in remote or remote[name].size != size:
                 what = f"has {remote[name].size:,} bytes" if name in remote else "is missing"
-                raise _damaged(address, name, f"{what}, and its manifest says {size:,}")
+                raise _damaged(address, name, f"{what}, but its manifest says {size:,}")
         bodies = {name: _fetch_checked(file, name, facts, address, staging) for name, file in remote.items()}
         with new_folder(into) as partial:
             for name, body in bodies.items():
@@ -160,7 +160,7 @@ def _fetch_checked(file: RemoteFile, name: str, facts: dict[str, tuple[int, str]
     digest = json.loads(body.with_name("headers.json").read_bytes())["digest"]  # computed during the download
     if name in facts and digest != facts[name][1]:
         shutil.rmtree(body.parent)
-        raise _damaged(address, name, "does not have the checksum that its manifest says")
+        raise _damaged(address, name, "does not match the checksum of its manifest")
     return body
 
 
@@ -202,7 +202,7 @@ def _exists(files: Any, address: str) -> bool:
 def _check_writable(address: str) -> None:
     bucket, _, key = address.partition("://")[2].partition("/")
     if scheme(address) != "s3" or not bucket or not key:
-        raise InputError.at(address, "is no place to write to", "write s3://BUCKET/PREFIX")
+        raise InputError.at(address, "is not writable", "write s3://BUCKET/PREFIX")
 
 
 def _damaged(address: str, name: str, what: str) -> WorkError:

@@ -97,12 +97,12 @@ def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> 
 def _parser_limit(code: bytes) -> BadRecord | None:
     """Return why the parser would take minutes or all memory for a page; None if it would not."""
     if len(code) > MOST_TAGS and (tags := code.count(b"<")) > MOST_TAGS:  # counting takes 6 % of a small page's time
-        what = f"has {tags:,} tags, more than the maximum of {MOST_TAGS:,}; cut it up, or leave it out"
+        what = f"has {tags:,} tags, more than the maximum of {MOST_TAGS:,}; split it, or remove it"
         return BadRecord("too_many_tags", what)
     if len(code) > _LONG_PAGE:
         most = max((_attributes(chunk) for chunk in code.split(b">") if len(chunk) > _LONG_TAG), default=0)
         if most > _MOST_ATTRIBUTES:
-            what = f"has a tag with {most:,} attributes; take it out, or leave the page out"
+            what = f"has a tag with {most:,} attributes; remove it, or the page"
             return BadRecord("too_many_attributes", what)
     return None
 

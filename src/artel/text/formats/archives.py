@@ -157,7 +157,7 @@ def read_epub(file: SourceFile) -> Items:
     with _open_archive(file.path, "EPUB", file.max_bytes) as book:
         chapters = _chapters(book)
         if _encrypted(book) & set(chapters):
-            raise BadRecord("encrypted", "is protected (DRM), and its chapters cannot be read; leave it out")
+            raise BadRecord("encrypted", "is protected (DRM), and its chapters cannot be read; remove it")
         for number, name in enumerate(chapters):
             origin = f"{file.origin}[{number}] {name}"
             try:
@@ -184,7 +184,7 @@ def _chapters(book: _Archive) -> list[str]:
             spine.append(attributes.get("idref", ""))
     chapters = list(dict.fromkeys(pages[page] for page in spine if page in pages))
     if not chapters:
-        raise BadRecord("incomplete", f"{package} names no chapters; download it again")
+        raise BadRecord("incomplete", f"{package} lists no chapters; download it again")
     return chapters
 
 

@@ -116,7 +116,7 @@ def call_function(function: UserFunction, converter: str, row: dict[str, Any]) -
         raise
     except BaseException as error:
         what = f"{converter} failed on it: {raised(error)}"
-        raise BadRecord("converter_failed", f"{what}; fix the function, or leave the row out") from None
+        raise BadRecord("converter_failed", f"{what}; fix the function, or remove the row") from None
 
 
 class Converter:
@@ -153,13 +153,13 @@ class Converter:
 def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Conversation:
     messages, tools, changes = extract_tools(messages, tools)
     if not messages:
-        raise BadRecord("empty_conversation", "has no messages; leave it out")
+        raise BadRecord("empty_conversation", "has no messages; remove it")
     if all(message.role != "user" for message in messages):
         raise BadRecord("no_question", "has no message of the user; an answer needs a question, write one before it")
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
     answered = tuple(messages[: last + 1])
     if not any(message.role == "user" for message in answered):
-        raise BadRecord("no_answer", "has no answer of the assistant to the user; write one, or leave it out")
+        raise BadRecord("no_answer", "has no answer of the assistant; write one, or remove it")
     if lists_all:
         check_names(answered, tools)
     check_results(answered)
@@ -243,7 +243,7 @@ def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     if row.get("dialogues"):
         return _each(row, "dialogues", lambda item, path: [*system, *reader.turns(item.get("chat"), f"{path}.chat")])
     if not row.get("example_dialogue"):
-        fix = "give it dialogues, or leave it out"
+        fix = "use dialogues, or remove it"
         raise BadRecord("empty_conversation", f"has neither dialogues nor an example_dialogue; {fix}")
     return [("", [*system, *reader.turns(row["example_dialogue"], "example_dialogue")])]
 
@@ -254,7 +254,7 @@ def _oasst(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
         fix = "write the tree of replies under it"
         raise BadRecord("no_field", f"has no object 'prompt' (it has: {names_of(row)}); {fix}")
     if message.get("deleted"):
-        raise BadRecord("deleted", "the prompt of the tree is deleted; leave the tree out")
+        raise BadRecord("deleted", "the prompt of the tree is deleted; remove the tree")
     turns: list[Turn] = []
     while message is not None:
         path = f"message {len(turns) + 1} of the main branch"
@@ -276,7 +276,7 @@ def _each(row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str],
     items = row[name]
     if not isinstance(items, list) or not items:
         what = "empty" if items == [] else type(items).__name__
-        fix = "write a list of objects, or leave the row out"
+        fix = "write a list of objects, or remove the row"
         raise BadRecord("empty_conversation", f"field {name!r} is {what}; {fix}")
     for number, item in enumerate(items):
         path = f"{name}[{number}]"

@@ -51,7 +51,7 @@ def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
                 origin = f"{file.origin}:{sentence.bad[0]}"
                 raise sentence.bad[1]
             if not sentence.rows:
-                raise BadRecord("no_words", "the sentence has no word of its own; write one, or leave it out")
+                raise BadRecord("no_words", "the sentence has no words; add some, or remove it")
             for number, row in sentence.rows:
                 origin = f"{file.origin}:{number}"
                 _check_columns(row, sentence.rows[0][1], file.source)
@@ -77,12 +77,12 @@ def _record(sentence: _Sentence, file: SourceFile, origin: str, *, universal: bo
 
 def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> None:
     if len(row) != len(first):
-        what = f"has {len(row)} columns, and the sentence began with {len(first)}"
+        what = f"has {len(row)} columns, but the sentence began with {len(first)}"
         raise BadRecord("unequal_columns", f"{what}; write the missing ones, or an empty line between sentences")
     columns = [int(column) for column in (source.words, source.tags) if column]
     least = max([2, *(number + 1 if number >= 0 else -number for number in columns)])
     if len(row) < least:
-        what = f"has {len(row)} column{'s' * (len(row) > 1)} where {least} are needed: a word and its tag"
+        what = f"has {len(row)} column{'s' * (len(row) > 1)} but needs {least}: a word and its tag"
         raise BadRecord("unequal_columns", f"{what}; separate them by spaces or tabs, or write words and tags: NUMBER")
 
 
@@ -126,7 +126,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
         what = f"{path} is from Universal Dependencies, with a tag for each word"
         problems.append(Problem(f"{key}.kind", what, "write kind: words, or tags: NUMBER of a column with names"))
     return problems + [
-        Problem(f"{key}.{name}", f"{setting!r} is no column of conll", "write its number: 0 is the first, -1 the last")
+        Problem(f"{key}.{name}", f"{setting!r} is not a column of conll", "use its number: 0 is the first, -1 the last")
         for name, setting in (("words", source.words), ("tags", source.tags))
         if setting and not setting.removeprefix("-").isdecimal()
     ]

@@ -103,12 +103,12 @@ class _EntityReader:
             what = f"has no text in {self._source.field!r} (it has: {have})"
             name = next((name for name, value in entry.items() if isinstance(value, str) and value.strip()), "NAME")
             fix = f"name it: {self._override('field', name)}"
-            raise BadRecord("no_text", f"{what}; {fix}, or words: NAME where it is a list of words")
+            raise BadRecord("no_text", f"{what}; {fix}, or words: NAME if it is a list of words")
         field = _field_of(entry, self._source.tags, _SPANS)
         if field is None or not isinstance(entry[field], list):
             what = f"has no list of spans (it has: {names_of(entry)})"
             name = next((name for name, value in entry.items() if isinstance(value, list)), "NAME")
-            fix = f"name it: {self._override('tags', name)}; write an empty list where nothing is named"
+            fix = f"name it: {self._override('tags', name)}; use an empty list if there are no names"
             raise BadRecord("no_field", f"{what}; {fix}")
         return text, [span for number, item in enumerate(entry[field]) for span in _spans(item, f"{field}[{number}]")]
 
@@ -193,7 +193,7 @@ def _result_spans(result: Any, text: str, path: str) -> list[Span]:
         start, end = _characters(text, start), _characters(text, end)
         if _without_spaces(text[start:end]) != _without_spaces(marked):
             what = f"{path} marks {marked[:40]!r}, but the text there is {text[start:end][:40]!r}"
-            raise BadRecord("span_outside", f"{what}; export the task again, or leave it out")
+            raise BadRecord("span_outside", f"{what}; export the task again, or remove it")
     return [(start, end, label) for label in labels]
 
 

@@ -100,7 +100,7 @@ def parse_whole(text: str, origin: str) -> Any:
         where = f"{origin}:{error.lineno}:{error.colno}"
         if not text[error.pos :].strip():
             raise InputError.at(where, "the JSON is cut off here", "export or download the file again") from None
-        fix = "correct it there, or write one object per line (.jsonl), where a bad line costs only its own row"
+        fix = "fix it there, or write one object per line (.jsonl), so that a bad line costs only its row"
         shown = text[error.pos :].split("\n", 1)[0][:40]
         raise InputError.at(where, f"is not JSON: {error.msg}, at {shown!r}", fix) from None
 
@@ -147,7 +147,7 @@ def text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "fi
         what = f"has no field {name!r} (it has: {names_of(entry)})"
         raise BadRecord("no_field", f"{what}; write {column_fix(key, source_key)}")
     if entry[name] is None:
-        raise BadRecord("no_text", f"field {name!r} is empty (null); fill it in, or leave the row out")
+        raise BadRecord("no_text", f"field {name!r} is empty (null); fill it in, or remove the row")
     if not isinstance(entry[name], str):
         raise BadRecord("no_text", f"field {name!r} is {type(entry[name]).__name__}, not text; write it in quotes")
     return entry[name]

@@ -47,7 +47,7 @@ def _record(file: SourceFile, origin: str, text: str, second: str, labels: tuple
     texts = (text, second) if file.source.second else (text,)
     if not all(map(str.strip, texts)):
         which = "second text" if text.strip() else "text"
-        raise BadRecord("empty", f"the {which} is empty; fill it in, or leave the row out")
+        raise BadRecord("empty", f"the {which} is empty; fill it in, or remove the row")
     fields = Labeled(text, second, labels, _number(labels))
     return Record("\n".join(texts), origin, file.set_name, fields, group=text if second else "")
 
@@ -101,7 +101,7 @@ def _class_name(value: Any, column: str, names: list[str]) -> Any:
     if not isinstance(value, int) or value == -1:
         return None
     if not 0 <= value < len(names):
-        detail = f"column {column!r} has class {value}, and the file names {len(names)}; fix it, or leave the row out"
+        detail = f"column {column!r} has class {value}, but the file names {len(names)}; fix it, or remove the row"
         raise BadRecord("unknown_label", detail)
     return names[value]
 
@@ -147,7 +147,7 @@ def _label(value: Any, column: str) -> str:
         what = f"the label in {column!r} is {type(value).__name__}"
         raise BadRecord("no_label", f"{what}; write a text, a number, or a list of them")
     if value is None or not value.strip():
-        raise BadRecord("no_label", f"the label in {column!r} is empty; fill it in, or leave the row out")
+        raise BadRecord("no_label", f"the label in {column!r} is empty; fill it in, or remove the row")
     return value.strip()
 
 

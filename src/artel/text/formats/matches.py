@@ -89,10 +89,10 @@ def _match(row: dict[str, Any], key: str) -> Match:
         raise BadRecord("no_positive", f"has no text that matches the query (its fields: {have}); {fix}")
     score = _score(row)
     if score is not None and (len(positives) > 1 or negatives):
-        what = f"has a score beside {len(positives)} positives and {len(negatives)} negatives"
+        what = f"has a score with {len(positives)} positives and {len(negatives)} negatives"
         raise BadRecord("score_of_several", f"{what}; a score is of a pair: write a row for each")
     if not {*queries, *positives}.isdisjoint(negatives):
-        raise BadRecord("positive_is_negative", "has its query or a positive among its negatives; leave it out there")
+        raise BadRecord("positive_is_negative", "has its query or a positive among its negatives; remove it there")
     return Match(queries[0], positives, negatives, score)
 
 
@@ -100,7 +100,7 @@ def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
     """Return how to name the fields of missing roles: overrides with the fields that have texts but no role."""
     empty = next((name for name in _ROLES[roles[0]] if name in row), None)
     if empty is not None:
-        return f"fill in {empty!r}, or leave the row out"
+        return f"fill in {empty!r}, or remove the row"
     fields = [name for name, value in row.items() if isinstance(value, str | list) and value and name not in _KNOWN]
     names = [*fields, *["NAME"] * len(roles)]
     overrides = (shlex.quote(f"{key}.mapping.{role}={name}") for role, name in zip(roles, names, strict=False))
@@ -120,7 +120,7 @@ def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
             if text.strip():
                 texts.append(text)
             elif names is not _NEGATIVES:  # a row without negatives has an empty column of them
-                raise BadRecord("empty", f"field {name!r} holds an empty text; fill it in, or leave the row out")
+                raise BadRecord("empty", f"field {name!r} holds an empty text; fill it in, or remove the row")
     return tuple(dict.fromkeys(texts))
 
 
@@ -170,7 +170,7 @@ def _group(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record
     origin = f"{file.origin}:{lines[0][0]}"
     bad = next((line for _, line in lines if isinstance(line, BadRecord)), None)
     texts = tuple(dict.fromkeys(line.strip() for _, line in lines if isinstance(line, str)))
-    remedy = "write texts that match one below the other, and a blank line between groups"
+    remedy = "write matching texts on consecutive lines, and a blank line between groups"
     if bad is None and len(texts) < 2:
         bad = BadRecord("no_positive", f"has no line that matches it; {remedy}")
     if bad is None and len(texts) > _MAX_GROUP:

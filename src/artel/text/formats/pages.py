@@ -205,7 +205,7 @@ def _without_chunks(body: bytes) -> bytes:
         position = size.end() + length
         chunks.append(body[size.end() : position])
     if chunks:
-        raise BadRecord("truncated", "is cut off, or its chunks do not follow on one another; leave it out")
+        raise BadRecord("truncated", "is cut off, or its chunks are inconsistent; remove it")
     return body
 
 
@@ -218,11 +218,11 @@ def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
             # With a zlib header, as in the standard, or without, as some servers send it.
             content = _inflated(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, max_bytes)
         elif coding in ("br", "zstd") and not body.lstrip().startswith(b"<"):
-            raise BadRecord("unreadable", f"is packed by {coding}, which is not read; leave it out")
+            raise BadRecord("unreadable", f"is compressed with {coding}, which is not supported; remove it")
         else:
             return body
     except zlib.error as error:
-        raise BadRecord("unreadable", f"is no {coding}, as its header says: {error}") from None
+        raise BadRecord("unreadable", f"is not {coding}, contrary to its header: {error}") from None
     if len(content) > max_bytes:
         raise _too_large(f"over {max_bytes:,}", max_bytes)
     return content
@@ -232,7 +232,7 @@ def _inflated(body: bytes, window_bits: int, max_bytes: int) -> bytes:
     inflate = zlib.decompressobj(window_bits)
     content = inflate.decompress(body, max_bytes + 1)
     if not inflate.eof and len(content) <= max_bytes:
-        raise BadRecord("truncated", "is packed, and cut off before its end; leave it out")
+        raise BadRecord("truncated", "is compressed and incomplete; remove it")
     return content
 
 

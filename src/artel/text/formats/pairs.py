@@ -48,7 +48,7 @@ def _two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Re
             longer = count + 1 + sum(1 for _ in (outputs if input_row is None else inputs))
             counts = (count, longer) if input_row is None else (longer, count)
             what = f"has {counts[0]:,} rows and {outputs_file.origin} has {counts[1]:,}: they do not match row for row"
-            fix = "give each input its output in the same row of the other file"
+            fix = "put the output of each input into the same row of the other file"
             raise InputError.at(inputs_file.origin, what, fix)
         (origin, left), (output_origin, right) = input_row, output_row
         if isinstance(left, BadRecord):
@@ -70,7 +70,7 @@ def _output_rows(file: SourceFile) -> Iterator[Row]:
 def _pair(file: SourceFile, origin: str, input_text: str, output_text: str) -> Record | Rejected:
     for side, text in (("input", input_text), ("output", output_text)):
         if not text.strip():
-            detail = f"the {side} is empty; fill it in, or leave the row out"
+            detail = f"the {side} is empty; fill it in, or remove the row"
             return file.reject(origin, BadRecord("empty_side", detail))
     return Record(output_text, origin, file.set_name, Pair(input_text, output_text), group=input_text)
 

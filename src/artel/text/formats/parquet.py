@@ -28,7 +28,7 @@ _REPEATED_BYTES = 1 << 27
 # buffer pyarrow loads the full column of the group: 253 MB.
 _BUFFER = 1 << 20
 SUFFIX = ".parquet"
-_FIX_COLUMN = "write field: NAME of the column that holds the text"
+_FIX_COLUMN = "set field: to the name of the text column"
 
 
 def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -196,7 +196,7 @@ def _check_count(rows: int, table: Any, origin: str) -> None:
 
 
 def _damaged(origin: str, what: str) -> InputError:
-    fix = "download or write it again, or leave it out; if it is not parquet, give its format"
+    fix = "download or write it again, or remove it; if it is not parquet, set its format"
     return InputError.at(origin, f"cannot be read as parquet: {what}", fix)
 
 
@@ -250,7 +250,7 @@ def _rows(batch: Any) -> Iterator[Any]:
         except UnicodeDecodeError as error:
             yield BadRecord("unreadable", f"holds text that is not utf-8: byte {error.object[error.start]:#04x}")
         except (ValueError, ArithmeticError, LookupError) as error:  # years over 9999, unknown time zones, a name twice
-            detail = f"holds a value that cannot be read: {error}; fix it, or leave its column out"
+            detail = f"holds a value that cannot be read: {error}; fix it, or remove its column"
             yield BadRecord("unreadable", detail)
 
 

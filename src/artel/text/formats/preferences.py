@@ -82,7 +82,7 @@ class PreferenceReader:
         prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
         better, worse = _with_calls(better, tools), _with_calls(worse, tools)
         if _identity(better) == _identity(worse):
-            raise BadRecord("equal_answers", "chosen and rejected are the same; leave the row out")
+            raise BadRecord("equal_answers", "chosen and rejected are the same; remove the row")
         return Preference(_checked(prompt), better, worse, tools, _margin(row))
 
     def _unpaired(self, row: dict[str, Any]) -> Preference:
@@ -106,7 +106,7 @@ class PreferenceReader:
         turns = _transcript(row[name]) or self._turns(row[name], name, "assistant")
         messages = self._rows.messages(turns, f"{name}: ")
         if not messages:
-            raise BadRecord("no_answer", f"{name} is empty; write an answer, or leave the row out")
+            raise BadRecord("no_answer", f"{name} is empty; write an answer, or remove the row")
         return messages
 
     def _prompt(self, row: dict[str, Any]) -> list[Message]:
@@ -132,7 +132,7 @@ def _margin(row: dict[str, Any]) -> float:
     if margin is None:
         return 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
-        fix = "write a number (of a reward's units), or leave it out"
+        fix = "write a number (of a reward's units), or remove it"
         raise BadRecord("bad_margin", f"margin is {repr(margin)[:80]}; {fix}")
     return float(margin)
 

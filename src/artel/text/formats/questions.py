@@ -50,7 +50,7 @@ def _record(question: Question, origin: str, set_name: str) -> Record:
     """Return the record of a question. Questions of one document go into the same split: it has their answers."""
     for name, text in (("question", question.question), ("document", question.context)):
         if not text.strip():
-            raise BadRecord("empty", f"the {name} is empty; fill it in, or leave the question out")
+            raise BadRecord("empty", f"the {name} is empty; fill it in, or remove the question")
     text = f"{question.question}\n{question.context}"
     return Record(text, origin, set_name, question, group=question.context)
 
@@ -103,7 +103,7 @@ def _nq_document(entry: dict[str, Any]) -> str:
 
 
 def _no_annotations(what: str) -> BadRecord:
-    return BadRecord("no_annotations", f"{what}: there is nothing to learn or compare with; give a set with answers")
+    return BadRecord("no_annotations", f"{what}: there is nothing to learn or compare with; use a set with answers")
 
 
 def _annotated(entry: dict[str, Any], document: str) -> _Answers:
@@ -138,11 +138,11 @@ class _Words:
         count = len(self._starts) - 1
         if not 0 <= start < end <= count:
             what = f"words {start} to {end} ({path}) are outside the document of {count:,} words"
-            raise BadRecord("answer_not_in_document", f"{what}; fix start_token and end_token, or leave the line out")
+            raise BadRecord("answer_not_in_document", f"{what}; fix start_token and end_token, or remove the line")
         span = self._starts[start], self._starts[end] - 1
         if not self._document[span[0] : span[1]].strip():
             what = f"words {start} to {end} ({path}) are empty"
-            raise BadRecord("answer_not_in_document", f"{what}; separate words by one space, or leave the line out")
+            raise BadRecord("answer_not_in_document", f"{what}; separate words by one space, or remove the line")
         return span
 
 
@@ -169,8 +169,8 @@ def _long_answer(annotation: Any, entry: dict[str, Any], words: _Words, path: st
     if "start_token" not in long and index >= 0:
         candidates = _field(entry, "long_answer_candidates", list)
         if index >= len(candidates):
-            what = f"candidate_index of {path} is {index} where there are {len(candidates)} long_answer_candidates"
-            raise BadRecord("answer_not_in_document", f"{what}; fix it, or leave the line out")
+            what = f"candidate_index of {path} is {index} but there are {len(candidates)} long_answer_candidates"
+            raise BadRecord("answer_not_in_document", f"{what}; fix it, or remove the line")
         return (_token_span(candidates[index], words, f"long_answer_candidates[{index}]"),)
     if index < 0 and _field(long, "start_token", int, path) < 0:
         return ()
@@ -255,7 +255,7 @@ def _squad_span(answer: Any, context: str, path: str) -> Span:
         raise BadRecord("answer_not_in_context", f"{path} is an empty text; {fix}")
     if start < 0 or context[start:end] != text:
         actual = shortened(repr(context[start:end]), 80) if start >= 0 else "nothing"
-        fix = "answer_start counts characters of context from 0; fix it, or leave the question out"
+        fix = "answer_start counts characters of context from 0; fix it, or remove the question"
         what = f"{path} is {shortened(repr(text), 80)}, but at {start} the context has {actual}"
         raise BadRecord("answer_not_in_context", f"{what}; {fix}")
     return start, end

@@ -145,7 +145,7 @@ def _lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[st
         what = f"is not {text.encoding}: {error}"
         raise InputError.at(f"{origin}:{number + 1}", what, "save the file as UTF-8") from None
     except DECOMPRESSION_ERRORS as error:
-        fix = "leave the file out until then"
+        fix = "remove the file until then"
         raise InputError.at(f"{origin}:{number + 1}", decompression_error(error).detail, fix) from None
 
 
@@ -168,7 +168,7 @@ def _column_indices(origin: str, names: list[str], columns: Sequence[tuple[str, 
 def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tuple[str, ...] | BadRecord:
     if len(row) != width:
         fix = "fix the row; put texts with the delimiter in quotes"
-        return BadRecord("bad_row", f"has {len(row)} columns where the header has {width}; {fix}")
+        return BadRecord("bad_row", f"has {len(row)} columns, but the header has {width}; {fix}")
     values = tuple(row[index].replace("\r\n", "\n").replace("\r", "\n") for index in indices)
     if all(map(str.isascii, values)):
         return values

@@ -163,7 +163,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
     has_lines = source.document in ("line", "paragraph") and uncompressed_name(path.name) == file_name(path.name)
     if has_lines and b"\r" in head and b"\n" not in head:
         fix = f"write them with line feeds: tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW.txt"
-        return [Problem(f"{key}.path", f"{path} ends its lines with carriage returns alone, as old Macs did", fix)]
+        return [Problem(f"{key}.path", f"{path} has carriage returns as line ends, like files of old Macs", fix)]
     if not FORMATS[source.format].goes_by_suffix:
         return []
     if uncompressed_name(path.name).endswith(".xml") or head.lstrip(b"\xef\xbb\xbf \r\n").startswith(b"<?xml"):

@@ -49,7 +49,7 @@ def tools_of(value: Any, where: str) -> Tools:
         try:
             value = json.loads(value) if value.strip() else []
         except (ValueError, RecursionError) as error:
-            raise BadRecord("bad_tools", f"{where} are no JSON: {error}; {_FIX_TOOLS}") from None
+            raise BadRecord("bad_tools", f"{where} are not JSON: {error}; {_FIX_TOOLS}") from None
     items = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(_tool(item, f"{where}[{number}]") for number, item in enumerate(items))
 
@@ -59,7 +59,7 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
         (item,) = tools_of(item, where) or ({},)
     function = item.get("function", item) if isinstance(item, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise BadRecord("bad_tools", f"{where} is {repr(item)[:80]}, no function; {_FIX_TOOLS}")
+        raise BadRecord("bad_tools", f"{where} is {repr(item)[:80]}, not a function; {_FIX_TOOLS}")
     if "parameters" in function:
         function = {**function, "parameters": _schema(function["parameters"])}
     rest = {name: value for name, value in item.items() if name != "type"} if "function" in item else {}
@@ -177,7 +177,7 @@ def check_names(messages: Iterable[Message], tools: Tools) -> None:
         for call in message.tool_calls:
             if call.name not in names and message.trained is not False:
                 what = f"message {number} calls {call.name!r}, not one of the tools of the row ({', '.join(names)})"
-                raise BadRecord("unknown_tool", f"{what}; describe it there, or leave the row out")
+                raise BadRecord("unknown_tool", f"{what}; describe it there, or remove the row")
 
 
 def check_results(messages: Iterable[Message]) -> None:
@@ -192,7 +192,7 @@ def check_results(messages: Iterable[Message]) -> None:
             caller, results = (message if message.role == "assistant" else None), 0
             continue
         results += 1
-        fix = "put it after the message that calls, or leave the row out"
+        fix = "put it after the message with the call, or remove the row"
         if caller is None or (has_calls and not caller.tool_calls):
             raise BadRecord("no_call", f"message {number} is a tool result without a call before it; {fix}")
         if message.tool_call_id and ids and message.tool_call_id not in ids:

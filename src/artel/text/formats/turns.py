@@ -101,12 +101,12 @@ class RowReader:
             message = self._message(turn, where)
             calls = next((name for name in _CALL_FIELDS[:2] if turn.get(name)), None)
             if message.role == "user" and calls is not None:
-                what = f"{where} has {calls}, and its role is user; are the roles swapped?"
-                raise BadRecord("calls_of_user", f"{what} Write assistant, or leave the row out")
+                what = f"{where} has {calls}, but its role is user; are the roles swapped?"
+                raise BadRecord("calls_of_user", f"{what} Write assistant, or remove the row")
             if message.is_empty:
                 if message.role == "system":
                     continue
-                fix = "fill it in, or leave the row out"
+                fix = "fill it in, or remove the row"
                 raise BadRecord("empty_message", f"{where} ({message.role}) is empty; {fix}")
             if message.role == "system" and messages:
                 if messages[0].role == "system":
@@ -193,9 +193,9 @@ def _no_field(mapped: str, name: str, fields: dict[str, Any], prefix: str, other
 def _joined(first: Message, second: Message, where: str) -> Message:
     if first.trained != second.trained:
         fix = "give both one loss_weight, or join them"
-        raise BadRecord("mixed_weights", f"{where} follows another of its role, and only one is learned; {fix}")
+        raise BadRecord("mixed_weights", f"{where} follows another of its role, but only one is learned; {fix}")
     if first.tool_calls and second.content.strip():
-        fix = "put the result between them, or leave the row out"
+        fix = "put the result between them, or remove the row"
         raise BadRecord("no_result", f"{where} continues after a call without a result; {fix}")
     content = "\n\n".join(text for text in (first.content, second.content) if text.strip())
     thought = "\n\n".join(text for text in (first.thought, second.thought) if text)
@@ -218,7 +218,7 @@ def _text_of(content: Any, where: str) -> str:
         text: Any = item
         if isinstance(item, dict):
             if item.get("type", "text") != "text":
-                detail = f"{where} holds {repr(item['type'])[:80]}, not text; leave the row out"
+                detail = f"{where} holds {repr(item['type'])[:80]}, not text; remove the row"
                 raise BadRecord("not_text", detail)
             text = item.get("text", item.get("value"))
         if not isinstance(text, str):

@@ -57,7 +57,7 @@ class SourceFile:
             lines.append(line)
             size += len(line) + 1
             if size > max_bytes + 1:
-                what = f"is over {max_bytes:,} characters (data.max_document), and is parsed as a whole"
+                what = f"is over {max_bytes:,} characters (data.max_document), but must be parsed as a whole"
                 raise InputError.at(self.origin, what, fix)
         return "\n".join(lines)
 

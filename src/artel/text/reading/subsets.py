@@ -133,5 +133,5 @@ def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:
         if missing:
             have = ", ".join(sorted(seen)[:40]) or "none"
             what = f"no record has the set{'s' * (len(missing) > 1)} {', '.join(missing)} (the sets are: {have})"
-            problems.append(Problem(f"{key}.{name}", what, "write the names as in the data, or leave the key out"))
+            problems.append(Problem(f"{key}.{name}", what, "use the names of the data, or remove the key"))
     return problems

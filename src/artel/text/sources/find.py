@@ -29,7 +29,7 @@ _REMEDIES = {
     ".djvu": "extract its text with djvutxt",
     **dict.fromkeys((".doc", ".rtf"), "save it as text"),
     **dict.fromkeys((".odt", ".epub", ".fb2"), "convert it with pandoc"),
-    **dict.fromkeys((".zip", ".tar", ".tgz", ".rar", ".7z"), "unpack it and give the folder"),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".rar", ".7z"), "unpack it and use the folder"),
 }
 _IGNORED_NAMES = frozenset("thumbs.db desktop.ini readme license licence copying notice authors changelog".split())
 """Lower-case names of files in folders of texts that are not reported as unread."""
@@ -100,7 +100,7 @@ def _find(source: SourceConfig, path: str, key: str) -> tuple[list[Path], list[P
     if not FORMATS[source.format].has_files or is_url(path):
         return [], []
     if "://" in path:
-        fix = "give files, globs, folders, or addresses that begin with http(s)://, s3:// or hf://"
+        fix = "use files, globs, folders, or addresses that begin with http(s)://, s3:// or hf://"
         return [], [Problem(key, f"{path.split('://')[0]}:// cannot be read", fix)]
     try:
         files = _find_local(source, path, key)
@@ -206,7 +206,7 @@ def _remedy_of_folder(files: list[Path]) -> str:
     for suffix, _ in Counter(file.suffix.lower() for file in files).most_common():
         if suffix in _REMEDIES:
             return f"to read {suffix} files, {_remedy(suffix)}"
-    return "to read them, give a source of their format, or a glob: folder/*"
+    return "to read them, set the format of the source, or use a glob: folder/*"
 
 
 def _remedy(suffix: str) -> str:

@@ -262,7 +262,7 @@ def _tokenizer_template(tokenizer: Tokenizer) -> str:
     own = tokenizer.hf.chat_template
     templates = own if isinstance(own, dict) else {"default": own}  # several, by purpose: tool use, documents
     if "default" not in templates:
-        what = f"the tokenizer has the templates {', '.join(templates)}, and none is the default"
+        what = f"the tokenizer has the templates {', '.join(templates)}, but none is the default"
         raise InputError.at(_WHERE, what, "write chatml, or the path of a Jinja file")
     default = templates["default"] or (CHATML if set(CHATML_TOKENS) <= added_tokens(tokenizer).keys() else PLAIN)
     _check_tokenizer_template(default, "the tokenizer's chat template")

@@ -110,7 +110,7 @@ class Encoder:
             except BaseException as error:
                 if not _is_failure(error):
                     raise
-                reasons.append(f"{name} cannot take this tokenizer ({first_line(error)})")
+                reasons.append(f"{name} does not support this tokenizer ({first_line(error)})")
                 continue
             if different is None:
                 self._quick, self.name = quick, name

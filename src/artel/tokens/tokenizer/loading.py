@@ -41,7 +41,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
         raise _no_tokenizer(where, folder)
     if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
-        raise InputError.at(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
+        raise InputError.at(where, f"{name} is not a folder", "use a folder with a tokenizer, or a hub id")
     try:
         with hide_panics():
             hf = _open_own(name) if runs_code else _open(name, folder)
@@ -68,7 +68,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
         raise InputError.at(where, f"{name} cannot encode any text: {first_line(error)}", fix) from None
     beyond = [token for token in (*frame.before, *frame.after) if token >= tokenizer.vocabulary]
     if beyond:
-        what = f"{name} puts the id {beyond[0]:,} around each text, and its largest id is {tokenizer.vocabulary - 1:,}"
+        what = f"{name} puts the id {beyond[0]:,} around each text, but its largest id is {tokenizer.vocabulary - 1:,}"
         raise InputError.at(where, what, "write the ids of its own tokens into post_processor in its tokenizer.json")
     if not 0 < len(ids) <= _MAX_TEST_TOKENS:
         what = f"{name} makes {len(ids):,} tokens of {_TEST_TEXT!a}"
@@ -82,7 +82,7 @@ def _no_tokenizer(where: str, folder: Path) -> InputError:
     if gguf is None:
         fix = "it needs tokenizer.json, or vocab.json and merges.txt"
         return InputError.at(where, f"{subject}holds no tokenizer", fix)
-    fix = f"give the model in Hugging Face's format, or run the file with llama.cpp: llama-cli -m {folder / gguf}"
+    fix = f"use the model in Hugging Face's format, or run the file with llama.cpp: llama-cli -m {folder / gguf}"
     return InputError.at(where, f"{subject}holds no tokenizer, but {gguf}, which artel does not open", fix)
 
 
@@ -128,7 +128,7 @@ def _remedy(folder: Path) -> str:
     if folder.is_dir():
         return "check its tokenizer.json, or vocab.json and merges.txt"
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    return f"a hub id needs network{offline}; give a folder, or download it first with: hf download NAME"
+    return f"a hub id needs network access{offline}; use a folder, or download it first: hf download NAME"
 
 
 def roles_by_config(hf: PreTrainedTokenizerFast, name: str) -> dict[str, str]:
@@ -179,7 +179,7 @@ def _texts(name: str) -> list[str]:
 
 def trust_fix(name: str) -> str:
     """Return the fix that makes the code of a repository run."""
-    return f"read that code, and where you trust it write {KEY}: {name}"
+    return f"read that code, and if you trust it set {KEY}: {name}"
 
 
 def check_code_owner(values: dict[str, Any], name: str) -> None:
@@ -187,7 +187,7 @@ def check_code_owner(values: dict[str, Any], name: str) -> None:
     for reference in _references(values.get("auto_map")):
         owner, dashes, _ = reference.partition("--")
         if dashes and owner != name:
-            fix = "take that repository, or put code and model into one folder and name it in model.from"
+            fix = "use that repository, or put code and model into one folder and set it in model.from"
             raise InputError.at(KEY, f"the code of {name} lies in another repository, {owner}", fix)
 
 

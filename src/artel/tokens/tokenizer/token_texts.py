@@ -49,8 +49,8 @@ def token_texts(tokenizer: Tokenizer, where: str) -> TokenTexts:
     ids = {text: vocabulary[piece] for piece in by_rank if (text := pieces[vocabulary[piece]]) is not None}
     encoded = [encoding.ids.tolist() for encoding in tokenizer.encode_with_offsets(list(_TEXTS))]
     if not all(_joins(tokenizer, pieces, of_text) for of_text in encoded):
-        what = "its tokens do not join to the text that they stand for, as those of WordPiece and whitespace do not"
-        raise InputError.at(where, what, "take a byte-level or a SentencePiece tokenizer")
+        what = "its tokens cannot be joined back to their text, like those of WordPiece and whitespace"
+        raise InputError.at(where, what, "use a byte-level or a SentencePiece tokenizer")
     first = pieces[next(tokenizer.encode_with_offsets(["a"])).ids[0]] or b""
     return TokenTexts(pieces, ids, special, unknown, first.startswith(b" "))
 

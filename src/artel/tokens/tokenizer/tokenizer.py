@@ -235,7 +235,7 @@ class Tokenizer:
         """The id of the mask token. Raise InputError if there is none."""
         if self.hf.mask_token_id is None:
             what = "the tokenizer has no mask token, which objective masked needs"
-            fix = "take an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}"
+            fix = "use an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}"
             raise InputError.at(self._where, what, fix)
         return int(self.hf.mask_token_id)
 
@@ -275,7 +275,7 @@ class Tokenizer:
         second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
         if needed and (not pieces[0] or not pieces[-1] or (pair and not pieces[1])):
             what = "the tokenizer puts no special tokens around a text, as encoders need them"
-            fix = "take an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}"
+            fix = "use an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}"
             raise InputError.at(self._where, what, fix)
         between = tuple(pieces[1]) if pair else ()
         return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)

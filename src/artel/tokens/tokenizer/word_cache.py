@@ -104,7 +104,7 @@ def _pattern(state: dict[str, Any]) -> Any:
         if pattern is None or split["behavior"] != "Isolated" or split["invert"]:
             raise NotCacheable("it splits texts in another way")
     if state["model"]["type"] != "BPE" or len(steps) != 1 or steps[0].get("type") != "ByteLevel":
-        raise NotCacheable("it is no byte-level BPE")
+        raise NotCacheable("it is not byte-level BPE")
     if state["normalizer"] is not None or steps[0]["add_prefix_space"] or state["model"].get("dropout"):
         raise NotCacheable("it changes texts before it splits them, or splits them at random")
     if not all(token["special"] for token in state["added_tokens"]):

@@ -106,7 +106,7 @@ class Saver:
             needed = sum(_buffer_bytes(_local(tensor)) for tensors in files for tensor in tensors.values())
             self._has_memory = sys.platform != "linux" or needed <= _MEMORY_SHARE * memory().free / self._world.on_host
             if not self._has_memory:
-                copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
+                copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of the free memory"
                 logger.info("checkpoints are written while training waits: %s", copy)
         return self._has_memory
 

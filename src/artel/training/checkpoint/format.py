@@ -190,7 +190,7 @@ def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | Non
         logger.info("%s %s: the checkpoint before it is taken", path, fault)
         problems.append(Problem(str(path), fault))
     if problems:
-        raise InputError([*problems, Problem(str(folder), "no checkpoint is whole", "begin anew with --restart")])
+        raise InputError([*problems, Problem(str(folder), "no checkpoint is complete", "start over with --restart")])
     return None
 
 
@@ -253,13 +253,13 @@ def fault_of(path: Path) -> str | None:
         sums = orjson.loads((path / SUMS).read_bytes())
         for name, expected in sums.items():
             if Path(name).name != name:
-                return f"is damaged ({SUMS} names {name}, which is no file of it)"
+                return f"is damaged ({SUMS} names {name}, which it does not contain)"
             if checksum(path / name) != expected:
                 return f"is damaged ({name} does not have its checksum)"
         if _STATE not in sums or not any(name.endswith(".safetensors") for name in sums):
-            return f"is damaged ({SUMS} does not name all files)"
+            return f"is damaged ({SUMS} does not list all files)"
     except PermissionError as error:  # not damaged, so there is no reason to start over
-        fix = f"give yourself the right to read it: chmod -R u+rX {path}"
+        fix = f"make it readable: chmod -R u+rX {path}"
         raise InputError.at(str(path), f"cannot be read: {error.strerror}", fix) from None
     except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as error:
         return f"is damaged ({error})"

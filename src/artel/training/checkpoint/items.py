@@ -140,8 +140,8 @@ class CallbackStates(CheckpointItem):
             if isinstance(callback, Stateful):
                 name = type(callback).__name__
                 if name in self._callbacks:
-                    what = f"two callbacks are named {name}, and both have a state to save"
-                    raise InputError.at("callbacks", what, "give their classes different names")
+                    what = f"two callbacks are named {name}, but both have a state to save"
+                    raise InputError.at("callbacks", what, "rename one of the classes")
                 self._callbacks[name] = callback
 
     @classmethod

@@ -49,7 +49,7 @@ def check_space(folder: Path, expected: int) -> None:
         free = shutil.disk_usage(existing).free
     logger.info("a checkpoint takes about %s; %s are free in %s", _words(expected), _words(free), folder)
     if free < expected:
-        what = f"a checkpoint takes about {_words(expected)}, and only {_words(free)} are free"
+        what = f"a checkpoint takes about {_words(expected)}, but only {_words(free)} are free"
         raise InputError.at(str(folder), what, "free space there, or choose another folder (run=…)")
 
 

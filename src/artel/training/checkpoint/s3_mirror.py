@@ -55,7 +55,7 @@ def fetch_newest(folder: Path, config: RunConfig) -> None:
         damaged[name] = fault
     if damaged:
         problems = [Problem(f"{address}/{name}", fault) for name, fault in damaged.items()]
-        raise InputError([*problems, Problem(address, "no copy is whole", "begin anew with --restart")])
+        raise InputError([*problems, Problem(address, "no copy is complete", "start over with --restart")])
 
 
 def _fetch_best(folder: Path, step: int | None, copies: list[str], config: RunConfig) -> None:

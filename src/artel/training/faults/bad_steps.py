@@ -151,7 +151,7 @@ class Guard:
             run.progress.losses = restored.losses
             then = f"on with the next one, from the weights of step {restored.step}"
         elif self._train.on_bad_step == "rewind":
-            then = "it is left out, since there is no checkpoint yet to go back to"
+            then = "it is skipped, since there is no checkpoint yet to return to"
         logger.info("step %s: %s; %s. Documents: %s", bad.step, what, then, named)
         return restored is not None
 

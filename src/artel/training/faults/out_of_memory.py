@@ -30,7 +30,7 @@ def optimizer_memory() -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        what = "memory is out in the optimizer's step, where micro-batches no longer take any"
+        what = "out of memory in the optimizer's step, where a smaller micro-batch does not help"
         raise WorkError.at("train.optimizer", what, f"write {_SMALLER_MODEL}") from error
 
 

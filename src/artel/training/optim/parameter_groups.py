@@ -50,7 +50,7 @@ def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, flo
         return shares
     stacks = list(_stacks(model))
     if not stacks:
-        raise InputError.at("train.layer_decay", "this model does not say which its layers are", "leave it out")
+        raise InputError.at("train.layer_decay", "this model does not declare its layers", "remove it")
     tallest = max(len(stack) for stack in stacks)
     for module in _embeddings(model):
         shares |= dict.fromkeys(module.parameters(), decay**tallest)

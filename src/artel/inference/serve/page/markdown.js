@@ -45,7 +45,7 @@ function blocksOf(tokens, lines) {
   return blocks;
 }
 
-/** What is nested deeper than people write is a paragraph. markdown-it would leave it out. */
+/** What is nested deeper than people write is a paragraph. markdown-it would remove it. */
 function showAsText(state, start, end, silent) {
   if (state.level < DEEPEST - 2) return false;
   if (!silent) {
