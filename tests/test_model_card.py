@@ -283,7 +283,7 @@ def test_wrong_options_are_reported_together(trained):
 
 @pytest.mark.parametrize("repo", ["a/b/c", "me/no vel", "-", "me/", "модель", "me/x.git"])
 def test_a_name_that_is_no_repository(repo, trained):
-    with pytest.raises(InputError, match=r"REPO: .*is no name of a repository"):
+    with pytest.raises(InputError, match=r"REPO: .*is not the name of a hub repository"):
         artel.push(trained, repo, dry_run="out")
 
 

@@ -43,6 +43,8 @@ def test_a_run_cut_short_on_the_command_line_is_only_told(tmp_path):
         ({"warmup": 30}, {}, "train.schedule: cosine never lowers the learning rate: the warmup takes the entire run"),
         ({"schedule": "wsd", "decay": 0.01}, {}, "wsd never lowers the learning rate: the run is too short for"),
         ({"decay": 0.5}, {}, "train.decay has no effect with train.schedule: cosine"),
+        ({"optimizer": "lion", "momentum": 0.9}, {}, "train.momentum has no effect: train.optimizer is lion"),
+        ({"optimizer": "sgd", "betas": [0.8, 0.9]}, {}, "train.betas has no effect: train.optimizer is sgd"),
         ({"schedule": "constant", "minimum_learning_rate": 0.1}, {}, "train.minimum_learning_rate has no effect"),
         ({}, {"validate": {"every": 31}}, "validate.every: 31 is longer than the run of 30 steps"),
         ({}, {"checkpoint": {"every": 500}}, "checkpoint.every: 500 is longer than the run of 30 steps"),

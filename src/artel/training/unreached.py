@@ -12,6 +12,7 @@ from artel.config import RunConfig, is_override
 from artel.config.schema.base import Section
 from artel.config.schema.quantities import Interval
 from artel.errors import InputError
+from artel.registry import FORMATS, OPTIMIZERS
 from artel.training.schedule import Length, rate
 
 _LONG = 1000  # steps that show the full course of every schedule
@@ -39,7 +40,17 @@ def _idle_settings(config: RunConfig) -> Iterator[str]:
     sections += [(f"data.sources.{number}.", source) for number, source in enumerate(config.data.sources)]
     for prefix, section in sections:
         for name, key in section.idle_settings():
-            yield f"{prefix}{name} has no effect: {prefix}{key} is {getattr(section, key)}"
+            if not (key == "format" and FORMATS[getattr(section, key)].goes_by_suffix and FORMATS[name].is_detected):
+                yield f"{prefix}{name} has no effect: {prefix}{key} is {getattr(section, key)}"
+    optimizer = config.train.optimizer
+    keys = {key for name in OPTIMIZERS.names for key in _optimizer_keys(name)} - {*_optimizer_keys(optimizer)}
+    for key in sorted(keys):
+        if getattr(config.train, key) != type(config.train).model_fields[key].default:
+            yield f"train.{key} has no effect: train.optimizer is {optimizer}"
+
+
+def _optimizer_keys(name: str) -> tuple[str, ...]:
+    return getattr(OPTIMIZERS[name], "keys", ())
 
 
 def _refuse_warmup(config: RunConfig, steps: int) -> None:

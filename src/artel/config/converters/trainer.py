@@ -226,8 +226,8 @@ _SCHEDULES = {
     "warmup_stable_decay": "wsd",
 }
 _NEAREST_SCHEDULES = {
-    **dict.fromkeys(("cosine_with_restarts", "cosine_warmup_with_min_lr", "rex", "one_cycle"), "cosine"),
-    **dict.fromkeys(("polynomial", "inverse_sqrt"), "linear"),
+    **dict.fromkeys(("cosine_warmup_with_min_lr", "rex", "one_cycle"), "cosine"),
+    "polynomial": "linear",
     **dict.fromkeys(("reduce_lr_on_plateau", "greedy"), "constant"),
 }
 

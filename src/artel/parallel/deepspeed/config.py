@@ -101,7 +101,7 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     stage = int(zero["stage"])
     rows = micro_batch(findings, tree, config.train, world, stage)
     clip = config.train.clip.limit if config.train.clip else 0.0
-    if config.train.clip and config.train.clip.by == "value":
+    if config.train.clip and config.train.clip.by != "norm":
         fix = "set a number (the maximum norm), or null"
         findings.problems.append(Problem("train.clip", "DeepSpeed clips only by the norm", fix))
     clipping = {"gradient_clipping": tree.get("gradient_clipping", AUTO)}
@@ -176,8 +176,9 @@ def _check_run(findings: Findings, config: RunConfig) -> None:
             Problem("parallel", f"{', '.join(split)} cannot be combined with parallel.deepspeed", fix)
         )
     if not OPTIMIZERS[train.optimizer].steps_flat_shards:
-        what = f"{train.optimizer} needs full matrices, but DeepSpeed passes flat shards"
-        findings.problems.append(Problem("train.optimizer", what, "set adamw or sgd"))
+        names = " or ".join(name for name in OPTIMIZERS.names if OPTIMIZERS[name].steps_flat_shards)
+        what = f"{train.optimizer} cannot be combined with parallel.deepspeed"
+        findings.problems.append(Problem("train.optimizer", what, f"set {names}"))
     if train.ema is not None:
         findings.problems.append(Problem("train.ema", "DeepSpeed does not average weights", "remove it"))
     if train.weights != "fp32":

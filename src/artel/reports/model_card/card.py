@@ -139,7 +139,12 @@ def _training(run: RunData, published: Published, words: Language) -> Iterator[l
     joint = " with an adapter of" if published.is_adapter else ","
     yield ["model", f"{published.model_type}{joint} {size}"]
     optimizer = f"{train.get('optimizer')}, weight decay {_plain(train.get('weight_decay'))}"
-    yield ["optimizer", f"{optimizer}, gradient norm clipped at {_plain(train.get('clip'))}"]
+    clip = train.get("clip")
+    by, limit = (clip.get("by"), clip.get("limit")) if isinstance(clip, dict) else ("norm", clip)
+    yield [
+        "optimizer",
+        f"{optimizer}, " + (f"gradients clipped by {by} at {_plain(limit)}" if limit else "no clipping"),
+    ]
     warmup = _plain(train.get("warmup"))
     yield ["learning rate", f"{_plain(train.get('learning_rate'))} at most, {train.get('schedule')}, warmup {warmup}"]
     batch, length = train.get("batch"), _at(run.config, "data", "block")

@@ -29,6 +29,8 @@ class OptimizerSpec:
     """A line for `artel doctor` and the help of `train.optimizer`."""
     state_bytes: Callable[[TrainConfig], float]
     """Bytes of state that it holds for each parameter."""
+    keys: tuple[str, ...] = ()
+    """Keys of `train` that it reads in addition to those of every optimizer. Another one's keys get a note."""
     build_for_matrices: Callable[[Groups, torch.dtype], torch.optim.Optimizer] | None = None
     """Steps the matrices of the layers, multiplying in this dtype; `build` then steps the other parameters."""
     matrix_bytes: float = 0.0
@@ -36,7 +38,7 @@ class OptimizerSpec:
     steps_shards: bool = True
     """False where it looks at whole matrices, of which processes hold shards (FSDP, tensor parallelism)."""
     steps_flat_shards: bool = False
-    """True where it treats each number for itself: DeepSpeed hands out flat pieces."""
+    """True if it treats each number by itself, and artel compares its settings with those of a DeepSpeed file."""
     rounds_to_bf16: bool = False
     """True where its steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
@@ -96,6 +98,7 @@ ADAMW = OptimizerSpec(
     build=_adamw,
     summary="AdamW, fused: one kernel steps all parameters",
     state_bytes=lambda train: 8.0,
+    keys=("betas", "epsilon"),
     steps_flat_shards=True,
     rounds_to_bf16=True,
     is_adam=True,
@@ -109,6 +112,7 @@ ADAMW_8BIT = OptimizerSpec(
     build=_adamw_8bit,
     summary="AdamW of bitsandbytes, its averages in 8 bits; extra `quantize`",
     state_bytes=lambda train: 2.0,
+    keys=("betas", "epsilon"),
     steps_shards=False,
     package="bitsandbytes",
     extra="quantize",
@@ -135,6 +139,7 @@ MUON = OptimizerSpec(
     build=_adamw,
     summary="Muon for the layers' matrices, fused AdamW for the rest",
     state_bytes=lambda train: 8.0,
+    keys=("betas", "epsilon", "muon_learning_rate"),
     build_for_matrices=_muon,
     matrix_bytes=4.0,
     other_names=(
@@ -148,6 +153,7 @@ SGD = OptimizerSpec(
     build=_sgd,
     summary="SGD, fused: one kernel steps all parameters",
     state_bytes=lambda train: 4.0 if train.momentum else 0.0,
+    keys=("momentum",),
     steps_flat_shards=True,
     other_names=((r"SGD|flash_sgdw?", ""),),
 )
