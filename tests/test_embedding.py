@@ -356,9 +356,7 @@ def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):
     data.write_text("\n".join(map(json.dumps, rows)))
     more = tmp_path / "more.txt"
     more.write_text("six is what it is\nseven is not\n")
-    done = artel(
-        "data", "mine", trained, data, "out.jsonl", "--negatives", 3, "--margin", 0, "--corpus", more, "--json"
-    )
+    done = artel("data", "mine", trained, data, "out.jsonl", "--negatives", 3, "--corpus", more, "--json")
     assert done.returncode == 0, done.stderr
     mined = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     result = json.loads(done.stdout)
