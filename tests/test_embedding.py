@@ -338,9 +338,7 @@ def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):
     data.write_text("\n".join(map(json.dumps, rows)))
     more = tmp_path / "more.txt"
     more.write_text("six is what it is\nseven is not\n")
-    done = succeed(
-        "data", "mine", trained, data, "out.jsonl", "--negatives", 3, "--margin", 0, "--corpus", more, "--json"
-    )
+    done = succeed("data", "mine", trained, data, "out.jsonl", "--negatives", 3, "--corpus", more, "--json")
     mined = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     result = json.loads(done.stdout)
     assert (result["queries"], result["documents"]) == (4, 8)

@@ -145,9 +145,6 @@ def mine_negatives(
     matches: Annotated[str, typer.Argument(metavar="DATA", help="A file of matches (data.sources.format: matches).")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file of JSON lines to write; it is not there yet.")],
     negatives: Annotated[int, typer.Option(min=1, help="At most so many for each query, the nearest ones.")] = 4,
-    margin: Annotated[
-        float, typer.Option(min=0.0, help="A negative's cosine is at least so much below that of a positive.")
-    ] = 0.05,
     corpus: Annotated[
         str | None, typer.Option(metavar="FILE", help="More documents: a text a line, or JSON lines.")
     ] = None,
@@ -164,7 +161,7 @@ def mine_negatives(
     from artel.inference.retrieval import mine
 
     quiet_libraries()
-    mined = mine(open_model(model), matches, out, negatives=negatives, margin=margin, corpus=corpus)
+    mined = mine(open_model(model), matches, out, negatives=negatives, corpus=corpus)
     echo(
         f"{mined.negatives:,} negatives for {mined.queries:,} queries, from {mined.documents:,} documents; "
         f"{mined.without:,} queries have none",
@@ -176,12 +173,11 @@ def mine_negatives(
 
 @app.command("classifier", short_help="Train a quality classifier on good and bad texts.")
 def classifier(
-    good: Annotated[str, typer.Argument(metavar="GOOD", help="Texts like those to keep: a file, folder or glob.")],
+    good: Annotated[
+        str, typer.Argument(metavar="GOOD", help="Texts like those to keep, one a line: a file, folder or glob.")
+    ],
     bad: Annotated[str, typer.Argument(metavar="BAD", help="Texts like those to drop.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it is not there yet.")],
-    document: Annotated[
-        Literal["line", "paragraph", "file"], typer.Option(help="What a text of a .txt file is.")
-    ] = "line",
     field: Annotated[str, typer.Option(help="The field of JSON lines, Parquet or csv that holds a text.")] = "text",
     as_json: AsJson = False,
 ) -> None:
@@ -196,7 +192,7 @@ def classifier(
     from artel.text.classifier import train_classifier
 
     def texts(path: str) -> Iterator[str]:
-        source = {"path": [path], "document": document, "field": field}
+        source = {"path": [path], "document": "line", "field": field}
         data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
         return (read.record.text for read in read_documents(data, Ledger()))
 

@@ -31,6 +31,8 @@ from artel.text import Document, Ledger, Match, count_drops, read_documents
 from artel.training.evaluation import ProgressMessages
 
 _TEXTS = 1024
+# The cosine of a mined negative is at least so much below that of the query's farthest positive.
+_MARGIN = 0.05
 """Texts between two lines of progress."""
 
 
@@ -189,9 +191,7 @@ class Mined:
     """Unusable records of data and corpus."""
 
 
-def mine(
-    opened: OpenedModel, data: str, out: Path, *, negatives: int, margin: float, corpus: str | None = None
-) -> Mined:
+def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: str | None = None) -> Mined:
     """Add negatives from among all documents to the matches of `data`, and write them as JSON lines (format `matches`).
 
     Args:
@@ -199,7 +199,6 @@ def mine(
         data: a file or glob of matches.
         out: the file to write.
         negatives: maximum number for each query, nearest first.
-        margin: minimum difference between the cosines of a negative and of the query's farthest positive.
         corpus: a file or glob of further documents, one a line, or JSON lines.
 
     Raise InputError.
@@ -217,7 +216,7 @@ def mine(
             cosines = query_vectors[number : number + chunk] @ corpus_vectors.T
         row = cosines[number % chunk]
         answers = [positions[text] for text in positives]
-        limit = row[answers].min() - margin
+        limit = row[answers].min() - _MARGIN
         row[answers] = -np.inf
         row[[positions[text] for text in (query, *known) if text in positions]] = -np.inf
         nearest = np.argsort(-np.where(row <= limit, row, -np.inf), kind="stable")[:negatives]
