@@ -11,7 +11,7 @@ import yaml
 
 import artel as artel_package
 from artel.cli.generate import _read
-from artel.cli.main import _thread_failed, main
+from artel.cli.main import _report_thread_error, main
 from artel.errors import InputError
 from support.runs import TINY, artel, write_run
 
@@ -129,6 +129,6 @@ def test_a_context_is_a_regular_file_or_the_text_itself(tmp_path):
 
 def test_the_end_of_a_thread_is_no_fault(capfd):
     for end, says in ((SystemExit(1), ""), (ValueError("wrong"), "ValueError: wrong")):
-        _thread_failed(threading.ExceptHookArgs((type(end), end, None, None)))
+        _report_thread_error(threading.ExceptHookArgs((type(end), end, None, None)))
         assert says in (output := capfd.readouterr().err)
         assert bool(output) == bool(says)

@@ -53,7 +53,7 @@ def test_what_is_kept_is_listed_and_removed_by_name():
 
     refused = artel("clean", "runs", "store", env=FOLDERS)
     assert refused.returncode == 2
-    assert refused.stderr.count("is nothing that artel keeps here") == 2
+    assert refused.stderr.count("is not an entry of artel's files") == 2
 
 
 def test_what_cannot_be_removed_is_not_called_removed():

@@ -171,7 +171,7 @@ def test_what_cannot_be_written_is_refused(folder, tmp_path):
     assert "is no run, and has no optimizer's state" in model.stderr
     both = artel("export", folder / "run", tmp_path / "new", "--deepspeed", "--merge")
     assert both.returncode == 2
-    assert "--deepspeed: is for a checkpoint as it is" in both.stderr
+    assert "--deepspeed: cannot be combined" in both.stderr
     run = write_run(
         tmp_path / "run.yaml",
         data={"store": str(folder / "stores")},

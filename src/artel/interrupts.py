@@ -1,7 +1,7 @@
 """Ctrl-C: acknowledge it at once, and delay it where it must wait.
 
 Python runs a signal handler only when the main thread returns from C++, which may take many seconds (a backward pass, a
-compilation). `answer_at_once` therefore starts a thread that is notified through the interpreter's wakeup file
+compilation). `answer_interrupts` therefore starts a thread that is notified through the interpreter's wakeup file
 descriptor and prints the answer meanwhile.
 """
 
@@ -40,7 +40,7 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def answer_at_once() -> None:
+def answer_interrupts() -> None:
     """From now on, answer each Ctrl-C within a second, and end the process on the second one.
 
     Only for the command line: in a notebook the wakeup file descriptor belongs to the event loop.
@@ -66,7 +66,7 @@ def answered_by(answer: Answer | None) -> Iterator[None]:
 def ended_at_once(last_line: Answer) -> Iterator[None]:
     """Inside the block, end the process at once on a stop signal, after printing the line that `last_line` returns.
 
-    For work that cannot be interrupted and has nothing to save. Without `answer_at_once` the block runs to its end.
+    For work that cannot be interrupted and has nothing to save. Without `answer_interrupts` the block runs to its end.
     """
     _ends.append(last_line)
     try:
