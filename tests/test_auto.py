@@ -213,7 +213,7 @@ def dumped(run: RunConfig) -> dict[str, Any]:
 
 
 def test_auto_and_a_model_of_ones_own_exclude_each_other():
-    with pytest.raises(InputError, match="auto is a new model"):
+    with pytest.raises(InputError, match="auto chooses a new model"):
         run_from({**dumped(auto_run()), "model": {"auto": True, "config": {"model_type": "gpt2"}}}, {}, dict(PLACE))
     run = run_from(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, dict(PLACE))
     assert not run.model.auto
@@ -328,4 +328,4 @@ def test_a_budget_beside_epochs_is_one_contradiction():
     with pytest.raises(InputError) as error:
         run_from(tree, {}, dict(PLACE))
     (problem,) = error.value.problems
-    assert "epochs and budget are given together" in problem.what
+    assert "epochs and budget cannot be combined" in problem.what

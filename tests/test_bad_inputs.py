@@ -83,7 +83,7 @@ CASES = [
     Case("warmup-below-zero", ["train.warmup"], {"train": {"warmup": -1}}),
     Case("section-as-number", ["train", "is not a section"], {"train": 3}),
     Case("list-as-text", ["data.sources"], {"data": {"sources": "a.txt"}}),
-    Case("empty-sources", ["names no text"], {"data": {"sources": []}}),
+    Case("empty-sources", ["the run has no text"], {"data": {"sources": []}}),
     Case("source-without-path", ["needs a path"], {"data": {"sources": [{"format": "text"}]}}),
     Case("validation-of-one", ["data.validation"], {"data": {"validation": 1.0}}),
     Case("block-of-one", ["data.block"], {"data": {"block": 1}}),
@@ -262,7 +262,7 @@ def test_one_clear_message(case, capfd, monkeypatch):
     [(b"\xff\xfe\x00binary", "is not a UTF-8 text file"), (b"trainer: {}\nlora: {}\n", "artel config convert"),
      (b"a: [1", "not valid YAML"),
      (b"- 1\n- 2", "is not a mapping"),
-     (b"seed: 1\nseed: 2", "given twice"), (b"", "names no text"), (b"a: &x [*x]", "not valid YAML"),
+     (b"seed: 1\nseed: 2", "given twice"), (b"", "the run has no text"), (b"a: &x [*x]", "not valid YAML"),
      (b"!!python/object/apply:os.system ['true']", "not valid YAML")],
 )  # fmt: skip
 def test_broken_run_files(text, says, capfd, monkeypatch):

@@ -305,7 +305,7 @@ def test_one_length_alone_and_the_schedule_that_a_budget_chooses() -> None:
 
 def test_the_command_names_both_lengths(tmp_path: Path) -> None:
     done = artel("config", "check", write_run(tmp_path / "run.yaml", train={"budget": "30min"}))
-    assert (done.returncode, "steps and budget are given together" in done.stdout + done.stderr) == (2, True)
+    assert (done.returncode, "steps and budget cannot be combined" in done.stdout + done.stderr) == (2, True)
 
 
 def test_a_short_budget_is_not_spent_on_compiling() -> None:

@@ -262,11 +262,11 @@ def test_pairs_keep_their_lines(tmp_path):
         (
             "drop_lines",
             "['fine', '(open']",
-            "data.clean.drop_lines.1: '(open' is no regular expression: missing ), "
+            "data.clean.drop_lines.1: '(open' is not a valid regular expression: missing ), "
             "unterminated subpattern at character 1",
         ),
         ("keep_documents", "'a**'", "at character 3"),
-        ("drop_documents", "''", "an empty regular expression is found everywhere"),
+        ("drop_documents", "''", "an empty regular expression matches everything"),
         ("symbols", "40", "data.clean.symbols"),
         ("repeated_ngrams", "{1: 0.5}", "runs of 1 words"),
         ("repeated_ngrams", "{2: 1.5}", "data.clean.repeated_ngrams"),

@@ -94,7 +94,7 @@ def test_a_misplaced_key_is_shown_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [("a: [1", "not valid YAML"), ("- 1", "is not a mapping"), ("seed: 1\nseed: 2\n" + MINIMAL, "given twice"),
-     ("data: 3", "is not a section"), ("", "names no text"), (MINIMAL + "train: {steps: 1, epochs: 2}", "keep one"),
+     ("data: 3", "is not a section"), ("", "has no text"), (MINIMAL + "train: {steps: 1, epochs: 2}", "keep one"),
      (MINIMAL + "seed: true", "not a number"), (MINIMAL + "model: {config: {n_layer: 2}}", "no model_type")],
 )  # fmt: skip
 def test_broken_files(tmp_path, text, message):
@@ -323,7 +323,7 @@ def test_all_that_is_wrong_is_said_in_one_round_and_nothing_that_follows_from_it
     for says in ("weight", "souces", "form", "train.batch", "train.stps", "masked", "over 1 together", "objectiv",
                  "count from 0", "override seed"):  # fmt: skip
         assert says in text
-    for follows in ("lora changes", "names no text", "needs a path"):
+    for follows in ("lora changes", "the run has no text", "needs a path"):
         assert follows not in text
 
 
@@ -356,7 +356,7 @@ def test_a_tokenizer_trained_anew_for_a_pretrained_model_is_asked_for_by_name():
     assert load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.train=null"])).model.from_ == "x"
     replaced = load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.replace=true"]))
     assert replaced.tokenizer.train is not None
-    with pytest.raises(InputError, match="no meaning without both"):
+    with pytest.raises(InputError, match="requires both"):
         load_run("tolstoy-scratch", Overrides.parse(["tokenizer.replace=true"]))
 
 
@@ -426,7 +426,7 @@ def test_two_lengths_of_a_run_are_told_beside_other_problems_of_its_section(tmp_
     with pytest.raises(InputError) as raised:
         load_run(str(file))
     told = str(raised.value)
-    assert "epochs and steps are given together" in told
+    assert "epochs and steps cannot be combined" in told
     assert "train.schedul: there is no such key" in told
     assert "train.batch: -1" in told
 

@@ -212,7 +212,7 @@ def test_what_is_wrong_with_benchmarks(exam, tmp_path):
     assert "query: question, label: answer" in unnamed
     assert "has no field 'question'" in refused({**exam, "query": "question"})
     assert "no row of short.txt has 12 words" in refused(["short.txt"])
-    assert "either files or a task" in refused([{"query": "q"}])
+    assert "needs either path or task" in refused([{"query": "q"}])
 
 
 def test_the_key_of_the_store_knows_the_benchmarks(exam, tmp_path):

@@ -133,4 +133,4 @@ def test_what_decides_against_a_half_base_is_named(llama, tmp_path):
     run = adapted(tmp_path / "run.yaml", llama, base="bf16")
     done = artel("config", "check", run, "model.quantize=nf4")
     assert done.returncode == 2
-    assert "lora.base: bf16 beside quantize: nf4" in done.stderr
+    assert "lora.base: bf16 and quantize: nf4" in done.stderr

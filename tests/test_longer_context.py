@@ -133,9 +133,9 @@ def test_what_cannot_be_extended_is_refused_by_name(folders, tokenizer, tmp_path
     assert "this llama is extended already, by yarn, 4 times its 32 positions" in told
     assert "a factor above 4" in refusal(tmp_path / "llama", rope=yarn)
     for wrong, words in (
-        ({"type": "dynamic", "factor": 2}, "dynamic goes by the longest row of a batch"),
+        ({"type": "dynamic", "factor": 2}, "dynamic depends on the longest row of a batch"),
         ({"type": "linear", "factor": 2, "beta_fast": 3}, "linear has no beta_fast"),
-        ({"type": "default", "factor": 2}, "default stretches positions by theta alone"),
+        ({"type": "default", "factor": 2}, "default only changes theta"),
     ):
         with pytest.raises(ValueError, match=words):
             ModelConfig.model_validate({"from": "x", "rope": wrong})

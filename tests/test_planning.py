@@ -64,7 +64,7 @@ WRONG = {
     "no such text": (sections(data={"sources": [{"path": "nowhere.txt"}]}), ["there is no file nowhere.txt"]),
     "a figure nobody makes": (sections(checkpoint={"best": "bleu"}), ["checkpoint.best: 'bleu' is not a metric"]),
     "a tokenizer for no model": (sections(model={"config": None, "from": "no/such"}),
-                                 ["tokenizer.train: a tokenizer", "model.from: there is no folder no/such here"],
+                                 ["tokenizer.train: a newly", "model.from: there is no folder no/such here"],
                                  ("config check", "train")),
     "stages that there are not": (sections(parallel={"pipeline": 8}), ["parallel.pipeline"],
                                   ("config check",)),

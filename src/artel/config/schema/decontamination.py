@@ -1,4 +1,4 @@
-"""The section of a run file about benchmarks that must not be learned."""
+"""The section `data.decontaminate`: benchmarks that must not be in the training text."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ Place = Literal["query", "label", "overlap"]
 
 
 class BenchmarkConfig(Section):
-    path: Name = Field(default="", description="File, glob, folder or address with the benchmark's rows, as a source.")
+    path: Name = Field(default="", description="File, glob, folder or URL of the benchmark's rows, as in data.sources.")
     task: str = Field(
         default="",
-        description="In place of a path: a task of lm-evaluation-harness (arc_easy), whose data must be here already. "
+        description="Task of lm-evaluation-harness (e.g. arc_easy) instead of a path; its data must be cached already. "
         "Needs artel-lm[tasks].",
     )
-    task_folder: Name = Field(default="", description="A folder with task files of your own, of which `task` is one.")
-    format: FormatName = Field(default="auto", description="What the files hold, as in data.sources.")
+    task_folder: Name = Field(default="", description="Folder with custom task files, one of them `task`.")
+    format: FormatName = Field(default="auto", description="Format of the files, as in data.sources.")
     document: Literal["file", "line", "paragraph"] = Field(
-        default="line", description="text: what one row is: a line, what blank lines separate, or the whole file."
+        default="line", description="text: unit of a row: a line, a paragraph (separated by blank lines) or the file."
     )
     query: Annotated[list[str], OneOrMore] = Field(
         default=[],
-        description="jsonl, parquet, csv: the fields that hold the question, OUTER.NAME inside of an object; texts in "
-        "a list are joined.",
+        description="jsonl, parquet, csv: fields of the question, OUTER.NAME within an object; texts in a list are "
+        "joined.",
     )
     label: Annotated[list[str], OneOrMore] = Field(
         default=[],
-        description="jsonl, parquet, csv: the fields that hold the answer; of a list each text is an answer. Without "
-        "query and label the rows are read as by data.sources: the field text, or what a pair, a question, a "
-        "conversation or a preference consists of.",
+        description="jsonl, parquet, csv: fields of the answer; each text in a list is an answer. Without query and "
+        "label, rows are read as in data.sources: the field text, or the fields of a pair, a question, a "
+        "conversation or a preference.",
     )
 
     @model_validator(mode="after")
     def _one_origin(self) -> BenchmarkConfig:
         if bool(self.path) == bool(self.task):
-            raise ValueError("a benchmark is either files or a task; write path: bench.jsonl, or task: arc_easy")
+            raise ValueError("a benchmark needs either path or task; write e.g. path: bench.jsonl, or task: arc_easy")
         shaping = [name for name in ("query", "label") if getattr(self, name)]
         if self.task and shaping:
-            raise ValueError(f"a task says itself what it asks; leave {' and '.join(shaping)} out")
+            raise ValueError(f"a task defines {' and '.join(shaping)} itself; remove {' and '.join(shaping)}")
         if self.task_folder and not self.task:
-            raise ValueError("task_folder has no meaning without task; leave it out")
+            raise ValueError("task_folder is only used with task; remove it")
         return self
 
 
 def _benchmark(value: Any) -> Any:
-    """A text alone is a path if it looks like one, else a task."""
+    """Convert a string to a section: a path if it looks like one, otherwise a task."""
     if isinstance(value, str):
         return {"path" if any(mark in value for mark in "./\\*?[") else "task": value}
     return value
@@ -61,23 +61,23 @@ Benchmark = Annotated[BenchmarkConfig, BeforeValidator(_benchmark, json_schema_i
 
 class DecontaminateConfig(Section):
     benchmarks: Annotated[list[Benchmark], Field(min_length=1), OneOrMore] = Field(
-        description="Files, or tasks of lm-evaluation-harness."
+        description="Files, or tasks of lm-evaluation-harness, to search for."
     )
     words: Count = Field(
         default=12,
         ge=2,
         le=100,
-        description="Words in an n-gram; a row of a benchmark with fewer cannot be found, and is counted.",
+        description="Words per n-gram; benchmark rows with fewer words cannot be found and are counted.",
     )
     look_at: Annotated[list[Place], Field(min_length=1), OneOrMore] = Field(
         default=["query", "label", "overlap"],
-        description="Where the n-grams of a row are taken from: its question, its answer, and across the two. "
-        "datatrove takes [label, overlap], which leaves texts in which only the question, or its passage, stands.",
+        description="Origin of a row's n-grams: its question, its answer, and across the two. datatrove uses [label, "
+        "overlap], which keeps texts that contain only the question or its passage.",
     )
 
 
 def benchmarks_alone(value: Any) -> Any:
-    """A list of benchmarks, or one, stands for the section with nothing else in it."""
+    """Convert a list of benchmarks, or one benchmark, to a section with only these."""
     is_one = isinstance(value, dict) and bool({"path", "task"} & value.keys())
     return {"benchmarks": [value] if is_one else value} if is_one or isinstance(value, str | list) else value
 

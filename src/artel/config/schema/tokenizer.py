@@ -1,4 +1,4 @@
-"""The section `tokenizer`: one that is there, or how one is trained."""
+"""The section `tokenizer`: an existing tokenizer, or the training of one."""
 
 from __future__ import annotations
 
@@ -13,43 +13,42 @@ from artel.config.schema.quantities import Bytes, Count, Vocabulary
 class TokenizerTraining(Section):
     pattern: Literal["gpt2", "gpt4", "whitespace"] = Field(
         default="gpt2",
-        description="What a text is cut into before merging. gpt2: words with the space before them; gpt4: the same, "
-        "numbers in threes, letters of any case: slightly fewer tokens on Russian and code; whitespace: words and "
-        "punctuation, spaces are lost.",
+        description="How a text is split before merging. gpt2: words with the preceding space. gpt4: likewise, with "
+        "numbers in groups of three and contractions of any case: slightly fewer tokens on Russian and code. "
+        "whitespace: words and punctuation, without spaces.",
     )
     vocab: Literal["auto"] | Annotated[Vocabulary, Field(ge=257)] = Field(
         default="auto",
-        description="Ids in the vocabulary, the special tokens included; as many as the text yields if that is fewer. "
-        "auto: about one for 700 bytes of text, 1,024 to 32,768.",
+        description="Size of the vocabulary, including special tokens; smaller if the text yields fewer tokens. "
+        "auto: about one token per 700 bytes of text, from 1,024 to 32,768.",
     )
     end: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The end-of-document token; <|endoftext|>, for encoders </s>, when null.",
+        default=None, min_length=1, description="End-of-document token (null: <|endoftext|>, or </s> for encoders)."
     )
     pad: str | None = Field(
-        default=None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null."
+        default=None, min_length=1, description="Padding token (null: <|pad|>, or <pad> for encoders)."
     )
-    special: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="Further special tokens.")
-    minimum_frequency: Count = Field(default=2, ge=1, description="Merges seen fewer times than this are not made.")
+    special: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="Additional special tokens.")
+    minimum_frequency: Count = Field(default=2, ge=1, description="Minimum frequency of a merge.")
     sample: Bytes = Field(
-        default=2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on."
+        default=2_000_000_000, ge=1, description="Maximum bytes of training text to train the tokenizer on."
     )
 
 
 class TokenizerConfig(Section):
     train: TokenizerTraining | None = Field(
-        default=None, description="Train a BPE on the training text: over bytes, or over words (pattern: whitespace)."
+        default=None,
+        description="Train a BPE tokenizer on the training text, over bytes or words (pattern: whitespace).",
     )
     from_: Name | None = Field(default=None, alias="from", description="Folder or hub id of an existing tokenizer.")
     replace: bool = free(
         False,
-        "Train one although model.from has its own: the model's embeddings, learned for other tokens, are then of no "
-        "use, and must be learned anew.",
+        "Train a tokenizer even though model.from has one. The pretrained embeddings belong to other tokens, so they "
+        "are lost and must be learned again.",
     )
 
     @model_validator(mode="after")
     def _one(self) -> TokenizerConfig:
         if self.train is not None and self.from_ is not None:
-            raise ValueError("both train and from are given; keep one")
+            raise ValueError("train and from cannot be combined; keep one")
         return self
