@@ -17,8 +17,8 @@ from artel.config import (
     result_differences,
     run_from,
 )
-from artel.config.load import read_file
 from artel.config.other_names import OTHER_NAMES, OTHER_OBJECTIVES
+from artel.config.read import read_file
 from artel.config.schema.quantities import Interval, Warmup, read_bytes, read_count, read_number
 from artel.config.suggest import all_keys
 from artel.errors import InputError
@@ -306,8 +306,8 @@ def test_keys_that_yaml_takes_for_something_else(tmp_path):
     file.write_text(MINIMAL + "2020-01-01: 3\non: 4\n~: 5\nmodel: {config: {model_type: gpt2, 2021-02-03: 1}}\n")
     with pytest.raises(InputError) as error:
         load_run(str(file))
-    for says in ("run.yaml:2: the key 2020-01-01 is read by YAML as a date", "run.yaml:3: the key on is read by YAML",
-                 "the key ~", "run.yaml:5: the key 2021-02-03"):  # fmt: skip
+    for says in ("run.yaml:2: YAML reads the key 2020-01-01 as a date", "run.yaml:3: YAML reads the key on as",
+                 "the key ~", "run.yaml:5: YAML reads the key 2021-02-03"):  # fmt: skip
         assert says in str(error.value)
 
 

@@ -178,7 +178,7 @@ def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monke
     [
         (["--data.sources.1.path=x"], "write data.sources.1.path=x"),
         (["--min_lr", "6e-5"], "write train.minimum_learning_rate=…: a fraction of the peak"),
-        (["--gradient_accumulation_steps", "4"], "write train.batch=…: samples that one optimizer step sees"),
+        (["--gradient_accumulation_steps", "4"], "write train.batch=…: samples per optimizer step"),
         (["--load_in_8bit", "true"], "write model.quantize=…: int8"),
         (["--lr", "1e-3"], "write train.learning_rate=1e-3"),
         (["-r"], ""),

@@ -38,7 +38,7 @@ def check(
     Example: artel config check run.yaml
     """
     echo(f"reading {name}")
-    from artel.config import Overrides, WrongRunFile, dump_run, read_run_file
+    from artel.config import InvalidRunFile, Overrides, dump_run, read_run_file
     from artel.launching.read_run import checked_run
     from artel.secrets import hide_secrets
 
@@ -46,7 +46,7 @@ def check(
     try:
         file.run(values)
         echo(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
-    except WrongRunFile:
+    except InvalidRunFile:
         echo(f"{name}: some keys are invalid; now checking the model and the texts")
     config = checked_run(file, values)
     quiet_libraries()
@@ -89,7 +89,7 @@ def explain(
     lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
     if not lines:
         advice = key_advice(tuple(key.split(".")))
-        raise InputError.at(key, "unknown key", advice or "artel config explain lists all keys")
+        raise InputError.at(key, "there is no such key", advice or "artel config explain lists all keys")
     print_result("\n".join(lines))
 
 
@@ -124,7 +124,7 @@ def convert(
     from artel.config import run_from
     from artel.config.converters.conversion import with_comments
     from artel.config.converters.tools import convert
-    from artel.config.load import read_file, read_stream
+    from artel.config.read import read_file, read_stream
 
     converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))
     run_from(converted.run, {}, {(): str(file)})  # check before printing

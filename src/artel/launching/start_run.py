@@ -127,7 +127,7 @@ def start_run(
             if rendezvous is None:
                 return _train_in_this_process(config, callbacks)
             os.environ[LAUNCHED] = str(os.getpid())
-            with file.named() as name:
+            with file.as_file() as name:
                 launch(["train", name, *overrides.words], processes, rendezvous, folder)
             return folder.read_result() if leads else {}
 
