@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from artel.config import run_from
-from artel.config.converters.conversion import Converted, flat
+from artel.config.converters.conversion import Converted
 from artel.config.converters.tools import convert, tool_of
+from artel.config.converters.yaml_text import flat
 from artel.errors import InputError
 
 SUFFIXES = (".yml", ".yaml", ".sh")

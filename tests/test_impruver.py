@@ -193,7 +193,7 @@ def test_composed_files_without_data_sets(tmp_path):
     assert run["data"] == {"sources": [{"path": str(train), "format": "chat"}], "packing": "concatenate",
                            "validation": str(validation)}  # fmt: skip
     train.write_text('{"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 1]}\n')
-    with pytest.raises(InputError, match=r"old\.yaml:1: train_path: .* holds token ids, not text\n.*datasets"):
+    with pytest.raises(InputError, match=r"old\.yaml:1: train_path: .* contains token ids, not text\n.*datasets"):
         converted(text)
 
 
@@ -265,9 +265,9 @@ trainer:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trainer: {}\ndatasets: [{name: a}]\n", "names no model"),
-        ("trainer: {}\ndatasets: [{name: a}]\nmodel: {config: {n_layer: 2}}\n", "does not say of what type"),
-        ("trainer: {}\nlora: {}\nmodel: {name: m}\n", "names no text"),
+        ("trainer: {}\ndatasets: [{name: a}]\n", "has no model"),
+        ("trainer: {}\ndatasets: [{name: a}]\nmodel: {config: {n_layer: 2}}\n", "has no model type"),
+        ("trainer: {}\nlora: {}\nmodel: {name: m}\n", "has no data sets"),
         ("trainer: {}\ndatasets: {name: a}\nmodel: {name: m}\n", "is not a list of data sets"),
         ("trainer: {}\ndatasets: [\n", r"old\.yaml:3: is not valid YAML"),
         ("trainer: {}\ntrainer: {}\ndatasets: []\n", "is given twice"),
@@ -316,9 +316,9 @@ def test_a_true_key_of_the_trainer_is_not_taken_for_a_slip():
 
 
 def test_a_run_file_is_not_taken_for_impruvers():
-    with pytest.raises(InputError, match="is not a configuration that artel knows"):
+    with pytest.raises(InputError, match="is not a known configuration"):
         convert("data: {sources: []}\nmodel: {from: m}\ntrainer: {}\nlora: {}\n", "run.yaml")
-    with pytest.raises(InputError, match="is not a configuration that artel knows"):
+    with pytest.raises(InputError, match="is not a known configuration"):
         convert("model: {from: m}\ntokenizer: {from: m}\ntrain: {}\n", "run.yaml")
 
 

@@ -190,7 +190,7 @@ def test_all_problems_of_the_cfg_at_once():
 
 @pytest.mark.parametrize("text", ["", "seed: 3\ndata: {}\n", '{"a": 1}', "{", "PK\x03\x04"])
 def test_other_files_are_no_old_configuration(text):
-    with pytest.raises(InputError, match=r"is not a configuration that artel knows|is not the JSON|is not valid JSON"):
+    with pytest.raises(InputError, match=r"is not a known configuration|is not the JSON|is not valid JSON"):
         convert(text, "file")
 
 

@@ -122,8 +122,8 @@ def convert(
     Example: artel config convert axolotl.yaml > run.yaml
     """
     from artel.config import run_from
-    from artel.config.converters.conversion import with_comments
     from artel.config.converters.tools import convert
+    from artel.config.converters.yaml_text import with_comments
     from artel.config.read import read_file, read_stream
 
     converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json, refuse_other_json
-from artel.config.converters.tools import refuse_unsupported, tool_of
+from artel.config.converters.masked_lm_json import check_other_json, from_masked_lm_json, is_masked_lm_json
+from artel.config.converters.tools import check_supported, tool_of
 from artel.config.converters.trainer import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
 from artel.config.overrides import Overrides
@@ -116,9 +116,9 @@ def read_run_file(name: str) -> RunFile:
     if tool:
         fix = f"convert it: artel config convert {name} > run.yaml"
         raise InputError.at(location, f"is a configuration of {tool}, not a run file", fix)
-    refuse_unsupported(text, location)
+    check_supported(text, location)
     tree, lines = parse(text, location)
-    refuse_other_json(tree, location)
+    check_other_json(tree, location)
     drop_ddp(tree, location)
     folder = _run_folder(Path(name))
     if folder is not None:
