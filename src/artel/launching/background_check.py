@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.interpreter import python_of
+from artel.interpreter import module_command
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.worker import end_with_launcher
 from artel.storage.unexpected_errors import worker_error
@@ -40,7 +40,7 @@ def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -
         yield lambda *, wait=False: None
         return
     # In its own session, so that Ctrl-C reaches only this process, which then ends the other one.
-    command = [*python_of("artel.launching.background_check"), str(os.getpid()), name, *overrides.words]
+    command = [*module_command("artel.launching.background_check"), str(os.getpid()), name, *overrides.words]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )

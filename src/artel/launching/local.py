@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
-from artel.interpreter import python_of
+from artel.interpreter import module_command
 from artel.interrupts import answered_by, ended_at_once
 from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
 from artel.messages import logger
@@ -51,7 +51,7 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
         handler = rendezvous.handler(folder)
-        program, *options = python_of("artel")
+        program, *options = module_command("artel")
         spec = WorkerSpec(
             role="artel",
             local_world_size=processes,

@@ -19,7 +19,7 @@ from artel.config import Overrides, RunConfig, RunFile, dump_run
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.host import memory, swap
-from artel.interpreter import python_of
+from artel.interpreter import module_command
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import checked_run
 from artel.messages import logger
@@ -131,7 +131,7 @@ def _plan(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | Non
     with TemporaryDirectory() as folder:
         file, result = Path(folder, "run.yaml"), Path(folder, "plan.json")
         file.write_text(dump_run(config, secrets=True), encoding="utf-8")
-        command = [*python_of("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
+        command = [*module_command("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
         with (
             result.open("wb") as out,
             subprocess.Popen(
