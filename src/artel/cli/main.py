@@ -27,6 +27,7 @@ from artel.cli import (
     launch,
     new,
     plan,
+    prepare,
     push,
     recipes,
     report,
@@ -140,13 +141,13 @@ def artel(
 
 app.command("new")(new.new)
 app.command("plan", short_help="Predict memory, disk and time of a run.")(plan.plan)
-app.command("prepare", short_help="Clean, deduplicate, split and tokenize the text of a run.")(train.prepare)
+app.command("prepare", short_help="Clean, deduplicate, split and tokenize the text of a run.")(prepare.prepare)
 app.command("train")(train.train)
-app.command("evaluate", short_help="Measure models by the metrics of their objective.")(evaluate.evaluate)
+app.command("evaluate", short_help="Compare models by their metrics.")(evaluate.evaluate)
 app.command("generate", short_help="Generate text: continue, fill in, correct or translate.")(generate.generate)
-app.command("chat", short_help="Talk to a model.")(chat.chat)
+app.command("chat", short_help="Chat with a model.")(chat.chat)
 app.command("serve", short_help="Serve a model: OpenAI's API, a chat page, metrics.")(serve.serve)
-app.command("export", short_help="Write a model as a Hugging Face folder, GGUF or ONNX.")(export.export)
+app.command("export", short_help="Export a model as a Hugging Face folder, GGUF or ONNX.")(export.export)
 app.command("push", short_help="Upload a run's model to the Hugging Face hub.")(push.push)
 app.command("report", short_help="Show the loss curve of a run, or write an HTML report.")(report.report)
 app.command("watch", short_help="Follow a run until it ends.")(report.watch)
