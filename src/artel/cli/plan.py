@@ -43,7 +43,9 @@ def plan(
     from artel.launching.plan_run import PlanOptions, plan_run
 
     changes = Overrides.parse(overrides)
-    plan_options = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
+    plan_options = PlanOptions(
+        hardware=hardware, nodes=nodes, nproc=nproc, host_memory=host_memory, interconnect=interconnect, price=price
+    )
     result = plan_run(read_run_file(name), changes, plan_options, with_text=fit)
     from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
     from artel.planning.plan import describe, in_brief

@@ -57,7 +57,7 @@ def serve(
         raise InputError.at("--engine", f"unknown engine {engine}", "use artel or vllm")
     if precision not in list(Precision):
         raise InputError.at("--precision", f"unknown precision {precision}", f"use one of: {', '.join(Precision)}")
-    limits = Limits(requests, queue, max_body, timeout)
+    limits = Limits(requests=requests, queue=queue, body=max_body, seconds=timeout)
     adapters = {}
     for each in adapter or []:
         label, _, folder = each.partition("=")
@@ -65,7 +65,16 @@ def serve(
             what = f"{each!r} is not NAME=FOLDER, or its name is used twice"
             raise InputError.at("--adapter", what, "use e.g. --adapter poet=runs/poet")
         adapters[label] = folder
-    options = ServerOptions(host, port, api_key or None, context, Precision(precision), adapters, cors or [], limits)
+    options = ServerOptions(
+        host=host,
+        port=port,
+        key=api_key or None,
+        context=context,
+        precision=Precision(precision),
+        adapters=adapters,
+        origins=cors or [],
+        limits=limits,
+    )
     if engine == "vllm":
         serve_with_vllm(name, options)
     serve(name, options)
