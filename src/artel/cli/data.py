@@ -73,7 +73,7 @@ def show(
     if read is None:
         samples = [show_stored(split, number, tokenizer) for number in numbers]
     else:
-        samples = [shown for number in numbers for shown in read.shown(number)]
+        samples = [sample for number in numbers for sample in read.shown(number)]
     if as_json:
         print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
         return

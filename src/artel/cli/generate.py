@@ -101,8 +101,8 @@ def generate(
     from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
     from artel.inference.retrieval import can_search, search
 
-    given = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    given |= {"beams": beams}
+    options = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options |= {"beams": beams}
 
     def opened_model() -> OpenedModel:
         opened = open_untrained(load_run(name, Overrides.parse(overrides))) if untrained else open_model(name)
@@ -113,7 +113,7 @@ def generate(
     def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
         echo(f"loading {name}")
         opened = opened_model()
-        sampling = opened.decoding.sampling(**given)
+        sampling = opened.decoding.sampling(**options)
         if best_of == 1:
             return answers(opened, prompts, start, sampling)
         echo(f"loading {reward}")
@@ -123,7 +123,7 @@ def generate(
 
     if prompts or out:
         _check_files(prompts, out, prompt or context)
-        settings = {"overrides": overrides or [], "untrained": untrained, **_settings(given)}
+        settings = {"overrides": overrides or [], "untrained": untrained, **_settings(options)}
         if best_of > 1:
             settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_of(reward)}
         _generate_file(name, answers_to, prompts, out, settings, as_json)
@@ -134,7 +134,7 @@ def generate(
         _show_best(next(answers_to([one], 0)), best_of, as_json)
         return
     opened = opened_model()
-    decoding, sampling = opened.decoding, opened.decoding.sampling(**given)
+    decoding, sampling = opened.decoding, opened.decoding.sampling(**options)
     if context and can_search(opened) and (os.path.isfile(context) or not decoding.needs_context):  # noqa: PTH113
         _show_hits(text, context, search(opened, text, _read(context)), as_json)
         return
@@ -142,25 +142,25 @@ def generate(
     _show(opened, text, decoding.reply(opened.model, text, context_text, sampling), as_json)
 
 
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that must match to resume a file of results. The model's own choices stay defaults."""
     from artel.models.generate import Sampling
 
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     settings = asdict(Sampling(**chosen))
     return settings if "beams" in chosen else {name: value for name, value in settings.items() if name != "beams"}
 
 
 def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
-    written = []
+    pieces = []
     if not as_json and opened.decoding.continues:
         print_result(prompt, end="")
     for piece in reply.pieces:
-        written.append(piece)
+        pieces.append(piece)
         if not as_json:
             print_result(piece, end="")
     if as_json:
-        print_json(reply.to_json or {"prompt": prompt, "text": "".join(written)})
+        print_json(reply.to_json or {"prompt": prompt, "text": "".join(pieces)})
         return
     print_result("")
     for note in reply.notes:

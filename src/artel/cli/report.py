@@ -83,8 +83,8 @@ def _in_terminal(folder: str) -> dict[str, Any]:
         echo(f"{folder}: {state} at step {status.step:,}{resumes}")
     if curves.newest_validation:
         metrics = curves.newest_validation.items()
-        shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
-        echo(f"validation: {shown}")
+        scores = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
+        echo(f"validation: {scores}")
     choice = read_choice(RunFolder(Path(folder)))
     if choice is not None and (comparison := reached(choice)) is not None:
         echo(comparison)

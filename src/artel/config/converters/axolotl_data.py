@@ -188,8 +188,8 @@ def _files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]]:
 def _convert_form(conversion: Conversion, prefix: str, dotted: str, source: dict[str, Any], objective: str) -> None:
     """Convert `type` and field names to `converter` and `mapping`."""
     kind = conversion.raw_value(f"{prefix}.type")
-    written = kind.partition(":")[0] if isinstance(kind, str) else ""
-    form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], written)), None)
+    type_name = kind.partition(":")[0] if isinstance(kind, str) else ""
+    form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], type_name)), None)
     converter, mapping = (form[1], dict(form[2])) if form else ("auto", {})
     for mine, names in _FIELDS.items():
         for key in (f"{prefix}.{name}" for name in names if conversion.has(f"{prefix}.{name}")):

@@ -343,9 +343,9 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _labels(self) -> DataConfig:
         if isinstance(self.validation, ValidationSplit) and self.validation.by == "label":
-            other = next((source.format for source in self.sources if source.yields != "labels"), None)
-            if other is not None:
-                raise ValueError(f"by: label needs labels, but format: {other} has none; write validation: 0.05")
+            other_format = next((source.format for source in self.sources if source.yields != "labels"), None)
+            if other_format is not None:
+                raise ValueError(f"by: label needs labels, but format: {other_format} has none; write validation: 0.05")
         return self
 
     @model_validator(mode="after")
