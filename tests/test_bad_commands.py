@@ -18,7 +18,7 @@ from support.runs import TINY, artel, write_run
 
 def test_names_that_are_no_run(tmp_path):
     for name, says in (
-        ("nowhere.yaml", "no such file"),
+        ("nowhere.yaml", "neither a file nor a recipe"),
         ("demoo", "did you mean demo?"),
         (str(tmp_path), "config.yaml"),
     ):

@@ -71,7 +71,7 @@ Plugins = Annotated[
 ]
 
 
-@app.command("explain")
+@app.command("explain", short_help="Explain the keys of the run file.")
 def explain(
     key: Annotated[str, typer.Argument(help="Key or section, e.g. data.clean (default: all).")] = "",
     plugins: Plugins = None,

@@ -10,7 +10,7 @@ import typer
 from artel.cli.common import AsJson, echo, print_json
 from artel.cli.streams import print_result
 
-app = typer.Typer(help="List, print or copy the run files of the package.", no_args_is_help=True)
+app = typer.Typer(help="List, print or copy the recipes of the package: ls, cat, cp.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Name of a recipe, as listed by `artel recipes ls`.")]
 
 
