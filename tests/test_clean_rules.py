@@ -268,7 +268,7 @@ def test_pairs_keep_their_lines(tmp_path):
         ("keep_documents", "'a**'", "at character 3"),
         ("drop_documents", "''", "an empty regular expression matches everything"),
         ("symbols", "40", "data.clean.symbols"),
-        ("repeated_ngrams", "{1: 0.5}", "runs of 1 words"),
+        ("repeated_ngrams", "{1: 0.5}", "1 is not a valid n"),
         ("repeated_ngrams", "{2: 1.5}", "data.clean.repeated_ngrams"),
     ],
 )
