@@ -35,7 +35,7 @@ from artel.config import (
     run_from,
 )
 from artel.config.converters.tools import convert
-from artel.config.load import read_file
+from artel.config.read import read_file
 from artel.config.recipes import recipe_text
 from artel.messages import printed_by
 from artel.models.loading.build import build_model

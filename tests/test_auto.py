@@ -204,7 +204,7 @@ def dumped(run: RunConfig) -> dict[str, Any]:
 
 
 def test_auto_and_a_model_of_ones_own_exclude_each_other():
-    with pytest.raises(InputError, match="auto is a new model"):
+    with pytest.raises(InputError, match="auto chooses a new model"):
         run_from({**dumped(auto_run()), "model": {"auto": True, "config": {"model_type": "gpt2"}}}, {}, dict(PLACE))
     run = run_from(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, dict(PLACE))
     assert not run.model.auto

@@ -10,7 +10,7 @@ import yaml
 
 import artel as artel_package
 from artel.cli.generate import _read
-from artel.cli.main import _thread_failed
+from artel.cli.main import _report_thread_error
 from artel.errors import InputError
 from support.runs import TINY, artel, write_run
 
@@ -26,9 +26,12 @@ COMMANDS = {
     "launch slurm run.yaml --batch-size 3": ["write train.batch=3"],
     "train run.yaml --nprok 2": ["No such option: --nprok"],
     "generate runs/mine --max-length 2": ["No such option: --max-length"],
-    "generate runs/nothing": ["no run, no model folder and no model in the hub's cache", "check its spelling"],
-    "generate runs/nothing/": ["no run, no model folder and no model in the hub's cache", "check its spelling"],
-    "generate novel-smal": ["no run, no model folder and no model in the hub's cache", "did you mean novel-small?"],
+    "generate runs/nothing": ["is neither a run, a model folder nor a model", "check the spelling"],
+    "generate runs/nothing/": ["is neither a run, a model folder nor a model", "check the spelling"],
+    "generate novel-smal": [
+        "is neither a run, a model folder nor a model",
+        "did you mean novel-small?",
+    ],
     "generate novel-small": ["is a recipe", "artel train novel-small"],
     "generate mine": ["did you mean runs/mine?"],
     "chat runs/mime": ["did you mean runs/mine?"],
@@ -36,8 +39,8 @@ COMMANDS = {
     "evaluate runs/min --data run.yaml": ["did you mean runs/mine?"],
     "export novel-smal new": ["did you mean novel-small?"],
     "train runs/mime": ["did you mean runs/mine?"],
-    f"train {'x' * 300}": ["longer than the 255"],
-    f"generate {'x' * 300}": ["longer than the 255"],
+    f"train {'x' * 300}": ["exceeds the 255"],
+    f"generate {'x' * 300}": ["exceeds the 255"],
     f"generate runs/mine --seed {2**64}": ["--seed", str(2**63 - 1)],
     f"chat runs/mine --seed {2**64}": ["seed", "out of range"],
     f"chat runs/mine --new-tokens {10**400}": ["new_tokens", "out of range"],
@@ -106,6 +109,6 @@ def test_a_context_is_a_regular_file_or_the_text_itself(tmp_path):
 
 def test_the_end_of_a_thread_is_no_fault(capfd):
     for end, says in ((SystemExit(1), ""), (ValueError("wrong"), "ValueError: wrong")):
-        _thread_failed(threading.ExceptHookArgs((type(end), end, None, None)))
+        _report_thread_error(threading.ExceptHookArgs((type(end), end, None, None)))
         assert says in (output := capfd.readouterr().err)
         assert bool(output) == bool(says)

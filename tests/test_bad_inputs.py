@@ -66,7 +66,7 @@ CASES = [
     Case("unknown-key", ["train.zzz", "its section has"], {"train": {"zzz": 1}}),
     Case("fraction-of-a-batch", ["train.batch", "whole number"], {"train": {"batch": 1.5}}),
     Case("unknown-schedule", ["did you mean cosine?"], {"train": {"schedule": "cosin"}}),
-    Case("empty-sources", ["names no text"], {"data": {"sources": []}}),
+    Case("empty-sources", ["the run has no text"], {"data": {"sources": []}}),
     Case("source-without-path", ["needs a path"], {"data": {"sources": [{"format": "text"}]}}),
     Case("validation-of-one", ["data.validation"], {"data": {"validation": 1.0}}),
     Case("tokenizer-twice", ["keep one"], {"tokenizer": {"from": "x"}}),

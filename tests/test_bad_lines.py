@@ -213,7 +213,7 @@ def test_files_whose_names_are_no_text_are_told(tmp_path, given):
     path = f"{tmp_path}/{given.format(name=name)}"
     message = r"the name of .*/a\\xff\.jsonl is not UTF-8"
     if given == "{name}":  # a run file that names it can itself not be written down
-        message = "has .* half of a character"
+        message = "has .* a surrogate"
     with pytest.raises(InputError, match=rf"data\.sources\.0\.path: {message}") as error:
         prepare(run_of(tmp_path, data={"sources": [{"path": path}]}))
     assert str(error.value).encode()

@@ -297,7 +297,7 @@ def test_one_length_alone_and_the_schedule_that_a_budget_chooses(tmp_path: Path)
     in_place_of_steps = load_run("novel-small", Overrides.parse(["train.budget=90s"]))
     assert in_place_of_steps.train.budget == 90.0
     done = artel("config", "check", write_run(tmp_path / "run.yaml", train={"budget": "30min"}))
-    assert (done.returncode, "steps and budget are given together" in done.stdout + done.stderr) == (2, True)
+    assert (done.returncode, "steps and budget cannot be combined" in done.stdout + done.stderr) == (2, True)
 
 
 def test_a_short_budget_is_not_spent_on_compiling() -> None:

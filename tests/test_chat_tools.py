@@ -99,7 +99,7 @@ def test_functions_of_a_python_file_run(calling, chat_here):
 
 def test_a_script_that_ends_before_a_result_says_so(calling, chat_here):
     done = chat_here(calling, "--tools", "functions.json", *OPTIONS, typed=b"Is it cold?")
-    assert (done.returncode, "the lines end before weather has a result" in done.stderr) == (2, True)
+    assert (done.returncode, "ends before weather has a result" in done.stderr) == (2, True)
 
 
 def test_a_message_is_not_taken_while_a_call_is_open(calling):

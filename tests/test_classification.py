@@ -102,13 +102,13 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
      (one_label(40), {"checkpoint": {"best": "rmse"}}, "'rmse' is not a metric of what these texts have"),
      (ROWS["number"](40), {"classification": {"balanced_sampling": True}}, "these texts have a number each"),
      (one_label(40), {"classification": {"kind": "number", "loss": "focal"}}, "kind: number has none"),
-     (one_label(40), {"classification": {"loss": "focal", "smoothing": 0.1}}, "leave one out"),
+     (one_label(40), {"classification": {"loss": "focal", "smoothing": 0.1}}, "remove one of them"),
      (one_label(40), {"classification": {"labels": [True, False]}}, "write labels in quotes"),
      (one_label(40), {"data": {"block": 6}}, "leaves no room"),
      (one_label(40), {"classification": {"labels": ["x"]}}, "fewer than two labels"),
      (ROWS["number"](40), {"classification": {"kind": "number", "labels": ["a", "b"]}}, "write kind: single, or multi"),
      (one_label(40), {"classification": {"kind": "multi", "labels": []}}, "labels: is empty"),
-     (one_label(40), {"data": {"validation": {"fraction": 0.2, "by": "chapter"}}}, "only plain texts have chapters")],
+     (one_label(40), {"data": {"validation": {"fraction": 0.2, "by": "chapter"}}}, "by: chapter needs plain text")],
 )  # fmt: skip
 def test_what_cannot_be_learned_is_refused_before_training(tmp_path, rows, changes, message):
     run = label_run(tmp_path / "run.yaml", rows, **changes)

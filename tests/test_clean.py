@@ -51,7 +51,7 @@ def test_what_is_kept_is_listed_and_removed_by_name():
     assert all(path.read_text() == "mine" for path in theirs)
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
-    assert refused("clean", "runs", "store", env=FOLDERS).stderr.count("is nothing that artel keeps here") == 2
+    assert refused("clean", "runs", "store", env=FOLDERS).stderr.count("is not an entry of artel's files") == 2
 
 
 def test_what_cannot_be_removed_is_not_called_removed():

@@ -252,11 +252,11 @@ def test_pairs_keep_their_lines(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("drop_lines", "['fine', '(open']", "data.clean.drop_lines.1: '(open' is no regular expression: missing ), "),
+        ("drop_lines", "['fine', '(open']", "data.clean.drop_lines.1: '(open' is not a valid regular expression: "),
         ("drop_documents", "'a**'", "at character 3"),
-        ("drop_documents", "''", "an empty regular expression is found everywhere"),
+        ("drop_documents", "''", "an empty regular expression matches everything"),
         ("symbols", "40", "data.clean.symbols"),
-        ("repeated_ngrams", "{1: 0.5}", "runs of 1 words"),
+        ("repeated_ngrams", "{1: 0.5}", "1 is not a valid n"),
         ("repeated_ngrams", "{2: 1.5}", "data.clean.repeated_ngrams"),
     ],
 )

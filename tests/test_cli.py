@@ -198,8 +198,8 @@ def test_what_a_device_has_not_is_told_before_any_text_is_prepared(tmp_path):
 def test_ctrl_c_is_answered_while_the_main_thread_is_in_c_and_a_second_one_ends_it():
     script = (
         "import hashlib, sys, threading\n"
-        "from artel.interrupts import answer_at_once\n"
-        "answer_at_once()\n"
+        "from artel.interrupts import answer_interrupts\n"
+        "answer_interrupts()\n"
         "begun = threading.Event()\n"
         "def say(): begun.wait(); print('ready', flush=True)\n"
         "threading.Thread(target=say, daemon=True).start()\n"
@@ -223,8 +223,8 @@ def test_ctrl_c_that_the_main_thread_handled_first_is_not_answered():
     """A Ctrl-C at the prompt of a chat was answered half a second later, and a later one then ended the chat."""
     done = run_python(
         "import hashlib, os, signal, sys\n"
-        "from artel.interrupts import answer_at_once, interrupt_is_handled\n"
-        "answer_at_once()\n"
+        "from artel.interrupts import answer_interrupts, interrupt_is_handled\n"
+        "answer_interrupts()\n"
         "sys.setswitchinterval(1000)\n"  # the thread runs only when the main one is in the call at the end
         "try:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"

@@ -18,8 +18,8 @@ from artel.config import (
     result_differences,
     run_from,
 )
-from artel.config.load import read_file
 from artel.config.other_names import OTHER_NAMES, OTHER_OBJECTIVES
+from artel.config.read import read_file
 from artel.config.schema.quantities import Interval, Warmup, read_bytes, read_count, read_number
 from artel.config.suggest import all_keys
 from artel.errors import InputError
@@ -93,7 +93,7 @@ def test_spaces_around_the_equals_sign_are_one_error(words):
 @pytest.mark.parametrize(
     ("text", "message"),
     [("a: [1", "not valid YAML"), ("- 1", "is not a mapping"), ("seed: 1\nseed: 2\n" + MINIMAL, "given twice"),
-     ("data: 3", "is not a section"), ("", "names no text"), (MINIMAL + "train: {steps: 1, epochs: 2}", "keep one"),
+     ("data: 3", "is not a section"), ("", "has no text"), (MINIMAL + "train: {steps: 1, epochs: 2}", "keep one"),
      (MINIMAL + "seed: true", "not a number"), (MINIMAL + "model: {config: {n_layer: 2}}", "no model_type"),
      (MINIMAL + "run: s3://bucket/run", "checkpoint.copy_to"),
      (MINIMAL + "tokenizer: {train: {special: ['']}}", "at least 1 character"),
@@ -292,8 +292,8 @@ def test_other_tools_names_lead_to_keys_and_objectives_that_there_are_and_are_no
 
 def test_keys_that_yaml_takes_for_something_else():
     error = refused(MINIMAL + "2020-01-01: 3\non: 4\n~: 5\nmodel: {config: {model_type: gpt2, 2021-02-03: 1}}\n")
-    for says in ("run.yaml:2: the key 2020-01-01 is read by YAML as a date", "run.yaml:3: the key on is read by YAML",
-                 "the key ~", "run.yaml:5: the key 2021-02-03"):  # fmt: skip
+    for says in ("run.yaml:2: YAML reads the key 2020-01-01 as a date", "run.yaml:3: YAML reads the key on as",
+                 "the key ~", "run.yaml:5: YAML reads the key 2021-02-03"):  # fmt: skip
         assert says in str(error)
 
 
@@ -303,17 +303,17 @@ def test_keys_that_yaml_takes_for_something_else():
         ("data: {sources: [{path: a.txt, weight: -1}], souces: 3}\nmodel: {form: x, lora: {rank: 4}}\n"
          "train: {batch: x, steps: 3, epochs: 2}\nmasked: {mask: 0.9, random: 0.9}\nobjectiv: masked\n",
          ["train.stps=3", "data.sources.7.path=x", "seed"],
-         ["weight", "souces", "form", "train.batch", "train.stps", "masked", "over 1 together", "objectiv",
+         ["weight", "souces", "form", "train.batch", "train.stps", "masked", "is over 1", "objectiv",
           "count from 0", "override seed"]),
         (MINIMAL + "train: {steps: 3, epochs: 3, schedul: x, batch: -1}\n", [],
-         ["epochs and steps are given together", "train.schedul: there is no such key", "train.batch: -1"]),
+         ["epochs and steps cannot be combined", "train.schedul: there is no such key", "train.batch: -1"]),
     ],
     ids=["sections", "lengths"],
 )  # fmt: skip
 def test_all_that_is_wrong_is_said_in_one_round_and_nothing_that_follows_from_it(text, overrides, said):
     error = str(refused(text, *overrides))
     assert all(each in error for each in said), error
-    for follows in ("lora changes", "names no text", "needs a path"):
+    for follows in ("lora changes", "the run has no text", "needs a path"):
         assert follows not in error
 
 
@@ -341,12 +341,12 @@ def test_a_length_on_the_command_line_takes_the_place_of_the_recipes():
 
 
 def test_a_tokenizer_trained_anew_for_a_pretrained_model_is_asked_for_by_name():
-    with pytest.raises(InputError, match=r"tokenizer\.train.*trained anew.*\n.*tokenizer\.replace: true"):
+    with pytest.raises(InputError, match=r"tokenizer\.train.*newly trained.*\n.*tokenizer\.replace: true"):
         load_run("tolstoy-scratch", Overrides.parse(["model.from=x"]))
     assert load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.train=null"])).model.from_ == "x"
     replaced = load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.replace=true"]))
     assert replaced.tokenizer.train is not None
-    with pytest.raises(InputError, match="no meaning without both"):
+    with pytest.raises(InputError, match="requires both"):
         load_run("tolstoy-scratch", Overrides.parse(["tokenizer.replace=true"]))
 
 

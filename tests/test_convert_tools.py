@@ -11,8 +11,8 @@ import yaml
 
 import artel as artel_package
 from artel.config import load_run, run_from
-from artel.config.converters.conversion import flat, with_comments
 from artel.config.converters.tools import convert, tool_of
+from artel.config.converters.yaml_text import flat, with_comments
 from artel.errors import InputError
 from support import foreign_configs as configs
 from support.converting import operations, reported
@@ -212,7 +212,7 @@ def test_a_data_set_that_nobody_describes_is_marked_in_the_run_file():
     assert yaml.safe_load(text) == result.run
     lines = text.splitlines()
     at = lines.index("  - path: data/support.json")
-    assert lines[at - 1] == "  # your file of the data set support: there is no data/dataset_info.json here"
+    assert lines[at - 1] == "  # your file of the data set support: data/dataset_info.json does not exist"
 
 
 TEXTS_OF_AXOLOTL = "base_model: m\ndatasets: [{path: a.txt, type: completion}]\n"
@@ -258,18 +258,18 @@ def test_what_becomes_of_a_model_from_scratch():
     [
         ("base_model: m\nrl: grpo\ndatasets: [{path: a, type: b}]\n", "old:2: rl: .grpo. is not supported by artel"),
         ("base_model: m\nreward_model: true\ndatasets: [{path: a, type: b}]\n", "trains a reward model"),
-        ("base_model: m\nsequence_len: 8\n", "names no text"),
+        ("base_model: m\nsequence_len: 8\n", "no data set is configured"),
         ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "which is not converted: write"),
-        ("model_name_or_path: m\ntemplate: qwen\nexport_dir: out\n", "merges an adapter and trains nothing"),
+        ("model_name_or_path: m\ntemplate: qwen\nexport_dir: out\n", "merges an adapter, but nothing is trained"),
         ("model_name_or_path: m\ntemplate: qwen\ninfer_backend: vllm\n", "nothing is trained"),
-        ("model: m\nmodel_class: llm\ntrain_dataset: a.yaml\n", "version 1, which is not read"),
+        ("model: m\nmodel_class: llm\ntrain_dataset: a.yaml\n", "version 1, which is not supported"),
         ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "is a configuration of torchtune"),
         ("base_model: m\ndatasets: [\n", r"old:3: is not valid YAML"),
         ("base_model: m\nlearning_rate: fast\nnum_epochs: 0\ndatasets: [{path: a, type: b}]\n",
          r"(?s)old:2: learning_rate: 'fast'.*old:3: num_epochs: 0 is not above zero"),
-        ("python run_plm.py --model_name_or_path m --train_file a\n", r"run_plm\.py is not a script that is converted"),
-        ("python run_clm.py --train_file 'a\n", r"old:1: is no command: No closing quotation"),
-        ("python run_clm.py --train_file a\n", "names no model"),
+        ("python run_plm.py --model_name_or_path m --train_file a\n", r"run_plm\.py is not supported"),
+        ("python run_clm.py --train_file 'a\n", r"old:1: is not a valid command: No closing quotation"),
+        ("python run_clm.py --train_file a\n", "has no model"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text, message):
@@ -281,14 +281,14 @@ def test_what_is_refused(text, message):
     ("script", "told"),
     [
         ("# a comment\nA=1 llamafactory-cli train \\\n  x.yaml --lora_rank 8\n",
-         r"old:2: runs LLaMA-Factory \(llamafactory-cli train\)\n.*--lora_rank into it.*artel config convert x\.yaml"),
-        ("llamafactory-cli train \\\n  --stage sft\n", r"old:1: runs LLaMA-Factory .*\n.*into a YAML file"),
+         r"old:2: runs LLaMA-Factory \(llamafactory-cli train\)\n.*--lora_rank to it.*artel config convert x\.yaml"),
+        ("llamafactory-cli train \\\n  --stage sft\n", r"old:1: runs LLaMA-Factory .*\n.*to a YAML file"),
         ("torchrun --nproc_per_node 2 src/train.py x.yaml\n", r"LLaMA-Factory \(src/train\.py\)\n.*convert x\.yaml"),
         ("axolotl train x.yml\n", r"runs axolotl \(axolotl train\)\n.*artel config convert x\.yml"),
         ("accelerate launch -m axolotl.cli.train x.yml\n", r"runs axolotl \(axolotl\.cli\.train\)\n.*convert x\.yml"),
         ("NPROC_PER_NODE=2 swift sft --model m\n", "runs ms-swift .swift sft., whose configurations artel does not"),
         ("tune run full_finetune_single_device --config x.yaml\n", "runs torchtune .tune run., whose"),
-        ("echo 1\nllamafactory-cli export x.yaml\n# axolotl train y.yml\n", "is not a configuration that artel knows"),
+        ("echo 1\nllamafactory-cli export x.yaml\n# axolotl train y.yml\n", "is not a known configuration"),
     ],
 )  # fmt: skip
 def test_a_script_with_another_tools_command_names_the_tool_and_the_file_to_give(script, told):

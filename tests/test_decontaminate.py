@@ -190,7 +190,7 @@ def test_what_is_wrong_with_benchmarks(exam, tmp_path):
     assert "query: question, label: answer" in unnamed
     assert "has no field 'question'" in refusal({**exam, "query": "question"})
     assert "no row of short.txt has 12 words" in refusal(["short.txt"])
-    assert "either files or a task" in refusal([{"query": "q"}])
+    assert "needs either path or task" in refusal([{"query": "q"}])
 
 
 def test_the_key_of_the_store_knows_the_benchmarks(exam, tmp_path):

@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_refused(folder, tmp_path):
     model = refused("export", folder / "out", tmp_path / "new", "--deepspeed")
     assert "is not a run and has no optimizer state" in model.stderr
     both = refused("export", folder / "run", tmp_path / "new", "--deepspeed", "--merge")
-    assert "--deepspeed: is for a checkpoint as it is" in both.stderr
+    assert "--deepspeed: cannot be combined" in both.stderr
     run = write_run(
         tmp_path / "run.yaml",
         data={"store": str(folder / "stores")},

@@ -96,9 +96,9 @@ def test_what_cannot_be_judged_is_said(trained, tmp_path):
         ([trained[0] / "model"], "has no validation split", "--data FILE"),
         ([trained[0], "--data", tmp_path / "nowhere.txt"], "there is no file", "nowhere.txt"),
         ([trained[0], trained[1], "--predictions", tmp_path / "a.json"], "--predictions", "one model"),
-        ([trained[0], "--predictions", tmp_path / "a.json"], "--predictions", "answers no questions"),
+        ([trained[0], "--predictions", tmp_path / "a.json"], "--predictions", "is not a question-answering model"),
         ([tmp_path / "text.txt", "--data", tmp_path / "text.txt"], "is a file, not a run", ""),
-        (["data.block=3"], "names no model", "artel evaluate"),
+        (["data.block=3"], "MODEL: missing", "artel evaluate"),
     ]
     for arguments, *says in cases:
         done = refused("evaluate", *arguments)

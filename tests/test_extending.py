@@ -265,5 +265,5 @@ def test_a_plugin_that_cannot_be_imported(code, message, tmp_path, monkeypatch):
 
 
 def test_a_callback_that_nobody_registered(tmp_path):
-    with pytest.raises(InputError, match=r"callbacks.0: 'mine' is not one of what plugins register"):
+    with pytest.raises(InputError, match=r"callbacks.0: 'mine' is not one of the entries of plugins"):
         load_run(str(write_run(tmp_path / "run.yaml", callbacks=["mine"])))

@@ -115,7 +115,7 @@ def test_the_command_refuses_records_and_a_wrong_model_in_one_round(tmp_path):
     rows = ROWS["single"](401)
     noted = artel("config", "check", label_run(tmp_path / "run.yaml", [*rows[1:], rows[0] | {"text": ""}]))
     assert noted.returncode == 0, noted
-    assert noted.stderr.endswith(": nothing is wrong; see what is noted above\n")
+    assert noted.stderr.endswith(": no problems found (see the notes above)\n")
     assert "1 of 401 records cannot be used" in noted.stderr
     good = artel("config", "check", label_run(tmp_path / "run.yaml", ROWS["single"](40)))
-    assert (good.returncode, good.stderr.splitlines()[-1]) == (0, f"{tmp_path / 'run.yaml'}: nothing is wrong"), good
+    assert (good.returncode, good.stderr.splitlines()[-1]) == (0, f"{tmp_path / 'run.yaml'}: no problems found"), good

@@ -115,9 +115,9 @@ def test_a_run_learns_the_same_and_resumes_bit_equal(llama, tmp_path):
 
 def test_what_decides_against_a_half_base_is_named(llama, tmp_path):
     for train, lora, words in (
-        ({"weights": "bf16"}, {"base": "fp32"}, "model.lora.base: fp32 beside train.weights: bf16"),
-        ({"precision": "fp8"}, {"base": "bf16"}, "model.lora.base: bf16 beside train.precision: fp8"),
+        ({"weights": "bf16"}, {"base": "fp32"}, "model.lora.base: fp32 conflicts with train.weights: bf16"),
+        ({"precision": "fp8"}, {"base": "bf16"}, "model.lora.base: bf16 conflicts with train.precision: fp8"),
     ):
         assert words in refused("train", adapted(tmp_path / "run.yaml", llama, train, **lora)).stderr
     run = adapted(tmp_path / "run.yaml", llama, base="bf16")
-    assert "lora.base: bf16 beside quantize: nf4" in refused("config", "check", run, "model.quantize=nf4").stderr
+    assert "lora.base: bf16 and quantize: nf4" in refused("config", "check", run, "model.quantize=nf4").stderr

@@ -296,7 +296,7 @@ def test_a_run_trains_from_what_was_imported(tokenizer):
     succeed("train", "run.yaml")  # RUN/config.yaml says the same
     for overrides, says in (
         (["objective=masked", "model.config={model_type: roberta}"], "data.from_store: "),
-        (["data.sources=[{format: dummy}]"], "from_store is a finished store, and sources would change nothing"),
+        (["data.sources=[{format: dummy}]"], "from_store is an existing store, which sources would not change"),
         (["data.from_store=none"], "none is not a token store"),
     ):
         with pytest.raises(InputError, match=says):

@@ -193,7 +193,7 @@ def test_composed_files_without_data_sets(tmp_path):
     assert run["data"] == {"sources": [{"path": str(train), "format": "chat"}], "packing": "concatenate",
                            "validation": str(validation)}  # fmt: skip
     train.write_text('{"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 1]}\n')
-    with pytest.raises(InputError, match=r"old\.yaml:1: train_path: .* holds token ids, not text\n.*datasets"):
+    with pytest.raises(InputError, match=r"old\.yaml:1: train_path: .* contains token ids, not text\n.*datasets"):
         converted(text)
 
 
@@ -209,7 +209,7 @@ def test_what_convert_prints_is_a_run_file(tmp_path, shared_data, name):
     assert run.train.batch == trainer["per_device_train_batch_size"] * trainer["gradient_accumulation_steps"]
     assert run.data.block == old["tokenizer"]["max_tokens_count"]
     assert (run.model.quantize, run.model.lora is None) == (("nf4", False) if "lora" in old else ("none", True))
-    beginnings = ("not carried over: ", "differs: ", "needs nothing here: ")
+    beginnings = ("not carried over: ", "differs: ", "same in artel: ")
     assert all(line.startswith(beginnings) for line in done.stderr.splitlines())
     as_json = json.loads(artel("config", "convert", file, "--json").stdout)
     assert as_json["run"] == yaml.safe_load(done.stdout)
@@ -264,9 +264,9 @@ trainer:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trainer: {}\ndatasets: [{name: a}]\n", "names no model"),
-        ("trainer: {}\ndatasets: [{name: a}]\nmodel: {config: {n_layer: 2}}\n", "does not say of what type"),
-        ("trainer: {}\nlora: {}\nmodel: {name: m}\n", "names no text"),
+        ("trainer: {}\ndatasets: [{name: a}]\n", "has no model"),
+        ("trainer: {}\ndatasets: [{name: a}]\nmodel: {config: {n_layer: 2}}\n", "has no model type"),
+        ("trainer: {}\nlora: {}\nmodel: {name: m}\n", "has no data sets"),
         ("trainer: {}\ndatasets: {name: a}\nmodel: {name: m}\n", "is not a list of data sets"),
         ("trainer: {}\ndatasets: [\n", r"old\.yaml:3: is not valid YAML"),
         ("trainer: {}\ntrainer: {}\ndatasets: []\n", "is given twice"),

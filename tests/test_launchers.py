@@ -123,8 +123,8 @@ def test_the_ddp_section_of_accelerates_users_is_understood(tmp_path):
     text = run.read_text()
     run.write_text(text + "ddp: {ddp_find_unused_parameters: false}\n")
     assert load_run(str(run)) == load_run(str(write_run(tmp_path / "run.yaml")))
-    for section, message in (("{ddp_find_unused_parameters: true}", "write false, or take it out"),
-                          ("{ddp_backend: gloo}", "ddp.ddp_backend: does not belong in a run file"),
+    for section, message in (("{ddp_find_unused_parameters: true}", "write false, or remove it"),
+                          ("{ddp_backend: gloo}", "ddp.ddp_backend: is not a key of a run file"),
                           ("7", "is not a section")):  # fmt: skip
         run.write_text(f"{text}ddp: {section}\n")
         with pytest.raises(InputError, match=message):

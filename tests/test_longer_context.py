@@ -127,8 +127,8 @@ def test_what_cannot_be_extended_is_refused_by_name(folders, tokenizer, tmp_path
     assert "this llama is already extended, by yarn to 4 times 32 positions" in told
     assert "a factor above 4" in refusal(tmp_path / "llama", rope=yarn)
     for wrong, words in (
-        ({"type": "dynamic", "factor": 2}, "dynamic goes by the longest row of a batch"),
-        ({"type": "default", "factor": 2}, "default stretches positions by theta alone"),
+        ({"type": "dynamic", "factor": 2}, "dynamic depends on the longest row of a batch"),
+        ({"type": "default", "factor": 2}, "default only changes theta"),
     ):
         with pytest.raises(ValueError, match=words):
             ModelConfig.model_validate({"from": "x", "rope": wrong})

@@ -75,7 +75,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
     ],
 )
 def test_an_empty_path_is_not_the_working_folder(data, key):
-    with pytest.raises(InputError, match=f"{key}: an empty path names nothing"):
+    with pytest.raises(InputError, match=f"{key}: the path is empty"):
         run_from({"data": data}, {}, {(): "run.yaml"})
 
 

@@ -62,7 +62,7 @@ WRONG = {
     "no such text": (sections(data={"sources": [{"path": "nowhere.txt"}]}), ["there is no file nowhere.txt"]),
     "a figure nobody makes": (sections(checkpoint={"best": "bleu"}), ["checkpoint.best: 'bleu' is not a metric"]),
     "a tokenizer for no model": (sections(model={"config": None, "from": "no/such"}),
-                                 ["tokenizer.train: a tokenizer", "model.from: there is no folder no/such"],
+                                 ["tokenizer.train: a newly", "model.from: there is no folder no/such"],
                                  ("config check", "train")),
     "stages that there are not": (sections(parallel={"pipeline": 8}), ["parallel.pipeline"],
                                   ("config check",)),
@@ -178,7 +178,7 @@ def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, said):
     [
         (["--data.sources.1.path=x"], "write data.sources.1.path=x"),
         (["--min_lr", "6e-5"], "write train.minimum_learning_rate=…: a fraction of the peak"),
-        (["--gradient_accumulation_steps", "4"], "write train.batch=…: samples that one optimizer step sees"),
+        (["--gradient_accumulation_steps", "4"], "write train.batch=…: samples per optimizer step"),
         (["--load_in_8bit", "true"], "write model.quantize=…: int8"),
         (["--lr", "1e-3"], "write train.learning_rate=1e-3"),
         (["-r"], ""),

@@ -7,7 +7,7 @@ import socket
 import pytest
 import yaml
 
-from artel.cli.streams import echo, show
+from artel.cli.streams import echo, print_result
 from artel.errors import InputError, Problem
 from artel.printable import in_a_line, in_lines, json_text
 from support.runs import write_run
@@ -49,7 +49,7 @@ def test_messages_have_only_the_lines_of_their_own(capfd):
     error = InputError([problem, problem])
     assert (str(error).count("\n"), error.in_a_line.count("\n")) == (7, 0)
     echo(f"reading {FORGED}", "the second line")
-    show(f"{FORGED}\n")
+    print_result(f"{FORGED}\n")
     out, err = capfd.readouterr()
     assert err == f"reading {SHOWN}\nthe second line\n"
     assert out == SHOWN.replace(r"\n", "\n") + "\n\n"

@@ -282,9 +282,9 @@ def test_the_best_of_several_answers(command, trained):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--best-of", 2], "--reward: there is nothing to tell which answer is best"),
-        (["--reward", "x"], "--best-of: needs more than one answer"),
-        (["--best-of", 2, "--reward", "x", "--temperature", 0], "--temperature: 0 writes the same answer"),
+        (["--best-of", 2], "--reward: --best-of needs a reward model"),
+        (["--reward", "x"], "--best-of: must be at least 2"),
+        (["--best-of", 2, "--reward", "x", "--temperature", 0], "--temperature: 0 makes all answers"),
     ],
 )
 def test_best_of_needs_a_reward_and_a_choice(command, options, said):

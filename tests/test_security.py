@@ -206,7 +206,7 @@ def test_code_of_a_model_is_run_by_a_run_that_names_its_repository(own_code, tmp
     for other in ("someone/else", str(folder.parent)):
         status, _, said = command("train", run, f"model.trust_remote_code={other}")
         assert (status, ran.exists()) == (2, False)
-        assert f"trust_remote_code names {other}" in said
+        assert f"trust_remote_code is {other}" in said
     status, _, said = command("train", run, f"model.trust_remote_code={folder}")
     assert (status, ran.exists()) == (0, True), said
     assert type(open_model(str(tmp_path / "run")).model).__name__ == "TinyLM"

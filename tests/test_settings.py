@@ -98,7 +98,7 @@ def test_settings_of_an_entry_that_nobody_names_are_noted():
 
 def test_an_entry_with_the_name_of_a_key_is_refused():
     OPTIMIZERS.register("clip", settings=Wobble)(object())
-    assert "register the plugin's entry as another" in str(problems_of(optimizer="clip")["train"])
+    assert "register the plugin's entry under another name" in str(problems_of(optimizer="clip")["train"])
 
 
 def test_the_schema_for_editors_has_them():

@@ -111,7 +111,7 @@ def test_a_number_and_a_path_stay_what_they_were():
         ({"fraction": 0.1, "by": "page"}, {"path": "a.txt"}, "data.validation.by"),
         ({"fraction": 1.5}, {"path": "a.txt"}, "data.validation.fraction"),
         ({"share": 0.1}, {"path": "a.txt"}, "data.validation"),
-        (BY_CHAPTER, {"path": "a.jsonl", "format": "jsonl"}, "only plain texts have chapters"),
+        (BY_CHAPTER, {"path": "a.jsonl", "format": "jsonl"}, "by: chapter needs plain text"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key(tmp_path, validation, source, says):

@@ -7,7 +7,7 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-_HOME = {
+_MODULE_BY_NAME = {
     "prepare": "artel.api",
     "plan": "artel.api",
     "train": "artel.api",
@@ -28,12 +28,12 @@ _HOME = {
 }
 """The module that each name of this package comes from."""
 
-__all__ = ["__version__", "config", *_HOME]
+__all__ = ["__version__", "config", *_MODULE_BY_NAME]
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value: object = getattr(import_module(_HOME[name]), name)
+    if name in _MODULE_BY_NAME:
+        value: object = getattr(import_module(_MODULE_BY_NAME[name]), name)
     elif name == "config":
         value = import_module("artel.config")
     else:

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and exit, also where Ctrl-C comes while it is still being imported."""
+    """Run the command line and exit, even if Ctrl-C arrives while it is still being imported."""
     try:
         from artel.cli.main import main as run
     except KeyboardInterrupt:

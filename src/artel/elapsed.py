@@ -26,7 +26,7 @@ def show_elapsed() -> None:
     global _since
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" and os.environ.get("TERM") != "dumb":
         _since = time.monotonic()
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(after_in_child=_reset_in_child)
         threading.Thread(target=_draw_each_second, name="elapsed time", daemon=True).start()
 
 
@@ -85,14 +85,14 @@ def _draw_each_second() -> None:
 
 
 def _columns() -> int:
-    """Width of the terminal; 0 while standard error is redirected (`storage/panics.py`)."""
+    """Return the width of the terminal, or 0 while standard error is redirected (`storage/panics.py`)."""
     try:
         return os.get_terminal_size(2).columns or 80
     except OSError:
         return 0
 
 
-def _forget() -> None:
+def _reset_in_child() -> None:
     """Reset the state in a forked child. It has no drawing thread, and the parent's may have held the lock."""
     global _lock, _is_shown
     _lock, _is_shown = threading.RLock(), False

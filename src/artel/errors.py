@@ -1,4 +1,4 @@
-"""Exceptions for wrong input and failed work. Each names the place, the problem and the fix."""
+"""Exceptions for invalid input and failed work. Each has a location, a problem and a fix."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Self
 from artel.printable import in_a_line
 from artel.secrets import hide_secrets
 
-# Characters of a message, which may quote user input. The longest list of names has 1,300.
-_LONGEST = 2000
+# Messages may quote user input. The longest list of names has 1,300 characters.
+_MAX_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: where it is, what is wrong, and how to fix it.
+    """A problem: where it is, what is wrong, and how to fix it.
 
-    Since messages quote text by others, secrets are hidden and control characters escaped.
+    Messages may quote text by others, so secrets are hidden and control characters escaped.
     """
 
     where: str
-    """A key (`data.block`), a place (`run.yaml:12`, `texts/a.txt:3`) or a command-line flag."""
+    """A key (`data.block`), a location (`run.yaml:12`, `texts/a.txt:3`) or a command-line option."""
     what: str
     fix: str = ""
     quoted: tuple[str, ...] = ()
@@ -29,12 +29,12 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("where", "what", "fix"):
-            object.__setattr__(self, name, _shown(getattr(self, name)))
-        object.__setattr__(self, "quoted", tuple(_shown(line) for line in self.quoted))
+            object.__setattr__(self, name, _printable(getattr(self, name)))
+        object.__setattr__(self, "quoted", tuple(_printable(line) for line in self.quoted))
 
     @property
     def lines(self) -> list[str]:
-        """The message as lines: place and problem; below, indented, the quoted lines and the fix."""
+        """The message as lines: location and problem, then the quoted lines and the fix, indented."""
         first = f"{self.where}: {self.what}" if self.where else self.what
         return [first, *(f"    | {line}" for line in self.quoted), *([f"    {self.fix}"] if self.fix else [])]
 
@@ -43,7 +43,7 @@ class Problem:
 
 
 class ArtelError(Exception):
-    """Base class of errors that are shown without a traceback."""
+    """Base class of errors that are printed without a traceback."""
 
     exit_code = 1
 
@@ -67,13 +67,13 @@ class ArtelError(Exception):
 
 
 class InputError(ArtelError):
-    """The run file, the data or the command line is wrong. Nothing has been started. Exit status 2."""
+    """The run file, the data or the command line is invalid. Nothing has been started. Exit status 2."""
 
     exit_code = 2
 
 
 class WorkError(ArtelError):
-    """The work failed although the input was right: disk full, NaN, connection lost. Exit status 1."""
+    """The work failed although the input was valid: disk full, NaN, connection lost. Exit status 1."""
 
     exit_code = 1
 
@@ -93,10 +93,11 @@ class Interrupted(ArtelError):
     exit_code = 130
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
+    """Hide secrets, escape control characters and shorten the text to `_MAX_CHARS`."""
     text = hide_secrets(text)
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+    if len(text) > _MAX_CHARS:
+        text = f"{text[: _MAX_CHARS // 2]} … {text[-_MAX_CHARS // 2 :]}"
     return in_a_line(text)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
-_NO_LIMIT = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page that 64 bits hold
+_NO_LIMIT = 1 << 60  # version 1 represents "no limit" by the largest multiple of a page in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def usable_cores() -> int:
 
 
 def process_exists(pid: int) -> bool:
-    """True if a process of this host has this number, also if it belongs to another user."""
+    """True if a process with this id exists on this host, even if it belongs to another user."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

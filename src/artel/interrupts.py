@@ -1,7 +1,7 @@
-"""Ctrl-C: acknowledge it at once, and delay it where it must wait.
+"""Ctrl-C: acknowledge it at once, and delay it where necessary.
 
 Python runs a signal handler only when the main thread returns from C++, which may take many seconds (a backward pass, a
-compilation). `answer_at_once` therefore starts a thread that is notified through the interpreter's wakeup file
+compilation). `answer_interrupts` therefore starts a thread that is notified through the interpreter's wakeup file
 descriptor and prints the answer meanwhile.
 """
 
@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_QUIET = 0.5
-"""Seconds in which a process without unfinished work ends, so that no answer is needed."""
-SAME = 1.0
-"""Two signals within these seconds count as one: the terminal's, and the same one forwarded by a launcher."""
+_EXIT_SECONDS = 0.5
+"""Time in which a process without unfinished work exits, so that no answer is needed."""
+SAME_SIGNAL_SECONDS = 1.0
+"""Two signals within this time count as one: the terminal's, and the same one forwarded by a launcher."""
 
 Answer = Callable[[], str]
 
 _ENDING = "stopping; press Ctrl-C again to end at once"
 _answers: list[Answer | None] = [lambda: _ENDING]
-"""The innermost answer counts. None: nothing is printed, and a second Ctrl-C goes to Python's handler."""
+"""The innermost answer counts. None: print nothing; a second Ctrl-C goes to Python's handler."""
 _ends: list[Answer] = []
 """While not empty, a signal ends this process at once, after the line that the last entry returns."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -40,7 +40,7 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def answer_at_once() -> None:
+def answer_interrupts() -> None:
     """From now on, answer each Ctrl-C within a second, and end the process on the second one.
 
     Only for the command line: in a notebook the wakeup file descriptor belongs to the event loop.
@@ -48,7 +48,7 @@ def answer_at_once() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_forget)  # else signals to the child would seem to be ours
+    os.register_at_fork(after_in_child=_disable_in_child)  # its signals are not ours
     threading.Thread(target=_listen, args=(reader,), name="answers to Ctrl-C", daemon=True).start()
 
 
@@ -66,7 +66,7 @@ def answered_by(answer: Answer | None) -> Iterator[None]:
 def ended_at_once(last_line: Answer) -> Iterator[None]:
     """Inside the block, end the process at once on a stop signal, after printing the line that `last_line` returns.
 
-    For work that cannot be interrupted and has nothing to save. Without `answer_at_once` the block runs to its end.
+    For work that cannot be interrupted and has nothing to save. Without `answer_interrupts` the block runs to its end.
     """
     _ends.append(last_line)
     try:
@@ -93,37 +93,37 @@ def interrupt_is_handled() -> None:
     _is_handled.set()
 
 
-def _forget() -> None:
+def _disable_in_child() -> None:
     with suppress(ValueError):  # forked by a thread that is not the main one
         signal.set_wakeup_fd(-1)
 
 
 def _listen(reader: int) -> None:
     """Answer the signals whose numbers arrive through the pipe `reader`."""
-    before = -SAME
+    last_signal = -SAME_SIGNAL_SECONDS
     while True:
         numbers = os.read(reader, 64)
         if _ends and not {*_STOPPING}.isdisjoint(numbers):
-            _say(_ends[-1]())
+            _print_line(_ends[-1]())
             os._exit(130)
         now, answer = time.monotonic(), _answers[-1]
-        if signal.SIGINT not in numbers or answer is None or 0 < now - before < SAME:
+        if signal.SIGINT not in numbers or answer is None or 0 < now - last_signal < SAME_SIGNAL_SECONDS:
             continue
-        if now - _handled_at < _QUIET:  # the main thread was faster than this one
-            before = -SAME
+        if now - _handled_at < _EXIT_SECONDS:  # the main thread was faster than this one
+            last_signal = -SAME_SIGNAL_SECONDS
             continue
-        if before > 0 and not _is_handled.is_set():
-            _say("stopped at once")
+        if last_signal > 0 and not _is_handled.is_set():
+            _print_line("stopped at once")
             os._exit(130)
-        before = now
+        last_signal = now
         _is_handled.clear()
-        if len(_answers) == 1 and _is_handled.wait(_QUIET):
-            before = -SAME
+        if len(_answers) == 1 and _is_handled.wait(_EXIT_SECONDS):
+            last_signal = -SAME_SIGNAL_SECONDS
             continue
-        _say(answer())
+        _print_line(answer())
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         panics = sys.modules.get("artel.storage.panics")  # may redirect descriptor 2; not imported here
         with suppress(OSError):
@@ -141,13 +141,13 @@ def interrupted_after() -> Iterator[None]:
         yield
         return
     interrupts: list[int] = []
-    before = {number: handler for number in _STOPPING if callable(handler := signal.getsignal(number))}
-    for number in before:
+    handlers = {number: handler for number in _STOPPING if callable(handler := signal.getsignal(number))}
+    for number in handlers:
         signal.signal(number, lambda number, frame: interrupts.append(number))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         if interrupts:
             signal.raise_signal(interrupts[0])

@@ -100,13 +100,13 @@ class _Printer(logging.Handler):
 @contextmanager
 def printed_by(print_record: Callable[[logging.LogRecord], object]) -> Iterator[None]:
     """Pass messages to `print_record` inside the block, and to no other handler."""
-    before = logger.handlers, logger.propagate, logger.level
+    original = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [_Printer(print_record)], False
     logger.setLevel(logger.level or logging.INFO)
     try:
         yield
     finally:
-        logger.handlers, logger.propagate, level = before
+        logger.handlers, logger.propagate, level = original
         logger.setLevel(level)
 
 

@@ -1,4 +1,4 @@
-"""The user's own code: import modules named in the run file or on the command line, and guard calls into them.
+"""User code: import modules named in the run file or on the command line, and guard calls into them.
 
 Plugins are imported before the rest of the run file is checked. User code may raise anything or call `sys.exit`. The
 error then names the function with its file and line, and makes clear that it is not part of artel.
@@ -19,7 +19,7 @@ import xxhash
 from artel.errors import ArtelError, InputError, WorkError
 
 _ARTEL = __package__
-_OWN: set[str] = set()
+_USER_MODULES: set[str] = set()
 """Top-level names of the user's modules."""
 
 
@@ -41,12 +41,12 @@ def raised(error: BaseException) -> str:
     """Describe an exception of user code: "ValueError: no city, in weather (tools.py:12)"."""
     text = message_of(error)
     name = type(error).__name__ if not isinstance(error, SystemExit) else "sys.exit was called"
-    place = _own_place(error, called_artel=True)
-    return (f"{name}: {text}" if text else name) + (f", in {place[1]} ({place[0]})" if place else "")
+    location = _user_location(error, called_artel=True)
+    return (f"{name}: {text}" if text else name) + (f", in {location[1]} ({location[0]})" if location else "")
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception whose class (and `__str__`) may be the user's."""
+    """Return the message of an exception whose class, with its `__str__`, may be user code."""
     try:
         return str(error)
     except BaseException as another:
@@ -55,20 +55,20 @@ def message_of(error: BaseException) -> str:
 
 def own_code_error(error: BaseException) -> WorkError | None:
     """Return the error to report for an exception raised by user code, or None if it came from elsewhere."""
-    place = _own_place(error)
-    if place is None or isinstance(error, ArtelError | KeyboardInterrupt):
+    location = _user_location(error)
+    if location is None or isinstance(error, ArtelError | KeyboardInterrupt):
         return None
-    return WorkError.at(place[0], f"your own code failed: {raised(error)}", "fix it there; it is not part of artel")
+    return WorkError.at(location[0], f"your own code failed: {raised(error)}", "fix it there; it is not part of artel")
 
 
-def _own_place(error: BaseException, *, called_artel: bool = False) -> tuple[str, str] | None:
+def _user_location(error: BaseException, *, called_artel: bool = False) -> tuple[str, str] | None:
     """Return (file:line, function) of the user code that raised, directly or through a package that it called.
 
     With `called_artel`, also if artel raised it while called by user code.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package in _OWN:
+        if package in _USER_MODULES:
             return f"{frame.f_code.co_filename}:{line}", frame.f_code.co_name
         if package == _ARTEL and not called_artel:
             return None
@@ -77,22 +77,22 @@ def _own_place(error: BaseException, *, called_artel: bool = False) -> tuple[str
 
 def note_own(module: str) -> None:
     """Register a module as user code, before it is imported."""
-    _OWN.add(module.partition(".")[0])
+    _USER_MODULES.add(module.partition(".")[0])
 
 
 def import_own_module(name: str, where: str, fix: str) -> ModuleType:
-    """Import a user module, also from the working folder. Raise InputError at `where`."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that a file here never shadows an installed module
+    """Import a user module, also from the working folder. Raise InputError at `where` if that fails."""
+    working_folder = str(Path.cwd())
+    if working_folder not in sys.path:
+        sys.path.append(working_folder)  # last, so that its files never shadow installed modules
     note_own(name)
-    fix = f"{fix}; the module is looked for in {here} and on PYTHONPATH"
+    fix = f"{fix}; the module is searched in {working_folder} and PYTHONPATH"
     with guarded(where, f"{name!r} cannot be imported", fix):
         return import_module(name)
 
 
 def load_plugin(name: str) -> str:
-    """Import a plugin. Raise ValueError, like validators of the run file."""
+    """Import a plugin. Raise ValueError if that fails, like validators of the run file."""
     try:
         import_own_module(name, "plugins", "write package.module")
     except InputError as error:

@@ -43,7 +43,7 @@ def shortened(text: str, characters: int = 40) -> str:
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """Join the first `most` names by commas, followed by the total if there are more."""
+    """Join the first `most` names with commas, followed by the total if there are more."""
     names = list(names)
     return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
 

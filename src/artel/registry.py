@@ -1,9 +1,9 @@
-"""Registries: the names that a key of the run file takes, and the code behind each. Plugins add names of their own.
+"""Registries: the names that keys of the run file accept, and the code of each name. Plugins can add names.
 
-A table names code as `module:attribute`, or as `module:attribute:Settings` if the entry has settings: the class of the
-section that stands in the run file under the entry's name. Code is imported when its name is first used, so a run
-imports only what it names. To add to artel, write one new file and one line here. To add from outside, name a module
-in `plugins` that calls `register`. Modules with settings must not import torch at the top: `artel config` asks them.
+A table refers to code as `module:attribute`, or as `module:attribute:Settings` if the entry has settings: the class of
+the section of the run file with the entry's name. Code is imported when its name is first used, so a run imports only
+what it uses. To extend artel, add one file and one line here. To extend it from outside, list a module in `plugins`
+that calls `register`. Modules with settings must not import torch at the top, because `artel config` imports them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class Registry:
-    """The names that one key of the run file accepts, and the object behind each."""
+    """The names that a key of the run file accepts, and the object of each name."""
 
     def __init__(self, key: str, entries: dict[str, str]) -> None:
         self.key = key
         self._entries: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self._modules: dict[str, str] = {}
-        for name, place in entries.items():
-            module, attribute, *settings = place.split(":")
+        for name, reference in entries.items():
+            module, attribute, *settings = reference.split(":")
             self._entries[name] = f"{module}:{attribute}"
             if settings:
                 self._settings[name] = f"{module}:{settings[0]}"
@@ -41,32 +41,33 @@ class Registry:
         return isinstance(name, str) and name in self._entries
 
     def __getitem__(self, name: str) -> Any:
-        """Return the object behind a name. Raise InputError, with the nearest name, if it is not registered."""
+        """Return the object of a name. Raise InputError, with the nearest name, if it is not registered."""
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, 1)
             fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(self._entries)}"
             raise InputError.at(self.key, f"unknown name {name!r}", fix)
-        return _imported(self._entries, name)
+        return _import_entry(self._entries, name)
 
     def settings_of(self, name: object) -> Any:
-        """Return the class of an entry's settings; None if the name is unknown or its entry has none."""
-        return _imported(self._settings, name) if isinstance(name, str) and name in self._settings else None
+        """Return the class of an entry's settings, or None if the name is unknown or has no settings."""
+        return _import_entry(self._settings, name) if isinstance(name, str) and name in self._settings else None
 
     @property
     def names_with_settings(self) -> list[str]:
         return list(self._settings)
 
     def register(self, name: str, *, settings: type | None = None) -> Callable[[T], T]:
-        """Return a decorator of a class or function; or call it with the object that the name stands for.
+        """Return a decorator that registers a class, function or other object under `name`.
 
-        `settings` is a `Section` of the run file. Its keys stand beside the key that takes the name, in a section with
-        the entry's name.
+        Raise InputError if another module has registered the name. `settings`: a `Section` of the run file. It becomes
+        a section with the entry's name, beside the key that accepts the name.
         """
         module = sys._getframe(1).f_globals["__name__"]
 
         def add(entry: T) -> T:
-            if name in self._entries and self._modules.get(name) != module:  # a module may be imported once more
-                raise InputError.at(self.key, f"{name!r} is registered already", f"register it in {module} as another")
+            if name in self._entries and self._modules.get(name) != module:  # a module may be imported again
+                fix = f"use another name in {module}"
+                raise InputError.at(self.key, f"{name!r} is registered already", fix)
             self._entries[name] = entry
             self._modules[name] = module
             if settings is not None:
@@ -80,8 +81,8 @@ class Registry:
         return self._modules.get(name)
 
 
-def _imported(table: dict[str, Any], name: str) -> Any:
-    """Return what a table has under a name, imported if it is still a place."""
+def _import_entry(table: dict[str, Any], name: str) -> Any:
+    """Return the object of a name, importing it if the table still has a reference."""
     if isinstance(table[name], str):
         module, _, attribute = table[name].partition(":")
         table[name] = getattr(import_module(module), attribute)

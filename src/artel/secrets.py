@@ -1,6 +1,6 @@
-"""Hide secrets (passwords, tokens and signatures in URLs) in everything that is written or shown.
+"""Hide secrets (passwords, tokens and signatures in URLs) in everything that is written or printed.
 
-Secrets belong in the environment: AWS_*, HF_TOKEN, and `${NAME}` in http(s) URLs. `${NAME}` is written as it is and
+Secrets belong in the environment: AWS_*, HF_TOKEN, and `${NAME}` in http(s) URLs. `${NAME}` is stored unchanged and
 replaced only when the URL is requested.
 """
 
@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 def hide_secrets(value: Any) -> Any:
-    """Replace each secret by *** in a text, or in the texts of lists and dicts. Other values are returned unchanged."""
+    """Replace each secret by *** in a string, or in the strings of lists and dicts. Return other values unchanged."""
     if isinstance(value, str):
         return _hidden(value)
     if isinstance(value, dict):

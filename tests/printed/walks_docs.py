@@ -39,7 +39,7 @@ DOCS = (
     ),
     Walk(
         "docs/run-folder.md",
-        (Step("artel clean", says="in all"), Step("artel clean downloads faults", says="removed")),
+        (Step("artel clean", says="in total"), Step("artel clean downloads faults", says="removed")),
     ),
     Walk(
         "docs/sweep.md",

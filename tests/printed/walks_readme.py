@@ -31,7 +31,7 @@ README = (
         "the run file",
         (
             Step("artel recipes cp tolstoy-scratch run.yaml", leaves="run.yaml"),
-            Step("artel config check run.yaml", says="nothing is wrong"),
+            Step("artel config check run.yaml", says="no problems found"),
             Step("artel config explain train", says="train.learning_rate"),
             Step(
                 "artel train run.yaml train.learning_rate=3e-4 model.config.n_layer=4",

@@ -38,7 +38,7 @@ TUTORIALS = (
     Walk(
         "a tutorial: a masked model",
         (
-            Step("artel config check masked.yaml", says="nothing is wrong"),
+            Step("artel config check masked.yaml", says="no problems found"),
             Step("artel train masked.yaml --nproc 2", _MASKED, leaves="runs/masked/model"),
             Step("artel doctor masked.yaml --parallel --nproc 2", says="loss"),
             Step("artel report runs/masked", says="commonest"),
@@ -126,7 +126,7 @@ TUTORIALS = (
                 '--context "news : Boris sings by the river . Anna is in the forest ."',
                 says="class:",
             ),
-            Step(f"artel config check squad-ru {_SQUAD}", says="nothing is wrong"),
+            Step(f"artel config check squad-ru {_SQUAD}", says="no problems found"),
             Step(f"artel data show squad-ru {_SQUAD}", WINDOWS, says="sample 0"),
             Step(f"artel train squad-ru {_SQUAD}", WINDOWS, leaves="runs/answers/model"),
             Step(
@@ -145,7 +145,7 @@ TUTORIALS = (
         "coming from axolotl",
         (
             Step("artel config convert axolotl.yaml > qwen.yaml", leaves="qwen.yaml"),
-            Step("artel config check qwen.yaml", says="nothing is wrong"),
+            Step("artel config check qwen.yaml", says="no problems found"),
             Step("artel plan qwen.yaml --hardware rtx-4090", says="fits"),
             Step("artel train qwen.yaml", STEPS, leaves="runs/qwen/model/adapter_config.json"),
         ),
@@ -156,7 +156,7 @@ TUTORIALS = (
         "coming from LLaMA-Factory",
         (
             Step("artel config convert identity.yaml > adapter.yaml", leaves="adapter.yaml"),
-            Step("artel config check adapter.yaml", says="nothing is wrong"),
+            Step("artel config check adapter.yaml", says="no problems found"),
             Step("artel train adapter.yaml", STEPS, leaves="runs/identity/model/adapter_config.json"),
         ),
         needs=(
@@ -170,7 +170,7 @@ TUTORIALS = (
         "coming from Trainer",
         (
             Step("artel config convert run_clm.sh > texts.yaml", leaves="texts.yaml"),
-            Step("artel config check texts.yaml", says="nothing is wrong"),
+            Step("artel config check texts.yaml", says="no problems found"),
             Step("artel train texts.yaml --nproc 2", f"{STEPS} data.block=32", leaves="runs/gpt2-texts/model"),
         ),
         needs=(inputs.novel("texts.txt"), inputs.written("docs/coming-from/trainer.md", "run_clm.sh")),

@@ -1,4 +1,4 @@
-"""`artel chat`: talk to a model in the terminal, or run a script of messages and commands."""
+"""`artel chat`: chat with a model in the terminal, or run a script of messages and commands."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ if TYPE_CHECKING:
 
 
 def chat(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="A run's folder, a model folder or a hub id.")],
-    system: Annotated[str, typer.Option(help="The system message: who the model is to be.")] = "",
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a model folder or a hub id.")],
+    system: Annotated[str, typer.Option(help="System message.")] = "",
     script: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Take messages and commands from a file's lines; - for stdin.")
+        str | None,
+        typer.Option(metavar="FILE", help="File with a message or command per line; - for stdin."),
     ] = None,
     tools: Annotated[
         str,
         typer.Option(
             metavar="FILE",
-            help="Functions that the model may call: a .json file that describes them, you give the results; "
-            "or a .py file, whose functions are run.",
+            help="Functions that the model may call: a .py file, whose functions are run, or a .json file with "
+            "descriptions; you then type the results.",
         ),
     ] = "",
-    history: Annotated[int, typer.Option(help="Earlier exchanges that a message is answered with.")] = 10,
+    history: Annotated[int, typer.Option(help="Number of earlier exchanges in the prompt.")] = 10,
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", "--max-new-tokens", help="Tokens of an answer at most.")
+        int, typer.Option("--new-tokens", "--max-new-tokens", help="Maximum tokens of an answer.")
     ] = 200,
-    repetition_penalty: Annotated[float, typer.Option(help="Over 1 avoids tokens already there.")] = 1.2,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.5,
-    top_p: Annotated[float, typer.Option(help="Choose among the likeliest that sum to p.")] = 0.6,
-    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest; 0 for all.")] = 40,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal conversations.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Values over 1 make repeated tokens less likely.")] = 1.2,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.5,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling: total probability to keep.")] = 0.6,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 for all.")] = 40,
+    seed: Annotated[int, typer.Option(help="Random seed; equal seeds give equal conversations.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Talk to a model: its answers are streamed, Ctrl-C stops one, Ctrl-D ends. /help lists the commands.
+    """Chat with a model. Answers are streamed; Ctrl-C stops an answer, Ctrl-D ends the chat, /help lists the commands.
 
-    With --json the text goes to standard error, and the whole conversation to standard output at the end.
+    With --json, text goes to standard error, and the full conversation to standard output at the end.
 
     Examples: artel chat runs/assistant --system "You answer briefly."
               artel chat runs/assistant --tools functions.py
@@ -80,7 +81,7 @@ def chat(
         print_json(
             {
                 "model": name,
-                "answers": [_as_json(exchange) for exchange in session.written],
+                "answers": [_as_json(exchange) for exchange in session.exchanges],
                 "messages": session.talk.messages,
                 "settings": asdict(session.talk.settings),
             }
@@ -107,4 +108,4 @@ def _lines(script: str) -> Iterable[str]:
         what = f"{script} cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
         what = f"{script} is not UTF-8 (byte {error.start})"
-    raise InputError.at("--script", what, "give a text file with a message or a command on each line")
+    raise InputError.at("--script", what, "use a text file with one message or command per line")

@@ -1,4 +1,4 @@
-"""A conversation at a terminal or from a script: messages, and commands that begin with a slash."""
+"""A conversation in a terminal or from a script: messages, and commands that begin with a slash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
-from artel.cli.common import echo, tell_error
+from artel.cli.common import echo, print_error
 from artel.cli.streams import write_out
 from artel.elapsed import paused
 from artel.errors import ArtelError, InputError
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 _PROMPT = "> "
 _HISTORY_LINES = 1000
-_MOST_CALLS = 10
-"""Maximum number of consecutive answers with calls to one message."""
-_MORE = "... "
+_MAX_CALLS = 10
+"""Maximum consecutive answers with calls per message."""
+_CONTINUATION_PROMPT = "... "
 _QUOTES = '"""'
 _COMMANDS = {
-    "/reset": "forget what was said",
-    "/system TEXT": "give the model a system message, or none",
-    "/set NAME VALUE": "change a setting; alone, show them all",
-    "/save FILE": "write the conversation as a line of JSON",
-    "/load FILE": "go on with a conversation that /save wrote",
-    "/retry": "another answer to the last message",
-    "/exit": "end, as Ctrl-D does; Ctrl-C stops an answer",
-    "/help": "show this list",
+    "/reset": "forget the conversation",
+    "/system TEXT": "set the system message; without TEXT, remove it",
+    "/set NAME VALUE": "change a setting; without arguments, list all settings",
+    "/save FILE": "save the conversation as a line of JSON",
+    "/load FILE": "load a conversation saved by /save",
+    "/retry": "answer the last message again",
+    "/exit": "end the chat, like Ctrl-D; Ctrl-C stops an answer",
+    "/help": "list the commands",
 }
-_LONG_LINES = 'a line that ends with \\ goes on in the next one; so does a message between """ and """'
+_LONG_LINES = 'a message continues on the next line after a final \\, or if it is between """ and """'
 
 
 class Screen:
@@ -75,12 +75,12 @@ class Session:
         self._screen = screen
         self._functions = functions
         self._typed_result: Callable[[str], str] = lambda name: _ask(f"{name} returned: ")
-        self.written: list[Exchange] = []
+        self.exchanges: list[Exchange] = []
         """All answers in order, including forgotten and replaced ones."""
 
     def run_terminal(self) -> int:
         """Talk until Ctrl-D or /exit. Print errors and continue. Return exit status 0."""
-        echo("/help lists the commands, Tab completes them, Ctrl-D ends")
+        echo("/help lists the commands, Tab completes them, Ctrl-D ends the chat")
         names = [usage.split()[0] for usage in _COMMANDS]
         with line_editor(names, list(asdict(self.talk.settings))):
             return self._talk()
@@ -88,13 +88,13 @@ class Session:
     def _talk(self) -> int:
         while True:
             try:
-                if not self._take(_whole(_ask(_PROMPT), lambda: _ask(_MORE))):
+                if not self._handle(_read_entry(_ask(_PROMPT), lambda: _ask(_CONTINUATION_PROMPT))):
                     return 0
             except EOFError:
                 echo("")
                 return 0
             except ArtelError as error:
-                tell_error(error)
+                print_error(error)
             except KeyboardInterrupt:
                 interrupt_is_handled()
                 echo("", "(stopped; Ctrl-D ends)")
@@ -102,37 +102,37 @@ class Session:
     def run_script(self, lines: Iterable[str], name: str) -> int:
         """Process all lines, and show each with its answer. Return the exit status of the first error, or 0."""
         status = 0
-        place = "standard input" if name == "-" else name
+        source = "standard input" if name == "-" else name
         numbered = enumerate(lines, 1)
 
         def next_line() -> str:
             for _, line in numbered:
                 return _checked(line)
-            raise InputError.at("", "the lines end within a message", f"end it with {_QUOTES}, or without a \\")
+            raise InputError.at("", "ends within a message", f"end it with {_QUOTES}, or remove the final \\")
 
         def scripted_result(name: str) -> str:
             for _, line in numbered:
                 if line.strip():
                     return _checked(line)
-            raise InputError.at("", f"the lines end before {name} has a result", "write it on the line after")
+            raise InputError.at("", f"ends before {name} has a result", "write the result on the next line")
 
         self._typed_result = scripted_result
         for number, line in numbered:
             if not line.strip():
                 continue
             try:
-                entry = _whole(_checked(line), next_line)
+                entry = _read_entry(_checked(line), next_line)
                 self._screen.write(f"{_PROMPT}{entry.text}")
                 self._screen.end_line()
-                if not self._take(entry):
+                if not self._handle(entry):
                     break
             except ArtelError as error:
-                tell_error(error, f"{place}:{number}: ")
+                print_error(error, f"{source}:{number}: ")
                 status = status or error.exit_code
         return status
 
-    def _take(self, entry: _Entry) -> bool:
-        """Answer a message or run a command. Return False if that ends the conversation."""
+    def _handle(self, entry: _Entry) -> bool:
+        """Answer a message or run a command. Return False if it ends the conversation."""
         if not entry.text:
             return True
         if not entry.is_command:
@@ -147,10 +147,10 @@ class Session:
             return False
         if command == "/reset" and not rest:
             self.talk.reset()
-            echo("forgotten")
+            echo("conversation forgotten")
         elif command == "/system":
             self.talk.system = rest
-            echo("the system message is set" if rest else "no system message")
+            echo("system message set" if rest else "system message removed")
         elif command == "/set" and not rest:
             echo(*(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
         elif command == "/set" and len(rest.split()) == 2:
@@ -169,18 +169,18 @@ class Session:
         elif command == "/help" and not rest:
             echo(*(f"{usage:<17} {what}" for usage, what in _COMMANDS.items()), _LONG_LINES)
         else:
-            raise _misunderstood(command)
+            raise _command_error(command)
         return True
 
     def _answer_calls(self) -> None:
         """Give the model the results of its calls, until it answers without a call."""
         try:
-            for _ in range(_MOST_CALLS):
+            for _ in range(_MAX_CALLS):
                 if not self.talk.open_calls:
                     return
                 self._show(self.talk.answer_results([self._result(call) for call in self.talk.open_calls]))
             if self.talk.open_calls:
-                echo(f"the model has called {_MOST_CALLS} times, and calls again: stopped")
+                echo(f"stopped: the model has answered with calls {_MAX_CALLS} times in a row")
         finally:  # also if a result is missing
             self.talk.drop_calls()
 
@@ -197,7 +197,7 @@ class Session:
 
     def _show(self, pieces: Iterator[str]) -> None:
         """Stream an answer. If it is stopped, end its line and keep it."""
-        self.written.append(self.talk.exchanges[-1])
+        self.exchanges.append(self.talk.exchanges[-1])
         try:
             self._screen.write("")  # an empty answer gets a line too
             for piece in pieces:
@@ -214,7 +214,7 @@ class _Entry:
     is_command: bool = False
 
 
-def _whole(line: str, next_line: Callable[[], str]) -> _Entry:
+def _read_entry(line: str, next_line: Callable[[], str]) -> _Entry:
     """Read an entry from its first line. It continues after a final backslash, or up to closing triple quotes."""
     quoted = line.lstrip()
     if quoted.startswith(_QUOTES):
@@ -239,6 +239,7 @@ def _ask(prompt: str) -> str:
 
 
 def _checked(line: str) -> str:
+    """Return the line. Raise InputError if it is not UTF-8."""
     try:
         line.encode()
     except UnicodeEncodeError as error:
@@ -247,13 +248,13 @@ def _checked(line: str) -> str:
     return line
 
 
-def _misunderstood(command: str) -> InputError:
+def _command_error(command: str) -> InputError:
     """Return the error for an unknown command, with the list of commands, or for a wrong argument."""
     usage = next((usage for usage in _COMMANDS if usage.split()[0] == command), None)
     if usage is not None:
-        return InputError.at(command, "it is written otherwise", usage)
+        return InputError.at(command, "wrong arguments", f"write {usage}")
     fix = f"commands are: {', '.join(_COMMANDS)}; a message that begins with / needs a space before it"
-    return InputError.at(command, "there is no such command", fix)
+    return InputError.at(command, "unknown command", fix)
 
 
 @contextmanager
@@ -292,8 +293,8 @@ def _completer(
     def complete(word: str, number: int) -> str | None:
         """Return completion `number` of the word before the cursor."""
         before = readline.get_line_buffer()[: readline.get_begidx()]
-        found = completions(before, word, commands, settings)
-        return found[number] if number < len(found) else None
+        candidates = completions(before, word, commands, settings)
+        return candidates[number] if number < len(candidates) else None
 
     return complete
 
@@ -317,6 +318,6 @@ def _files(before: str, word: str) -> list[str]:
     folders, words = (word[: word.rindex("/") + 1], 0) if "/" in word else ("", len(name) - len(word))
     with suppress(OSError, RuntimeError):  # no such folder, no such home
         entries = sorted(Path(folder or ".").expanduser().iterdir())
-        found = [entry for entry in entries if entry.name.startswith(name) and (name or entry.name[0] != ".")]
-        return [folders + entry.name[words:] + ("/" if entry.is_dir() else "") for entry in found]
+        matches = [entry for entry in entries if entry.name.startswith(name) and (name or entry.name[0] != ".")]
+        return [folders + entry.name[words:] + ("/" if entry.is_dir() else "") for entry in matches]
     return []

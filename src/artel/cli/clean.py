@@ -1,4 +1,4 @@
-"""`artel clean`: list and remove what artel keeps on this machine outside of run folders."""
+"""`artel clean`: list or remove artel's files on this machine outside of run folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, echo, print_json
-from artel.cli.streams import show
+from artel.cli.streams import print_result
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.printable import in_bytes
 
@@ -22,17 +22,17 @@ _KEY = "[0-9a-f]{32}"
 _KINDS = {
     "stores": (
         rf"{_KEY}(\.(parts|damaged|teachers|settled\.json|copy|lock))?",
-        "prepared text: made again if needed",
+        "prepared text; rebuilt if needed",
     ),
-    "downloads": (rf"{_KEY}|unfinished", "pages and files from http(s): fetched again"),
-    "remote": (rf"{_KEY}|unfinished", "files from s3:// and hf://: fetched again"),
+    "downloads": (rf"{_KEY}|unfinished", "pages and files from http(s); downloaded again if needed"),
+    "remote": (rf"{_KEY}|unfinished", "files from s3:// and hf://; downloaded again if needed"),
     "listings": (rf"{_KEY}\.json", "listings of s3:// and hf://, for starts without a network"),
-    "micro_batches": (rf"{_KEY}\.json", "micro-batches that fit into memory: tried again"),
-    "built": (r"\w+-[0-9a-f]{16}\.so", "operators compiled for this CPU: built again"),
-    "rows": (rf"{_KEY}\.jsonl", "rows that a Python program gave: it has to give them again"),
-    "hardware.json": ("", "speed of this machine: artel hardware measures it again"),
+    "micro_batches": (rf"{_KEY}\.json", "micro-batch sizes that fit in memory; measured again if needed"),
+    "built": (r"\w+-[0-9a-f]{16}\.so", "operators compiled for this CPU; rebuilt if needed"),
+    "rows": (rf"{_KEY}\.jsonl", "rows passed from Python; the program must pass them again"),
+    "hardware.json": ("", "speed of this machine; artel hardware measures it again"),
     "faults": (r".*-process-\d+\.txt", "crash reports of artel"),
-    "chat_history": ("", "what was typed in artel chat"),
+    "chat_history": ("", "input history of artel chat"),
 }
 
 
@@ -43,7 +43,7 @@ class _Entry:
     paths: tuple[Path, ...]
     size: int
     used: float
-    """When it was last changed, in seconds since 1970."""
+    """Time of the last change, in seconds since 1970."""
 
     @property
     def key(self) -> str:
@@ -52,26 +52,27 @@ class _Entry:
 
 def clean(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="What to remove, by the names in the list; or all.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Names of listed entries to remove, or all."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what artel keeps on this machine, with sizes; with names, remove it. Runs are never touched.
+    """List artel's files on this machine with their sizes, or remove the named ones. Runs are never touched.
 
     Examples: artel clean
               artel clean downloads faults
     """
     from artel.storage import cache_folder
 
-    echo(f"looking into {cache_folder()}")
+    echo(f"looking at {cache_folder()}")
     entries = list(_entries())
-    removed, problems = _remove(_chosen(entries, names)) if names else ([], [])
+    removed, problems = _remove(_select(entries, names)) if names else ([], [])
     if as_json:
-        shown = removed if names else entries
-        rows = [{"name": entry.name, "bytes": entry.size, "paths": list(map(str, entry.paths))} for entry in shown]
+        listed = removed if names else entries
+        rows = [{"name": entry.name, "bytes": entry.size, "paths": list(map(str, entry.paths))} for entry in listed]
         print_json({"folder": str(cache_folder()), "removed" if names else "kept": rows})
     elif names:
-        show(f"{_size(removed)} removed: {', '.join(entry.name for entry in removed) or 'nothing'}")
+        print_result(f"{_size(removed)} removed: {', '.join(entry.name for entry in removed) or 'nothing'}")
     else:
         _list(entries)
     if problems:
@@ -83,8 +84,8 @@ def _list(entries: list[_Entry]) -> None:
         about = _KINDS[entry.name.partition("/")[0]][1]
         if entry.key:
             about += f" · {time.strftime('%Y-%m-%d', time.localtime(entry.used))}"
-        show(f"{_size([entry]):>10}  {entry.name:<40} {about}")
-    show(f"{_size(entries):>10}  in all" + ("; artel clean NAME removes" if entries else ""))
+        print_result(f"{_size([entry]):>10}  {entry.name:<40} {about}")
+    print_result(f"{_size(entries):>10}  in total" + ("; remove entries with artel clean NAME" if entries else ""))
 
 
 def _entries() -> Iterator[_Entry]:
@@ -93,12 +94,12 @@ def _entries() -> Iterator[_Entry]:
 
     for kind, (pattern, _) in _KINDS.items():
         folder = (state_folder() if kind == "chat_history" else cache_folder()) or cache_folder()
-        place = folder / kind
+        kind_path = folder / kind
         if not pattern:
-            groups = {kind: [place] if place.is_file() else []}
+            groups = {kind: [kind_path] if kind_path.is_file() else []}
         else:
             groups = {}
-            for path in sorted(place.iterdir()) if place.is_dir() else []:
+            for path in sorted(kind_path.iterdir()) if kind_path.is_dir() else []:
                 if re.fullmatch(pattern, path.name) and not path.is_symlink():
                     name = f"{kind}/{path.name.partition('.')[0]}" if kind == "stores" else kind
                     groups.setdefault(name, []).append(path)
@@ -109,25 +110,25 @@ def _entries() -> Iterator[_Entry]:
 
 
 def _statuses(path: Path) -> Iterator[os.stat_result]:
-    """Yield the status of `path` and of all files in it, without those that another process removes meanwhile."""
+    """Yield the status of `path` and of all files in it, except files that another process removes meanwhile."""
     for file in (path, *path.rglob("*")):
         with suppress(FileNotFoundError):
             yield file.lstat()
 
 
-def _chosen(entries: list[_Entry], names: list[str]) -> list[_Entry]:
-    """The entries of those names, of a kind or one token store. Raises InputError for names that are not listed."""
-    present = dict.fromkeys(part for entry in entries for part in (entry.name.partition("/")[0], entry.name))
-    kinds = ", ".join(name for name in present if "/" not in name)
-    fix = f"write all, or some of: {kinds}" if kinds else "nothing is kept on this machine"
-    unknown = [name for name in names if name not in (*present, *_KINDS, "all")]
+def _select(entries: list[_Entry], names: list[str]) -> list[_Entry]:
+    """Return the entries with the given names (of kinds or token stores). Raise InputError for names not listed."""
+    listed = dict.fromkeys(part for entry in entries for part in (entry.name.partition("/")[0], entry.name))
+    kinds = ", ".join(name for name in listed if "/" not in name)
+    fix = f"use all, or some of: {kinds}" if kinds else "artel has no files on this machine"
+    unknown = [name for name in names if name not in (*listed, *_KINDS, "all")]
     if unknown:
-        raise InputError([Problem(name, "is nothing that artel keeps here", fix) for name in unknown])
+        raise InputError([Problem(name, "is not an entry of artel's files on this machine", fix) for name in unknown])
     return [entry for entry in entries if {"all", entry.name, entry.name.partition("/")[0]} & set(names)]
 
 
 def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
-    """Remove entries. Return those removed, and why the others stay (a store that is being prepared)."""
+    """Remove entries. Return the removed ones and the problems that kept others (e.g. a store in preparation)."""
     from artel.storage import discard, disk_errors, lock
 
     removed: list[_Entry] = []

@@ -12,26 +12,24 @@ from artel.cli.streams import echo, write_out
 from artel.errors import ArtelError
 from artel.printable import json_text
 
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, or the folder of an earlier run.")
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run file, a recipe name or a run folder.")]
 OverrideWords = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, as train.learning_rate=3e-4.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. train.learning_rate=3e-4.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
-__all__ = ["AsJson", "OverrideWords", "RunName", "echo", "print_json", "tell_error"]
+__all__ = ["AsJson", "OverrideWords", "RunName", "echo", "print_error", "print_json"]
 
 
-def tell_error(error: ArtelError, place: str = "") -> None:
-    """Print an error that does not end the command, each problem after `place`."""
+def print_error(error: ArtelError, prefix: str = "") -> None:
+    """Print an error that does not end the command, each problem after `prefix`."""
     for problem in error.problems:
         first, *rest = problem.lines
-        echo(f"{place}{first}", *rest)
+        echo(f"{prefix}{first}", *rest)
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """Print one JSON document on standard output, from the first process only. Raise WorkError."""
+    """Print one JSON document on standard output, from rank 0 only. Raise WorkError if it cannot be written."""
     if os.environ.get("RANK", "0") == "0":
         is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
         write_out(json_text(result, ascii_only=not is_utf8) + "\n")

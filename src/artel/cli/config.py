@@ -1,4 +1,4 @@
-"""`artel config`: check a run file, explain its keys, print its schema, convert old configurations."""
+"""`artel config`: check run files, explain their keys, print their schema, convert other configurations."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, echo, print_json
-from artel.cli.streams import show
+from artel.cli.streams import print_result
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 app = typer.Typer(
-    help="A run file: check it, explain its keys, print its schema, make one of an old configuration.",
+    help="Check run files, explain their keys, print their schema, convert other configurations.",
     no_args_is_help=True,
 )
 
 
-@app.command("check", short_help="Check a run as `artel train` does.")
+@app.command("check", short_help="Check a run file without training.")
 def check(
     name: RunName,
     overrides: OverrideWords = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a run as `artel train` does before it begins: report all problems together, or that nothing is wrong.
+    """Check a run as `artel train` does before it starts, and report all problems together.
 
-    The first records are read, too: all of them where the texts are on this machine and have 2 MB or less. With --json
-    every key of the run is printed, with its value.
+    The first records are read too, or all of them if the texts are on this machine and have at most 2 MB. With --json,
+    print every key of the run with its value.
 
     Example: artel config check run.yaml
     """
     echo(f"reading {name}")
-    from artel.config import Overrides, WrongRunFile, read_run_file
+    from artel.config import InvalidRunFile, Overrides, read_run_file
     from artel.launching.read_run import checked_run
     from artel.secrets import hide_secrets
 
@@ -46,8 +46,8 @@ def check(
     try:
         file.run(values)
         echo(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
-    except WrongRunFile:
-        echo(f"{name}: some keys are wrong; checking the model and the texts, too")
+    except InvalidRunFile:
+        echo(f"{name}: some keys are invalid; now checking the model and the texts")
     config = checked_run(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, notes_on_length
@@ -60,20 +60,21 @@ def check(
         echo(note)
     if as_json:
         print_json(hide_secrets(config.model_dump(mode="json", by_alias=True)))
-    echo(f"{name}: nothing is wrong{'; see what is noted above' if notes else ''}")
+    echo(f"{name}: no problems found{' (see the notes above)' if notes else ''}")
 
 
 Plugins = Annotated[
-    list[str] | None, typer.Option("--plugin", metavar="MODULE", help="Include the settings of a plugin's entries.")
+    list[str] | None,
+    typer.Option("--plugin", metavar="MODULE", help="Include the settings of a plugin. Repeatable."),
 ]
 
 
-@app.command("explain")
+@app.command("explain", short_help="Explain the keys of the run file.")
 def explain(
-    key: Annotated[str, typer.Argument(help="A key or section, as data.clean; by default all.")] = "",
+    key: Annotated[str, typer.Argument(help="Key or section, e.g. data.clean (default: all).")] = "",
     plugins: Plugins = None,
 ) -> None:
-    """Print every key with its default and a line of help.
+    """Print the keys of the run file with their defaults and descriptions.
 
     Examples: artel config explain train
               artel config explain train --plugin my_optimizers
@@ -86,15 +87,15 @@ def explain(
     lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
     if not lines:
         advice = key_advice(tuple(key.split(".")))
-        raise InputError.at(key, "there is no such key", advice or "artel config explain prints all")
-    show("\n".join(lines))
+        raise InputError.at(key, "there is no such key", advice or "artel config explain lists all keys")
+    print_result("\n".join(lines))
 
 
 @app.command("schema", short_help="Print the JSON schema of a run file, for editors.")
 def schema(plugins: Plugins = None) -> None:
-    """Print the JSON schema of a run file, for editors: they complete keys, show their help and mark mistakes.
+    """Print the JSON schema of a run file. Editors use it to complete keys, show their help and mark mistakes.
 
-    An editor with yaml-language-server takes it for a run file that begins with the line
+    An editor with yaml-language-server applies it to run files that begin with the line
     # yaml-language-server: $schema=run.schema.json
 
     Example: artel config schema > run.schema.json
@@ -102,39 +103,39 @@ def schema(plugins: Plugins = None) -> None:
     from artel.config.json_schema import run_file_schema
 
     _import_plugins(plugins)
-    show(json.dumps(run_file_schema(), ensure_ascii=False, indent=2))
+    print_result(json.dumps(run_file_schema(), ensure_ascii=False, indent=2))
 
 
 @app.command("convert", short_help="Print another tool's configuration as a run file.")
 def convert(
-    file: Annotated[Path, typer.Argument(help="A YAML, JSON, .cfg or shell script; - reads standard input.")],
+    file: Annotated[Path, typer.Argument(help="YAML, JSON or .cfg file or shell script to convert; - for stdin.")],
     as_json: AsJson = False,
 ) -> None:
-    """Print another tool's configuration as a run file; standard error lists what it cannot hold.
+    """Convert another tool's configuration to a run file. Standard error lists the keys that are not converted.
 
-    Understood are the YAML of axolotl, LLaMA-Factory and impruver, command lines of transformers'
+    Supported are the YAML files of axolotl, LLaMA-Factory and impruver, command lines of transformers'
     run_clm.py and run_mlm.py (in a shell script, or on standard input), the .cfg of the distributed Natural Questions
     recipe and the JSON of the masked-LM script.
 
     Example: artel config convert axolotl.yaml > run.yaml
     """
     from artel.config import run_from
-    from artel.config.converters.conversion import with_comments
     from artel.config.converters.tools import convert
-    from artel.config.load import read_file, read_stream
+    from artel.config.converters.yaml_text import with_comments
+    from artel.config.read import read_file, read_stream
 
     converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))
-    run_from(converted.run, {}, {(): str(file)})  # what is printed can be run
+    run_from(converted.run, {}, {(): str(file)})  # check before printing
     for line in converted.not_carried:
         echo(f"not carried over: {line}")
     for line in converted.differs:
         echo(f"differs: {line}")
     if converted.same:
-        echo(f"needs nothing here: {', '.join(converted.same)}")
+        echo(f"same in artel: {', '.join(converted.same)}")
     if as_json:
         print_json(asdict(converted))
     else:
-        show(with_comments(converted.run, converted.comments), end="")
+        print_result(with_comments(converted.run, converted.comments), end="")
 
 
 def _import_plugins(names: list[str] | None) -> None:
@@ -155,7 +156,7 @@ def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         key = f"{prefix}{name}"
         inner = section_type(field.annotation)
         if inner is None:
-            default = "" if field.default is PydanticUndefined else f" = {_shown(field.default)}"
+            default = "" if field.default is PydanticUndefined else f" = {_format_default(field.default)}"
             yield key, f"{key}{default}\n    {field.description}{_names(schemas[name])}"
         else:
             yield key, f"{key}:\n    {field.description}"
@@ -173,7 +174,7 @@ def _names(schema: dict[str, Any]) -> str:
     return ""
 
 
-def _shown(value: object) -> str:
+def _format_default(value: object) -> str:
     if value is None or isinstance(value, bool | list | str):
         return json.dumps(value, ensure_ascii=False)
     fraction = getattr(value, "fraction", None)

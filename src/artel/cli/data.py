@@ -1,4 +1,4 @@
-"""`artel data`: look into a token store, verify one, or make one from existing tokens."""
+"""`artel data`: inspect or verify a token store, import tokens, select training texts."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from artel.printable import in_lines
 if TYPE_CHECKING:
     from artel.preparing.show import TextPiece
 
-app = typer.Typer(help="Look into a token store, or make one of another program's tokens.", no_args_is_help=True)
+app = typer.Typer(help="Inspect a token store, or import tokens into one.", no_args_is_help=True)
 
 
 @app.callback()
 def data() -> None:
-    """Look into a token store (what a run reads, token for token), or make one of another program's tokens."""
+    """Inspect a token store (the samples of a run, token by token), or import tokens into one."""
 
 
 @app.command("show", short_help="Print samples as the model reads them.")
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, a run's folder; or a store.")
+        str, typer.Argument(metavar="RUN", help="A run file, a recipe name, a run folder or a token store.")
     ],
     overrides: OverrideWords = None,
-    part: Annotated[Literal["train", "validation"], typer.Option(help="Which part.")] = "train",
-    document: Annotated[int | None, typer.Option(min=0, help="The sample of this number alone, from 0.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many samples, from the first.")] = 3,
+    part: Annotated[Literal["train", "validation"], typer.Option(help="Split to print.")] = "train",
+    document: Annotated[int | None, typer.Option(min=0, help="Print only this sample, counted from 0.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of samples to print.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Print samples as the model reads them, special tokens and all: blocks of text, conversations, questions.
+    """Print samples as the model reads them, including special tokens: blocks of text, conversations, questions.
 
-    What is learned is green, or stands between ⟦ and ⟧ where the output is no terminal; ⟦<mask>→word⟧ is a token that
-    is hidden, and what it hides. Of a conversation it is said how many turns are learned, and whether with their ends.
-    Of a store that is given itself, the documents are shown as they lie there.
+    Trained tokens are green, or between ⟦ and ⟧ if the output is not a terminal; ⟦<mask>→word⟧ is a masked token with
+    its target. For a conversation, the number of trained turns is printed, and whether their end tokens are trained.
+    For a token store, documents are printed as stored.
 
     Example: artel data show run.yaml --count 5
     """
@@ -61,35 +61,35 @@ def show(
     from artel.preparing.show import ReadSamples, show_stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
-    chosen = store.train if part == "train" else store.validation
-    read = None if config is None else ReadSamples(config, store, chosen, tokenizer)
-    there = chosen.samples if read is None else len(read)
-    if document is not None and document >= there:
-        fix = f"its samples are 0 to {there - 1}" if there else "it is empty"
-        raise InputError.at("--document", f"the {part} part has no sample {document}", fix)
-    if there == 0:
-        echo(f"the {part} part has no sample: {chosen.tokens:,} tokens of {chosen.documents:,} documents")
-    numbers = range(min(count, there)) if document is None else [document]
+    split = store.train if part == "train" else store.validation
+    read = None if config is None else ReadSamples(config, store, split, tokenizer)
+    num_samples = split.samples if read is None else len(read)
+    if document is not None and document >= num_samples:
+        fix = f"its samples are 0 to {num_samples - 1}" if num_samples else "it is empty"
+        raise InputError.at("--document", f"the {part} split has no sample {document}", fix)
+    if num_samples == 0:
+        echo(f"the {part} split has no samples: {split.tokens:,} tokens of {split.documents:,} documents")
+    numbers = range(min(count, num_samples)) if document is None else [document]
     if read is None:
-        samples = [show_stored(chosen, number, tokenizer) for number in numbers]
+        samples = [show_stored(split, number, tokenizer) for number in numbers]
     else:
-        samples = [shown for number in numbers for shown in read.shown(number)]
+        samples = [sample for number in numbers for sample in read.shown(number)]
     if as_json:
         print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
         return
     for sample in samples:
         counts = f"{sample.tokens:,} tokens" if read is None else sample.learned_in_words()
-        named = f" · {sample.name}" if sample.name else ""
-        echo(f"{sample.origin} · sample {sample.number}{named} · {counts}")
-        write_out("".join(map(_painted, sample.pieces)) + "\n")
+        name_part = f" · {sample.name}" if sample.name else ""
+        echo(f"{sample.origin} · sample {sample.number}{name_part} · {counts}")
+        write_out("".join(map(_highlight, sample.pieces)) + "\n")
 
 
-@app.command("verify", short_help="Compare every file of a store with its checksum.")
+@app.command("verify", short_help="Verify the checksums of a token store.")
 def verify(
-    name: Annotated[str, typer.Argument(metavar="STORE", help="A store's folder, as artel prepare prints it.")],
+    name: Annotated[str, typer.Argument(metavar="STORE", help="Folder of a token store, as printed by artel prepare.")],
     as_json: AsJson = False,
 ) -> None:
-    """Read every file of a store and compare its checksum with the one it was written with.
+    """Read every file of a token store and compare it with its recorded checksum.
 
     Example: artel data verify ~/.cache/artel/stores/0a1b2c
     """
@@ -97,24 +97,25 @@ def verify(
 
     store = TokenStore(Path(name))
     store.verify(load_tokenizer(str(store.folder / "tokenizer")).vocabulary)
-    echo(f"{name}: whole, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
+    echo(f"{name}: complete, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
     if as_json:
         print_json({"store": name, "digest": store.digest, "whole": True})
 
 
-@app.command("import", short_help="Write tokens of another program as a store.")
+@app.command("import", short_help="Import tokens of another program into a token store.")
 def import_(
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="NAME.bin, Megatron-LM's prefix of .bin and .idx, or a quoted glob.")
+        str,
+        typer.Argument(metavar="PATH", help="NAME.bin, the prefix of Megatron-LM's files, or a quoted glob."),
     ],
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="The folder to write; it is not there yet.")],
-    tokenizer: Annotated[str, typer.Option(help="The tokenizer that made the tokens: a folder or a hub id.")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder to write; it must not exist yet.")],
+    tokenizer: Annotated[str, typer.Option(help="Tokenizer of the tokens: a folder or a hub id.")],
     validation: Annotated[
-        str, typer.Option(help="Share of the documents held out, or PATH of those that are for validation.")
+        str, typer.Option(help="Fraction of documents to hold out, or the path of validation tokens.")
     ] = "0.05",
     as_json: AsJson = False,
 ) -> None:
-    """Write tokens of Megatron-LM (.bin and .idx), nanoGPT or llm.c (.bin) as a token store.
+    """Import tokens of Megatron-LM (.bin and .idx), nanoGPT or llm.c (.bin) into a token store.
 
     Example: artel data import 'fineweb/train_*.bin' stores/fineweb --tokenizer gpt2 --validation fineweb/val_0.bin
     """
@@ -122,15 +123,15 @@ def import_(
     from artel.text import count_drops
 
     quiet_libraries()
-    imported = import_tokens(path, store, tokenizer, _share_or_path(validation))
+    imported = import_tokens(path, store, tokenizer, _fraction_or_path(validation))
     ledger = imported.ledger
     documents, tokens, changed = ledger["documents"], ledger["tokens"], ledger["changed"]
     rate = sum(tokens.values()) / imported.seconds
-    added = f" · an end token was added to {changed['end_added']:,} of them" if changed else ""
+    added = f" · an end token was added to {changed['end_added']:,} documents" if changed else ""
     echo(
         f"{documents['read']:,} documents read, {documents['kept']:,} kept, {count_drops(documents['dropped'])}{added}",
         f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
-        f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million a second",
+        f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million tokens/s",
         str(imported.folder),
     )
     if as_json:
@@ -139,20 +140,20 @@ def import_(
         print_json({**result, "store": str(imported.folder), **timing})
 
 
-@app.command("mine", short_help="Find hard negatives by a model.")
+@app.command("mine", short_help="Mine hard negatives with an embedding model.")
 def mine_negatives(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder or a hub id that embeds texts.")],
-    matches: Annotated[str, typer.Argument(metavar="DATA", help="A file of matches (data.sources.format: matches).")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file of JSON lines to write; it is not there yet.")],
-    negatives: Annotated[int, typer.Option(min=1, help="At most so many for each query, the nearest ones.")] = 4,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Embedding model: a run, a model folder or a hub id.")],
+    matches: Annotated[str, typer.Argument(metavar="DATA", help="File of matches (data.sources.format: matches).")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="JSON Lines file to write; it must not exist yet.")],
+    negatives: Annotated[int, typer.Option(min=1, help="Maximum negatives per query; the nearest are chosen.")] = 4,
     corpus: Annotated[
-        str | None, typer.Option(metavar="FILE", help="More documents: a text a line, or JSON lines.")
+        str | None, typer.Option(metavar="FILE", help="Additional documents: one text per line, or JSON Lines.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find hard negatives: documents that a model takes for answers to a query, though the data name others.
+    """Mine hard negatives: documents that a model ranks near a query, although the data do not list them as positives.
 
-    All documents of DATA are looked through, and those of --corpus. OUT is DATA with them, for another run of objective
+    All documents of DATA and --corpus are candidates. OUT is DATA with these negatives, for another run of objective
     embedding.
 
     Example: artel data mine runs/embed-ru questions.jsonl questions-hard.jsonl --negatives 4
@@ -164,7 +165,7 @@ def mine_negatives(
     mined = mine(open_model(model), matches, out, negatives=negatives, corpus=corpus)
     echo(
         f"{mined.negatives:,} negatives for {mined.queries:,} queries, from {mined.documents:,} documents; "
-        f"{mined.without:,} queries have none",
+        f"{mined.without:,} queries have no negatives",
         str(out),
     )
     if as_json:
@@ -174,14 +175,14 @@ def mine_negatives(
 @app.command("classifier", short_help="Train a quality classifier on good and bad texts.")
 def classifier(
     good: Annotated[
-        str, typer.Argument(metavar="GOOD", help="Texts like those to keep, one a line: a file, folder or glob.")
+        str, typer.Argument(metavar="GOOD", help="Examples of texts to keep, one per line: a file, folder or glob.")
     ],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="Texts like those to drop.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it is not there yet.")],
-    field: Annotated[str, typer.Option(help="The field of JSON lines, Parquet or csv that holds a text.")] = "text",
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="Examples of texts to drop.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it must not exist yet.")],
+    field: Annotated[str, typer.Option(help="Field with the text in JSON Lines, Parquet or CSV files.")] = "text",
     as_json: AsJson = False,
 ) -> None:
-    """Train a quality classifier on good and bad texts, for data.clean.classifier: a linear model of words and pairs.
+    """Train a quality classifier for data.clean.classifier: a linear model of words and word pairs.
 
     Example: artel data classifier good.txt bad.txt classifiers/prose
     """
@@ -198,27 +199,27 @@ def classifier(
 
     trained = train_classifier(texts(good), texts(bad), folder)
     echo(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
-    for kept in trained.kept:
-        echo(f"minimum {kept.minimum:g} keeps {kept.good:.1%} of the good texts and {kept.bad:.1%} of the bad ones")
+    for row in trained.kept:
+        echo(f"minimum {row.minimum:g} keeps {row.good:.1%} of the good texts and {row.bad:.1%} of the bad texts")
     echo(str(folder))
     if as_json:
         print_json(asdict(trained))
 
 
-def _share_or_path(validation: str) -> float | str:
+def _fraction_or_path(validation: str) -> float | str:
     from artel.errors import InputError
 
     try:
-        share = float(validation)
+        fraction = float(validation)
     except ValueError:
         return validation
-    if not 0 <= share < 1:
-        fix = "write 0.05, or the path of a file of tokens"
-        raise InputError.at("--validation", f"{validation} is not a fraction from 0 to below 1", fix)
-    return share
+    if not 0 <= fraction < 1:
+        fix = "use e.g. 0.05, or the path of a file of tokens"
+        raise InputError.at("--validation", f"{validation} is not a fraction (at least 0, below 1)", fix)
+    return fraction
 
 
-def _painted(piece: TextPiece) -> str:
+def _highlight(piece: TextPiece) -> str:
     text = in_lines(piece.text) + (f"→{in_lines(piece.target)}" if piece.target else "")
     if not piece.learned:
         return text

@@ -1,4 +1,4 @@
-"""`artel doctor`: this machine, what artel would choose on it, and why. `artel hardware`: measure it."""
+"""`artel doctor`: check this machine and explain artel's choices on it. `artel hardware`: measure its speed."""
 
 from __future__ import annotations
 
@@ -8,32 +8,30 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, echo, print_json
-from artel.cli.streams import show
+from artel.cli.streams import print_result
 from artel.launching.quiet_libraries import quiet_libraries
 
 
 def doctor(
-    name: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, or the folder of an earlier run.")
-    ] = "",
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run file, a recipe name or a run folder.")] = "",
     overrides: OverrideWords = None,
     parallel: Annotated[
         bool,
-        typer.Option("--parallel", help="Try the run's `parallel` on a small copy of its model, beside one process."),
+        typer.Option("--parallel", help="Compare the run's `parallel` with one process on a small copy of its model."),
     ] = False,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="--parallel: processes; else as many as the numbers in `parallel` need.")
+        int | None, typer.Option(min=1, help="Number of processes for --parallel (default: what `parallel` requires).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at this machine: what it has, what artel would choose on it and why, and what stands in its way.
+    """Check this machine: report its hardware and software, artel's choices on it with reasons, and problems.
 
-    Paste what it prints into an issue. It writes nothing and uses no network. Of variables that may be secret it says
-    only that they are set.
+    The output can be pasted into an issue: environment variables that may be secret are only listed as set. The command
+    writes no files and uses no network.
 
-    With --parallel it trains two steps of a small copy of the run's own model, under the run's parallel strategy and in
-    one process, and compares losses and gradient norms: a proof in a minute, before you rent a cluster. The exit status
-    is 1 where they differ.
+    With --parallel, train two steps of a small copy of the run's model under its parallel strategy and in one process,
+    and compare losses and gradient norms. This takes about a minute and can be done before renting a cluster. The exit
+    status is 1 if they differ.
 
     Examples: artel doctor run.yaml
               artel doctor run.yaml --parallel parallel.data=fsdp parallel.tensor=2 --nproc 4
@@ -54,13 +52,13 @@ def doctor(
     if as_json:
         print_json(examination.to_json())
     else:
-        show(str(examination))
+        print_result(str(examination))
 
 
 def hardware(as_json: AsJson = False) -> None:
-    """Measure this machine once, in about a minute, for `artel plan`: products, attention, memory, all-reduce.
+    """Measure this machine for `artel plan`: matrix products, attention, memory, all-reduce. Takes about a minute.
 
-    The result stays in the cache folder (ARTEL_CACHE) until the device or PyTorch changes.
+    The result is valid until the device or PyTorch changes. It is saved in the cache folder (ARTEL_CACHE).
 
     Example: artel hardware
     """
@@ -79,7 +77,7 @@ def _try_parallel(name: str, overrides: list[str], nproc: int | None, as_json: b
     from artel.errors import InputError
 
     if not name:
-        raise InputError.at("--parallel", "needs a run file", "artel doctor run.yaml --parallel")
+        raise InputError.at("--parallel", "needs a run file", "use e.g. artel doctor run.yaml --parallel")
     config = load_run(name, Overrides.parse(overrides))
     quiet_libraries()
     from artel.diagnostics.parallel_check import try_parallel
@@ -88,6 +86,6 @@ def _try_parallel(name: str, overrides: list[str], nproc: int | None, as_json: b
     if as_json:
         print_json(agreement.to_json())
     else:
-        show(str(agreement))
+        print_result(str(agreement))
     if not agreement.agrees:
         raise typer.Exit(1)

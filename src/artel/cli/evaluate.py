@@ -1,4 +1,4 @@
-"""`artel evaluate`: what models are worth, side by side."""
+"""`artel evaluate`: compare models by their metrics."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ if TYPE_CHECKING:
 def evaluate(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Runs, model folders, hub ids; and overrides, as data.block=256."),
+        typer.Argument(
+            metavar="MODEL...", help="Runs, model folders or hub ids, and overrides such as data.block=256."
+        ),
     ],
     data: Annotated[
         str | None,
-        typer.Option(help="What to evaluate on: a file, folder or glob, all of it; or a run file's own part."),
+        typer.Option(help="File, folder or glob to evaluate on in full, or a run file (its validation split)."),
     ] = None,
     predictions: Annotated[
-        Path | None, typer.Option(help="Questions: write the answers here, in SQuAD's or NQ's official format.")
+        Path | None,
+        typer.Option(help="Question answering: write predictions in SQuAD's or NQ's format to this file."),
     ] = None,
     corpus: Annotated[
         str | None,
         typer.Option(
-            help="Embeddings: find what answers the queries of --data among these texts too, a file or glob; or among "
-            "those of a folder in BEIR's format, by its own queries."
+            help="Embeddings: corpus to search with the queries of --data (a file or glob, added to its texts), or a "
+            "folder in BEIR format, which has its own queries."
         ),
     ] = None,
     tasks: Annotated[
         str,
         typer.Option(
-            help="Tasks of lm-evaluation-harness instead, or YAML files: lambada_openai,my.yaml. For embeddings and "
-            "rerankers, tasks of MTEB: NFCorpus."
+            help="Evaluate on these tasks of lm-evaluation-harness, or YAML files, e.g. lambada_openai,my.yaml. For "
+            "embeddings and rerankers: tasks of MTEB, e.g. NFCorpus."
         ),
     ] = "",
-    task_folder: Annotated[str | None, typer.Option(help="Folder with task files of your own.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task at most.")] = None,
+    task_folder: Annotated[str | None, typer.Option(help="Folder with custom task files.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum examples per task.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate models by their objective's metrics: on the validation split of their run, or on any source or corpus.
+    """Evaluate models by their objective's metrics, on the validation split of their run or on other data.
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """
@@ -63,9 +66,9 @@ def evaluate(
     from artel.storage import check_new_file
 
     if not models:
-        raise InputError.at("MODEL", "names no model", "artel evaluate runs/NAME")
+        raise InputError.at("MODEL", "missing", "use e.g. artel evaluate runs/NAME")
     if predictions is not None and len(models) > 1:
-        raise InputError.at("--predictions", "is a file for one model", "name one")
+        raise InputError.at("--predictions", "works with one model only", "evaluate each model separately")
     if predictions is not None:
         check_new_file(predictions, "--predictions")
     _check_together(words, data, predictions, corpus, tasks)
@@ -92,13 +95,15 @@ def _check_together(
     from artel.errors import InputError, Problem
 
     flag = "--tasks" if tasks else "--corpus" if corpus is not None else ""
-    given = {
+    ignored_options = {
         "overrides": overrides,
         "--predictions": predictions,
         "--data": data if tasks else None,
         "--corpus": corpus if tasks else None,
     }
-    problems = [Problem(key, f"has no meaning with {flag}", "remove it") for key, value in given.items() if value]
+    problems = [
+        Problem(key, f"cannot be combined with {flag}", "remove it") for key, value in ignored_options.items() if value
+    ]
     if flag and problems:
         raise InputError(problems)
 
@@ -119,7 +124,7 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
     from artel.storage import write_output
 
     if result.predictions is None:
-        raise InputError.at("--predictions", f"{result.model} answers no questions", "remove it")
+        raise InputError.at("--predictions", f"{result.model} is not a question-answering model", "remove it")
     write_output(file, json.dumps(result.predictions, ensure_ascii=False, indent=1))
     echo(f"answers to {result.documents:,} questions: {file}")
 
@@ -132,7 +137,7 @@ def _table(results: list[EvaluationResult]) -> list[str]:
         [result.model, *(f"{result.metrics[name]:,.4f}" if name in result.metrics else "-" for name in columns)]
         for result in results
     ]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(columns) + 1)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
     lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     return [*lines, results[0].size]
 
@@ -143,9 +148,9 @@ def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: i
     results_by_model: dict[str, Any] = {name: run_tasks(open_model(name), tasks, folder, limit) for name in models}
     for name, results in results_by_model.items():
         for task, metrics in results["results"].items():
-            shown = " · ".join(
+            scores = " · ".join(
                 f"{key.split(',')[0]} {value:.4f}" for key, value in metrics.items() if isinstance(value, float)
             )
-            echo(f"{name}  {task}: {shown}")
+            echo(f"{name}  {task}: {scores}")
     if as_json:
         print_json({"models": results_by_model})

@@ -1,4 +1,4 @@
-"""`artel export`: write a trained model in another format."""
+"""`artel export`: export a trained model to another format."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from artel.launching.quiet_libraries import quiet_libraries
 def export(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A folder: a run's, a model's, an adapter's or DeepSpeed's checkpoint."),
+        typer.Argument(metavar="NAME", help="A run, model or adapter folder, or a DeepSpeed checkpoint."),
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must not be there yet.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it must not exist yet.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the exporter that --to names.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the exporter of --to.")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to its base model and write that.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model.")] = False,
     gguf: Annotated[
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="Write model.gguf and a Modelfile for Ollama: f16, bf16, q8_0, q4_k_m … "
-            "llama.cpp's folder is LLAMA_CPP, or on PATH.",
+            help="Write model.gguf and a Modelfile for Ollama: f16, bf16, q8_0, q4_k_m, … llama.cpp is found in "
+            "$LLAMA_CPP or on $PATH.",
         ),
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another form: gguf, onnx (encoders), or an exporter of a plugin."),
+        typer.Option(metavar="NAME", help="Exporter: gguf, onnx (encoders) or one of a plugin."),
     ] = None,
     deepspeed: Annotated[
-        bool, typer.Option("--deepspeed", help="A run's newest checkpoint too, in DeepSpeed's universal format.")
+        bool,
+        typer.Option("--deepspeed", help="Export a run's newest checkpoint in DeepSpeed's universal format too."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as a Hugging Face folder, an adapter as peft's, a GGUF or ONNX file; or a checkpoint for DeepSpeed.
+    """Export a model as a Hugging Face folder, a peft adapter, GGUF, ONNX or a DeepSpeed checkpoint.
 
     Examples: artel export runs/assistant exported --merge --gguf q4_k_m
               artel export runs/ruroberta-mlm exported --to onnx
@@ -51,11 +52,11 @@ def export(
     from artel.inference import export_for_deepspeed
 
     if gguf is not None and to is not None:
-        raise InputError.at("--to", "is given beside --gguf TYPE, which is --to gguf", "keep one")
+        raise InputError.at("--to", "cannot be combined with --gguf TYPE, which means --to gguf", "remove one of them")
     if settings and to is None:
-        raise InputError.at(settings[0], "is a setting of an exporter, and none is named", "add --to NAME")
+        raise InputError.at(settings[0], "is a setting of an exporter, but --to is missing", "add --to NAME")
     if deepspeed and (merge or gguf is not None or to is not None):
-        raise InputError.at("--deepspeed", "is for a checkpoint as it is", "remove it, or --merge, --gguf and --to")
+        raise InputError.at("--deepspeed", "cannot be combined with --merge, --gguf or --to", "remove one of them")
     if deepspeed:
         done = export_for_deepspeed(name, folder)
     else:

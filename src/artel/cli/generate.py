@@ -1,4 +1,4 @@
-"""`artel generate`: write with a model."""
+"""`artel generate`: generate text with a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, echo, print_json
-from artel.cli.streams import show
+from artel.cli.streams import print_result
 from artel.elapsed import pause, resume
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -29,52 +29,52 @@ if TYPE_CHECKING:
     Answering = Callable[[Sequence[Prompt], int], Generator[dict[str, Any], None, None]]
     """Opens the model and yields the results of prompts, from a number on."""
 
-_SHOWN_HITS = 10
+_MAX_HITS = 10
 _PROGRESS_SECONDS = 10.0
 
 
 def generate(
-    name: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run's folder, a model folder, a hub id; or a run file.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a model folder, a hub id or a run file.")],
     overrides: OverrideWords = None,
-    prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "",
+    prompt: Annotated[str, typer.Option(help="Prompt; - for stdin.")] = "",
     context: Annotated[
         str,
         typer.Option(
-            help="A text or a file that goes with --prompt: the text to answer a question from, the second text of a "
-            "pair, the answer to score, or the file that an embedder or a reranker searches; - reads standard input."
+            help="Text or file used with --prompt: the text to answer a question from, the second text of a pair, the "
+            "answer to score, or the file to search with an embedding model or reranker; - for stdin."
         ),
     ] = "",
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=10**8, help="New tokens at most; 100, and for seq2seq the longest output."),
+        typer.Option(min=1, max=10**8, help="Maximum new tokens (default: 100; for seq2seq, its maximum output)."),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, max=100, help="0 takes the likeliest token; by default 0.8, of seq2seq 0."),
+        typer.Option(min=0.0, max=100, help="Sampling temperature; 0 is greedy (default: 0.8; for seq2seq 0)."),
     ] = None,
-    top_k: Annotated[int, typer.Option(min=0, max=10**9, help="Choose among the k likeliest; 0 for all.")] = 50,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest that sum to p.")] = 1.0,
-    beams: Annotated[
-        int | None, typer.Option(min=1, max=100, help="seq2seq: beam search with this many beams.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds write equal texts.")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, max=10**9, help="Sample from the k most likely tokens; 0 for all.")] = 50,
+    top_p: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Nucleus sampling: total probability to keep."),
+    ] = 1.0,
+    beams: Annotated[int | None, typer.Option(min=1, max=100, help="Beam width (seq2seq).")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed; equal seeds give equal texts.")] = 0,
     prompts: Annotated[
-        str, typer.Option(metavar="FILE", help="Many prompts: a text with one a line, or JSON lines. Needs --out.")
+        str, typer.Option(metavar="FILE", help="File of prompts: one per line, or JSON Lines. Requires --out.")
     ] = "",
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="JSON lines for --prompts; the same command again goes on with them.")
+        str,
+        typer.Option(metavar="FILE", help="JSON Lines results of --prompts; repeat the command to resume."),
     ] = "",
-    best_of: Annotated[int, typer.Option(min=1, max=1000, help="Write this many answers and keep the best.")] = 1,
+    best_of: Annotated[int, typer.Option(min=1, max=1000, help="Generate this many answers and keep the best.")] = 1,
     reward: Annotated[
-        str, typer.Option(metavar="MODEL", help="For --best-of: the model whose score says which one is best.")
+        str, typer.Option(metavar="MODEL", help="Reward model that scores the answers of --best-of.")
     ] = "",
-    untrained: Annotated[bool, typer.Option("--untrained", help="A run's model before any training.")] = False,
+    untrained: Annotated[bool, typer.Option("--untrained", help="Use the model of a run before training.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text, streamed as it is written; fill its masks, restore its commas, correct or translate it, with a
-    model trained for it.
+    """Generate text, streamed: continue it, fill its masks, restore its commas, correct or translate it, as the model
+    was trained to.
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
@@ -92,26 +92,28 @@ def generate(
         )
     _check_best_of(best_of, reward, temperature)
     if beams is not None and temperature:
-        raise InputError.at("--beams", "searches for the likeliest text, and a temperature samples", "leave one out")
+        raise InputError.at(
+            "--beams", "cannot be combined with --temperature", "remove one: beam search does not sample"
+        )
     if is_one_prompt and not untrained:
         check_model_name(name)
     from artel.inference import open_model, open_untrained
     from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
     from artel.inference.retrieval import can_search, search
 
-    given = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    given |= {"beams": beams}
+    options = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options |= {"beams": beams}
 
     def opened_model() -> OpenedModel:
         opened = open_untrained(load_run(name, Overrides.parse(overrides))) if untrained else open_model(name)
         if beams is not None and "generate" not in opened.decoding.tasks:
-            raise InputError.at("--beams", f"{name} does not search", "remove it: seq2seq models do")
+            raise InputError.at("--beams", f"is for seq2seq models, but {name} is not one", "remove it")
         return opened
 
     def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
         echo(f"loading {name}")
         opened = opened_model()
-        sampling = opened.decoding.sampling(**given)
+        sampling = opened.decoding.sampling(**options)
         if best_of == 1:
             return answers(opened, prompts, start, sampling)
         echo(f"loading {reward}")
@@ -121,7 +123,7 @@ def generate(
 
     if prompts or out:
         _check_files(prompts, out, prompt or context)
-        settings = {"overrides": overrides or [], "untrained": untrained, **_settings(given)}
+        settings = {"overrides": overrides or [], "untrained": untrained, **_settings(options)}
         if best_of > 1:
             settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_of(reward)}
         _generate_file(name, answers_to, prompts, out, settings, as_json)
@@ -132,7 +134,7 @@ def generate(
         _show_best(next(answers_to([one], 0)), best_of, as_json)
         return
     opened = opened_model()
-    decoding, sampling = opened.decoding, opened.decoding.sampling(**given)
+    decoding, sampling = opened.decoding, opened.decoding.sampling(**options)
     if context and can_search(opened) and (os.path.isfile(context) or not decoding.needs_context):  # noqa: PTH113
         _show_hits(text, context, search(opened, text, _read(context)), as_json)
         return
@@ -140,48 +142,48 @@ def generate(
     _show(opened, text, decoding.reply(opened.model, text, context_text, sampling), as_json)
 
 
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that must match to resume a file of results. The model's own choices stay defaults."""
     from artel.models.generate import Sampling
 
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     settings = asdict(Sampling(**chosen))
     return settings if "beams" in chosen else {name: value for name, value in settings.items() if name != "beams"}
 
 
 def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
-    written = []
+    pieces = []
     if not as_json and opened.decoding.continues:
-        show(prompt, end="")
+        print_result(prompt, end="")
     for piece in reply.pieces:
-        written.append(piece)
+        pieces.append(piece)
         if not as_json:
-            show(piece, end="")
+            print_result(piece, end="")
     if as_json:
-        print_json(reply.to_json or {"prompt": prompt, "text": "".join(written)})
+        print_json(reply.to_json or {"prompt": prompt, "text": "".join(pieces)})
         return
-    show("")
+    print_result("")
     for note in reply.notes:
         echo(note)
 
 
 def _show_hits(query: str, context: str, hits: list[Hit], as_json: bool) -> None:
-    """Print the best hits with their lines; as JSON, all of them."""
+    """Print the best hits with their line numbers, or all hits as JSON."""
     if as_json:
         print_json({"query": query, "context": context, "hits": [asdict(hit) for hit in hits]})
         return
-    place = f"{context}:" if os.path.isfile(context) else "line "  # noqa: PTH113
-    for hit in hits[:_SHOWN_HITS]:
-        show(f"{hit.score:.4f}  {place}{hit.line}  {shorten(hit.text, 100, placeholder=' …')}")
-    if len(hits) > _SHOWN_HITS:
-        echo(f"the best {_SHOWN_HITS} of {len(hits):,} paragraphs; all of them with --json")
+    prefix = f"{context}:" if os.path.isfile(context) else "line "  # noqa: PTH113
+    for hit in hits[:_MAX_HITS]:
+        print_result(f"{hit.score:.4f}  {prefix}{hit.line}  {shorten(hit.text, 100, placeholder=' …')}")
+    if len(hits) > _MAX_HITS:
+        echo(f"the best {_MAX_HITS} of {len(hits):,} paragraphs (--json prints all)")
 
 
 def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    show(result["text"])
+    print_result(result["text"])
     _, *others = sorted((answer["score"] for answer in result["answers"]), reverse=True)
     listed = ", ".join(f"{score:.4f}" for score in others)
     echo(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
@@ -192,11 +194,15 @@ def _check_best_of(best_of: int, reward: str, temperature: float | None) -> None
     from artel.errors import InputError
 
     if best_of > 1 and not reward:
-        raise InputError.at("--reward", "there is nothing to tell which answer is best", "write --reward MODEL")
+        raise InputError.at("--reward", "--best-of needs a reward model to choose by", "add --reward MODEL")
     if reward and best_of == 1:
-        raise InputError.at("--best-of", "needs more than one answer", "write --best-of 4, or leave --reward out")
+        raise InputError.at("--best-of", "must be at least 2 with --reward", "use e.g. --best-of 4, or remove --reward")
     if best_of > 1 and temperature == 0:
-        raise InputError.at("--temperature", "0 writes the same answer each time", "write --temperature 0.8")
+        raise InputError.at(
+            "--temperature",
+            "0 makes all answers of --best-of equal",
+            "use e.g. --temperature 0.8",
+        )
 
 
 def _check_files(prompts: str, out: str, single: str) -> None:
@@ -204,11 +210,11 @@ def _check_files(prompts: str, out: str, single: str) -> None:
     from artel.errors import InputError
 
     if not prompts:
-        raise InputError.at("--out", "goes with --prompts", "write --prompts FILE")
+        raise InputError.at("--out", "requires --prompts", "add --prompts FILE")
     if not out:
-        raise InputError.at("--prompts", "needs a file for the results", "write --out FILE")
+        raise InputError.at("--prompts", "requires a file for the results", "add --out FILE")
     if single:
-        raise InputError.at("--prompt", "goes without --prompts", "put it into the file")
+        raise InputError.at("--prompt", "cannot be combined with --prompts", "move the prompt to the file")
 
 
 def _text_of_flag(flag: str, value: str) -> str:
@@ -219,8 +225,10 @@ def _text_of_flag(flag: str, value: str) -> str:
         text = sys.stdin.read() if value == "-" else value
         text.encode()
     except UnicodeError as error:
-        place = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else "half a character, or a broken byte"
-        raise InputError.at(flag, f"is not UTF-8 ({place})", "write it in UTF-8") from None
+        location = (
+            f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else "unpaired surrogate or invalid byte"
+        )
+        raise InputError.at(flag, f"is not UTF-8 ({location})", "write it in UTF-8") from None
     return text
 
 
@@ -229,8 +237,8 @@ def _read(text_or_file: str) -> str:
     from artel.storage import check_regular
 
     if not text_or_file:
-        what = "a question needs a text to be answered from, a query a document, a reward model an answer"
-        raise InputError.at("--context", what, "give a text or a file")
+        what = "missing: this model needs a text to answer from, a document or an answer to score"
+        raise InputError.at("--context", what, "add --context with a text or a file")
     try:
         check_regular(Path(text_or_file))
         return Path(text_or_file).read_text(encoding="utf-8")
@@ -249,20 +257,20 @@ def _generate_file(
     settings: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Answer the prompts of a file that have no answer yet, with progress. Raise InputError."""
+    """Answer the unanswered prompts of a file, with progress. Raise InputError if a file cannot be used."""
     from artel.inference.batch import Results, read_prompts, weights_of
 
     prompts = read_prompts(prompts_file)
     with Results.open(out, prompts, {"model": name, "weights": weights_of(name)} | settings) as results:
         before = results.done
         if before:
-            echo(f"{before:,} of {len(prompts):,} prompts are answered in {out}")
+            echo(f"{before:,} of {len(prompts):,} prompts are already answered in {out}")
         tokens, began = 0, time.monotonic()
         if before < len(prompts):
-            made = answer(prompts, before)
+            results_left = answer(prompts, before)
             began = time.monotonic()
-            with _Progress(before, len(prompts)) as progress, closing(made):
-                for result in made:
+            with _Progress(before, len(prompts)) as progress, closing(results_left):
+                for result in results_left:
                     results.add(result)
                     tokens += result.get("tokens", 0)
                     progress.show(results.done, tokens)
@@ -276,7 +284,7 @@ def _generate_file(
 
 
 class _Progress:
-    """Progress on standard error: a bar on a terminal, else a line every ten seconds."""
+    """Progress on standard error: a bar on a terminal, otherwise a line every ten seconds."""
 
     def __init__(self, done: int, total: int) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""`artel launch`: a run on a cluster."""
+"""`artel launch`: start a run on a cluster."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, echo, print_json
-from artel.cli.streams import show
+from artel.cli.streams import print_result
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
 
-app = typer.Typer(no_args_is_help=True, help="Start a run on a cluster, where it continues by itself.")
+app = typer.Typer(no_args_is_help=True, help="Start a run on a cluster that resumes automatically.")
 
 
 @app.callback()
 def launch() -> None:
-    """Start a run on a cluster, where it continues by itself."""
+    """Start a run on a cluster that resumes automatically."""
 
 
-@app.command(short_help="Hand a run to Slurm: it saves and queues itself again.")
+@app.command(short_help="Submit a run to Slurm; it requeues itself until it is complete.")
 def slurm(
     name: RunName,
     overrides: OverrideWords = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes on each node; else one for each GPU, or 1.")
-    ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node.")] = 0,
-    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each node.")] = None,
-    time: Annotated[str | None, typer.Option(help="Time of one turn, as 12:00:00.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Processes per node (default: one per GPU, or 1).")] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs per node.")] = 0,
+    cpus: Annotated[int | None, typer.Option(min=1, help="CPU cores per node.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time limit of one job, e.g. 12:00:00.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often a node's processes are started again when one fails.")
+        int, typer.Option(min=0, help="Maximum restarts of a node's processes after failures.")
     ] = 0,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any other of sbatch, as account=nlp.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Another option of sbatch, e.g. account=nlp. Repeatable."),
     ] = None,
     setup: Annotated[
-        list[str] | None, typer.Option(metavar="LINE", help="A line of the script before the run: 'module load cuda'.")
+        list[str] | None,
+        typer.Option(metavar="LINE", help="Script line before the run, e.g. 'module load cuda'. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script without submitting it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hand a run to Slurm: a batch script that saves and queues itself again until the run is complete.
+    """Submit a run to Slurm as a batch script that saves and requeues itself until the run is complete.
 
     Example: artel launch slurm run.yaml --nodes 2 --gpus 8 --cpus 64 --time 12:00:00 --dry-run
     """
@@ -60,10 +60,10 @@ def slurm(
     on_host = nproc or gpus or 1
     _check(config, nodes * on_host, on_host)
     folder = Path(config.run)
-    wrong = [text for text in option or [] if "=" not in text]
-    if wrong:
+    invalid = [text for text in option or [] if "=" not in text]
+    if invalid:
         raise InputError(
-            [Problem("--option", f"{text!r} has no =", "write NAME=VALUE, as account=nlp") for text in wrong]
+            [Problem("--option", f"{text!r} has no =", "write NAME=VALUE, e.g. account=nlp") for text in invalid]
         )
     options = dict(text.split("=", 1) for text in option or [])
     job = Job(nodes, nproc, gpus, cpus, time, partition, max_restarts, options, tuple(setup or ()))
@@ -71,10 +71,10 @@ def slurm(
     if dry_run:
         number = None
         if not as_json:
-            show(script, end="")
+            print_result(script, end="")
     else:
         number = submit(script, folder)
-        echo(f"job {number}; its log is {folder / f'slurm-{number}.log'}")
+        echo(f"submitted job {number}; log: {folder / f'slurm-{number}.log'}")
     if as_json:
         print_json({"job": number, "script": script})
 

@@ -1,7 +1,7 @@
 """The command line `artel`: its commands, and how errors become messages and exit statuses.
 
-0 done, 1 the work failed, 2 the input was wrong, 130 interrupted (the same command resumes). Commands import what they
-need when they run, so that `artel --help` does not wait for torch.
+Exit status: 0 success, 1 failure, 2 invalid input, 130 interrupted (the same command resumes). Commands import what
+they need when they run, so that `artel --help` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -27,22 +27,31 @@ from artel.cli import (
     launch,
     new,
     plan,
+    prepare,
     push,
     recipes,
     report,
     serve,
     train,
 )
-from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, print_record, show, write_lines
+from artel.cli.streams import (
+    discard_stdout,
+    ensure_utf8_mode,
+    last_message,
+    open_streams,
+    print_record,
+    print_result,
+    write_lines,
+)
 from artel.elapsed import paused, show_elapsed
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, WorkError
-from artel.interrupts import answer_at_once, interrupt_is_handled
+from artel.interrupts import answer_interrupts, interrupt_is_handled
 from artel.messages import printed_by
 from artel.printable import in_a_line
 
 
 class Commands(TyperGroup):
-    """The commands of artel. Handles Ctrl-C, and explains options that are keys of the run file."""
+    """The commands of artel. Handles Ctrl-C and explains options that are keys of the run file."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         words = [*ctx._protected_args, *ctx.args]
@@ -50,22 +59,22 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:  # typer would exit with 130 silently
             interrupt_is_handled()
-            if "ARTEL_LED" in os.environ:  # the launcher prints how to continue
+            if "ARTEL_LAUNCHED" in os.environ:  # the launcher prints how to continue
                 raise typer.Exit(Interrupted.exit_code) from None
             raise Interrupted.at("", "interrupted", "; ".join(getattr(interrupt, "__notes__", []))) from None
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption" and _takes_keys(getattr(error, "ctx", None)):
-                _refuse_key(error.option_name, words)  # type: ignore[attr-defined]
+            if type(error).__name__ == "NoSuchOption" and _accepts_keys(getattr(error, "ctx", None)):
+                _report_key_option(error.option_name, words)  # type: ignore[attr-defined]
             raise
 
 
-def _takes_keys(ctx: typer.Context | None) -> bool:
-    """True if a command takes a run and keys of it."""
-    named = {parameter.name: parameter.metavar for parameter in ctx.command.params} if ctx is not None else {}
-    return "overrides" in named and named.get("name") == "RUN"
+def _accepts_keys(ctx: typer.Context | None) -> bool:
+    """True if a command accepts a run and overrides of its keys."""
+    metavars = {parameter.name: parameter.metavar for parameter in ctx.command.params} if ctx is not None else {}
+    return "overrides" in metavars and metavars.get("name") == "RUN"
 
 
-def _refuse_key(option: str, words: list[str]) -> None:
+def _report_key_option(option: str, words: list[str]) -> None:
     """Raise InputError if an unknown option is a key of the run file. `words`: the command line."""
     from artel.config import RunConfig, meant_key
     from artel.config.suggest import all_keys, other_unit
@@ -74,28 +83,28 @@ def _refuse_key(option: str, words: list[str]) -> None:
         return
     name = option.lstrip("-")
     dotted = meant_key(tuple(name.split(".")))
-    if dotted is None or (name not in all_keys(RunConfig) and "." not in name and _is_far(name, dotted)):
+    if dotted is None or (name not in all_keys(RunConfig) and "." not in name and _is_weak_match(name, dotted)):
         return
-    place = next((at for at, word in enumerate(words) if word.split("=")[0] == option), None)
-    written, value = option, "…"
-    if place is not None:
-        written = words[place]
-        after = words[place + 1 : place + 2]
-        if "=" in written:
-            value = written.split("=", 1)[1]
-        elif after and not after[0].startswith("-"):
-            written, value = f"{written} {after[0]}", after[0]
-    about = other_unit(name)
-    advice = f"write {dotted}=…: {about}" if about else f"write {dotted}={value}"
-    raise InputError.at(written, "is a key of the run file, not an option", advice)
+    index = next((index for index, word in enumerate(words) if word.split("=")[0] == option), None)
+    location, value = option, "…"
+    if index is not None:
+        location = words[index]
+        next_words = words[index + 1 : index + 2]
+        if "=" in location:
+            value = location.split("=", 1)[1]
+        elif next_words and not next_words[0].startswith("-"):
+            location, value = f"{location} {next_words[0]}", next_words[0]
+    unit_note = other_unit(name)
+    fix = f"write {dotted}=…: {unit_note}" if unit_note else f"write {dotted}={value}"
+    raise InputError.at(location, "is a key of the run file, not an option", fix)
 
 
-def _is_far(name: str, dotted: str) -> bool:
-    """True if an option without dots only resembles a key, so that it may as well be a mistyped option."""
+def _is_weak_match(name: str, dotted: str) -> bool:
+    """True if an option without dots only resembles a key, so that it may be a mistyped option instead."""
     from artel.config.other_names import OTHER_NAMES
 
-    plain = name.lower().replace("-", "_")
-    return plain not in OTHER_NAMES and dotted.split(".")[-1] != plain
+    key = name.lower().replace("-", "_")
+    return key not in OTHER_NAMES and dotted.split(".")[-1] != key
 
 
 app = typer.Typer(
@@ -110,62 +119,62 @@ app = typer.Typer(
 )
 
 
-def _tell_version(requested: bool) -> None:
+def _print_version(requested: bool) -> None:
     if requested:
         from artel import __version__
 
-        show(f"artel {__version__}")
+        print_result(f"artel {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def artel(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
 ) -> None:
     """From raw text to a trained transformer language model."""
-    if local_rank is not None:  # the launcher of deepspeed writes it before the command
+    if local_rank is not None:  # the deepspeed launcher puts it before the command
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
 app.command("new")(new.new)
-app.command("plan", short_help="Say before a run what it needs, and whether it fits.")(plan.plan)
-app.command("prepare", short_help="Clean, deduplicate, split and tokenize the text of a run.")(train.prepare)
+app.command("plan", short_help="Predict memory, disk and time of a run.")(plan.plan)
+app.command("prepare", short_help="Clean, deduplicate, split and tokenize the text of a run.")(prepare.prepare)
 app.command("train")(train.train)
-app.command("evaluate", short_help="Measure models by the metrics of their objective.")(evaluate.evaluate)
-app.command("generate", short_help="Continue a text, fill its masks, correct or translate it.")(generate.generate)
-app.command("chat", short_help="Talk to a model.")(chat.chat)
+app.command("evaluate", short_help="Compare models by their metrics.")(evaluate.evaluate)
+app.command("generate", short_help="Generate text: continue, fill in, correct or translate.")(generate.generate)
+app.command("chat", short_help="Chat with a model.")(chat.chat)
 app.command("serve", short_help="Serve a model: OpenAI's API, a chat page, metrics.")(serve.serve)
-app.command("export", short_help="Write a model as a Hugging Face folder, GGUF or ONNX.")(export.export)
+app.command("export", short_help="Export a model as a Hugging Face folder, GGUF or ONNX.")(export.export)
 app.command("push", short_help="Upload a run's model to the Hugging Face hub.")(push.push)
-app.command("report", short_help="Draw a run's loss, or write a report for the browser.")(report.report)
+app.command("report", short_help="Show the loss curve of a run, or write an HTML report.")(report.report)
 app.command("watch", short_help="Follow a run until it ends.")(report.watch)
-app.command("clean", short_help="List what artel keeps on this machine, and remove it.")(clean.clean)
-app.command("doctor", short_help="Check this machine, and what keeps artel from using it well.")(doctor.doctor)
+app.command("clean", short_help="List artel's files on this machine, or remove them.")(clean.clean)
+app.command("doctor", short_help="Check this machine for problems.")(doctor.doctor)
 app.command("hardware", short_help="Measure this machine once, for `artel plan`.")(doctor.hardware)
-app.add_typer(data.app, name="data", short_help="Look into a token store, or make one of other tokens.")
+app.add_typer(data.app, name="data", short_help="Inspect a token store, or import tokens into one.")
 app.add_typer(recipes.app, name="recipes")
-app.add_typer(config.app, name="config", short_help="A run file: check, explain, print its schema, convert.")
+app.add_typer(config.app, name="config", short_help="Check, explain or convert run files; print their schema.")
 app.add_typer(launch.app, name="launch")
 
 
 def main() -> None:
     """Run the command line and exit."""
-    be_utf8()
+    ensure_utf8_mode()
     open_streams()
-    threading.excepthook = _thread_failed
-    answer_at_once()
+    threading.excepthook = _report_thread_error
+    answer_interrupts()
     if not {"--help", "--version"}.intersection(sys.argv):  # typer prints these itself
         show_elapsed()
     status = _run()
     try:
         sys.stdout.flush()
     except OSError as error:
-        leave_out()
-        status = status or _end(WorkError.at("standard output", f"cannot be written: {error.strerror}"))
-    gc.freeze()  # else the last garbage collections take 2 to 3 s after importing torch
+        discard_stdout()
+        status = status or _print_error(WorkError.at("standard output", f"cannot be written: {error.strerror}"))
+    gc.freeze()  # otherwise the final garbage collections take 2 to 3 s after importing torch
     sys.exit(status)
 
 
@@ -177,8 +186,8 @@ def _run() -> int:
     except SystemExit as end:
         from artel.plugins import own_code_error
 
-        if (own := own_code_error(end)) is not None:
-            return _end(own)
+        if (user_error := own_code_error(end)) is not None:
+            return _print_error(user_error)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except typer.Abort:
         write_lines(["artel: interrupted"])
@@ -187,54 +196,53 @@ def _run() -> int:
         interrupt_is_handled()
         write_lines(["artel: interrupted"])
         return 130
-    except BrokenPipeError:  # the reader of our output (head, less) went away
-        leave_out()
+    except BrokenPipeError:  # the reader of the output (head, less) has exited
+        discard_stdout()
         return 1
     except BaseException as error:  # panics of Rust libraries are not Exceptions
         if hasattr(error, "format_message"):
-            return _refuse(error)
+            return _print_usage_error(error)
         from artel.storage.unexpected_errors import FAULT, fault_lines, machine_error
 
-        known = machine_error(error)
-        if known is not None:
-            return _end(known)
+        if (known_error := machine_error(error)) is not None:
+            return _print_error(known_error)
         command = " ".join(word for word in sys.argv[1:3] if word.isalpha()) or "start"
-        doing = f"{command} (after: {last_message()})" if last_message() else command
-        write_lines([f"artel: {line}" for line in fault_lines(error, doing)])
-        if "ARTEL_LED" in os.environ:  # at once, before the processes that lost this one end
+        activity = f"{command} (after: {last_message()})" if last_message() else command
+        write_lines([f"artel: {line}" for line in fault_lines(error, activity)])
+        if "ARTEL_LAUNCHED" in os.environ:  # at once, before the processes that depend on this one end
             os._exit(FAULT)
         return 1
 
 
-def _refuse(error: Any) -> int:
+def _print_usage_error(error: Any) -> int:
     """Print typer's error about the command line, with control characters escaped (from file names of a glob)."""
-    if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help, many lines of our own
+    if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help, which has many lines
         error.message = in_a_line(error.message)
     with paused():
         error.show()
     return int(error.exit_code)
 
 
-def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    """Report an unexpected exception of a thread like one of the command."""
+def _report_thread_error(hook_args: threading.ExceptHookArgs) -> None:
+    """Report an unexpected exception in a thread like one in the command."""
     from artel.plugins import own_code_error
     from artel.storage.unexpected_errors import fault_lines
 
-    error = failed.exc_value
-    if error is not None and (known := own_code_error(error)) is not None:
-        _end(known)
+    error = hook_args.exc_value
+    if error is not None and (user_error := own_code_error(error)) is not None:
+        _print_error(user_error)
     elif error is not None and not isinstance(error, SystemExit):  # which ends only the thread
-        name = failed.thread.name if failed.thread is not None else "a thread"
+        name = hook_args.thread.name if hook_args.thread is not None else "a thread"
         write_lines([f"artel: {line}" for line in fault_lines(error, name)])
 
 
-def _end(error: ArtelError) -> int:
+def _print_error(error: ArtelError) -> int:
     """Print the problems of an error and return the exit status.
 
     If a signal stopped all processes of a run, only rank 0 prints.
     """
-    printed_by_first = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
-    for problem in () if printed_by_first else error.problems:
+    printed_by_rank_0 = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
+    for problem in () if printed_by_rank_0 else error.problems:
         first, *rest = problem.lines
         write_lines([f"artel: {first}", *rest])
     from artel.launching.worker import LostPeers

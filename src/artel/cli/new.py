@@ -1,4 +1,4 @@
-"""`artel new`: a run file of four answers."""
+"""`artel new`: create a run file from four questions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from artel.launching.quiet_libraries import quiet_libraries
 
 
 def new(
-    file: Annotated[Path, typer.Argument(help="Where to write the run file.")] = Path("run.yaml"),
+    file: Annotated[Path, typer.Argument(help="Run file to write.")] = Path("run.yaml"),
     text: Annotated[
-        list[str] | None, typer.Option(help="Which text: a file, a glob in quotes, a folder; may be repeated.")
+        list[str] | None, typer.Option(help="Text to learn from: a file, a folder or a quoted glob. Repeatable.")
     ] = None,
     learn: Annotated[
         str | None,
@@ -25,16 +25,17 @@ def new(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--from", help="scratch, or a pretrained model: a folder or a hub id.")
+        str | None,
+        typer.Option("--from", help="scratch, or the folder or hub id of a pretrained model."),
     ] = None,
-    time: Annotated[str | None, typer.Option(help="How long it may take, as 30min.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time budget, e.g. 30min.")] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="On what, as h100-80gb:8; else on this machine (see artel plan).")
+        str | None, typer.Option(help="Hardware to plan for, e.g. h100-80gb:8 (default: this machine).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run file: four questions, each of which a flag answers. It is checked before it is written.
+    """Create a run file interactively. Options answer the questions. The file is checked before it is written.
 
     Examples: artel new
               artel new run.yaml --text novel.txt --learn write --from scratch --time 30min
@@ -43,7 +44,7 @@ def new(
     from artel.storage import check_new_file, write_output
 
     if not force:
-        check_new_file(file, fix="choose another name, or write --force")
+        check_new_file(file, fix="choose another name, or use --force")
     if text:
         echo(f"looking at {', '.join(text)}")
     quiet_libraries()
@@ -63,7 +64,7 @@ def new(
         for note in notes:
             echo(note)
     write_output(file, content)
-    echo(f"{file} is written; next:", f"    artel plan {file}", f"    artel train {file}")
+    echo(f"wrote {file}. Next:", f"    artel plan {file}", f"    artel train {file}")
     if as_json:
         print_json({"file": str(file), "run": tree})
 

@@ -1,4 +1,4 @@
-"""`artel plan`: what a run will need of memory and disk, before it runs."""
+"""`artel plan`: memory, disk and time of a run before it starts."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, print_json
-from artel.cli.streams import echo, show
+from artel.cli.streams import echo, print_result
 
 
 def plan(
     name: RunName,
     overrides: OverrideWords = None,
-    hardware: Annotated[
-        str, typer.Option(help="What it runs on, as h100-80gb:8 (accelerators of a node); else this machine.")
-    ] = "",
-    nodes: Annotated[int, typer.Option(min=1, help="Machines with that hardware.")] = 1,
+    hardware: Annotated[str, typer.Option(help="Hardware of one node, e.g. h100-80gb:8 (default: this machine).")] = "",
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes on each node; else one for each GPU, or as `parallel` says.")
+        int | None, typer.Option(min=1, help="Processes per node (default: one per GPU, or what `parallel` requires).")
     ] = None,
-    host_memory: Annotated[str | None, typer.Option(help="Memory of each machine, as 1TB.")] = None,
-    interconnect: Annotated[
-        str | None, typer.Option(help="Rate of one accelerator to other machines, as 400Gb/s.")
-    ] = None,
+    host_memory: Annotated[str | None, typer.Option(help="Host memory per node, e.g. 1TB.")] = None,
+    interconnect: Annotated[str | None, typer.Option(help="Network bandwidth per accelerator, e.g. 400Gb/s.")] = None,
     price: Annotated[
-        float | None, typer.Option(min=0, help="Price of one accelerator (of the machine, on a CPU) for an hour.")
+        float | None, typer.Option(min=0, help="Price per accelerator-hour (per machine-hour on a CPU).")
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Advise too: the fastest ways that fit, or the smallest hardware that would.")
+        bool,
+        typer.Option("--fit", help="Also suggest the fastest configurations or the smallest hardware that fits."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say before a run what it needs, and whether it fits: memory of each rank by kind, host memory, disk, hours.
+    """Predict memory per rank, host memory, disk and duration of a run, and check that it fits.
 
-    The model is built without memory, and two steps of it are traced with the code that trains, as one rank of as many
-    processes as you ask for. The exit status is 1 where the run does not fit.
+    The model is built on the meta device, and two steps of the training code are traced as one rank of any number of
+    processes. The exit status is 1 if the run does not fit.
 
     Examples: artel plan run.yaml
               artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp
@@ -46,15 +43,17 @@ def plan(
     from artel.launching.plan_run import PlanOptions, plan_run
 
     changes = Overrides.parse(overrides)
-    asked = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
-    made = plan_run(read_run_file(name), changes, asked, with_text=fit)
+    plan_options = PlanOptions(
+        hardware=hardware, nodes=nodes, nproc=nproc, host_memory=host_memory, interconnect=interconnect, price=price
+    )
+    result = plan_run(read_run_file(name), changes, plan_options, with_text=fit)
     from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
     from artel.planning.plan import describe, in_brief
 
-    planned, text, choice = made.plan, made.text, made.choice
+    planned, text, choice = result.plan, result.text, result.choice
     if not as_json:
-        show(describe(planned, None if choice is None else choice.expected.beside_plan()))
-    advice = None if text is None else advise(made.config, planned, text, nproc)
+        print_result(describe(planned, None if choice is None else choice.expected.beside_plan()))
+    advice = None if text is None else advise(result.config, planned, text, nproc)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
     line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
     if as_json:
@@ -65,6 +64,6 @@ def plan(
             | ({} if advice is None else {"advice": advice_json(advice, line)})
         )
     elif advice is not None:
-        show(f"\n{describe_advice(advice, line, planned.hardware)}")
+        print_result(f"\n{describe_advice(advice, line, planned.hardware)}")
     if planned.share > 1:
         raise typer.Exit(1)

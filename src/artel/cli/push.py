@@ -1,4 +1,4 @@
-"""`artel push`: a run's model and its card on the Hugging Face hub."""
+"""`artel push`: upload a run's model with a model card to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from artel.launching.quiet_libraries import quiet_libraries
 
 
 def push(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the hub; NAME alone is one of your own.")],
-    public: Annotated[
-        bool, typer.Option("--public", help="Make the new repository public; it is private without this.")
-    ] = False,
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Hub repository OWNER/NAME, or NAME for your own.")],
+    public: Annotated[bool, typer.Option("--public", help="Create a public repository (default: private).")] = False,
     step: Annotated[
-        str, typer.Option(metavar="N", help="A checkpoint in place of the final model: its step, latest or best.")
+        str, typer.Option(metavar="N", help="Upload a checkpoint instead of the final model: its step, latest or best.")
     ] = "",
     revision: Annotated[
-        str, typer.Option(metavar="BRANCH", help="By default main; of a checkpoint step-N. It is made if need be.")
+        str, typer.Option(metavar="BRANCH", help="Branch, created if needed (default: main; step-N for a checkpoint).")
     ] = "",
-    license: Annotated[str, typer.Option(metavar="NAME", help="Of the model, as the hub names it: apache-2.0.")] = "",
+    license: Annotated[str, typer.Option(metavar="NAME", help="License by its name on the hub, e.g. apache-2.0.")] = "",
     language: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="What it writes: en, ru; repeatable. By default data.clean.languages."),
+        typer.Option(
+            metavar="CODE", help="Language of the model, e.g. en. Repeatable (default: data.clean.languages)."
+        ),
     ] = None,
     base_model: Annotated[
-        str, typer.Option(metavar="OWNER/NAME", help="The model that training began with, where the run has a folder.")
+        str, typer.Option(metavar="OWNER/NAME", help="Base model on the hub, if the run started from a folder.")
     ] = "",
     dry_run: Annotated[
         Path | None,
-        typer.Option("--dry-run", metavar="DIR", help="Write what would be uploaded to a new folder; send nothing."),
+        typer.Option("--dry-run", metavar="DIR", help="Write the upload to a new folder instead of sending it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload a run's model to the Hugging Face hub, with a model card made from the run.
 
-    The token is HF_TOKEN, or what hf auth login stored.
+    The token is read from HF_TOKEN, or from `hf auth login`.
 
     Example: artel push runs/tolstoy me/tolstoy --license apache-2.0 --language ru
     """

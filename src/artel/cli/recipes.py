@@ -1,4 +1,4 @@
-"""`artel recipes`: the run files shipped in the package."""
+"""`artel recipes`: list, print or copy the run files of the package."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, echo, print_json
-from artel.cli.streams import show
+from artel.cli.streams import print_result
 
-app = typer.Typer(help="The run files shipped in the package: ls, cat, cp.", no_args_is_help=True)
-Name = Annotated[str, typer.Argument(help="A recipe's name, as `artel recipes ls` shows it.")]
+app = typer.Typer(help="List, print or copy the recipes of the package: ls, cat, cp.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="Name of a recipe, as listed by `artel recipes ls`.")]
 
 
 @app.command("ls")
@@ -27,7 +27,7 @@ def ls(as_json: AsJson = False) -> None:
         print_json({"recipes": about})
         return
     for line in about.values():
-        show(line)
+        print_result(line)
 
 
 @app.command("cat")
@@ -36,12 +36,12 @@ def cat(name: Name) -> None:
 
     Example: artel recipes cat tolstoy-scratch
     """
-    show(_text(name), end="")
+    print_result(_text(name), end="")
 
 
 @app.command("cp")
-def cp(name: Name, file: Annotated[Path, typer.Argument(help="Where to write it.")]) -> None:
-    """Copy a recipe to a file of your own.
+def cp(name: Name, file: Annotated[Path, typer.Argument(help="File or folder to copy to.")]) -> None:
+    """Copy a recipe to a file.
 
     Example: artel recipes cp tolstoy-scratch run.yaml
     """
@@ -51,7 +51,7 @@ def cp(name: Name, file: Annotated[Path, typer.Argument(help="Where to write it.
         file = file / f"{name}.yaml"
     check_new_file(file)
     write_output(file, _text(name))
-    echo(f"{file}: now artel train {file}")
+    echo(f"wrote {file}. Next: artel train {file}")
 
 
 def _text(name: str) -> str:
@@ -64,5 +64,5 @@ def _text(name: str) -> str:
         return recipe_text(name)
     except KeyError:
         near = difflib.get_close_matches(name, recipe_names(), 1)
-        fix = f"did you mean {near[0]}?" if near else f"there are: {', '.join(recipe_names())}"
-        raise InputError.at(name, "there is no such recipe", fix) from None
+        fix = f"did you mean {near[0]}?" if near else f"recipes are: {', '.join(recipe_names())}"
+        raise InputError.at(name, "unknown recipe", fix) from None

@@ -1,4 +1,4 @@
-"""`artel report`: runs in the terminal, as an HTML file, or live in the browser. `artel watch`: follow a run."""
+"""`artel report`: show runs in the terminal, as an HTML file or live in the browser. `artel watch`: follow a run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from artel.launching.quiet_libraries import quiet_libraries
 
 
 def report(
-    folders: Annotated[list[str], typer.Argument(metavar="RUN...", help="The folders of one or more runs.")],
+    folders: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of one or more runs.")],
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a report for the browser, in one file."),
+        typer.Option("--html", metavar="FILE", help="Write an HTML report to this file."),
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Serve the report on this machine; follow the runs.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --live; 0 takes one that is free.")] = 8420,
-    language: Annotated[Literal["en", "ru"], typer.Option(help="Of the report for the browser.")] = "en",
+    live: Annotated[bool, typer.Option("--live", help="Serve a live HTML report on this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --live; 0 picks a free one.")] = 8420,
+    language: Annotated[Literal["en", "ru"], typer.Option(help="Language of the HTML report.")] = "en",
     compressor: Annotated[
         bool, typer.Option("--compressor", help="Compare bits per byte with xz -9 on the same validation text.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a run's loss as a curve, and say what its newest validation found; or write a report for the browser.
+    """Show the loss curve and the latest validation of a run, compare several runs, or write an HTML report.
 
     Example: artel report runs/demo --html report.html
     """
@@ -48,10 +48,10 @@ def report(
 
 
 def watch(
-    folder: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Follow a run until it ends: its curve, rate, time left and ranks; also one that another host trains.
+    """Follow a run until it ends: loss curve, speed, time left and ranks. The run may train on another host.
 
     Example: artel watch runs/demo
     """
@@ -83,8 +83,8 @@ def _in_terminal(folder: str) -> dict[str, Any]:
         echo(f"{folder}: {state} at step {status.step:,}{resumes}")
     if curves.newest_validation:
         metrics = curves.newest_validation.items()
-        shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
-        echo(f"validation: {shown}")
+        scores = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
+        echo(f"validation: {scores}")
     choice = read_choice(RunFolder(Path(folder)))
     if choice is not None and (comparison := reached(choice)) is not None:
         echo(comparison)

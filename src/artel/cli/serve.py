@@ -13,40 +13,38 @@ _EXTRA = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
 
 
 def serve(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="A run's folder, a model folder or a hub id.")],
-    host: Annotated[str, typer.Option(help="The address to listen on; another than this machine's needs a key.")] = (
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder, a model folder or a hub id.")],
+    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback requires --api-key.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="ARTEL_API_KEY", help="Clients must send it as a bearer token.")
+        str | None, typer.Option(envvar="ARTEL_API_KEY", help="Key that clients must send as a bearer token.")
     ] = None,
-    precision: Annotated[
-        str, typer.Option(help="What weights are held in: saved (as the folder has them), fp32 or bf16.")
-    ] = "saved",
+    precision: Annotated[str, typer.Option(help="Dtype of the weights: saved (as stored), fp32 or bf16.")] = "saved",
     context: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of prompt and answer at most; the model's limit, up to 4,096.")
+        int | None,
+        typer.Option(
+            min=2, help="Maximum tokens of prompt plus completion (default: the model's limit, at most 4,096)."
+        ),
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, help="Answers that are computed at once; 16, and up to 64 of a small model on a CPU."),
+        typer.Option(min=1, help="Concurrent requests (default: 16; up to 64 for a small model on a CPU)."),
     ] = None,
-    queue: Annotated[int, typer.Option(min=0, help="Answers that wait; who comes then gets 429.")] = 64,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for an answer, which is cut off then.")] = 600,
-    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request at most.")] = 2 * 2**20,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; further ones get status 429.")] = 64,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds before a completion is cut off.")] = 600,
+    max_body: Annotated[int, typer.Option(min=1024, help="Maximum size of a request body in bytes.")] = 2 * 2**20,
     adapter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FOLDER", help="An adapter over the model, by a name of its own; may be repeated."),
+        typer.Option(metavar="NAME=FOLDER", help="LoRA adapter, served as model NAME. Repeatable."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="artel, or vllm: its own server, where it is installed.")] = "artel",
-    cors: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of this origin may call; may be repeated.")
-    ] = None,
+    engine: Annotated[str, typer.Option(help="artel, or vllm (runs vLLM's server; must be installed).")] = "artel",
+    cors: Annotated[list[str] | None, typer.Option(metavar="ORIGIN", help="Allowed CORS origin. Repeatable.")] = None,
 ) -> None:
     """Serve a model: OpenAI's API at /v1, a chat page at /, Prometheus metrics at /metrics.
 
-    Requests are computed together, and new ones join at each token. Ctrl-C or SIGTERM ends it when running answers are
-    finished.
+    Requests are batched continuously. Ctrl-C or SIGTERM stops the server after running requests finish.
 
     Example: artel serve runs/assistant --port 8000
     """
@@ -56,18 +54,27 @@ def serve(
     from artel.inference.serve.server import Precision, ServerOptions, serve, serve_with_vllm
 
     if engine not in ("artel", "vllm"):
-        raise InputError.at("--engine", f"there is no {engine}", "write artel or vllm")
+        raise InputError.at("--engine", f"unknown engine {engine}", "use artel or vllm")
     if precision not in list(Precision):
-        raise InputError.at("--precision", f"there is no {precision}", f"write one of: {', '.join(Precision)}")
-    limits = Limits(requests, queue, max_body, timeout)
+        raise InputError.at("--precision", f"unknown precision {precision}", f"use one of: {', '.join(Precision)}")
+    limits = Limits(requests=requests, queue=queue, body=max_body, seconds=timeout)
     adapters = {}
     for each in adapter or []:
         label, _, folder = each.partition("=")
         if not label or not folder or label in adapters:
-            what = f"{each!r} is not NAME=FOLDER with a name of its own"
-            raise InputError.at("--adapter", what, "write --adapter poet=runs/poet")
+            what = f"{each!r} is not NAME=FOLDER, or its name is used twice"
+            raise InputError.at("--adapter", what, "use e.g. --adapter poet=runs/poet")
         adapters[label] = folder
-    options = ServerOptions(host, port, api_key or None, context, Precision(precision), adapters, cors or [], limits)
+    options = ServerOptions(
+        host=host,
+        port=port,
+        key=api_key or None,
+        context=context,
+        precision=Precision(precision),
+        adapters=adapters,
+        origins=cors or [],
+        limits=limits,
+    )
     if engine == "vllm":
         serve_with_vllm(name, options)
     serve(name, options)

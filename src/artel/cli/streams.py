@@ -17,7 +17,7 @@ from artel.secrets import hide_secrets
 _last = ""
 
 
-def be_utf8() -> None:
+def ensure_utf8_mode() -> None:
     """Restart this command in UTF-8 mode if Python decodes file names as ASCII: run files have them in UTF-8.
 
     Python enters UTF-8 mode by itself under LC_ALL=C, unless PYTHONUTF8=0 is set.
@@ -30,8 +30,8 @@ def be_utf8() -> None:
 def open_streams() -> None:
     """Make sure that the three streams are open, and that any character can be written.
 
-    The number of a closed stream (`>&-`) would be reused for the next file, and output would go there. Closed standard
-    output is opened read-only, so that writing a result still fails: it is not lost silently.
+    The number of a closed stream (`>&-`) would be reused for the next file, which would receive the output. Closed
+    standard output is opened read-only, so that writing a result fails instead of losing it silently.
     """
     global _last
     _last = ""
@@ -62,7 +62,7 @@ def echo(*lines: str) -> None:
 
 
 def print_record(record: logging.LogRecord) -> None:
-    """Print a message: a warning of any process, others of rank 0."""
+    """Print a log record. Warnings are printed by every process, other messages by rank 0 only."""
     if record.levelno >= logging.WARNING:
         write_lines([record.getMessage()])
     else:
@@ -70,18 +70,18 @@ def print_record(record: logging.LogRecord) -> None:
 
 
 def last_message() -> str:
-    """Return the last line of `echo` in this process, which says what it is doing."""
+    """Return the last line that `echo` printed in this process: what it is doing."""
     return _last
 
 
 def write_lines(lines: tuple[str, ...] | list[str]) -> None:
     """Print lines on standard error from any process. Ignore errors, because they could not be reported."""
-    shown = [in_a_line(hide_secrets(line)) for line in lines]
-    with suppress(OSError), printing(shown[0] if shown else ""):
-        print("\n".join(shown), file=sys.stderr, flush=True)
+    printable = [in_a_line(hide_secrets(line)) for line in lines]
+    with suppress(OSError), printing(printable[0] if printable else ""):
+        print("\n".join(printable), file=sys.stderr, flush=True)
 
 
-def show(text: str, end: str = "\n") -> None:
+def print_result(text: str, end: str = "\n") -> None:
     """Print a result on standard output. Escape control characters except line breaks and tabs.
 
     Raise WorkError if it cannot be written.
@@ -92,7 +92,7 @@ def show(text: str, end: str = "\n") -> None:
 def write_out(text: str, stream: TextIO | None = None) -> None:
     """Write text unchanged to standard output or another stream. Raise WorkError if it cannot be written.
 
-    Raise BrokenPipeError if its reader (head, less) has ended.
+    Raise BrokenPipeError if the reader (head, less) has exited.
     """
     stream = stream or sys.stdout
     try:
@@ -102,12 +102,12 @@ def write_out(text: str, stream: TextIO | None = None) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        leave_out()
+        discard_stdout()
         name = "standard error" if stream is sys.stderr else "standard output"
         raise WorkError.at(name, f"cannot be written: {error.strerror}") from None
 
 
-def leave_out() -> None:
+def discard_stdout() -> None:
     """Discard standard output from now on. Otherwise Python would try to write it again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`artel prepare` and `artel train`."""
+"""`artel train`: train a run, or resume it."""
 
 from __future__ import annotations
 
@@ -12,50 +12,35 @@ import typer
 from artel.cli.common import AsJson, OverrideWords, RunName, print_json
 
 
-def prepare(name: RunName, overrides: OverrideWords = None, as_json: AsJson = False) -> None:
-    """Clean, unique, split and tokenize a run's text, unless that was done before and nothing is missing.
-
-    Example: artel prepare run.yaml data.block=512
-    """
-    from artel.config import Overrides, read_run_file
-    from artel.launching.prepare_run import prepare_run
-
-    prepared = prepare_run(read_run_file(name), Overrides.parse(overrides))
-    if as_json:
-        ledger = prepared.ledger()
-        result = {name: ledger[name] for name in ("documents", "tokens", "bytes")}
-        print_json({**result, "store": str(prepared.folder), "made": prepared.made})
-
-
 def train(
     name: RunName,
     overrides: OverrideWords = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes on this host; else as many as the numbers in `parallel` need.")
+        int | None, typer.Option(min=1, help="Processes on this host (default: what `parallel` requires).")
     ] = None,
     nnodes: Annotated[
-        str | None, typer.Option(help="Hosts, as 4, or as 1:4 when they may join and leave; else NNODES.")
+        str | None, typer.Option(help="Number of hosts, e.g. 4, or 1:4 for an elastic run (default: $NNODES).")
     ] = None,
-    node_rank: Annotated[int | None, typer.Option(help="Which host this is, from 0; else NODE_RANK.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Address of the first host; else MASTER_ADDR.")] = None,
-    master_port: Annotated[int | None, typer.Option(help="Port there; else MASTER_PORT.")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="Number of this host, from 0 (default: $NODE_RANK).")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of the first host (default: $MASTER_ADDR).")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Port on that host (default: $MASTER_PORT).")] = None,
     rdzv_endpoint: Annotated[
-        str | None, typer.Option(help="ADDRESS:PORT of one host, where all meet, without --node-rank.")
+        str | None, typer.Option(help="Rendezvous endpoint ADDRESS:PORT, used without --node-rank.")
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often this host's processes are restarted after a failure.")
+        int, typer.Option(min=0, help="Maximum restarts of this host's processes after failures.")
     ] = 0,
     deepspeed: Annotated[
-        str | None, typer.Option("--deepspeed", "--deepspeed_config", help="The same as parallel.deepspeed=FILE.")
+        str | None, typer.Option("--deepspeed", "--deepspeed_config", help="Short for parallel.deepspeed=FILE.")
     ] = None,
     from_deepspeed: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Begin with DeepSpeed's checkpoint in DIR: weights, optimizer, step."),
+        typer.Option(metavar="DIR", help="Start from the DeepSpeed checkpoint in DIR: weights, optimizer and step."),
     ] = None,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Start over: the run's folder is emptied first.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Train although the plan says that it cannot fit.")] = False,
-    report_to: Annotated[str | None, typer.Option(help="Add trackers, as tensorboard or wandb.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Start over: empty the run folder first.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Train even if the run does not fit by the plan.")] = False,
+    report_to: Annotated[str | None, typer.Option(help="Trackers to add, e.g. tensorboard,wandb.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a run, or resume it. Stop with Ctrl-C; the same command resumes.

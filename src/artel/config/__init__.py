@@ -1,17 +1,17 @@
-"""A run described: strict typed sections, read from YAML with overrides; the shipped recipes live in `recipes/`."""
+"""The configuration of a run: typed sections, read from YAML with overrides. `recipes/` has the package's run files."""
 
+from artel.config.differences import result_differences
 from artel.config.load import (
+    InvalidRunFile,
     RunFile,
-    WrongRunFile,
     dump_run,
     is_doubtful,
     is_override,
     load_run,
-    located,
     read_run_file,
     read_settings,
-    result_differences,
     run_from,
+    with_location,
 )
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
@@ -56,6 +56,7 @@ __all__ = [
     "DedupConfig",
     "EmbeddingConfig",
     "EmbeddingPrompts",
+    "InvalidRunFile",
     "LogConfig",
     "LoraConfig",
     "MaskedConfig",
@@ -82,13 +83,11 @@ __all__ = [
     "TokensConfig",
     "TrainConfig",
     "ValidateConfig",
-    "WrongRunFile",
     "dump_run",
     "is_doubtful",
     "is_override",
     "key_advice",
     "load_run",
-    "located",
     "meant_key",
     "name_fault",
     "near_name",
@@ -98,4 +97,5 @@ __all__ = [
     "recipe_text",
     "result_differences",
     "run_from",
+    "with_location",
 ]

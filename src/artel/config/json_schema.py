@@ -1,4 +1,4 @@
-"""The JSON schema of a run file, by which editors complete keys, show their help and mark what is wrong."""
+"""The JSON schema of a run file, which editors use to complete keys, show their help and mark mistakes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pydantic_core import CoreSchema
 from artel.config.schema.quantities import Interval, Warmup
 from artel.config.schema.run import RunConfig
 
-# pydantic leaves its own words where a function stands between a number and its bounds.
+# pydantic keeps its own names of bounds if a validator precedes them.
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-_NOT_FOR_EDITORS = ("shapes_result", "title")
+_OMITTED_KEYS = ("shapes_result", "title")
 
 
 def run_file_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12). It allows what YAML leaves as text, as 30k and 5e-5, and refuses unknown keys."""
+    """Return the schema (draft 2020-12). It allows numbers that YAML reads as strings (30k), but no unknown keys."""
     return RunConfig.model_json_schema(by_alias=True, schema_generator=_RunFileSchema)
 
 
 class _RunFileSchema(GenerateJsonSchema):
     def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
-        made: dict[str, Any] = _for_editors(super().generate(schema, mode))
-        return {"$schema": self.schema_dialect, "title": "artel run file", **made}
+        json_schema: dict[str, Any] = _for_editors(super().generate(schema, mode))
+        return {"$schema": self.schema_dialect, "title": "artel run file", **json_schema}
 
     def encode_default(self, dft: Any) -> Any:
-        """A default as it is written in a run file."""
+        """Return a default as it is written in a run file."""
         if isinstance(dft, Interval):
             return dft.steps if dft.steps is not None else str(dft)
         if isinstance(dft, Warmup):
@@ -35,13 +35,13 @@ class _RunFileSchema(GenerateJsonSchema):
 
 
 def _for_editors(node: Any) -> Any:
-    """The schema with the bounds of numbers in JSON schema's words, and without what no editor shows."""
+    """Return the schema with JSON schema's names of bounds, without keys that editors do not show."""
     if isinstance(node, list):
         return [_for_editors(inner) for inner in node]
     if not isinstance(node, dict):
         return node
-    kept = {name: value for name, value in node.items() if name not in _NOT_FOR_EDITORS or isinstance(value, dict)}
+    items = {name: value for name, value in node.items() if name not in _OMITTED_KEYS or isinstance(value, dict)}
     return {
         _BOUNDS.get(name, name) if isinstance(value, int | float) else name: _for_editors(value)
-        for name, value in kept.items()
+        for name, value in items.items()
     }

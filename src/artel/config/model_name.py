@@ -1,4 +1,4 @@
-"""Checks of the name of a model to open, before anything heavy is imported and before the hub is contacted."""
+"""Check the name of a model before heavy imports and before contacting the hub."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from artel.config.suggest import near_name
 from artel.errors import InputError
 
 HUB_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "adapter_config.json")
-"""Files of which a model, a tokenizer or an adapter on the hub has at least one."""
+"""Files on the hub, at least one of which a model, tokenizer or adapter has."""
 
 
 def is_in_hub_cache(name: str, files: tuple[str, ...] = HUB_FILES[:1]) -> bool | None:
-    """True if the hub's cache has one of `files` of a model; None for a name that no model of the hub can have."""
+    """True if the hub's cache has one of `files` of a model. None if no model on the hub can have this name."""
     try:
         return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
     except HFValidationError:
@@ -25,25 +25,26 @@ def is_in_hub_cache(name: str, files: tuple[str, ...] = HUB_FILES[:1]) -> bool |
 
 
 def check_model_name(name: str) -> None:
-    """Raise InputError for a name that is no folder, and that is a recipe, a run without runs/, or not in the cache.
+    """Raise InputError if `name` is a recipe, a run written without runs/, or cannot be found offline.
 
-    A model in the hub's cache may have such a name. Others are left to the hub, unless HF_HUB_OFFLINE is set.
+    Existing folders and models in the hub's cache are accepted. The hub decides about other names, unless
+    HF_HUB_OFFLINE is set.
     """
     fault = name_fault(name)
     if fault is not None:
-        raise InputError.at(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")
+        raise InputError.at(f"{name[:100]}…", fault, "use a run folder, a model folder or a hub id")
     if Path(name).exists() or is_in_hub_cache(name):
         return
     near = near_name(name)
     if near is not None and name in (near, Path(near).name):
         if near in recipe_names():
-            fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
-            raise InputError.at(name, "is a recipe, and no model of it has been trained here", fix)
-        fix = f"did you mean {near}? else fetch the hub's model first: hf download {name}"
+            fix = f"train it first: artel train {near}; or use it untrained: artel generate --untrained"
+            raise InputError.at(name, "is a recipe, but no model of it has been trained here", fix)
+        fix = f"did you mean {near}? For a model on the hub, first run hf download {name}"
         raise InputError.at(name, "there is no such folder", fix)
     is_run_name = Path(name).parts[:1] == ("runs",)
     is_cached = is_in_hub_cache(name, HUB_FILES)
     if (is_run_name and not is_cached) or (constants.HF_HUB_OFFLINE and is_cached is False):
-        what = "no run, no model folder and no model in the hub's cache has this name"
-        fix = f"check its spelling; a model of the hub needs network (hf download {name}), without HF_HUB_OFFLINE"
+        what = "is neither a run, a model folder nor a model in the hub's cache"
+        fix = f"check the spelling; a model on the hub needs network (hf download {name}) without HF_HUB_OFFLINE"
         raise InputError.at(name, what, fix if near is None else f"did you mean {near}?")

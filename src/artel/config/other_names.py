@@ -1,4 +1,4 @@
-"""Names for keys of a run file, and for objectives, in transformers, trl, nanoGPT, axolotl, torchtitan and peft."""
+"""Names of keys and objectives in transformers, trl, nanoGPT, axolotl, torchtitan and peft."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _NAMES = {
 }
 
 OTHER_NAMES = {name: key for key, names in _NAMES.items() for name in names.split()}
-"""Another tool's name, in lower case with _ -> the dotted key."""
+"""Another tool's name in lower case, with _ -> the dotted key."""
 
 _OBJECTIVES = {
     "causal": "clm pretrain pretraining causal-lm language-modeling",
@@ -76,4 +76,4 @@ _OBJECTIVES = {
 OTHER_OBJECTIVES = {name: objective for objective, names in _OBJECTIVES.items() for name in names.split()} | {
     loss: f"preference, and preference.loss: {loss}" for loss in ("dpo", "ipo", "kto", "orpo", "simpo")
 }
-"""Another tool's name of what is learned, in lower case with - -> what to write for `objective`."""
+"""Another tool's name of an objective in lower case, with - -> the value of `objective`."""

@@ -1,4 +1,4 @@
-"""Overrides: values for dotted keys of a run file, `{"train.steps": 300}`, or `train.steps=300` on a command line."""
+"""Overrides of keys of a run file: `{"train.steps": 300}`, or `train.steps=300` on the command line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import yaml
 from artel.config.yaml_lines import Key, read_yaml
 from artel.errors import Problem
 
-_OVERRIDE = "override "  # the place of an overridden key begins with it
-_LONGEST_SHOWN = 200  # characters of an override in a message
-# Only one key of each group can be set: an override of one removes the others that the run file sets.
-_ONE_OF = (
+_PREFIX = "override "  # of the location of an overridden key
+_MAX_WORD_CHARS = 200  # of an override in a message
+# Only one key of each group can be set: an override of one removes the others from the run file.
+_EXCLUSIVE_KEYS = (
     ("model.config", "model.from", "model.auto"),
     ("tokenizer.train", "tokenizer.from"),
     ("train.epochs", "train.steps", "train.tokens", "train.budget"),
@@ -24,17 +24,17 @@ _ONE_OF = (
 
 
 class Overrides(dict[str, Any]):
-    """Dotted keys with the values that replace those of a run file; numbers index lists (`data.sources.0.path`)."""
+    """Dotted keys -> values that replace those of a run file. Numbers index lists (`data.sources.0.path`)."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         super().__init__(values or {})
         self._words: dict[str, str] = {}
         self.problems: dict[str, list[Problem]] = {}
-        """Problems in words of the command line, by the key at their beginning."""
+        """Problems of command-line words, by the key that the word begins with."""
 
     @classmethod
     def parse(cls, words: Sequence[str] | None) -> Overrides:
-        """From words `a.b.0.c=value`, each value read as YAML; of two words for a key the last one counts."""
+        """Parse words `a.b.0.c=value`. Values are YAML; the last of several words for a key counts."""
         overrides = cls()
         words = list(words or ())
         while words:
@@ -52,19 +52,19 @@ class Overrides(dict[str, Any]):
         return overrides
 
     def adding(self, words: Sequence[str]) -> Overrides:
-        """These overrides and those of `words`."""
+        """Return these overrides and those in `words`."""
         return Overrides.parse([*self.words, *words])
 
     @property
     def words(self) -> list[str]:
-        """As on a command line."""
+        """The overrides as words of a command line."""
         return [self._words.get(key) or f"{key}={_as_yaml(value)}" for key, value in self.items()]
 
     def _add(self, word: str) -> None:
         key, equals, text = word.partition("=")
         where = _where(word)
         if not equals or not re.fullmatch(r"[A-Za-z_][\w-]*(\.[\w-]+)*", key):
-            self.problems[key] = [Problem(where, "is not of the form key=value", "write train.learning_rate=3e-4")]
+            self.problems[key] = [Problem(where, "is not of the form key=value", "write e.g. train.learning_rate=3e-4")]
             return
         try:
             value, _, problems = read_yaml(text, where)
@@ -73,16 +73,16 @@ class Overrides(dict[str, Any]):
         if problems:
             self.problems[key] = problems
             return
-        self.pop(key, None)  # a later word of the same key is also laid over later
+        self.pop(key, None)  # a later word for the same key is also applied later
         self[key] = value
         self._words[key] = word
 
-    def lay_over(self, tree: dict[str, Any], lines: dict[Key, str]) -> dict[str, list[Problem]]:
-        """Put the values into `tree`, and their places into `lines`; what is wrong, by key."""
+    def apply_to(self, tree: dict[str, Any], lines: dict[Key, str]) -> dict[str, list[Problem]]:
+        """Set the values in `tree` and their locations in `lines`. Return the problems by key."""
         problems = dict(self.problems)
         for (key, value), word in zip(self.items(), self.words, strict=True):
             where = _where(word)
-            problem = _lay_over(tree, lines, key, copy.deepcopy(value), where)
+            problem = _set_value(tree, lines, key, copy.deepcopy(value), where)
             if problem is not None:
                 problems[key] = [problem]
         return problems
@@ -94,16 +94,17 @@ def _as_yaml(value: Any) -> str:
 
 
 def _where(word: str) -> str:
-    return _OVERRIDE + (word if len(word) <= _LONGEST_SHOWN else f"{word[:_LONGEST_SHOWN]}…")
+    return _PREFIX + (word if len(word) <= _MAX_WORD_CHARS else f"{word[:_MAX_WORD_CHARS]}…")
 
 
-def _lay_over(tree: dict[str, Any], lines: dict[Key, str], dotted: str, value: Any, where: str) -> Problem | None:
+def _set_value(tree: dict[str, Any], lines: dict[Key, str], dotted: str, value: Any, where: str) -> Problem | None:
+    """Set a value in `tree` and its location in `lines`. Return the problem if the key cannot be set."""
     parts: list[str | int] = [int(part) if re.fullmatch("[0-9]{1,9}", part) else part for part in dotted.split(".")]
     if value is not None and value is not False:
         _remove_others(tree, lines, tuple(parts[:2]))
     section: Any = tree
     for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
+        is_last = depth == len(parts) - 1
         if isinstance(section, list):
             if not isinstance(part, int) or part > len(section):
                 return Problem(where, f"{part} is not an index of a list of {len(section)}", "count from 0")
@@ -111,10 +112,10 @@ def _lay_over(tree: dict[str, Any], lines: dict[Key, str], dotted: str, value: A
                 section.append({})
         elif isinstance(section, dict):
             if section.get(part) is None:
-                section[part] = [] if not last and isinstance(parts[depth + 1], int) else {}
+                section[part] = [] if not is_last and isinstance(parts[depth + 1], int) else {}
         else:
             return Problem(where, f"{'.'.join(map(str, parts[:depth]))} is a value, not a section", "check the key")
-        if last:
+        if is_last:
             section[part] = value
         section = section[part]
     for key in [key for key in lines if key[: len(parts)] == tuple(parts)]:
@@ -125,14 +126,14 @@ def _lay_over(tree: dict[str, Any], lines: dict[Key, str], dotted: str, value: A
 
 
 def _remove_others(tree: dict[str, Any], lines: dict[Key, str], key: Key) -> None:
-    """Remove from the tree what cannot be set together with `key`, except other overrides."""
+    """Remove the keys from `tree` that cannot be combined with `key`, except other overrides."""
     dotted = ".".join(map(str, key))
     section = tree.get(str(key[0]))
     if len(key) != 2 or not isinstance(section, dict):
         return
-    for group in _ONE_OF:
-        for other in group if dotted in group else ():
-            name = other.rpartition(".")[2]
-            below = [place for known, place in lines.items() if known[:2] == (key[0], name)]
-            if other != dotted and not any(place.startswith(_OVERRIDE) for place in below):
+    for group in _EXCLUSIVE_KEYS:
+        for exclusive in group if dotted in group else ():
+            name = exclusive.rpartition(".")[2]
+            locations = [location for each, location in lines.items() if each[:2] == (key[0], name)]
+            if exclusive != dotted and not any(location.startswith(_PREFIX) for location in locations):
                 section.pop(name, None)

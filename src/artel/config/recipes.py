@@ -1,4 +1,4 @@
-"""The recipes in the package: run files that work unchanged and can be copied."""
+"""The recipes of the package: run files that work unchanged and can be copied."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from importlib.resources import files
 
 
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes, sorted."""
+    """Return the names of the recipes, sorted."""
     return sorted(entry.name.removesuffix(".yaml") for entry in _folder().iterdir() if entry.name.endswith(".yaml"))
 
 
 def recipe_text(name: str) -> str:
-    """The YAML text of a recipe. Raises KeyError for an unknown name."""
+    """Return the YAML text of a recipe. Raise KeyError for an unknown name."""
     if name not in recipe_names():
         raise KeyError(name)
     return (_folder() / f"{name}.yaml").read_text(encoding="utf-8")

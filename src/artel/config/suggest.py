@@ -1,4 +1,4 @@
-"""Suggestions for wrong keys, other tools' keys, and wrong names of runs and recipes."""
+"""Suggestions for unknown keys, other tools' keys, and unknown names of runs and recipes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ from artel.config.schema.registered import section_keys
 from artel.config.schema.run import RunConfig
 from artel.config.yaml_lines import Key
 
-_NEAR = 0.75  # difflib's ratio: one or two letters of a word differ
-_FAR = 0.5
+_NEAR_CUTOFF = 0.75  # difflib's ratio: one or two letters of a word differ
+_FAR_CUTOFF = 0.5
 
 
 @lru_cache(1024)
 def meant_key(key: Key) -> str | None:
-    """The dotted key that an unknown `key` probably means; None where no key is similar."""
-    section, name = tuple(int(part) if str(part).isdecimal() else part for part in key[:-1]), _normal(key[-1])
+    """Return the dotted key that an unknown `key` probably means, or None if no key is similar."""
+    section = tuple(int(part) if str(part).isdecimal() else part for part in key[:-1])
+    name = _normalized(key[-1])
     if name in OTHER_NAMES:
         dotted = OTHER_NAMES[name]
         return dotted.replace("data.sources.0.", f"{key[0]}.{key[1]}.{key[2]}.") if _is_of_source(key) else dotted
     in_section = _names_in(section)
     by_name = _keys_by_name()
-    near = difflib.get_close_matches(name, in_section, 1, cutoff=_NEAR)
+    near = difflib.get_close_matches(name, in_section, 1, cutoff=_NEAR_CUTOFF)
     if not near and name in by_name:
         return by_name[name]
-    near = near or difflib.get_close_matches(name, in_section, 1, cutoff=_FAR)
+    near = near or difflib.get_close_matches(name, in_section, 1, cutoff=_FAR_CUTOFF)
     if near:
         return ".".join(map(str, (*section, near[0])))
-    return next((by_name[similar] for similar in difflib.get_close_matches(name, by_name, 1, cutoff=_NEAR)), None)
+    return next(
+        (by_name[similar] for similar in difflib.get_close_matches(name, by_name, 1, cutoff=_NEAR_CUTOFF)), None
+    )
 
 
 def key_advice(key: Key) -> str:
@@ -45,35 +48,35 @@ def key_advice(key: Key) -> str:
     dotted = meant_key(key)
     if dotted is None:
         return f"its section has: {', '.join(_names_in(key[:-1]))}" if _names_in(key[:-1]) else ""
-    if _normal(key[-1]) in OTHER_NAMES:
-        about = about_other_name(key[-1])
-        return f"artel calls it {dotted}{about and f': {about}'}"
+    if _normalized(key[-1]) in OTHER_NAMES:
+        note = about_other_name(key[-1])
+        return f"artel calls it {dotted}{note and f': {note}'}"
     return f"did you mean {dotted}?"
 
 
 def about_other_name(name: str | int) -> str:
-    """Return how the values of another tool's key differ from artel's; empty if they do not."""
-    return other_unit(name) or _ABOUT.get(OTHER_NAMES.get(_normal(name), ""), "")
+    """Return how the values of another tool's key differ from artel's, or "" if they do not."""
+    return other_unit(name) or _DIFFERENCES.get(OTHER_NAMES.get(_normalized(name), ""), "")
 
 
 def other_unit(name: str | int) -> str:
-    """The value for artel's key where another tool's value would be wrong; otherwise empty."""
-    return _OTHER_UNIT.get(_normal(name), "")
+    """Return the value for artel's key if another tool's value would be wrong, otherwise ""."""
+    return _OTHER_UNIT.get(_normalized(name), "")
 
 
-# Where another tool's key is a part of artel's.
-_ABOUT = {
-    "train.batch": "samples that one optimizer step sees, those of all processes and accumulated ones together",
-    "train.micro_batch": "and train.batch is what all processes see in one step, accumulated",
+# Differences of artel's keys from similar keys of other tools.
+_DIFFERENCES = {
+    "train.batch": "samples per optimizer step, over all processes and accumulated micro-batches",
+    "train.micro_batch": "samples per process and forward pass; train.batch is the global batch",
 }
-_BATCH = "samples that one optimizer step sees, not how often gradients are accumulated"
+_BATCH = "samples per optimizer step, not the number of accumulated micro-batches"
 _OTHER_UNIT = {
     "load_in_4bit": "nf4",
     "load_in_8bit": "int8",
     "bf16": "bf16",
     "fp16": "fp16",
-    "min_lr": "a fraction of the peak, as 0.1",
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "beta1", "beta2"), "both numbers, as [0.9, 0.95]"),
+    "min_lr": "a fraction of the peak, e.g. 0.1",
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "beta1", "beta2"), "both numbers, e.g. [0.9, 0.95]"),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "grad_accum", "grad_accum_steps", "accumulate_grad_batches"), _BATCH
     ),
@@ -81,15 +84,15 @@ _OTHER_UNIT = {
 
 
 def near_name(name: str) -> str | None:
-    """The folder of a run or the recipe with a similar name; None where there is none."""
+    """Return the run folder or recipe with a similar name, or None."""
     runs = {str(file.parent): str(file.parent) for file in sorted(Path("runs").glob("*/config.yaml"))}
     names = {Path(run).name: run for run in runs} | runs | {recipe: recipe for recipe in recipe_names()}
-    near = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR)
+    near = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR_CUTOFF)
     return names[near[0]] if near else None
 
 
 def other_objective(name: object) -> str:
-    """Return artel's name for another tool's objective; empty if unknown."""
+    """Return artel's name for another tool's objective, or "" if unknown."""
     return OTHER_OBJECTIVES.get(str(name).lower().replace("_", "-"), "")
 
 
@@ -97,13 +100,13 @@ def _is_of_source(key: Key) -> bool:
     return key[:2] == ("data", "sources") and len(key) > 3
 
 
-def _normal(name: str | int) -> str:
+def _normalized(name: str | int) -> str:
     return str(name).lower().replace("-", "_")
 
 
 @cache
 def _keys_by_name() -> dict[str, str]:
-    """The first dotted key of each name."""
+    """Return the first dotted key of each name."""
     return {dotted.split(".")[-1]: dotted for dotted in reversed(list(all_keys(RunConfig)))}
 
 
@@ -123,13 +126,13 @@ def _section_at(key: Key) -> type[BaseModel] | None:
 
 
 def is_key(dotted: str) -> bool:
-    """True if the run file has a key, as data.sources.0.path; its section may be that of an entry or a plugin."""
+    """True if the run file has a key, e.g. data.sources.0.path, also in the section of an entry or a plugin."""
     *section, name = (int(part) if part.isdecimal() else part for part in dotted.split("."))
     return name in _names_in(tuple(section))
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
-    """The section in a type, also within a list or an optional."""
+    """Return the section in a type, also within a list or an optional."""
     if (
         isinstance(annotation, type)
         and not isinstance(annotation, types.GenericAlias)
@@ -140,7 +143,7 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a section and its subsections."""
+    """Yield every dotted key of a section and its subsections."""
     for name, field in section_keys(section).items():
         key = f"{prefix}{name}"
         yield key

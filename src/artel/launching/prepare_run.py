@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artel.config import Overrides, RunConfig, RunFile, dump_run, located
+from artel.config import Overrides, RunConfig, RunFile, dump_run, with_location
 from artel.errors import InputError, Problem
 from artel.launching.background_check import CheckFailed, checking_in_background, has_no_training_keys
 from artel.launching.quiet_libraries import quiet_libraries
@@ -33,14 +33,14 @@ def prepare_run(file: RunFile, overrides: Overrides) -> Prepared:
     if has_secrets(config):
         logger.info(SECRETS_NOTE)
     try:
-        with file.named() as name:
+        with file.as_file() as name:
             prepared = prepare(
                 config, verify=True, while_making=lambda: checking_in_background(config, name, overrides)
             )
     except CheckFailed:
         raise
     except InputError as error:  # reported with all other problems of the run
-        text_problems = [located(problem, config) for problem in error.problems]
+        text_problems = [with_location(problem, config) for problem in error.problems]
         raise InputError(dict.fromkeys([*text_problems, *_other_problems(config)])) from None
     if copied := folder.claim():
         logger.info(copied)

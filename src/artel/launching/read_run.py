@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from artel.config import RunConfig, RunFile, WrongRunFile, dump_run, read_run_file
+from artel.config import InvalidRunFile, RunConfig, RunFile, dump_run, read_run_file
 from artel.config.yaml_lines import by_line
 from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
@@ -28,7 +28,7 @@ def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = Tru
     """Return the run of a run file that is already read. See `read_run`."""
     try:
         return file.run(overrides)
-    except WrongRunFile as error:
+    except InvalidRunFile as error:
         quiet_libraries()
         from artel.planning import Start, further_problems
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from artel.training.callbacks import Callback
 
 
-LED = "ARTEL_LED"
+LAUNCHED = "ARTEL_LAUNCHED"
 """Variable with the process id of a parent that has prepared everything; set for the processes that it starts."""
 _SAVE_SECONDS = 600  # as long as a launcher gives its processes to save
 
@@ -102,7 +102,9 @@ def start_run(
         raise InputError.at("callbacks", what, fix)
     rendezvous = Rendezvous.open(hosts) if starts_others else None  # a wrong address fails before any text is prepared
     folder = RunFolder(Path(config.run))
-    leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if rendezvous is None else rendezvous.leads)
+    leads = LAUNCHED not in os.environ and (
+        os.environ.get("RANK", "0") == "0" if rendezvous is None else rendezvous.leads
+    )
     if leads:
         folder.check_claim()  # before the lock, which is a file in it
         original = folder.original
@@ -129,8 +131,8 @@ def start_run(
                 mark_start(folder)  # --restart has emptied the folder, or a complete run is made longer
             if rendezvous is None:
                 return _train_in_this_process(config, callbacks)
-            os.environ[LED] = str(os.getpid())
-            with file.named() as name:
+            os.environ[LAUNCHED] = str(os.getpid())
+            with file.as_file() as name:
                 launch(["train", name, *overrides.words], processes, rendezvous, folder)
             return folder.read_result() if leads else {}
 
@@ -154,8 +156,8 @@ def _read_environment(options: StartOptions) -> StartOptions:
         for name in ("RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
     check_worker()
-    if LED in os.environ:
-        end_with_launcher(int(os.environ[LED]))
+    if LAUNCHED in os.environ:
+        end_with_launcher(int(os.environ[LAUNCHED]))
     return options
 
 
@@ -373,8 +375,8 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
             world = stack.enter_context(join_world(config.train.threads))
         stack.enter_context(raising_lost_peers())
         stack.enter_context(processes_lock)
-        if LED in os.environ:  # now the next start of this run waits for this process
-            end_with_launcher(int(os.environ[LED]))
+        if LAUNCHED in os.environ:  # now the next start of this run waits for this process
+            end_with_launcher(int(os.environ[LAUNCHED]))
         if config.model.auto:  # another process led the run, and has written what was chosen
             config = with_earlier_choice(config, begun=False) or config
         config = with_earlier_packing(config, begun=False)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from artel.config import RunConfig, WrongRunFile, is_doubtful, located
-from artel.config.load import read_file
+from artel.config import InvalidRunFile, RunConfig, is_doubtful, with_location
+from artel.config.read import read_file
 from artel.config.schema.run import ParallelConfig
 from artel.config.yaml_lines import by_line
 from artel.errors import InputError, Problem
@@ -74,7 +74,7 @@ class Check(NamedTuple):
     run: Callable[[], object]
 
 
-def further_problems(error: WrongRunFile, start: Start | None = None) -> list[Problem]:
+def further_problems(error: InvalidRunFile, start: Start | None = None) -> list[Problem]:
     """Return further problems of a run with a wrong run file, except those that follow from the wrong keys."""
     if error.rest is None:
         return []
@@ -111,7 +111,7 @@ def _problems(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) ->
                 check.run()
             except InputError as error:
                 problems += [problem for problem in error.problems if problem not in problems]
-    return [located(problem, config) for problem in problems if not is_doubtful(problem.where, doubtful)]
+    return [with_location(problem, config) for problem in problems if not is_doubtful(problem.where, doubtful)]
 
 
 def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:

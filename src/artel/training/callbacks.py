@@ -19,7 +19,7 @@ import orjson
 
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
-from artel.interrupts import SAME, answered_by, in_main_thread
+from artel.interrupts import SAME_SIGNAL_SECONDS, answered_by, in_main_thread
 from artel.messages import logger
 from artel.models.flops import tokens_a_second, utilization
 from artel.storage import write_file
@@ -348,7 +348,7 @@ class StopOnSignal:
         before = self._before[signal.SIGINT]
         if not self.finishes_step and callable(before):
             before(number, frame)
-        if self.requested and number == signal.SIGINT and now - self._when > SAME:
+        if self.requested and number == signal.SIGINT and now - self._when > SAME_SIGNAL_SECONDS:
             signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
             signal.raise_signal(signal.SIGINT)
         if not self.requested:

@@ -1,4 +1,4 @@
-"""The YAML of axolotl (axolotl-ai-cloud/axolotl): data sets, model, adapter, transformers' Trainer and processes."""
+"""Convert the YAML of axolotl (axolotl-ai-cloud/axolotl)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
-from artel.config.converters.axolotl_data import ORDER, carry_data, is_text
-from artel.config.converters.conversion import Conversion, Converted, KeyTable, top_level_keys
+from artel.config.converters.axolotl_data import ORDER, convert_data, is_text
+from artel.config.converters.conversion import Conversion, Converted, KeyTable
 from artel.config.converters.tools import Tool
+from artel.config.converters.yaml_text import top_level_keys
 from artel.errors import Problem
 from artel.registry import OBJECTIVES
 
@@ -24,7 +25,7 @@ _LORA = "lora_r lora_alpha lora_dropout peft_use_rslora peft_use_dora lora_modul
 _CONFIG = "the files of model and tokenizer say so"
 _TOKENS = "the tokenizer's own files define the special tokens"
 _KERNEL = "artel chooses kernels by device and model; the results are the same"
-_STAYS_IN_PLACE = "weights are loaded directly to where they stay"
+_LOADED_IN_PLACE = "weights are loaded directly to where they stay"
 _SPEED = "affects only the speed"
 _LOSS = "the loss is the mean cross-entropy of the target tokens"
 _QUANTIZED = "artel quantizes base weights under an adapter: model.quantize: nf4 or int8"
@@ -45,7 +46,7 @@ TABLE = KeyTable(
         "adam_beta1": 0.9, "adam_beta2": 0.999, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0,
         "save_total_limit": 4, "eval_strategy": "no", "dataset_exact_deduplication": False,
     },
-    carried={
+    converted={
         "output_dir": ("run", read.text),
         "base_model": ("model.from", read.text),
         "sequence_len": ("data.block", read.at_least_one),
@@ -59,13 +60,13 @@ TABLE = KeyTable(
         "sequence_parallel_degree": _CONTEXT,
         "expert_parallel_size": ("parallel.expert", read.at_least_one),
     },
-    same={
+    implied={
         "shuffle_merged_datasets shuffle_before_merging_datasets": ORDER,
         "sample_packing": "samples are not packed",
         "eval_sample_packing pad_to_sequence_len pad_to_multiple_of streaming sample_packing_* multipack_real_batches":
             _SPEED,
         "train_on_inputs": "applies to conversations",
-        "chat_template datasets.*.chat_template": "the the objective causal has no conversations",
+        "chat_template datasets.*.chat_template": "the objective causal has no conversations",
         "bfloat16 float16 float32 fp8": "train.precision sets the precision",
         "use_tensorboard use_mlflow use_trackio use_wandb": "is off",
         "dp_shard_size dp_replicate_size": "is 1",
@@ -102,7 +103,7 @@ TABLE = KeyTable(
         "experts_implementation liger_* use_kernels* fused_* tiled_mlp* chunked_cross_entropy* cut_cross_entropy* "
         "use_scattermoe* use_sonicmoe* use_dsv4_kernels* use_glm_dsa_kernels* dsv4_fp4_grouped_mode* *_kernel": _KERNEL,
     },
-    left={
+    unsupported={
         "adapter": "artel's only adapter type is lora",
         "load_in_4bit load_in_8bit": "4 and 8 bits need an adapter; write adapter: qlora",
         "lora_model_dir":
@@ -205,7 +206,7 @@ TABLE = KeyTable(
         "layer_offloading": "to offload layers write parallel.offload: cpu",
         "selective_checkpointing": "write train.activation_checkpointing: selective",
         "max_memory gpu_memory_limit": _MEMORY,
-        "lora_on_cpu experimental_skip_move_to_device": _STAYS_IN_PLACE,
+        "lora_on_cpu experimental_skip_move_to_device": _LOADED_IN_PLACE,
         "llama4_linearized_experts scaling_softmax*": "artel uses the model code of transformers",
         "use_pose* pose_*": "artel does not change positions",
         "fp8_enable_fsdp_float8_all_gather": "the all-gather of FSDP2 is set automatically",
@@ -224,193 +225,213 @@ _OTHER_OBJECTIVES = {
 
 
 def is_axolotl(text: str) -> bool:
-    """True for axolotl's YAML, also a broken one."""
+    """True for axolotl's YAML, even if it is invalid."""
     keys = top_level_keys(text)
-    own = {"datasets", "pretraining_dataset", "sequence_len", "adapter", "micro_batch_size", "rl", "num_epochs"}
-    return "base_model" in keys and bool(keys & own) and "data" not in keys
+    tool_keys = {"datasets", "pretraining_dataset", "sequence_len", "adapter", "micro_batch_size", "rl", "num_epochs"}
+    return "base_model" in keys and bool(keys & tool_keys) and "data" not in keys
 
 
-def convert_axolotl(text: str, place: str) -> Converted:
-    """Convert axolotl's configuration; relative paths start at the current folder, as there. Raises InputError."""
-    old = Conversion.of_yaml(text, place, TABLE, trainer.TABLE, names=_NAMES)
-    _normalize(old)
-    section, objective = _carry_objective(old)
-    old.put("objective", objective)
-    old.carry_table()
-    carry_data(old, section, objective)
-    _carry_model(old)
-    _carry_precision(old)
-    _carry_trackers(old)
-    trainer.carry_arguments(old)
-    _carry_intervals(old)
-    _carry_tasks(old)
-    _carry_parallel(old)
-    trainer.fit_together(old)
-    return old.finish()
+def convert_axolotl(text: str, location: str) -> Converted:
+    """Convert axolotl's configuration. Raise InputError with all problems.
+
+    Relative paths are relative to the working folder, as in axolotl.
+    """
+    conversion = Conversion.from_yaml(text, location, TABLE, trainer.TABLE, names=_NAMES)
+    _normalize(conversion)
+    section, objective = _convert_objective(conversion)
+    conversion.put("objective", objective)
+    conversion.convert_table()
+    convert_data(conversion, section, objective)
+    _convert_model(conversion)
+    _convert_precision(conversion)
+    _convert_trackers(conversion)
+    trainer.convert_arguments(conversion)
+    _convert_intervals(conversion)
+    _convert_tasks(conversion)
+    _convert_parallel(conversion)
+    trainer.fit_together(conversion)
+    return conversion.finish()
 
 
-def _normalize(old: Conversion) -> None:
-    """Give keys the values that they have in TrainingArguments."""
-    batch, micro = old.get("batch_size", read.at_least_one), old.get("per_device_train_batch_size", read.at_least_one)
-    if batch and micro and not old.has("gradient_accumulation_steps"):  # batch_size is that of one process
-        old.replace("gradient_accumulation_steps", max(1, batch // micro))
-        old.decided("train.batch", "batch_size")
-    if isinstance(old.raw("gradient_checkpointing"), str):  # offload: recomputes too, and moves the rest to the host
-        old.leave("gradient_checkpointing", "activations are recomputed; the kept ones stay on the device")
-        old.replace("gradient_checkpointing", True)
+def _normalize(conversion: Conversion) -> None:
+    """Replace values by those of TrainingArguments."""
+    batch, micro = (
+        conversion.get("batch_size", read.at_least_one),
+        conversion.get("per_device_train_batch_size", read.at_least_one),
+    )
+    if batch and micro and not conversion.has("gradient_accumulation_steps"):  # batch_size is that of one process
+        conversion.replace("gradient_accumulation_steps", max(1, batch // micro))
+        conversion.mark_converted("train.batch", "batch_size")
+    if isinstance(
+        conversion.raw_value("gradient_checkpointing"), str
+    ):  # offload: recomputes too, and moves kept activations to the host
+        conversion.report("gradient_checkpointing", "activations are recomputed; the kept ones stay on the device")
+        conversion.replace("gradient_checkpointing", True)
     for strategy, steps in (("eval_strategy", "eval_steps"), ("save_strategy", "save_steps")):
-        if old.has(steps) and not old.has(strategy):
-            old.replace(strategy, "steps")
-    if not old.has("adam_epsilon"):
-        old.carry("adam_eps", "train.epsilon", read.not_negative)
-    if old.raw("lr_scheduler_type") in (None, "cosine"):
-        old.carry("cosine_min_lr_ratio", "train.minimum_learning_rate", read.up_to_one)
+        if conversion.has(steps) and not conversion.has(strategy):
+            conversion.replace(strategy, "steps")
+    if not conversion.has("adam_epsilon"):
+        conversion.convert("adam_eps", "train.epsilon", read.not_negative)
+    if conversion.raw_value("lr_scheduler_type") in (None, "cosine"):
+        conversion.convert("cosine_min_lr_ratio", "train.minimum_learning_rate", read.up_to_one)
 
 
-def _carry_objective(old: Conversion) -> tuple[str, str]:
-    """Return (section of the data sets, objective). What artel does not learn is refused."""
-    rl = old.get("rl", read.text)
+def _convert_objective(conversion: Conversion) -> tuple[str, str]:
+    """Return (section of the data sets, objective). Add a problem for objectives that artel does not support."""
+    rl = conversion.get("rl", read.text)
     if rl in ("dpo", "ipo", "kto", "orpo", "simpo"):
-        old.put("preference.loss", rl, "rl")
+        conversion.put("preference.loss", rl, "rl")
         if rl == "simpo":
-            old.put("preference.beta", 0.1)  # the default of trl's CPOConfig, by which axolotl trains
+            conversion.put("preference.beta", 0.1)  # the default of trl's CPOConfig, which axolotl uses
             # trl's loss has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
-            old.carry("simpo_gamma", "preference.margin", read.not_negative)
+            conversion.convert("simpo_gamma", "preference.margin", read.not_negative)
         betas = ["rl_beta", "dpo_beta", *(["orpo_alpha"] if rl == "orpo" else [])]
-        for key in betas if not old.has("trl.beta") else ["trl.beta"]:
-            old.carry(key, "preference.beta", read.not_negative)
-        for key in betas if old.has("trl.beta") else ():
-            old.leave(key, "trl.beta is set and takes precedence in axolotl")
-        old.carry("kto_desirable_weight", "preference.desirable", read.not_negative)
-        old.carry("kto_undesirable_weight", "preference.undesirable", read.not_negative)
-        old.carry("dpo_label_smoothing", "preference.smoothing", read.not_negative)
+        for key in betas if not conversion.has("trl.beta") else ["trl.beta"]:
+            conversion.convert(key, "preference.beta", read.not_negative)
+        for key in betas if conversion.has("trl.beta") else ():
+            conversion.report(key, "trl.beta is set and takes precedence in axolotl")
+        conversion.convert("kto_desirable_weight", "preference.desirable", read.not_negative)
+        conversion.convert("kto_undesirable_weight", "preference.undesirable", read.not_negative)
+        conversion.convert("dpo_label_smoothing", "preference.smoothing", read.not_negative)
         return "datasets", "preference"
     if rl:
-        old.refuse("rl", f"{rl!r} is not supported by artel", "write dpo, ipo, kto, orpo or simpo")
+        conversion.add_problem("rl", f"{rl!r} is not supported by artel", "write dpo, ipo, kto, orpo or simpo")
     for key, what in _OTHER_OBJECTIVES.items():
-        if old.raw(key) is True or old.within(key):
-            place = key if old.has(key) else old.within(key)[0]
-            old.refuse(place, f"trains {what}", f"artel's objectives are {', '.join(OBJECTIVES.names)}")
-    if old.has("pretraining_dataset") or old.within("pretraining_dataset"):
-        for key in old.within("datasets"):
-            old.leave(key, "pretraining_dataset is set and takes precedence in axolotl")
+        if conversion.raw_value(key) is True or conversion.keys_in(key):
+            first_key = key if conversion.has(key) else conversion.keys_in(key)[0]
+            conversion.add_problem(first_key, f"trains {what}", f"artel's objectives are {', '.join(OBJECTIVES.names)}")
+    if conversion.has("pretraining_dataset") or conversion.keys_in("pretraining_dataset"):
+        for key in conversion.keys_in("datasets"):
+            conversion.report(key, "pretraining_dataset is set and takes precedence in axolotl")
         return "pretraining_dataset", "causal"
-    kinds = [old.raw(f"datasets.{number}.type") for number in range(old.members("datasets"))]
+    kinds = [conversion.raw_value(f"datasets.{number}.type") for number in range(conversion.list_length("datasets"))]
     return "datasets", "causal" if kinds and all(map(is_text, kinds)) else "chat"
 
 
-def _carry_model(old: Conversion) -> None:
-    """The tokenizer and the adapter: lora or qlora, with its sizes, and the weights below it in 8 or 4 bits."""
-    if not old.has("base_model"):
-        old.problems.append(Problem(old.place, "names no model", "write base_model: FOLDER-OR-HUB-ID"))
-    tokenizer = old.get("tokenizer_config", read.text)
-    if tokenizer and tokenizer != old.raw("base_model"):
-        old.put("tokenizer.from", tokenizer, "tokenizer_config")
-    if old.raw("base_model_config") != old.raw("base_model"):
-        old.leave("base_model_config", "the model's own config.json is taken")
-    adapter = old.get("adapter", read.one_of("lora qlora"))
-    four, eight = old.get("load_in_4bit", read.flag), old.get("load_in_8bit", read.flag)
+def _convert_model(conversion: Conversion) -> None:
+    """Convert the model, the tokenizer, the adapter (lora, qlora) and the quantization of base weights."""
+    if not conversion.has("base_model"):
+        conversion.problems.append(
+            Problem(conversion.location, "has no base_model", "write base_model: FOLDER-OR-HUB-ID")
+        )
+    tokenizer = conversion.get("tokenizer_config", read.text)
+    if tokenizer and tokenizer != conversion.raw_value("base_model"):
+        conversion.put("tokenizer.from", tokenizer, "tokenizer_config")
+    if conversion.raw_value("base_model_config") != conversion.raw_value("base_model"):
+        conversion.report("base_model_config", "artel uses the model's own config.json")
+    adapter = conversion.get("adapter", read.one_of("lora qlora"))
+    four, eight = conversion.get("load_in_4bit", read.flag), conversion.get("load_in_8bit", read.flag)
     if adapter is None:
-        for key in filter(re.compile(r"(lora|peft|qlora)_|peft\.").match, old.given()):
-            old.agree(key, "there is no adapter; all weights are trained")
+        for key in filter(re.compile(r"(lora|peft|qlora)_|peft\.").match, conversion.source_keys()):
+            conversion.mark_implied(key, "there is no adapter; all weights are trained")
         return
     target = "lora_target_modules"
-    if old.get("lora_target_linear", read.flag):
-        old.agree(target, "lora_target_linear selects all linear layers")
+    if conversion.get("lora_target_linear", read.flag):
+        conversion.mark_implied(target, "lora_target_linear selects all linear layers")
         target = "lora_target_linear"
-        old.replace(target, "all-linear")
-    trainer.carry_lora(old, f"{_LORA} {target}")
-    old.decided("model.lora", "adapter")
+        conversion.replace(target, "all-linear")
+    trainer.convert_lora(conversion, f"{_LORA} {target}")
+    conversion.mark_converted("model.lora", "adapter")
     kind, decisive = ("int8", "load_in_8bit") if eight and not four else ("nf4", "load_in_4bit")
     if four or eight or adapter == "qlora":
-        old.put("model.quantize", kind, "adapter", *([decisive] if old.raw(decisive) else []))
+        conversion.put("model.quantize", kind, "adapter", *([decisive] if conversion.raw_value(decisive) else []))
     for key in ("load_in_4bit", "load_in_8bit"):
-        if key != decisive or not old.raw(key):
-            old.leave_if_on(key, f"{decisive} is also true and takes precedence")
+        if key != decisive or not conversion.raw_value(key):
+            conversion.report_if_on(key, f"{decisive} is also true and takes precedence")
 
 
-def _carry_precision(old: Conversion) -> None:
-    """bf16 (auto, true, full), fp16, fp8 and their other names; axolotl takes fp8 and bf16 first."""
+def _convert_precision(conversion: Conversion) -> None:
+    """Convert bf16 (auto, true, full), fp16, fp8 and their other names. fp8 and bf16 take precedence in axolotl."""
     keys = {"fp8": "fp8", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "float32": "fp32"}
     chosen = ""
     for key, precision in keys.items():
-        value = old.raw(key)
+        value = conversion.raw_value(key)
         if value not in (None, False, True, "auto", "full"):
-            old.refuse(key, f"{value!r} is neither true, false, auto nor full")
+            conversion.add_problem(key, f"{value!r} is neither true, false, auto nor full")
         elif value and chosen:
-            old.leave(key, f"train.precision is {chosen}")
+            conversion.report(key, f"train.precision is {chosen}")
         elif value:
             chosen = "auto" if value == "auto" else precision
-            old.put("train.precision", chosen, key)
+            conversion.put("train.precision", chosen, key)
     if not chosen:
-        old.put("train.precision", "fp32" if old.raw("bf16") is False else "auto", "bf16")
-    elif chosen in ("bf16", "auto") and not old.has("adapter"):
-        old.note("axolotl trains weights in bf16, artel in fp32; train.weights: bf16 halves their memory")
+        conversion.put("train.precision", "fp32" if conversion.raw_value("bf16") is False else "auto", "bf16")
+    elif chosen in ("bf16", "auto") and not conversion.has("adapter"):
+        conversion.note("axolotl trains weights in bf16, artel in fp32; train.weights: bf16 halves their memory")
 
 
-def _carry_intervals(old: Conversion) -> None:
-    """evals_per_epoch and saves_per_epoch, in place of a strategy, and axolotl's own defaults."""
+def _convert_intervals(conversion: Conversion) -> None:
+    """Convert evals_per_epoch and saves_per_epoch, which replace a strategy, and axolotl's own defaults."""
     for key, dotted in (("evals_per_epoch", "validate.every"), ("saves_per_epoch", "checkpoint.every")):
-        times = old.get(key, read.from_zero)
+        times = conversion.get(key, read.from_zero)
         if times is not None:
-            old.put(dotted, f"{1 / times:.4g} epoch" if times else "never", key)
-    if old.raw("val_set_size") and not any(map(old.has, ("eval_strategy", "eval_steps", "evals_per_epoch"))):
-        what = "axolotl then never validates, artel once at the end; for more write validate.every"
-        old.note(f"val_set_size is given without evals_per_epoch or eval_steps: {what}")
-    if old.raw("lr_scheduler_type") != "constant" and not old.has("warmup_steps") and not old.has("warmup_ratio"):
-        old.put("train.warmup", 0.03)
-        old.note("warmup is not set: axolotl uses 3 % of the run, at most 100 steps; train.warmup is 0.03")
-    if not any(map(old.has, ("save_strategy", "save_steps", "saves_per_epoch"))):
-        old.put("checkpoint.every", "1 epoch")
+            conversion.put(dotted, f"{1 / times:.4g} epoch" if times else "never", key)
+    if conversion.raw_value("val_set_size") and not any(
+        map(conversion.has, ("eval_strategy", "eval_steps", "evals_per_epoch"))
+    ):
+        what = "axolotl then never validates, artel once at the end; to validate more often, write validate.every"
+        conversion.note(f"val_set_size is given without evals_per_epoch or eval_steps: {what}")
+    if (
+        conversion.raw_value("lr_scheduler_type") != "constant"
+        and not conversion.has("warmup_steps")
+        and not conversion.has("warmup_ratio")
+    ):
+        conversion.put("train.warmup", 0.03)
+        conversion.note("warmup is not set: axolotl uses 3 % of the run, at most 100 steps; train.warmup is 0.03")
+    if not any(map(conversion.has, ("save_strategy", "save_steps", "saves_per_epoch"))):
+        conversion.put("checkpoint.every", "1 epoch")
 
 
-def _carry_trackers(old: Conversion) -> None:
-    """Weights & Biases where a project is named, the others where they are asked for."""
+def _convert_trackers(conversion: Conversion) -> None:
+    """Convert trackers: Weights & Biases if a project is set, others if they are switched on."""
     switches = ("use_tensorboard", "use_mlflow", "use_trackio")
-    tracked = {key: key.removeprefix("use_") for key in switches if old.raw(key) is True}
-    if old.raw("use_wandb") is not False and (old.raw("use_wandb") is True or old.has("wandb_project")):
-        tracked["use_wandb" if old.has("use_wandb") else "wandb_project"] = "wandb"
+    tracked = {key: key.removeprefix("use_") for key in switches if conversion.raw_value(key) is True}
+    if conversion.raw_value("use_wandb") is not False and (
+        conversion.raw_value("use_wandb") is True or conversion.has("wandb_project")
+    ):
+        tracked["use_wandb" if conversion.has("use_wandb") else "wandb_project"] = "wandb"
     if tracked:
-        old.put("track", ["console", "jsonl", *tracked.values()], *tracked)
+        conversion.put("track", ["console", "jsonl", *tracked.values()], *tracked)
     for key in ("wandb_project", "wandb_name", "wandb_run_id", "wandb_entity", "wandb_mode"):
-        old.leave(key, f"set it in the environment: {key.upper()}")
+        conversion.report(key, f"set it in the environment: {key.upper()}")
 
 
-def _carry_tasks(old: Conversion) -> None:
-    """`lm_eval_tasks` are asked after training; `do_causal_lm_eval` compares answers that the model writes."""
-    tasks = old.get("lm_eval_tasks", read.names)
-    if tasks and old.raw("lm_eval_post_train") is not False:
-        old.put("validate.tasks", list(dict.fromkeys(task.partition(":")[0] for task in tasks)), "lm_eval_tasks")
-        old.put("validate.tasks_every", "never", "lm_eval_tasks")
+def _convert_tasks(conversion: Conversion) -> None:
+    """Convert `lm_eval_tasks`, which run after training. Report `do_causal_lm_eval`, which scores generated text."""
+    tasks = conversion.get("lm_eval_tasks", read.names)
+    if tasks and conversion.raw_value("lm_eval_post_train") is not False:
+        conversion.put("validate.tasks", list(dict.fromkeys(task.partition(":")[0] for task in tasks)), "lm_eval_tasks")
+        conversion.put("validate.tasks_every", "never", "lm_eval_tasks")
         if any(":" in task for task in tasks):
             what = "each task uses the harness's number of few-shot examples"
-            old.leave("lm_eval_tasks", f"{what}; for another number write your own task file with num_fewshot")
-    if old.raw("lm_eval_batch_size") == 8:
-        old.agree("lm_eval_batch_size", "artel asks 8 questions at a time")
-    if old.raw("plugins") == ["axolotl.integrations.lm_eval.LMEvalPlugin"]:
-        old.agree("plugins", "validate.tasks runs lm-evaluation-harness")
-    metrics = old.get("eval_causal_lm_metrics", read.names) or ("sacrebleu", "comet", "ter", "chrf")
-    written = ", ".join(name for name in metrics if name != "perplexity")
-    what = f"validation computes loss, perplexity and accuracy, but not {written} of generated text"
+            conversion.report("lm_eval_tasks", f"{what}; for another number write your own task file with num_fewshot")
+    if conversion.raw_value("lm_eval_batch_size") == 8:
+        conversion.mark_implied("lm_eval_batch_size", "artel asks 8 questions at a time")
+    if conversion.raw_value("plugins") == ["axolotl.integrations.lm_eval.LMEvalPlugin"]:
+        conversion.mark_implied("plugins", "validate.tasks runs lm-evaluation-harness")
+    metrics = conversion.get("eval_causal_lm_metrics", read.names) or ("sacrebleu", "comet", "ter", "chrf")
+    missing = ", ".join(name for name in metrics if name != "perplexity")
+    what = f"validation computes loss, perplexity and accuracy, but not {missing} of generated text"
     for key in ("do_causal_lm_eval", "eval_causal_lm_metrics"):
-        if not written or not old.raw("do_causal_lm_eval"):
-            old.agree(key, "each validation computes perplexity" if not written else "is off")
+        if not missing or not conversion.raw_value("do_causal_lm_eval"):
+            conversion.mark_implied(key, "each validation computes perplexity" if not missing else "is off")
         else:
-            old.leave(key, f"{what}; write validate.tasks: [FILE.yaml], a task of your own with these metrics")
+            conversion.report(key, f"{what}; write validate.tasks: [FILE.yaml], a task of your own with these metrics")
 
 
-def _carry_parallel(old: Conversion) -> None:
-    """The sizes of data parallelism; the others are in the table."""
-    shard = old.get("dp_shard_size", read.at_least_one) or 1
-    replicate = old.get("dp_replicate_size", read.at_least_one) or 1
+def _convert_parallel(conversion: Conversion) -> None:
+    """Convert the sizes of data parallelism. The other sizes are in the table."""
+    shard = conversion.get("dp_shard_size", read.at_least_one) or 1
+    replicate = conversion.get("dp_replicate_size", read.at_least_one) or 1
     if shard > 1 and replicate > 1:
-        old.put("parallel.data", "hsdp", "dp_shard_size", "dp_replicate_size")
-        old.put("parallel.shard", shard, "dp_shard_size")
-        old.leave("dp_replicate_size", "the number of replicas is the number of processes divided by parallel.shard")
+        conversion.put("parallel.data", "hsdp", "dp_shard_size", "dp_replicate_size")
+        conversion.put("parallel.shard", shard, "dp_shard_size")
+        conversion.report(
+            "dp_replicate_size", "the number of replicas is the number of processes divided by parallel.shard"
+        )
     elif shard > 1:
-        old.put("parallel.data", "fsdp", "dp_shard_size")
+        conversion.put("parallel.data", "fsdp", "dp_shard_size")
     elif replicate > 1:
-        old.put("parallel.data", "ddp", "dp_replicate_size")
+        conversion.put("parallel.data", "ddp", "dp_replicate_size")
 
 
-AXOLOTL = Tool("axolotl", is_axolotl, convert_axolotl, is_no_run_file=True)
+AXOLOTL = Tool("axolotl", is_axolotl, convert_axolotl, never_a_run_file=True)

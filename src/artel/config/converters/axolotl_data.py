@@ -1,4 +1,4 @@
-"""The data sets of axolotl's YAML."""
+"""Convert the data sets of axolotl's YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROLES = {
     "assistant": {"assistant", "gpt", "chatgpt", "bot", "model", "char"},
     "tool": {"tool", "function", "observation", "function_response", "tool_response", "ipython"},
 }
-# (type of a data set, converter, artel's names of its fields). The first pattern that matches is taken.
+# (pattern of a data set's type, converter, artel's names of its fields). The first matching pattern applies.
 _ORCA = {"instruction": "question", "output": "response", "system": "system_prompt"}
 _ARGILLA = {"prompt": "instruction", "chosen": "chosen_response", "rejected": "rejected_response"}
 _FORMS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
@@ -42,7 +42,7 @@ _FORMS: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
         (r"chat_template\.default", "auto", {}),
     ),
 }
-# artel's names of fields → keys of a data set that name them; the last one that is there decides.
+# artel's names of fields → keys of a data set that name them; the last key that is set applies.
 _FIELDS = {
     "messages": ("field_messages",),
     "tools": ("field_tools",),
@@ -62,159 +62,168 @@ def is_text(kind: object) -> bool:
     return isinstance(kind, str) and kind.partition(":")[0].partition(".")[0] in _TEXTS
 
 
-def carry_data(old: Conversion, section: str, objective: str) -> None:
-    """The data sets, and what belongs to them."""
+def convert_data(conversion: Conversion, section: str, objective: str) -> None:
+    """Convert the data sets and the keys that apply to them."""
     sources: list[dict[str, Any]] = []
-    for at in (f"{section}.{number}" for number in range(old.members(section))):
-        if objective == "chat" and is_text(old.raw(f"{at}.type")):
-            for key in old.within(at):
-                old.leave(key, "the objective chat trains on conversations; train on plain texts in a separate run")
+    for prefix in (f"{section}.{number}" for number in range(conversion.list_length(section))):
+        if objective == "chat" and is_text(conversion.raw_value(f"{prefix}.type")):
+            for key in conversion.keys_in(prefix):
+                conversion.report(key, "chat needs conversations; train on plain text in a separate run")
         else:
-            sources.append(_source(old, at, f"data.sources.{len(sources)}", objective))
-    if isinstance(old.raw(section), str):  # pretraining_dataset: NAME
-        data_set = local_or_hub(old.raw(section))
+            sources.append(_source(conversion, prefix, f"data.sources.{len(sources)}", objective))
+    if isinstance(conversion.raw_value(section), str):  # pretraining_dataset: NAME
+        data_set = local_or_hub(conversion.raw_value(section))
         sources.append({"path": data_set.path, "format": "parquet" if data_set.is_on_hub else "auto"})
-        old.decided("data.sources.0.path", section)
-        old.comment("data.sources.0.path", data_set.doubt)
+        conversion.mark_converted("data.sources.0.path", section)
+        conversion.comment("data.sources.0.path", data_set.note)
     if not sources:
-        old.problems.append(Problem(old.place, "names no text", "write datasets: with - path: FILE below it"))
-    old.put("data.sources", sources)
-    tests = old.within("test_datasets")
+        conversion.problems.append(
+            Problem(conversion.location, "no data set is configured", "write datasets: with - path: FILE below it")
+        )
+    conversion.put("data.sources", sources)
+    tests = conversion.keys_in("test_datasets")
     if tests:
-        data_set = local_or_hub(old.get("test_datasets.0.path", read.text) or "", split="test")
-        old.put("data.validation", data_set.path, "test_datasets.0.path")
-        old.comment("data.validation", data_set.doubt)
+        data_set = local_or_hub(conversion.get("test_datasets.0.path", read.text) or "", split="test")
+        conversion.put("data.validation", data_set.path, "test_datasets.0.path")
+        conversion.comment("data.validation", data_set.note)
         for key in tests:
-            old.leave(key, "validation texts come from one path and are read like the first of data.sources")
+            conversion.report(key, "validation texts come from one path and are read like the first of data.sources")
     else:
-        trainer.carry_share(old, "val_set_size")
-    _carry_packing(old, objective)
-    learns_all = old.get("train_on_inputs", read.flag) if objective == "chat" else None
+        trainer.convert_validation_split(conversion, "val_set_size")
+    _convert_packing(conversion, objective)
+    learns_all = conversion.get("train_on_inputs", read.flag) if objective == "chat" else None
     if learns_all is not None:
-        old.put("chat.train_on", "all" if learns_all else "assistant", "train_on_inputs")
-    if old.get("excess_length_strategy", read.one_of("drop truncate raise")) == "drop" or objective == "causal":
-        old.agree("excess_length_strategy", "chat.too_long is skip")
+        conversion.put("chat.train_on", "all" if learns_all else "assistant", "train_on_inputs")
+    if conversion.get("excess_length_strategy", read.one_of("drop truncate raise")) == "drop" or objective == "causal":
+        conversion.mark_implied("excess_length_strategy", "chat.too_long is skip")
     for key in ("shuffle_merged_datasets", "shuffle_before_merging_datasets"):
-        if old.raw(key) is False:
-            old.leave(key, ORDER)
-    for key in old.given() if objective != "causal" else ():
-        name = old.raw(key) if key.rpartition(".")[2] == "chat_template" and key.count(".") in (0, 2) else None
+        if conversion.raw_value(key) is False:
+            conversion.report(key, ORDER)
+    for key in conversion.source_keys() if objective != "causal" else ():
+        name = (
+            conversion.raw_value(key)
+            if key.rpartition(".")[2] == "chat_template" and key.count(".") in (0, 2)
+            else None
+        )
         if name is not None:
-            old.put("chat.template", "chatml" if name == "chatml" else "auto", key)
+            conversion.put("chat.template", "chatml" if name == "chatml" else "auto", key)
         is_default = name == "tokenizer_default" or str(name).startswith("tokenizer_default_fallback_")
         if name not in (None, "chatml") and not is_default:
             what = f"axolotl has its own template for {name}; artel uses the tokenizer's"
-            old.leave(key, f"{what}; for another write chat.template: FILE")
+            conversion.report(key, f"{what}; for another write chat.template: FILE")
 
 
-def _carry_packing(old: Conversion, objective: str) -> None:
-    """Texts fill blocks, and conversations can; other samples stand alone."""
-    packs = old.raw("sample_packing")
+def _convert_packing(conversion: Conversion, objective: str) -> None:
+    """Convert sample_packing. Texts are always packed, conversations optionally, other samples never."""
+    packs = conversion.raw_value("sample_packing")
     if objective == "causal" and packs is False:
-        old.leave("sample_packing", "artel joins texts and cuts them every data.block tokens; axolotl pads")
+        conversion.report("sample_packing", "artel joins texts and cuts them every data.block tokens; axolotl pads")
     if (objective == "causal" and packs in (True, False)) or (
         objective != "causal" and OBJECTIVES[objective].packs_samples  # artel's own default may pack them
     ):
-        old.put("data.packing", "best_fit" if packs is True else "concatenate", "sample_packing")
+        conversion.put("data.packing", "best_fit" if packs is True else "concatenate", "sample_packing")
     elif packs is True:
-        old.leave("sample_packing", trainer.SAMPLES_STAND_ALONE.format(objective, "sequence_len"))
+        conversion.report("sample_packing", trainer.NOT_PACKED.format(objective, "sequence_len"))
 
 
-def _source(old: Conversion, at: str, dotted: str, objective: str) -> dict[str, Any]:
-    """Return the source of the data set at `at`. `dotted`: its place in the run file."""
-    data_set, paths = _files(old, at)
+def _source(conversion: Conversion, prefix: str, dotted: str, objective: str) -> dict[str, Any]:
+    """Return the source of the data set whose keys begin with `prefix`. `dotted`: its key in the run file."""
+    data_set, paths = _files(conversion, prefix)
     source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
-    old.decided(f"{dotted}.path", f"{at}.path")
-    old.comment(f"{dotted}.path", data_set.doubt)
+    conversion.mark_converted(f"{dotted}.path", f"{prefix}.path")
+    conversion.comment(f"{dotted}.path", data_set.note)
     source["format"] = objective if objective != "causal" else "parquet" if data_set.is_on_hub else "jsonl"
     if objective == "causal":
-        field = old.get(f"{at}.field", read.text) or old.get(f"{at}.text_column", read.text)
+        field = conversion.get(f"{prefix}.field", read.text) or conversion.get(f"{prefix}.text_column", read.text)
         if field:
             source["field"] = field
-            old.decided(f"{dotted}.field", f"{at}.field", f"{at}.text_column")
-        if at.startswith("datasets"):
-            old.decided("objective", f"{at}.type")
-        if old.raw(f"{at}.skip"):
-            source["rows"] = f"[{old.raw(f'{at}.skip')}:]"
-            old.decided(f"{dotted}.rows", f"{at}.skip")
+            conversion.mark_converted(f"{dotted}.field", f"{prefix}.field", f"{prefix}.text_column")
+        if prefix.startswith("datasets"):
+            conversion.mark_converted("objective", f"{prefix}.type")
+        if conversion.raw_value(f"{prefix}.skip"):
+            source["rows"] = f"[{conversion.raw_value(f'{prefix}.skip')}:]"
+            conversion.mark_converted(f"{dotted}.rows", f"{prefix}.skip")
     else:
-        _carry_form(old, at, dotted, source, objective)
-    match = SLICED_SPLIT.fullmatch(old.get(f"{at}.split", read.text) or "train")
+        _convert_form(conversion, prefix, dotted, source, objective)
+    match = SLICED_SPLIT.fullmatch(conversion.get(f"{prefix}.split", read.text) or "train")
     if match is None:
-        old.leave(f"{at}.split", "artel reads one split and one slice of it: data.sources.rows: '[:1000]'")
+        conversion.report(f"{prefix}.split", "artel reads one split and one slice of it: data.sources.rows: '[:1000]'")
     elif match[2]:
         source["rows"] = match[2]
-        old.decided(f"{dotted}.rows", f"{at}.split")
+        conversion.mark_converted(f"{dotted}.rows", f"{prefix}.split")
     if match and match[1] != "train" and "refs/convert" in str(source["path"]):
-        old.decided(f"{dotted}.path", f"{at}.split")
+        conversion.mark_converted(f"{dotted}.path", f"{prefix}.split")
     elif match and match[1] != "train":
-        old.leave(f"{at}.split", "give the files of that split in data.sources.path")
-    _carry_roles(old, at)
+        conversion.report(f"{prefix}.split", "write the files of that split in data.sources.path")
+    _convert_roles(conversion, prefix)
     for name, fields in _READ_FIELDS.items():
-        if old.raw(f"{at}.{name}") not in fields:
-            old.leave(f"{at}.{name}", f"artel reads {', '.join(fields)}; rename the field")
+        if conversion.raw_value(f"{prefix}.{name}") not in fields:
+            conversion.report(f"{prefix}.{name}", f"artel reads {', '.join(fields)}; rename the field")
     return source
 
 
-def _files(old: Conversion, at: str) -> tuple[DataSet, list[str]]:
-    """Return the path or hub id of the data set, and the paths of its files."""
-    name, files = old.get(f"{at}.path", read.text) or "", old.get(f"{at}.data_files", read.names) or []
-    split = (old.get(f"{at}.split", read.text) or "train").partition("[")[0] or "train"
-    data_set = local_or_hub(name, old.get(f"{at}.name", read.text) or "", split)
+def _files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]]:
+    """Return the data set with its path or hub id, and the paths of its files."""
+    name, files = (
+        conversion.get(f"{prefix}.path", read.text) or "",
+        conversion.get(f"{prefix}.data_files", read.names) or [],
+    )
+    split = (conversion.get(f"{prefix}.split", read.text) or "train").partition("[")[0] or "train"
+    data_set = local_or_hub(name, conversion.get(f"{prefix}.name", read.text) or "", split)
     if name in _LOADERS and files:
-        old.decided("data.sources", f"{at}.path", f"{at}.data_files")
+        conversion.mark_converted("data.sources", f"{prefix}.path", f"{prefix}.data_files")
         return DataSet(files[0]), files
     if files:
         folder = f"hf://datasets/{name}" if data_set.is_on_hub else name.rstrip("/")
-        old.decided("data.sources", f"{at}.data_files")
-        old.leave(f"{at}.name", "data_files is set and takes precedence")
+        conversion.mark_converted("data.sources", f"{prefix}.data_files")
+        conversion.report(f"{prefix}.name", "data_files is set and takes precedence")
         return DataSet(folder), [file if "://" in file else f"{folder}/{file}" for file in files]
     if data_set.is_on_hub:
-        old.decided("data.sources", f"{at}.name")
+        conversion.mark_converted("data.sources", f"{prefix}.name")
     else:
-        old.leave(f"{at}.name", f"give the files of that subset in path: {name}")
+        conversion.report(f"{prefix}.name", f"write the files of that subset in data.sources.path: {name}")
     return data_set, [data_set.path]
 
 
-def _carry_form(old: Conversion, at: str, dotted: str, source: dict[str, Any], objective: str) -> None:
-    """`type` and the names of fields, as `converter` and `mapping`."""
-    kind = old.raw(f"{at}.type")
-    written = kind.partition(":")[0] if isinstance(kind, str) else ""
-    form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], written)), None)
+def _convert_form(conversion: Conversion, prefix: str, dotted: str, source: dict[str, Any], objective: str) -> None:
+    """Convert `type` and field names to `converter` and `mapping`."""
+    kind = conversion.raw_value(f"{prefix}.type")
+    type_name = kind.partition(":")[0] if isinstance(kind, str) else ""
+    form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], type_name)), None)
     converter, mapping = (form[1], dict(form[2])) if form else ("auto", {})
     for mine, names in _FIELDS.items():
-        for key in (f"{at}.{name}" for name in names if old.has(f"{at}.{name}")):
-            mapping |= {mine: old.get(key, read.text)}
-            old.decided(f"{dotted}.mapping", key)
+        for key in (f"{prefix}.{name}" for name in names if conversion.has(f"{prefix}.{name}")):
+            mapping |= {mine: conversion.get(key, read.text)}
+            conversion.mark_converted(f"{dotted}.mapping", key)
             if mapping[mine] in (None, mine):
                 del mapping[mine]
-    if objective == "chat" and old.within(f"{at}.type"):
+    if objective == "chat" and conversion.keys_in(f"{prefix}.type"):
         converter = "alpaca"
-    if converter == "messages" and "messages" not in mapping and old.raw(f"{at}.conversation"):
+    if converter == "messages" and "messages" not in mapping and conversion.raw_value(f"{prefix}.conversation"):
         mapping["messages"] = "conversations"
     if converter != "auto":
         source["converter"] = converter
     if mapping:
         source["mapping"] = mapping
-    old.decided(f"{dotted}.converter", f"{at}.type")
+    conversion.mark_converted(f"{dotted}.converter", f"{prefix}.type")
     if converter == "alpaca" and objective == "chat":
         what = "axolotl puts Alpaca's prompt around each question (Below is an instruction …)"
         instead = "artel formats the same fields with the tokenizer's chat template, or as User: … Assistant: …"
-        old.leave(f"{at}.type", f"{what}; {instead} if it has none")
+        conversion.report(f"{prefix}.type", f"{what}; {instead} if it has none")
     elif isinstance(kind, str) and form is None:
         fix = "if it does not, write data.sources.mapping, or converter: module:function"
-        old.leave(f"{at}.type", f"artel recognizes rows by their fields; {fix}")
+        conversion.report(f"{prefix}.type", f"artel recognizes rows by their fields; {fix}")
 
 
-def _carry_roles(old: Conversion, at: str) -> None:
-    for key in old.within(f"{at}.roles"):
+def _convert_roles(conversion: Conversion, prefix: str) -> None:
+    for key in conversion.keys_in(f"{prefix}.roles"):
         role = key.split(".")[3]
         known = _ROLES.get(role, set())
-        if not set(old.get(key, read.names) or []) <= known:
-            old.leave(key, f"artel's names for {role} are {', '.join(sorted(known))}; rename the others")
-    trained = old.get(f"{at}.roles_to_train", read.names)
+        if not set(conversion.get(key, read.names) or []) <= known:
+            conversion.report(key, f"artel's names for {role} are {', '.join(sorted(known))}; rename the others")
+    trained = conversion.get(f"{prefix}.roles_to_train", read.names)
     if trained is not None:
         is_assistant = set(trained) <= _ROLES["assistant"]
-        old.put("chat.train_on", "assistant" if is_assistant else "all", f"{at}.roles_to_train")
+        conversion.put("chat.train_on", "assistant" if is_assistant else "all", f"{prefix}.roles_to_train")
         if not is_assistant:
-            old.leave(f"{at}.roles_to_train", "chat.train_on is assistant, last or all: artel uses all")
+            conversion.report(f"{prefix}.roles_to_train", "chat.train_on is assistant, last or all: artel uses all")

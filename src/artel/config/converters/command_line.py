@@ -1,6 +1,6 @@
-"""A command line of transformers' run_clm.py or run_mlm.py.
+"""Convert a command line of transformers' run_clm.py or run_mlm.py.
 
-The command may stand in a shell script, with a launcher before it (torchrun, accelerate launch, deepspeed).
+The command may be in a shell script, after a launcher (torchrun, accelerate launch, deepspeed).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
-from artel.config.converters.conversion import Conversion, Converted, KeyTable, shown, top_level_keys
+from artel.config.converters.conversion import Conversion, Converted, KeyTable
 from artel.config.converters.hub_data import local_or_hub
 from artel.config.converters.tools import Tool
+from artel.config.converters.yaml_text import format_value, top_level_keys
 from artel.errors import InputError, Problem
 
 SCRIPT = re.compile(r"\brun_([a-z]+)(_no_trainer)?\.py\b")
@@ -26,8 +27,8 @@ _BLOCKS = {"causal": 1024, "masked": 512}
 _NO_TRAINER = {"max_train_steps": "max_steps", "num_warmup_steps": "warmup_steps"}
 _PER_HOST = ("launcher.nproc_per_node", "launcher.num_gpus", "launcher.num_processes")
 _HOSTS = ("launcher.nnodes", "launcher.num_nodes", "launcher.num_machines")
-# Arguments that hold a path or a name: a variable that the script does not set stays in it, for the user to replace.
-_PATHS = {
+# Arguments with a path or a name: variables that the script does not set are kept, for the user to replace.
+_PATH_ARGUMENTS = {
     "model_name_or_path": "model.from",
     "tokenizer_name": "tokenizer.from",
     "train_file": "data.sources.0.path",
@@ -40,12 +41,12 @@ _PATHS = {
 # fmt: off
 TABLE = KeyTable(
     defaults={**trainer.DEFAULTS, "validation_split_percentage": 5},
-    carried={
+    converted={
         "output_dir": ("run", read.text),
         "preprocessing_num_workers": ("prepare.workers", read.at_least_one),
         "max_eval_samples": ("validate.blocks", read.at_least_one),
     },
-    same={
+    implied={
         "line_by_line": "texts are joined and cut into blocks",
         "model_type": "config.json sets it",
         "tokenizer_name": "artel uses the model's tokenizer",
@@ -54,7 +55,7 @@ TABLE = KeyTable(
         "keep_linebreaks": "artel keeps line breaks",
         "pad_to_max_length": "affects only the speed",
     },
-    left={
+    unsupported={
         "config_name config_overrides": "model_name_or_path is set, and artel uses its config.json",
         "train_file": "dataset_name is set and takes precedence",
         "validation_split_percentage": "validation_file is set and takes precedence",
@@ -67,78 +68,79 @@ TABLE = KeyTable(
 
 
 def is_command_line(text: str) -> bool:
-    """True for a text that runs one of transformers' scripts of language models."""
-    of_run_files = {"data", "model", "train", "objective", "run"}  # which may name such a script in a path
+    """True if a text runs one of transformers' scripts for language models."""
+    run_file_keys = {"data", "model", "train", "objective", "run"}  # a run file may have such a script in a path
     is_json = text.lstrip().startswith("{")
-    return SCRIPT.search(text) is not None and not is_json and not of_run_files & top_level_keys(text)
+    return SCRIPT.search(text) is not None and not is_json and not run_file_keys & top_level_keys(text)
 
 
-def convert_command_line(text: str, place: str) -> Converted:
-    """Convert the first such command in the text. Raises InputError with all problems."""
-    command = read_command(text, place)
+def convert_command_line(text: str, location: str) -> Converted:
+    """Convert the first such command in the text. Raise InputError with all problems."""
+    command = read_command(text, location)
     if command.kind not in _OBJECTIVES:
-        fix = "give a command of run_clm.py or run_mlm.py, or write the run file by hand"
-        raise InputError.at(place, f"run_{command.kind}.py is not a script that is converted", fix)
+        fix = "use a command of run_clm.py or run_mlm.py, or create a run file with artel new"
+        raise InputError.at(location, f"run_{command.kind}.py is not supported", fix)
     objective = _OBJECTIVES[command.kind]
-    old = Conversion(place, TABLE, trainer.TABLE, names={} if command.has_trainer else _NO_TRAINER)
-    _add_arguments(old, command.arguments)
-    _add_launcher(old, command.launcher)
-    old.put("objective", objective)
-    old.carry_table()
-    _carry_data(old, objective)
-    _carry_model(old)
-    _carry_precision(old)
-    processes = _processes(old)
-    trainer.carry_arguments(old, processes)
-    if processes is not None and old.written("train.batch"):
-        old.decided("train.batch", *_PER_HOST, *_HOSTS)
-        started = f"artel train run.yaml --nproc {processes}"
-        old.note(f"the command starts {processes} processes, and train.batch is their total: {started}")
-    for key in old.within("launcher"):
+    conversion = Conversion(location, TABLE, trainer.TABLE, names={} if command.has_trainer else _NO_TRAINER)
+    _add_arguments(conversion, command.arguments)
+    _add_launcher(conversion, command.launcher)
+    conversion.put("objective", objective)
+    conversion.convert_table()
+    _convert_data(conversion, objective)
+    _convert_model(conversion)
+    _convert_precision(conversion)
+    processes = _processes(conversion)
+    trainer.convert_arguments(conversion, processes)
+    if processes is not None and conversion.output_value("train.batch"):
+        conversion.mark_converted("train.batch", *_PER_HOST, *_HOSTS)
+        command_line = f"artel train run.yaml --nproc {processes}"
+        conversion.note(f"the command starts {processes} processes; train.batch is their total: {command_line}")
+    for key in conversion.keys_in("launcher"):
         if key != "launcher.mixed_precision":
-            old.leave(key, trainer.STARTED)
+            conversion.report(key, trainer.STARTED)
     if not command.has_trainer:  # these scripts do not clip, and validate each epoch
-        old.put("train.clip", old.written("train.clip"), "max_grad_norm")
-        if not old.has("eval_strategy"):
-            old.put("validate.every", "1 epoch")
-    if old.raw("checkpointing_steps") == "epoch":
-        old.put("checkpoint.every", "1 epoch", "checkpointing_steps")
+        conversion.put("train.clip", conversion.output_value("train.clip"), "max_grad_norm")
+        if not conversion.has("eval_strategy"):
+            conversion.put("validate.every", "1 epoch")
+    if conversion.raw_value("checkpointing_steps") == "epoch":
+        conversion.put("checkpoint.every", "1 epoch", "checkpointing_steps")
     else:
-        old.carry("checkpointing_steps", "checkpoint.every", read.from_zero)
+        conversion.convert("checkpointing_steps", "checkpoint.every", read.from_zero)
     for line in command.others:
-        old.note(f"{place}:{line}: another command; convert it from a separate file")
-    trainer.fit_together(old)
-    return old.finish()
+        conversion.note(f"{location}:{line}: another command; convert it from a separate file")
+    trainer.fit_together(conversion)
+    return conversion.finish()
 
 
-def _add_arguments(old: Conversion, words: list[Word]) -> None:
-    """`--key value`, `--key=value`, `--flag`, `--list a b`."""
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
-        where = f"{old.place}:{word.line}"
+def _add_arguments(conversion: Conversion, words: list[Word]) -> None:
+    """Add arguments of the forms `--key value`, `--key=value`, `--flag` and `--list a b`."""
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        location = f"{conversion.location}:{word.line}"
         if not word.text.startswith("--"):
-            old.problems.append(Problem(where, f"{word.text} is not a named argument", "write --KEY VALUE"))
+            conversion.problems.append(Problem(location, f"{word.text} is not a named argument", "write --KEY VALUE"))
             continue
-        name, has_value, written = word.text[2:].partition("=")
-        values, unset = [written] if has_value else [], word.unset
-        while not has_value and at < len(words) and not re.match(r"--\D", words[at].text):
-            values.append(words[at].text)
-            unset += words[at].unset
-            at += 1
+        name, has_value, text = word.text[2:].partition("=")
+        values, unset = [text] if has_value else [], word.unset
+        while not has_value and index < len(words) and not re.match(r"--\D", words[index].text):
+            values.append(words[index].text)
+            unset += words[index].unset
+            index += 1
         key = name.replace("-", "_")
         if key.startswith("no_") and not values and key != "no_cuda":
             key, values = key.removeprefix("no_"), ["False"]
         value = [_value(each) for each in values] if len(values) > 1 else _value(values[0]) if values else True
-        key = old.add(key, value, shown(" ".join(values) or "true", key), where)
+        key = conversion.add(key, value, format_value(" ".join(values) or "true", key), location)
         names = ", ".join(f"${name}" if not name.startswith("$") else name for name in dict.fromkeys(unset))
-        if names and key in _PATHS:
-            old.comment(_PATHS[key], f"the value of {names}, which the script does not set")
-            old.note(f"{where}: {key}: {names} is not set in the script: write its value in {_PATHS[key]}")
+        if names and key in _PATH_ARGUMENTS:
+            conversion.comment(_PATH_ARGUMENTS[key], f"the value of {names}, which the script does not set")
+            fix = f"write its value in {_PATH_ARGUMENTS[key]}"
+            conversion.note(f"{location}: {key}: {names} is not set in the script: {fix}")
         elif names:
-            old.leave(key, f"{names} is not set in the script; write its value")
-            old.replace(key, None)
+            conversion.report(key, f"{names} is not set in the script; write its value")
+            conversion.replace(key, None)
 
 
 def _value(text: str) -> Any:
@@ -152,105 +154,113 @@ def _value(text: str) -> Any:
         return text
 
 
-def _add_launcher(old: Conversion, words: list[Word]) -> None:
-    """Add what stands before the script: variables of the environment, and the launcher's options."""
-    for at, word in enumerate(words):
-        where, after = f"{old.place}:{word.line}", words[at + 1].text if at + 1 < len(words) else "-"
+def _add_launcher(conversion: Conversion, words: list[Word]) -> None:
+    """Add the words before the script: environment variables and the launcher's options."""
+    for index, word in enumerate(words):
+        location = f"{conversion.location}:{word.line}"
+        next_text = words[index + 1].text if index + 1 < len(words) else "-"
         assignment = re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word.text)
         if assignment:
             name, value = assignment.groups()
-            old.add(name, value or None, shown(value, name.lower()), where)
-            old.leave(name, "is an environment variable; set it for artel train too")
+            conversion.add(name, value or None, format_value(value, name.lower()), location)
+            conversion.report(name, "is an environment variable; set it for artel train too")
         elif word.text.startswith("--"):
             name, _, value = word.text[2:].partition("=")
-            value = value or ("" if after.startswith("-") or SCRIPT.search(after) else after)
+            value = value or ("" if next_text.startswith("-") or SCRIPT.search(next_text) else next_text)
             key = f"launcher.{name.replace('-', '_')}"
-            old.add(key, _value(value) if value else True, value or "true", where)
+            conversion.add(key, _value(value) if value else True, value or "true", location)
 
 
-def _processes(old: Conversion) -> int | None:
-    """The number of processes that the launcher starts. None if it does not say."""
-    per_host = next((old.get(key, read.at_least_one) for key in _PER_HOST if isinstance(old.raw(key), int)), None)
-    hosts = next((old.raw(key) for key in _HOSTS if isinstance(old.raw(key), int)), 1)
-    total = old.raw("launcher.num_processes")  # accelerate counts those of all machines
+def _processes(conversion: Conversion) -> int | None:
+    """Return the number of processes that the launcher starts, or None if it is not given."""
+    per_host = next(
+        (conversion.get(key, read.at_least_one) for key in _PER_HOST if isinstance(conversion.raw_value(key), int)),
+        None,
+    )
+    hosts = next((conversion.raw_value(key) for key in _HOSTS if isinstance(conversion.raw_value(key), int)), 1)
+    total = conversion.raw_value("launcher.num_processes")  # accelerate counts the processes of all machines
     return total if per_host is None or isinstance(total, int) else per_host * hosts
 
 
-def _carry_data(old: Conversion, objective: str) -> None:
-    """The text, how much of it is held out, and the length of a block."""
+def _convert_data(conversion: Conversion, objective: str) -> None:
+    """Convert the text, the validation split and the block length."""
     source: dict[str, Any] = {}
-    name, file = old.get("dataset_name", read.text), old.get("train_file", read.text)
-    subset = "" if old.raw("dataset_config_name") is None else str(old.raw("dataset_config_name"))  # may be a number
+    name, file = conversion.get("dataset_name", read.text), conversion.get("train_file", read.text)
+    subset = (
+        "" if conversion.raw_value("dataset_config_name") is None else str(conversion.raw_value("dataset_config_name"))
+    )  # may be a number
     if name:
         data_set = local_or_hub(name, subset)
         source |= {"path": data_set.path, "format": "parquet" if data_set.is_on_hub else "auto"}
-        old.decided("data.sources", "dataset_name", "dataset_config_name")
-        old.comment("data.sources.0.path", data_set.doubt)
+        conversion.mark_converted("data.sources", "dataset_name", "dataset_config_name")
+        conversion.comment("data.sources.0.path", data_set.note)
     elif file:
         source |= {"path": file, **({"format": "csv"} if file.endswith((".csv", ".tsv")) else {})}
-        old.decided("data.sources", "train_file")
+        conversion.mark_converted("data.sources", "train_file")
     else:
         source["path"] = "TEXTS.txt"
-        old.comment("data.sources.0.path", "your text: the command has neither --train_file nor --dataset_name")
-        old.note("the command names no text; write your files in data.sources.0.path")
-    if objective == "masked" and old.get("line_by_line", read.flag):
+        conversion.comment("data.sources.0.path", "your text: the command has neither --train_file nor --dataset_name")
+        conversion.note("the command has no text; write your files in data.sources.0.path")
+    if objective == "masked" and conversion.get("line_by_line", read.flag):
         if file and not name and not file.endswith((".csv", ".tsv", ".json", ".jsonl")):
             source["document"] = "line"
-        old.put("data.packing", "best_fit", "line_by_line")
-    old.put("data.sources", [source])
-    _carry_validation(old, name, subset)
+        conversion.put("data.packing", "best_fit", "line_by_line")
+    conversion.put("data.sources", [source])
+    _convert_validation(conversion, name, subset)
     key = "max_seq_length" if objective == "masked" else "block_size"
-    block = old.get(key, read.at_least_one)
-    old.put("data.block", block or _BLOCKS[objective], key)
+    block = conversion.get(key, read.at_least_one)
+    conversion.put("data.block", block or _BLOCKS[objective], key)
     if block is None:
-        old.note(f"{key} is not given: data.block is {_BLOCKS[objective]}; the script uses the tokenizer's value")
+        conversion.note(
+            f"{key} is not given: data.block is {_BLOCKS[objective]}; the script uses the tokenizer's value"
+        )
     if objective == "masked":
-        old.carry("mlm_probability", "masked.rate", read.share)
-    old.put("data.dedup.exact", False)
-    old.note("the script joins texts without a separator; artel puts the tokenizer's end token between them")
+        conversion.convert("mlm_probability", "masked.rate", read.fraction)
+    conversion.put("data.dedup.exact", False)
+    conversion.note("the script joins texts without a separator; artel puts the tokenizer's end token between them")
 
 
-def _carry_validation(old: Conversion, name: str | None, subset: str) -> None:
-    """A file, or the data set's own split, or else a share of the text."""
-    file = old.get("validation_file", read.text)
-    percent = old.get("validation_split_percentage", read.from_zero)
+def _convert_validation(conversion: Conversion, name: str | None, subset: str) -> None:
+    """Convert the validation text: a file, the data set's own split, or a fraction of the text."""
+    file = conversion.get("validation_file", read.text)
+    percent = conversion.get("validation_split_percentage", read.from_zero)
     data_set = local_or_hub(name, subset, "validation") if name else None
     if file:
-        old.put("data.validation", file, "validation_file")
-    elif data_set and data_set.is_on_hub and not old.has("validation_split_percentage"):
-        old.put("data.validation", data_set.path, "dataset_name", "dataset_config_name")
-        old.comment("data.validation", "the data set's own split; if it has none, write 0.05")
+        conversion.put("data.validation", file, "validation_file")
+    elif data_set and data_set.is_on_hub and not conversion.has("validation_split_percentage"):
+        conversion.put("data.validation", data_set.path, "dataset_name", "dataset_config_name")
+        conversion.comment("data.validation", "the data set's own split; if it has none, write 0.05")
     elif percent is not None:
-        old.put("data.validation", percent / 100, "validation_split_percentage")
+        conversion.put("data.validation", percent / 100, "validation_split_percentage")
 
 
-def _carry_model(old: Conversion) -> None:
-    """A pretrained model, or one from scratch by its type."""
-    name, config = old.get("model_name_or_path", read.text), old.get("config_name", read.text)
-    model_type = old.get("model_type", read.text)
+def _convert_model(conversion: Conversion) -> None:
+    """Convert the model: pretrained, or a new one by its type."""
+    name, config = conversion.get("model_name_or_path", read.text), conversion.get("config_name", read.text)
+    model_type = conversion.get("model_type", read.text)
     if name:
-        old.put("model.from", name, "model_name_or_path")
+        conversion.put("model.from", name, "model_name_or_path")
     elif model_type or config:
         model_type = model_type or _type_of(config or "")
-        old.put("model.config.model_type", model_type or "gpt2", "model_type", "config_name")
+        conversion.put("model.config.model_type", model_type or "gpt2", "model_type", "config_name")
         if config:
-            old.comment("model.config.model_type", f"and further keys of the config.json of {config}")
-            old.leave("config_name", "write the keys of its config.json in model.config")
-        for override in (old.get("config_overrides", read.text) or "").split(","):
+            conversion.comment("model.config.model_type", f"and other keys of the config.json of {config}")
+            conversion.report("config_name", "write the keys of its config.json in model.config")
+        for override in (conversion.get("config_overrides", read.text) or "").split(","):
             key, _, value = override.strip().partition("=")
             if key:
-                old.put(f"model.config.{key}", _override(value), "config_overrides")
+                conversion.put(f"model.config.{key}", _override(value), "config_overrides")
     else:
-        fix = "write --model_name_or_path FOLDER-OR-HUB-ID, or --model_type TYPE for one from scratch"
-        old.problems.append(Problem(old.place, "names no model", fix))
-    tokenizer = old.get("tokenizer_name", read.text)
+        fix = "add --model_name_or_path FOLDER-OR-HUB-ID, or --model_type TYPE for a new model"
+        conversion.problems.append(Problem(conversion.location, "the command has no model", fix))
+    tokenizer = conversion.get("tokenizer_name", read.text)
     if tokenizer and tokenizer != name:
-        old.put("tokenizer.from", tokenizer, "tokenizer_name")
-    old.leave_unless(old.raw("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
+        conversion.put("tokenizer.from", tokenizer, "tokenizer_name")
+    conversion.report_unless(conversion.raw_value("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
 
 
 def _type_of(name: str) -> str:
-    """The model type that the name of a model begins with: roberta of roberta-base."""
+    """Return the model type at the start of a model's name, e.g. roberta for roberta-base."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     last = name.rpartition("/")[2].lower()
@@ -258,47 +268,49 @@ def _type_of(name: str) -> str:
 
 
 def _override(value: str) -> Any:
-    """A value of `--config_overrides n_embd=1024,scale_attn_weights=false`."""
+    """Convert a value of `--config_overrides n_embd=1024,scale_attn_weights=false`."""
     if re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", value):
         return int(value) if re.fullmatch(r"-?\d+", value) else float(value)
     return {"true": True, "false": False}.get(value.lower(), value)
 
 
-def _carry_precision(old: Conversion) -> None:
-    """bf16 and fp16, the dtype in which the model is loaded and trained, and the launcher's precision."""
-    if not trainer.carry_precision(old, {"bf16": "bf16", "fp16": "fp16"}) and (old.has("bf16") or old.has("fp16")):
-        old.put("train.precision", "fp32", "bf16", "fp16")
+def _convert_precision(conversion: Conversion) -> None:
+    """Convert bf16 and fp16, the dtype of the weights and the launcher's precision."""
+    if not trainer.convert_precision(conversion, {"bf16": "bf16", "fp16": "fp16"}) and (
+        conversion.has("bf16") or conversion.has("fp16")
+    ):
+        conversion.put("train.precision", "fp32", "bf16", "fp16")
     for key in ("torch_dtype", "dtype"):
-        if old.raw(key) in ("bfloat16", "bf16"):
-            old.put("train.precision", "bf16", key)
-            old.put("train.weights", "bf16", key)
-        elif old.raw(key) in ("float16", "fp16"):
+        if conversion.raw_value(key) in ("bfloat16", "bf16"):
+            conversion.put("train.precision", "bf16", key)
+            conversion.put("train.weights", "bf16", key)
+        elif conversion.raw_value(key) in ("float16", "fp16"):
             fix = "see train.weights; for fp16 computation write train.precision: fp16"
-            old.leave(key, f"artel's trained weights are in fp32 or bf16: {fix}")
+            conversion.report(key, f"artel's trained weights are in fp32 or bf16: {fix}")
     key = "launcher.mixed_precision"
-    launched = old.raw(key)
-    if not any(map(old.has, ("bf16", "fp16", "torch_dtype", "dtype"))):
+    launched = conversion.raw_value(key)
+    if not any(map(conversion.has, ("bf16", "fp16", "torch_dtype", "dtype"))):
         if launched in ("bf16", "fp16", "fp8"):
-            old.put("train.precision", launched, key)
+            conversion.put("train.precision", launched, key)
         else:
-            old.put("train.precision", "fp32")
+            conversion.put("train.precision", "fp32")
             advice = "train.precision: auto is faster on GPUs"
-            old.note(f"neither bf16 nor fp16 is set, so the precision is fp32; {advice}")
-    precision = old.written("train.precision")
+            conversion.note(f"neither bf16 nor fp16 is set, so the precision is fp32; {advice}")
+    precision = conversion.output_value("train.precision")
     agrees = precision == {"no": "fp32"}.get(launched, launched)
-    old.leave_unless(agrees, key, f"train.precision is {precision}, by the script's arguments")
+    conversion.report_unless(agrees, key, f"train.precision is {precision}, by the script's arguments")
 
 
 # Shell scripts
 
 
 class Word(NamedTuple):
-    """A word of the command, with the values of variables that the script sets in their places."""
+    """A word of the command, with the variables that the script sets replaced."""
 
     text: str
     line: int
     unset: tuple[str, ...] = ()
-    """The variables in it that the script does not set."""
+    """Variables in the word that the script does not set."""
 
 
 class Command(NamedTuple):
@@ -311,54 +323,54 @@ class Command(NamedTuple):
     """Assignments and the launcher: everything before the script's name."""
     arguments: list[Word]
     others: list[int]
-    """Lines of further commands in the same file."""
+    """Lines of other such commands in the file."""
 
 
-_ENDS = re.compile(r"\||\|\||&&?|;|[0-9]*>>?(&[0-9])?.*|<.*")
+_END = re.compile(r"\||\|\||&&?|;|[0-9]*>>?(&[0-9])?.*|<.*")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)", re.MULTILINE)
 
 
-def read_command(text: str, place: str) -> Command:
-    """Return the first command of a text that runs one of transformers' scripts. Raises InputError."""
+def read_command(text: str, location: str) -> Command:
+    """Return the first command that runs one of transformers' scripts. Raise InputError if there is none."""
     lines = text.splitlines()
     is_comment = [line.lstrip().startswith("#") for line in lines]
     starts = [number for number, line in enumerate(lines) if SCRIPT.search(line) and not is_comment[number]]
     if not starts:
-        fix = "give the whole command: python run_clm.py --model_name_or_path gpt2 …"
-        raise InputError.at(place, "names run_clm.py or run_mlm.py in comments only", fix)
-    first = last = starts[0]  # all lines of a command but the last end with a backslash
+        fix = "use the full command: python run_clm.py --model_name_or_path gpt2 …"
+        raise InputError.at(location, "has run_clm.py or run_mlm.py in comments only", fix)
+    first = last = starts[0]  # all lines of a command except the last end with a backslash
     while first > 0 and lines[first - 1].rstrip().endswith("\\"):
         first -= 1
     while last < len(lines) - 1 and lines[last].rstrip().endswith("\\"):
         last += 1
     values: dict[str, str] = {}
-    for name, written in _ASSIGNMENT.findall("\n".join(lines[:first])):
-        value, unset = _replaced(written.strip("\"'"), values)
+    for name, quoted in _ASSIGNMENT.findall("\n".join(lines[:first])):
+        value, unset = _replace_variables(quoted.strip("\"'"), values)
         if not unset:
             values[name] = value
     try:
         words = list(_words(lines[first : last + 1], first + 1, values))
     except ValueError as error:  # shlex: an open quotation
-        raise InputError.at(f"{place}:{first + 1}", f"is no command: {error}", "check its quotes") from None
-    at, script = next((at, match) for at, word in enumerate(words) if (match := SCRIPT.search(word.text)))
-    arguments = words[at + 1 :]
-    end = next((number for number, word in enumerate(arguments) if _ENDS.fullmatch(word.text)), len(arguments))
+        raise InputError.at(f"{location}:{first + 1}", f"is not a valid command: {error}", "check its quotes") from None
+    index, script = next((index, match) for index, word in enumerate(words) if (match := SCRIPT.search(word.text)))
+    arguments = words[index + 1 :]
+    end = next((number for number, word in enumerate(arguments) if _END.fullmatch(word.text)), len(arguments))
     others = [number + 1 for number in starts if not first <= number <= last]
-    return Command(script[1], not script[2], words[:at], arguments[:end], others)
+    return Command(script[1], not script[2], words[:index], arguments[:end], others)
 
 
 def _words(lines: list[str], number: int, values: dict[str, str]) -> Iterator[Word]:
-    """Yield the words of a command whose first line has this number. Raises ValueError."""
+    """Yield the words of a command that starts at line `number`. Raise ValueError if a quotation is open."""
     joined = "\n".join(re.sub(r"\\\s*$", "", line) for line in lines)
     stream = StringIO(joined)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
-    line, counted = number, 0
+    line, offset = number, 0
     while (text := lexer.get_token()) is not None:
-        end = max(counted, stream.tell() - 1)
-        line, counted = line + joined.count("\n", counted, end), end
-        replaced, unset = _replaced(text, values)
+        end = max(offset, stream.tell() - 1)
+        line, offset = line + joined.count("\n", offset, end), end
+        replaced, unset = _replace_variables(text, values)
         assignment = re.match(r"(\w+)=", text)
         if assignment:
             values[assignment[1]] = replaced.partition("=")[2]
@@ -366,8 +378,8 @@ def _words(lines: list[str], number: int, values: dict[str, str]) -> Iterator[Wo
         yield Word(word.rstrip(";") or word, line, unset)
 
 
-def _replaced(text: str, values: dict[str, str]) -> tuple[str, tuple[str, ...]]:
-    """(the text with its variables replaced, the variables without a value)."""
+def _replace_variables(text: str, values: dict[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return (text with its variables replaced, variables without a value)."""
     unset: list[str] = []
 
     def value(match: re.Match[str]) -> str:
@@ -380,4 +392,4 @@ def _replaced(text: str, values: dict[str, str]) -> tuple[str, tuple[str, ...]]:
     return replaced, (*unset, *(["$(…)"] if "$(" in replaced or "`" in replaced else []))
 
 
-COMMAND_LINE = Tool("run_clm.py and run_mlm.py", is_command_line, convert_command_line, is_no_run_file=True)
+COMMAND_LINE = Tool("run_clm.py and run_mlm.py", is_command_line, convert_command_line, never_a_run_file=True)

@@ -1,33 +1,26 @@
-"""Turn the configuration of another tool into a run file, and account for each of its keys.
+"""Convert the configuration of another tool to a run file, and account for each of its keys.
 
-A converter is one file. It has a `KeyTable`: which keys are carried over unchanged, by which reader, and the reasons of
-those that are not; and a function for what a table cannot say, such as a batch that two keys decide together. A
-`Conversion` holds the keys of one configuration, reads the table, and collects the notes.
+A converter is one file. Its `KeyTable` lists the keys that are converted one to one, with a reader each, and the
+reasons why other keys are not converted. A function handles what a table cannot express, such as a batch size that
+depends on two keys. A `Conversion` holds the keys of one configuration, applies the tables and collects the notes.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-import yaml
-
 from artel.config.converters.readers import Reader
+from artel.config.converters.yaml_text import did_you_mean, flat, format_value, is_opaque
 from artel.config.other_names import OTHER_NAMES
-from artel.config.yaml_lines import Key, parse, read_yaml
+from artel.config.yaml_lines import Key, parse
 from artel.errors import InputError, Problem
 
-_SECRET = re.compile(r"(hub|hf|ms|om|auth)_(hub_)?token$|(api_key|secret|password)$")
-_WIDEST = 1_000_000  # no value is folded, so that each key has one line
-# Options that are handed on: a section of them is one value.
-_WHOLE = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "optim_args")
-# The order of a run file's sections; keys within them keep the order in which they were written.
-_ORDER = tuple(
+# The order of sections in a run file. Keys within a section keep the order in which they were written.
+_SECTION_ORDER = tuple(
     "run seed objective data prepare tokenizer model span_qa masked chat preference train validate parallel checkpoint "
     "log track".split()
 )
@@ -35,143 +28,145 @@ _ORDER = tuple(
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
-    """The keys of one tool: carried over, the same here, or left out.
+    """How the keys of one tool are handled: converted, implied by artel, or unsupported.
 
     A reason may cover several keys, and patterns such as `dataloader_*`.
 
-    Values that two keys decide, or that depend on others, are the converter's own code; its keys need a row only if
-    there is a reason to give when the code carries nothing over.
+    Values that depend on several keys are converted by the converter's own code. Their keys need a row only to give a
+    reason if that code does not convert them.
     """
 
-    carried: dict[str, tuple[str, Reader]] = field(default_factory=dict)
-    """Key → key of the run file, and the reader of its value."""
+    converted: dict[str, tuple[str, Reader]] = field(default_factory=dict)
+    """Key → (key of the run file, reader of its value)."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Defaults of the tool that differ from artel's: they are written out, so that the run stays the same."""
-    same: dict[str, str] = field(default_factory=dict)
-    """Keys that need nothing here → what artel does anyway."""
-    left: dict[str, str] = field(default_factory=dict)
-    """Keys that are not carried over → why, and what to write instead."""
+    """Defaults of the tool that differ from artel's. They are written to the run file, to keep the run the same."""
+    implied: dict[str, str] = field(default_factory=dict)
+    """Keys that need no equivalent → what artel does anyway."""
+    unsupported: dict[str, str] = field(default_factory=dict)
+    """Keys that are not converted → why, and what to write instead."""
 
     def names(self) -> Iterator[str]:
-        """The keys that are spelled out, without patterns."""
-        yield from self.carried
-        for names in (*self.same, *self.left):
+        """Yield the keys of all rows, without patterns."""
+        yield from self.converted
+        for names in (*self.implied, *self.unsupported):
             yield from (name for name in names.split() if "*" not in name)
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A configuration of another tool as a run file, with what became of each of its keys."""
+    """A converted configuration, with a report on each of its keys."""
 
     run: dict[str, Any]
     not_carried: list[str]
-    """`file:line: key = value: why, what instead` for each key that the run file does not hold."""
+    """`file:line: key = value: why, what instead` for each key that was not converted."""
     differs: list[str]
-    """The same for keys that mean something slightly different here, and notes on what the file leaves open."""
+    """Lines in the same format for keys whose meaning differs slightly in artel, then general notes."""
     same: dict[str, str]
-    """Keys that need nothing, because artel does the same anyway or they are empty → the reason."""
+    """Keys that need no equivalent, because artel does the same anyway or they are empty → the reason."""
     carried: dict[str, list[str]]
-    """Keys that were carried over → the dotted keys of the run file that they decided."""
+    """Converted keys → the dotted keys of the run file that depend on them."""
     comments: dict[str, str] = field(default_factory=dict)
-    """Dotted keys of the run file → what the user has to fill in there."""
+    """Dotted keys of the run file → what the user must fill in there."""
 
 
 @dataclass(slots=True)
-class _WrittenKey:
-    """A key of the configuration, and what becomes of it."""
+class _SourceKey:
+    """A key of the tool's configuration, and how it is handled."""
 
     name: str
-    place: str
-    shown: str
+    location: str
+    display_value: str
     value: Any
-    decided: dict[str, None] = field(default_factory=dict)
+    converted_to: dict[str, None] = field(default_factory=dict)
+    """Dotted keys of the run file, as an ordered set."""
     reasons: list[str] = field(default_factory=list)
-    same: str = ""
+    implied_by: str = ""
 
 
 class Conversion:
-    """A configuration while it is converted.
+    """State of a conversion: keys read so far, the run file being written, and the report.
 
-    Keys are flat (`lr`, `datasets.0.path`). `names` maps keys of the tool to the names that code shared with other
-    tools asks for: `{"num_epochs": "num_train_epochs"}`; messages show the tool's own. Problems are collected, so that
-    all are reported together.
+    Keys are flat (`lr`, `datasets.0.path`). `names` maps keys of the tool to the names in code shared with other
+    tools, e.g. `{"num_epochs": "num_train_epochs"}`; messages use the tool's own names. Problems are collected, to
+    report all of them together.
     """
 
-    def __init__(self, place: str, *tables: KeyTable, names: dict[str, str] | None = None) -> None:
-        self.place = place
+    def __init__(self, location: str, *tables: KeyTable, names: dict[str, str] | None = None) -> None:
+        self.location = location
+        """Name of the file, for messages."""
         self.problems: list[Problem] = []
-        self.places: dict[str, str] = {}
-        """`file:line` of keys and sections, by their own names."""
+        self.locations: dict[str, str] = {}
+        """`file:line` of keys and sections, by the tool's names."""
         self._tables = tables
         self._exact: dict[str, tuple[bool, str]] = {}
         self._patterns: list[tuple[str, bool, str]] = []
         for table in tables:
-            for is_same, rows in ((True, table.same), (False, table.left)):
+            for is_implied, rows in ((True, table.implied), (False, table.unsupported)):
                 for word, reason in ((word, reason) for words, reason in rows.items() for word in words.split()):
                     if "*" in word:
-                        self._patterns.append((word, is_same, reason))
+                        self._patterns.append((word, is_implied, reason))
                     else:
-                        self._exact.setdefault(word, (is_same, reason))
+                        self._exact.setdefault(word, (is_implied, reason))
         self._names = names or {}
-        self._own_names = {theirs: own for own, theirs in self._names.items()}
+        self._tool_names = {name: tool_name for tool_name, name in self._names.items()}
         self._values = {key: value for table in reversed(tables) for key, value in table.defaults.items()}
-        self._keys: dict[str, _WrittenKey] = {}
+        self._keys: dict[str, _SourceKey] = {}
         self._sections: dict[str, list[str]] = {}
-        self._asked: set[str] = set()
-        self._known: dict[str, set[str]] = {}
+        self._keys_read: set[str] = set()
+        self._known_by_section: dict[str, set[str]] = {}
         self._notes: list[str] = []
         self._comments: dict[str, str] = {}
         self._run: dict[str, Any] = {}
 
     @classmethod
-    def of_yaml(
+    def from_yaml(
         cls,
         text: str,
-        place: str,
+        location: str,
         *tables: KeyTable,
         names: dict[str, str] | None = None,
-        is_value: Callable[[Key], bool] = lambda key: key[-1] in _WHOLE,
+        is_value: Callable[[Key], bool] = is_opaque,
     ) -> Conversion:
-        """Read YAML; a section that `is_value` is not flattened. Raises InputError if the text is not YAML."""
-        old = cls(place, *tables, names=names)
-        tree, places = parse(text, place)
-        old.places = {".".join(map(str, key)): line for key, line in places.items()}
+        """Read YAML without flattening sections for which `is_value` is true. Raise InputError if it is invalid."""
+        conversion = cls(location, *tables, names=names)
+        tree, locations = parse(text, location)
+        conversion.locations = {".".join(map(str, key)): line for key, line in locations.items()}
         for parts, value in flat(tree, is_value):
             key = ".".join(map(str, parts))
-            old.add(key, value, shown(value, key), old.places.get(key, place))
-        return old
+            conversion.add(key, value, format_value(value, key), conversion.locations.get(key, location))
+        return conversion
 
-    def add(self, name: str, value: Any, written: str, place: str) -> str:
-        """Add a key of the file, and return the name that code asks for. A value of None means that it is empty.
+    def add(self, name: str, value: Any, display_value: str, location: str) -> str:
+        """Add a key of the file, and return its name in code. A value of None means that it is empty.
 
-        `written`: the value as messages show it.
+        `display_value`: the value in messages.
         """
-        key = self._names.get(name) or (f"{name}?" if name in self._own_names else name)
+        key = self._names.get(name) or (f"{name}?" if name in self._tool_names else name)
         if key not in self._keys:
             section = key
             while section := section.rpartition(".")[0]:
                 self._sections.setdefault(section, []).append(key)
-        self._keys[key] = _WrittenKey(name, place, written, value)
+        self._keys[key] = _SourceKey(name, location, display_value, value)
         if value is not None:
             self._values[key] = value
         return key
 
     # Reading
 
-    def given(self) -> KeysView[str]:
-        """The keys of the file."""
+    def source_keys(self) -> KeysView[str]:
+        """Return the keys of the file."""
         return self._keys.keys()
 
     def knows(self, key: str) -> bool:
         """True if the converter reads the key or has a reason for it."""
-        return key in self._asked or key in self._exact
+        return key in self._keys_read or key in self._exact
 
-    def within(self, section: str) -> list[str]:
-        """The keys of a section in the file: `trainer.seed` and so on for `trainer`."""
+    def keys_in(self, section: str) -> list[str]:
+        """Return the keys of a section in the file, e.g. `trainer.seed` for `trainer`."""
         return list(self._sections.get(section, ()))
 
-    def members(self, section: str) -> int:
-        """The number of members of the list `section`."""
+    def list_length(self, section: str) -> int:
+        """Return the number of items of the list `section`."""
         depth = section.count(".") + 1
         numbers = {key.split(".")[depth] for key in self._sections.get(section, ())}
         return sum(number.isdecimal() for number in numbers)
@@ -180,66 +175,66 @@ class Conversion:
         """True if the file has the key with a value."""
         return key in self._keys and self._keys[key].value is not None
 
-    def raw(self, key: str) -> Any:
-        """Return the value as it is in the file, or the tool's default, or None."""
-        self._asked.add(key)
+    def raw_value(self, key: str) -> Any:
+        """Return the value in the file without conversion, the tool's default, or None."""
+        self._keys_read.add(key)
         return self._values.get(key)
 
     def get(self, key: str, read: Reader) -> Any:
-        """Return the value as `read` converts it, or the tool's default. None without a value, or if it is wrong."""
-        value = self.raw(key)
+        """Return the value in the file or the tool's default, converted by `read`; None without a valid value."""
+        value = self.raw_value(key)
         if value is None:
             return None
         try:
             return read(value)
         except ValueError as error:
-            self.refuse(key, *str(error).partition("; ")[::2])
+            self.add_problem(key, *str(error).partition("; ")[::2])
             return None
 
     def replace(self, key: str, value: Any) -> None:
-        """Take another value in place of the one in the file."""
+        """Use another value instead of the one in the file."""
         self._values[key] = value
         if key in self._keys:
             self._keys[key].value = value
 
-    def own_name(self, key: str) -> str:
-        """The name that the tool itself has for a key."""
-        return self._keys[key].name if key in self._keys else self._own_names.get(key, key)
+    def tool_name(self, key: str) -> str:
+        """Return the tool's name of a key."""
+        return self._keys[key].name if key in self._keys else self._tool_names.get(key, key)
 
-    def place_of(self, key: str) -> str:
-        """`file:line` of a key or section in the file."""
-        return self._keys[key].place if key in self._keys else self.places.get(key, self.place)
+    def location_of(self, key: str) -> str:
+        """Return the `file:line` of a key or section in the file."""
+        return self._keys[key].location if key in self._keys else self.locations.get(key, self.location)
 
     # Writing
 
-    def carry_table(self) -> None:
-        """Write what the tables say is carried over."""
+    def convert_table(self) -> None:
+        """Convert the keys in `KeyTable.converted` of all tables."""
         for table in self._tables:
-            for key, (dotted, read) in table.carried.items():
-                self.carry(key, dotted, read)
+            for key, (dotted, read) in table.converted.items():
+                self.convert(key, dotted, read)
 
-    def carry(self, key: str, dotted: str, read: Reader) -> None:
-        """Write the key's value, or the tool's default, as `dotted` of the run file."""
+    def convert(self, key: str, dotted: str, read: Reader) -> None:
+        """Write the key's value, or the tool's default, as `dotted` to the run file."""
         value = self.get(key, read)
         if value is not None:
             self.put(dotted, value, key)
 
     def put(self, dotted: str, value: Any, *keys: str) -> None:
-        """Write a key of the run file, which `keys` of the old one decided."""
+        """Write a key of the run file. `keys`: the tool's keys that it depends on."""
         *sections, name = dotted.split(".")
         section_values = self._run
         for section in sections:
             section_values = section_values.setdefault(section, {})
         section_values[name] = value
-        self.decided(dotted, *keys)
+        self.mark_converted(dotted, *keys)
 
-    def decided(self, dotted: str, *keys: str) -> None:
-        """Note that `keys` of the old file decided a key of the run file."""
-        self._asked.update(keys)
+    def mark_converted(self, dotted: str, *keys: str) -> None:
+        """Record that a key of the run file depends on `keys` of the tool."""
+        self._keys_read.update(keys)
         for key in filter(self.has, keys):
-            self._keys[key].decided[dotted] = None
+            self._keys[key].converted_to[dotted] = None
 
-    def written(self, dotted: str) -> Any:
+    def output_value(self, dotted: str) -> Any:
         """Return the value of a key of the run file so far, or None."""
         value: Any = self._run
         for name in dotted.split("."):
@@ -247,157 +242,103 @@ class Conversion:
         return value
 
     def change(self, dotted: str, value: Any, reason: str) -> None:
-        """Overwrite a key of the run file, and report it for the keys that decided it."""
+        """Overwrite a key of the run file, and report it for the keys that it depends on."""
         self.put(dotted, value)
-        keys = [key for key, written in self._keys.items() if dotted in written.decided]
+        keys = [name for name, key in self._keys.items() if dotted in key.converted_to]
         for key in keys:
-            self.leave(key, reason)
+            self.report(key, reason)
         if not keys:
             self.note(f"{dotted}: {reason}")
 
     # Reporting
 
-    def leave(self, key: str, reason: str) -> None:
-        """Report that the key, if it is in the file, is not carried over; or with a difference, if it is.
+    def report(self, key: str, reason: str) -> None:
+        """Report why a key was not converted, or how its meaning changed.
 
-        Several reasons are all reported. A key that agrees with artel stays so.
+        Does nothing if the key is not in the file or is marked as implied. All reasons of a key are reported.
         """
-        self._asked.add(key)
-        if self.has(key) and not self._keys[key].same and reason not in self._keys[key].reasons:
+        self._keys_read.add(key)
+        if self.has(key) and not self._keys[key].implied_by and reason not in self._keys[key].reasons:
             self._keys[key].reasons.append(reason)
 
-    def agree(self, key: str, reason: str) -> None:
-        """Note that artel does anyway what the key says, unless it was carried over or reported already."""
-        self._asked.add(key)
-        if self.has(key) and not self._keys[key].reasons and not self._keys[key].decided:
-            self._keys[key].same = reason
+    def mark_implied(self, key: str, reason: str) -> None:
+        """Record that artel does anyway what the key says, unless it was converted or reported already."""
+        self._keys_read.add(key)
+        if self.has(key) and not self._keys[key].reasons and not self._keys[key].converted_to:
+            self._keys[key].implied_by = reason
 
-    def leave_unless(self, agrees: object, key: str, reason: str) -> None:
-        """Note the reason as one of agreement if `agrees` is true, else as one why the key is not carried over."""
-        (self.agree if agrees else self.leave)(key, reason)
+    def report_unless(self, is_implied: object, key: str, reason: str) -> None:
+        """Call `mark_implied` if `is_implied` is true, otherwise `report`."""
+        (self.mark_implied if is_implied else self.report)(key, reason)
 
-    def leave_if_on(self, key: str, reason: str) -> None:
+    def report_if_on(self, key: str, reason: str) -> None:
         """Report a key, unless its value switches it off."""
         if self.has(key) and self._keys[key].value in (False, "", [], {}):  # 0 equals False
-            self.agree(key, "is off")
+            self.mark_implied(key, "is off")
         else:
-            self.leave(key, reason)
+            self.report(key, reason)
 
-    def refuse(self, key: str, what: str, fix: str = "") -> None:
-        """Report a wrong value."""
-        self.problems.append(Problem(f"{self.place_of(key)}: {self.own_name(key)}", what, fix))
+    def add_problem(self, key: str, what: str, fix: str = "") -> None:
+        """Add a problem: an invalid value of a key."""
+        self.problems.append(Problem(f"{self.location_of(key)}: {self.tool_name(key)}", what, fix))
 
     def note(self, line: str) -> None:
-        """Report something that the file does not set."""
+        """Add a general note, e.g. on something that the file does not set."""
         self._notes.append(line)
 
     def comment(self, dotted: str, text: str) -> None:
-        """Mark a key of the run file that the user must fill in. The first comment of a key stays."""
+        """Comment on a key of the run file that the user must fill in. Later comments on the same key are ignored."""
         if text:
             self._comments.setdefault(dotted, text)
 
     def finish(self) -> Converted:
-        """Return the run file and its notes. Raises InputError with all problems."""
+        """Return the run file and its notes. Raise InputError with all problems."""
         if self.problems:
             raise InputError(list(dict.fromkeys(self.problems)))  # a key may be read more than once
-        for key, written in self._keys.items():
-            if not (written.decided or written.reasons or written.same):
-                self._settle(key, written)
+        for name, key in self._keys.items():
+            if not (key.converted_to or key.reasons or key.implied_by):
+                self._classify(name, key)
         keys = self._keys.values()
         return Converted(
-            run={key: self._run[key] for key in _ORDER if key in self._run},
-            not_carried=[_line(key) for key in keys if key.reasons and not key.decided],
-            differs=[*(_line(key) for key in keys if key.reasons and key.decided), *self._notes],
-            same={key.name: key.same for key in keys if key.same and not key.decided},
-            carried={key.name: list(key.decided) for key in keys if key.decided},
+            run={key: self._run[key] for key in _SECTION_ORDER if key in self._run},
+            not_carried=[_line(key) for key in keys if key.reasons and not key.converted_to],
+            differs=[*(_line(key) for key in keys if key.reasons and key.converted_to), *self._notes],
+            same={key.name: key.implied_by for key in keys if key.implied_by and not key.converted_to},
+            carried={key.name: list(key.converted_to) for key in keys if key.converted_to},
             comments=self._comments,
         )
 
-    def _settle(self, key: str, written: _WrittenKey) -> None:
-        """Account for a key that the converter's code left alone, by the tables."""
-        if written.value is None:
-            written.same = "is empty"
+    def _classify(self, name: str, key: _SourceKey) -> None:
+        """Handle a key by the tables, if the converter's code did not handle it."""
+        if key.value is None:
+            key.implied_by = "is empty"
             return
-        matching = (row[1:] for row in self._patterns if fnmatchcase(key, row[0]))
-        row = self._exact.get(key) or next(matching, None)
+        matching = (row[1:] for row in self._patterns if fnmatchcase(name, row[0]))
+        row = self._exact.get(name) or next(matching, None)
         if row is not None and row[0]:
-            written.same = row[1]
+            key.implied_by = row[1]
         elif row is not None:
-            self.leave_if_on(key, row[1])
-        elif key in self._asked:
-            self.leave_if_on(key, "does not affect this run")
-        elif written.name in OTHER_NAMES:  # another name for something that artel has
-            self.leave(key, f"in a run file this is {OTHER_NAMES[written.name].replace('.0.', '.')}")
+            self.report_if_on(name, row[1])
+        elif name in self._keys_read:
+            self.report_if_on(name, "does not affect this run")
+        elif key.name in OTHER_NAMES:  # another name for something that artel has
+            self.report(name, f"in a run file this is {OTHER_NAMES[key.name].replace('.0.', '.')}")
         else:
-            self.leave_if_on(key, f"artel has no equivalent{self._meant(written.name)}")
+            self.report_if_on(name, f"artel has no equivalent{self._suggestion(key.name)}")
 
-    def _meant(self, own_name: str) -> str:
-        """`; did you mean NAME?`, or nothing if no key of the same section is similar."""
-        if not self._known:
-            for key in (*self._asked, *(name for table in self._tables for name in table.names())):
-                section, _, name = _numberless(self._own_names.get(key, key)).rpartition(".")
-                self._known.setdefault(section, set()).add(name)
-        section, _, name = _numberless(own_name).rpartition(".")
-        return did_you_mean(name, self._known.get(section, ()))
+    def _suggestion(self, tool_name: str) -> str:
+        """Return `; did you mean NAME?`, or "" if no key of the same section is similar."""
+        if not self._known_by_section:
+            for key in (*self._keys_read, *(name for table in self._tables for name in table.names())):
+                section, _, name = _without_indices(self._tool_names.get(key, key)).rpartition(".")
+                self._known_by_section.setdefault(section, set()).add(name)
+        section, _, name = _without_indices(tool_name).rpartition(".")
+        return did_you_mean(name, self._known_by_section.get(section, ()))
 
 
-def _numberless(key: str) -> str:
+def _without_indices(key: str) -> str:
     return re.sub(r"\.\d+(?=\.)", "", key)
 
 
-def _line(key: _WrittenKey) -> str:
-    return f"{key.place}: {key.name} = {key.shown}: {'; '.join(key.reasons)}"
-
-
-def flat(
-    value: Any, is_value: Callable[[Key], bool] = lambda key: key[-1] in _WHOLE, key: Key = ()
-) -> Iterator[tuple[Key, Any]]:
-    """Yield (key, value) of each value without a section below it. A list of plain values is one value."""
-    members: Any = None
-    if key and is_value(key):
-        yield key, value
-    elif isinstance(value, dict) and value:
-        members = value.items()
-    elif isinstance(value, list) and any(isinstance(member, dict) and member for member in value):
-        members = enumerate(value)
-    elif key:
-        yield key, value
-    for name, member in members or ():
-        yield from flat(member, is_value, (*key, name))
-
-
-def top_level_keys(text: str) -> set[str]:
-    """The keys at the beginning of lines, also of a file that is not valid YAML."""
-    return {line.partition(":")[0].strip("\"' ") for line in text.splitlines() if ":" in line and line[:1].strip()}
-
-
-def shown(value: Any, key: str = "") -> str:
-    """A value on one line, cut off after 80 characters, since chat templates are long. Secrets are not shown."""
-    if _SECRET.search(key) and isinstance(value, str):
-        return "***"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = " ".join(text.split())
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean NAME?`, or nothing if the name itself is known or none is similar."""
-    near = [] if name in (candidates := sorted(known)) else difflib.get_close_matches(name, candidates, 1, cutoff=0.8)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def with_comments(run: dict[str, Any], comments: dict[str, str]) -> str:
-    """The YAML of a run file, with each of `comments` above the dotted key it belongs to."""
-    text = yaml.safe_dump(run, sort_keys=False, allow_unicode=True, width=_WIDEST)
-    _, places, _ = read_yaml(text, "")
-    above: dict[int, str] = {}
-    for dotted, comment in comments.items():
-        key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
-        if key in places:
-            above[int(places[key].rpartition(":")[2])] = comment
-    lines = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if number in above:
-            lines.append(f"{line[: len(line) - len(line.lstrip())]}# {above[number]}")
-        lines.append(line)
-    return "".join(f"{line}\n" for line in lines)
+def _line(key: _SourceKey) -> str:
+    return f"{key.location}: {key.name} = {key.display_value}: {'; '.join(key.reasons)}"

@@ -1,4 +1,4 @@
-"""Data sets by the names that other tools give them: of files here, or of the Hugging Face hub."""
+"""Locate data sets by the names in other tools' configurations: local files or data sets on the hub."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SUFFIXES = (".json", ".jsonl", ".parquet", ".csv", ".tsv", ".txt", ".gz", ".zst
 # The hub keeps a copy of each public data set in this form, CONFIGURATION/SPLIT/0000.parquet
 # (https://huggingface.co/docs/dataset-viewer/parquet).
 _PARQUET = "hf://datasets/{name}@refs/convert/parquet/{subset}/{split}/*.parquet"
-_DOUBT = "the hub's parquet files of this data set; if it has none, give its files: hf://datasets/{name}/FILE"
+_HUB_NOTE = "the hub's parquet files of this data set; if it has none, write its files: hf://datasets/{name}/FILE"
 
-# Data sets of the hub's first years, which belong to somebody by now; it is not reached without an owner.
-_OWNED = {
+# Old data sets without an owner in their name; hf:// needs the owner.
+_WITH_OWNER = {
     "wikitext": "Salesforce/wikitext",
     "c4": "allenai/c4",
     "imdb": "stanfordnlp/imdb",
@@ -34,25 +34,25 @@ class DataSet:
 
     path: str
     is_on_hub: bool = False
-    doubt: str = ""
-    """A note on what the user should check; empty for local files."""
+    note: str = ""
+    """What the user should check; empty for local files."""
 
 
 def local_or_hub(name: str, subset: str = "", split: str = "train") -> DataSet:
-    """A file or folder that is there or is written as one, an address, else a data set of the hub."""
-    if "://" in name or name.startswith((".", "/", "~")) or name.endswith(_SUFFIXES) or is_here(name):
+    """Return a local file or folder if `name` exists or looks like one, a URL, or else a data set on the hub."""
+    if "://" in name or name.startswith((".", "/", "~")) or name.endswith(_SUFFIXES) or path_exists(name):
         return DataSet(name)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        return DataSet(name, doubt="your file or folder, or hf://datasets/OWNER/NAME/FILE")
-    name = _OWNED.get(name, name)
+        return DataSet(name, note="your file or folder, or hf://datasets/OWNER/NAME/FILE")
+    name = _WITH_OWNER.get(name, name)
     if "/" not in name:
         name = f"OWNER/{name}"
     path = _PARQUET.format(name=name, subset=subset or "default", split=split)
-    return DataSet(path, is_on_hub=True, doubt=_DOUBT.format(name=name))
+    return DataSet(path, is_on_hub=True, note=_HUB_NOTE.format(name=name))
 
 
-def is_here(name: str) -> bool:
-    """True for a file or folder of that name; no name of a file is too long or has a zero byte."""
+def path_exists(name: str) -> bool:
+    """True if a file or folder has this name. False for names that no file can have."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):

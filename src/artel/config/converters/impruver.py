@@ -1,4 +1,4 @@
-"""The YAML of impruver (EvilFreelancer/impruver): data sets, tokenizer, model, adapter and transformers' Trainer."""
+"""Convert the YAML of impruver (EvilFreelancer/impruver)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
-from artel.config.converters.conversion import Conversion, Converted, KeyTable, did_you_mean, top_level_keys
+from artel.config.converters.conversion import Conversion, Converted, KeyTable
 from artel.config.converters.hub_data import SLICED_SPLIT, local_or_hub
 from artel.config.converters.tools import Tool
+from artel.config.converters.yaml_text import did_you_mean, top_level_keys
 from artel.config.yaml_lines import Key
 from artel.errors import Problem
 
@@ -21,7 +22,7 @@ _LORA = (
 )
 _CONVERTERS = {
     "instruction_to_messages": "alpaca",
-    "reasoning_to_messages": "alpaca",  # which takes the field `reasoning` for a thought
+    "reasoning_to_messages": "alpaca",  # it reads the field `reasoning` as reasoning
     "dialog_to_messages": "dialog",
     "char_dialog_to_messages": "character",
     "conversations_to_messages": "sharegpt",
@@ -39,15 +40,15 @@ TABLE = KeyTable(
         # defaults of peft's LoraConfig
         "lora.r": 8, "lora.lora_alpha": 8, "lora.lora_dropout": 0, "lora.bias": "none",
     },
-    carried={"output_dir": ("run", read.text)},
-    same={
+    converted={"output_dir": ("run", read.text)},
+    implied={
         "tokenizer.name": "artel uses the model's tokenizer",
         "datasets.*.split": "artel uses all records",
         "datasets.*.only_target_loss": "artel trains on the assistant's turns",
         "model.load_in_4bit model.load_in_8bit": "weights are not quantized",
         "trainer.dataloader_*": "blocks are read from the token store without workers",
     },
-    left={
+    unsupported={
         "train_path val_path": "artel keeps prepared text in its token store (data.store or the cache)",
         "datasets.*.subset": "give the files of that subset in data.sources.path",
         "tokenizer.special_tokens": "the tokenizer's own files define the special tokens",
@@ -63,8 +64,8 @@ TABLE = KeyTable(
         "ddp.* trainer.ddp_*": trainer.STARTED,
     },
 )
-# Keys of older transformers that the model type no longer has.
-_GONE = {
+# Keys of older transformers that model types no longer have.
+_REMOVED_KEYS = {
     "n_ctx": "transformers has removed it; the length is max_position_embeddings (n_positions)",
     "rope_theta": "write model.config.rope_parameters: {rope_type: default, rope_theta: …}",
     "rope_scaling": "write model.config.rope_parameters: {rope_type: …}",
@@ -73,108 +74,125 @@ _GONE = {
 
 
 def is_impruver(text: str) -> bool:
-    """True for impruver's YAML, also a broken one; `model` and `tokenizer` are keys of run files too."""
+    """True for impruver's YAML, even if it is invalid. `model` and `tokenizer` are keys of run files too."""
     keys = top_level_keys(text)
-    own = {"output_dir", "train_path", "val_path", "datasets", "lora", "trainer", "ddp"}
-    return "data" not in keys and len(keys & own) >= 2
+    tool_keys = {"output_dir", "train_path", "val_path", "datasets", "lora", "trainer", "ddp"}
+    return "data" not in keys and len(keys & tool_keys) >= 2
 
 
 def _is_value(key: Key) -> bool:
-    """True for a key of a section, whatever it holds."""
+    """True for a key of a section, whatever its value is."""
     if key[0] == "datasets" or key[:2] == ("model", "config"):
         return len(key) == 3
     return len(key) == (2 if key[0] in _SECTIONS else 1)
 
 
-def convert_impruver(text: str, place: str) -> Converted:
-    """Convert impruver's configuration; relative paths start at the current folder. Raises InputError."""
+def convert_impruver(text: str, location: str) -> Converted:
+    """Convert impruver's configuration. Raise InputError with all problems.
+
+    Relative paths are relative to the working folder.
+    """
     names = {f"trainer.{name}": name for name in trainer.NAMES}
-    old = Conversion.of_yaml(text, place, TABLE, trainer.TABLE, names=names, is_value=_is_value)
-    for key in filter(old.has, _SECTIONS):
-        if not isinstance(old.raw(key), dict):
-            old.refuse(key, f"{old.raw(key)!r} is not a section", f"write {key}: with keys below it")
-    old.put("objective", "chat")
-    old.carry_table()
-    _carry_sources(old)
-    old.put("data.packing", "concatenate")  # a row is a conversation; artel's own default may pack them
-    _carry_tokenizer(old)
-    _carry_model(old)
-    _carry_quantization(old)
-    _carry_adapter(old)
-    # The trainer's bf16 and fp16 go before the dtype in which impruver loads the weights.
-    precision = trainer.carry_precision(old, {"bf16": "bf16", "fp16": "fp16"})
-    dtype = old.get("model.dtype", read.one_of(_PRECISIONS))
+    conversion = Conversion.from_yaml(text, location, TABLE, trainer.TABLE, names=names, is_value=_is_value)
+    for key in filter(conversion.has, _SECTIONS):
+        if not isinstance(conversion.raw_value(key), dict):
+            conversion.add_problem(
+                key, f"{conversion.raw_value(key)!r} is not a section", f"write {key}: with keys below it"
+            )
+    conversion.put("objective", "chat")
+    conversion.convert_table()
+    _convert_sources(conversion)
+    conversion.put("data.packing", "concatenate")  # a row is a conversation; artel's own default may pack them
+    _convert_tokenizer(conversion)
+    _convert_model(conversion)
+    _convert_quantization(conversion)
+    _convert_adapter(conversion)
+    # The trainer's bf16 and fp16 take precedence over the dtype in which impruver loads the weights.
+    precision = trainer.convert_precision(conversion, {"bf16": "bf16", "fp16": "fp16"})
+    dtype = conversion.get("model.dtype", read.one_of(_PRECISIONS))
     if precision:
-        old.leave("model.dtype", f"the trainer's bf16 or fp16 takes precedence; {_WEIGHTS}")
+        conversion.report("model.dtype", f"the trainer's bf16 or fp16 takes precedence; {_WEIGHTS}")
     elif dtype is not None:
-        old.put("train.precision", dtype, "model.dtype")
-    if old.raw("model.dtype") == "fp64":
-        old.leave("model.dtype", "artel's highest precision is fp32")
-    trainer.carry_arguments(old)
-    trainer.fit_together(old)
-    return old.finish()
+        conversion.put("train.precision", dtype, "model.dtype")
+    if conversion.raw_value("model.dtype") == "fp64":
+        conversion.report("model.dtype", "artel's highest precision is fp32")
+    trainer.convert_arguments(conversion)
+    trainer.fit_together(conversion)
+    return conversion.finish()
 
 
-def _carry_sources(old: Conversion) -> None:
-    count = old.members("datasets")
-    block = _carry_block(old)
+def _convert_sources(conversion: Conversion) -> None:
+    count = conversion.list_length("datasets")
+    block = _convert_block(conversion)
     if count:
-        old.put("data.sources", [_source(old, number) for number in range(count)])
-        old.put("data.validation", 0.05)  # impruver shuffles, and takes the last twentieth
-        keys = _of_each(old, "only_target_loss")
-        all_learned = [key for key in keys if old.get(key, read.flag) is False]
-        if len(all_learned) == count:
-            old.put("chat.train_on", "all", *all_learned)
-        for key in all_learned if len(all_learned) < count else ():
-            old.leave(key, "chat.train_on applies to all data sets, and the others train on the assistant's turns only")
+        conversion.put("data.sources", [_source(conversion, number) for number in range(count)])
+        conversion.put("data.validation", 0.05)  # impruver shuffles and holds out the last 5 %
+        keys = _of_each(conversion, "only_target_loss")
+        fully_trained = [key for key in keys if conversion.get(key, read.flag) is False]
+        if len(fully_trained) == count:
+            conversion.put("chat.train_on", "all", *fully_trained)
+        for key in fully_trained if len(fully_trained) < count else ():
+            conversion.report(
+                key, "chat.train_on applies to all data sets, and the others train on the assistant's turns only"
+            )
     else:
-        _carry_files(old)
+        _convert_files(conversion)
     if block is not None:
-        keys = ["tokenizer.max_tokens_count", *_of_each(old, "max_tokens_count")]
-        old.put("data.block", block, *(key for key in keys if old.raw(key) == block))
+        keys = ["tokenizer.max_tokens_count", *_of_each(conversion, "max_tokens_count")]
+        conversion.put("data.block", block, *(key for key in keys if conversion.raw_value(key) == block))
 
 
-def _of_each(old: Conversion, name: str) -> list[str]:
-    keys = (f"datasets.{number}.{name}" for number in range(old.members("datasets")))
-    return [key for key in keys if old.has(key)]
+def _of_each(conversion: Conversion, name: str) -> list[str]:
+    keys = (f"datasets.{number}.{name}" for number in range(conversion.list_length("datasets")))
+    return [key for key in keys if conversion.has(key)]
 
 
-def _carry_block(old: Conversion) -> int | None:
-    """data.block: the most tokens that a conversation of any data set may have. impruver has a number for each."""
-    keys = ["tokenizer.max_tokens_count", *_of_each(old, "max_tokens_count")]
-    counts = {key: old.get(key, read.at_least_one) for key in keys}
+def _convert_block(conversion: Conversion) -> int | None:
+    """Return data.block: the maximum over all data sets of their maximum tokens per conversation."""
+    keys = ["tokenizer.max_tokens_count", *_of_each(conversion, "max_tokens_count")]
+    counts = {key: conversion.get(key, read.at_least_one) for key in keys}
     block: int | None = max((count for count in counts.values() if count is not None), default=None)
     for key, count in counts.items():
         if count not in (None, block):
-            old.leave(key, f"data.block applies to all data sets: {block}")
+            conversion.report(key, f"data.block applies to all data sets: {block}")
     return block
 
 
-def _source(old: Conversion, number: int) -> dict[str, Any]:
-    at, dotted = f"datasets.{number}", f"data.sources.{number}"
-    if old.has(at):
-        old.refuse(at, f"{old.raw(at)!r} is no data set", "write - name: FILE, or OWNER/NAME")
-    elif not old.has(f"{at}.name"):
-        old.refuse(at, "has no name", "write name: FILE, or OWNER/NAME")
-    name, subset = old.get(f"{at}.name", read.text) or "", old.get(f"{at}.subset", read.text) or ""
-    split, rows = old.get(f"{at}.split", _split) or ("train", "")
+def _source(conversion: Conversion, number: int) -> dict[str, Any]:
+    prefix, dotted = f"datasets.{number}", f"data.sources.{number}"
+    if conversion.has(prefix):
+        conversion.add_problem(
+            prefix, f"{conversion.raw_value(prefix)!r} is not a data set", "write - name: FILE, or OWNER/NAME"
+        )
+    elif not conversion.has(f"{prefix}.name"):
+        conversion.add_problem(prefix, "has no name", "write name: FILE, or OWNER/NAME")
+    name, subset = (
+        conversion.get(f"{prefix}.name", read.text) or "",
+        conversion.get(f"{prefix}.subset", read.text) or "",
+    )
+    split, rows = conversion.get(f"{prefix}.split", _split) or ("train", "")
     data_set = local_or_hub(name, subset, split)
-    # without a converter impruver takes the field `messages`
-    converter, mapping = old.get(f"{at}.converter", _converter) or "messages", old.get(f"{at}.mapping", _mapping)
+    # without a converter, impruver uses the field `messages`
+    converter, mapping = (
+        conversion.get(f"{prefix}.converter", _converter) or "messages",
+        conversion.get(f"{prefix}.mapping", _mapping),
+    )
     source = {"path": data_set.path, "format": "chat", "converter": converter}
-    old.comment(f"{dotted}.path", data_set.doubt)
-    old.decided(f"{dotted}.path", f"{at}.name", *([f"{at}.subset", f"{at}.split"] if data_set.is_on_hub else []))
-    old.decided(f"{dotted}.converter", f"{at}.converter")
+    conversion.comment(f"{dotted}.path", data_set.note)
+    conversion.mark_converted(
+        f"{dotted}.path", f"{prefix}.name", *([f"{prefix}.subset", f"{prefix}.split"] if data_set.is_on_hub else [])
+    )
+    conversion.mark_converted(f"{dotted}.converter", f"{prefix}.converter")
     if mapping:
         source["mapping"] = mapping
-        old.decided(f"{dotted}.mapping", f"{at}.mapping")
+        conversion.mark_converted(f"{dotted}.mapping", f"{prefix}.mapping")
     if rows:
         source["rows"] = rows
-        old.decided(f"{dotted}.rows", f"{at}.split")
+        conversion.mark_converted(f"{dotted}.rows", f"{prefix}.split")
     if split != "train" and not data_set.is_on_hub:
-        old.leave(f"{at}.split", f"give the files of that split in {dotted}.path, and a slice in .rows")
+        conversion.report(f"{prefix}.split", f"write the files of that split in {dotted}.path, and a slice in .rows")
     for end in ("bos", "eos"):
-        old.leave(f"{at}.add_global_{end}", "the chat template begins and ends conversations")
+        conversion.report(f"{prefix}.add_global_{end}", "the chat template starts and ends conversations")
     return source
 
 
@@ -182,12 +200,12 @@ def _converter(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"\w+(\.\w+)+", value):
         raise ValueError(f"{value!r} is not module.function; write impruver.instruction_to_messages")
     module, _, function = value.rpartition(".")
-    own = module.split(".")[0] == "impruver" and function in _CONVERTERS
-    return _CONVERTERS[function] if own else f"{module}:{function}"
+    is_known = module.split(".")[0] == "impruver" and function in _CONVERTERS
+    return _CONVERTERS[function] if is_known else f"{module}:{function}"
 
 
 def _split(value: object) -> tuple[str, str]:
-    """The split's name and its slice: `train[:1000]`. Anything else that can be written there is kept as a name."""
+    """Return (name of the split, slice) for `train[:1000]`. Any other text is returned as a name."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{value!r} is not a split; write train[:1000]")
     match = SLICED_SPLIT.fullmatch(value.strip())
@@ -196,28 +214,28 @@ def _split(value: object) -> tuple[str, str]:
 
 def _mapping(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for pair in value.items() for name in pair):
-        raise ValueError(f"{value!r} does not say which field is which; write mapping: {{instruction: question}}")
+        raise ValueError(f"{value!r} is not a mapping of fields; write e.g. mapping: {{instruction: question}}")
     return value
 
 
-def _carry_files(old: Conversion) -> None:
-    """Without data sets: files of conversations, which impruver calls composed."""
-    if old.within("datasets") or old.raw("datasets"):
-        old.refuse("datasets", "is not a list of data sets", "write - name: FILE below it")
-    elif not old.has("train_path"):
+def _convert_files(conversion: Conversion) -> None:
+    """Convert files of conversations, which impruver calls composed, if there are no data sets."""
+    if conversion.keys_in("datasets") or conversion.raw_value("datasets"):
+        conversion.add_problem("datasets", "is not a list of data sets", "write - name: FILE below it")
+    elif not conversion.has("train_path"):
         fix = "write datasets: with - name: FILE and converter: below it"
-        old.problems.append(Problem(old.place, "names no text", fix))
-    files = {key: old.get(key, read.text) for key in ("train_path", "val_path")}
+        conversion.problems.append(Problem(conversion.location, "has no data sets", fix))
+    files = {key: conversion.get(key, read.text) for key in ("train_path", "val_path")}
     for key, file in files.items():
-        if file is not None and _holds_tokens(Path(file)):
-            what = f"{file} holds token ids, not text"
-            old.refuse(key, what, "give the original datasets")
-    old.put("data.sources", [{"path": files["train_path"], "format": "chat"}], "train_path")
-    old.put("data.validation", files["val_path"] or 0.05, "val_path")
+        if file is not None and _has_tokens(Path(file)):
+            what = f"{file} contains token ids, not text"
+            conversion.add_problem(key, what, "use the original datasets")
+    conversion.put("data.sources", [{"path": files["train_path"], "format": "chat"}], "train_path")
+    conversion.put("data.validation", files["val_path"] or 0.05, "val_path")
 
 
-def _holds_tokens(file: Path) -> bool:
-    """True for a file that impruver's compose_dataset wrote."""
+def _has_tokens(file: Path) -> bool:
+    """True if a file was written by impruver's compose_dataset."""
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
             return '"input_ids"' in lines.readline(1000)
@@ -225,103 +243,105 @@ def _holds_tokens(file: Path) -> bool:
         return False
 
 
-def _carry_tokenizer(old: Conversion) -> None:
-    name = old.get("tokenizer.name", read.text)
-    if name is not None and name != old.get("model.name", read.text):
-        old.put("tokenizer.from", name, "tokenizer.name")
-    is_auto = old.raw("tokenizer.class") == "transformers.AutoTokenizer"
-    old.leave_unless(is_auto, "tokenizer.class", "the tokenizer's files define its class")
-    template = old.get("tokenizer.chat_template", read.text)
+def _convert_tokenizer(conversion: Conversion) -> None:
+    name = conversion.get("tokenizer.name", read.text)
+    if name is not None and name != conversion.get("model.name", read.text):
+        conversion.put("tokenizer.from", name, "tokenizer.name")
+    is_auto = conversion.raw_value("tokenizer.class") == "transformers.AutoTokenizer"
+    conversion.report_unless(is_auto, "tokenizer.class", "the tokenizer's files define its class")
+    template = conversion.get("tokenizer.chat_template", read.text)
     if template is None:
         what = "if the tokenizer has none, impruver formats messages as bos, role, line feed, text, eos; artel as "
-        old.note(f"tokenizer.chat_template is not given: {what}chatml; for another write chat.template: FILE")
+        conversion.note(f"tokenizer.chat_template is not given: {what}chatml; for another write chat.template: FILE")
     elif not re.search(r"\{[{%]", template):  # a name or a file, not the template itself
-        old.put("chat.template", template, "tokenizer.chat_template")
+        conversion.put("chat.template", template, "tokenizer.chat_template")
 
 
-def _carry_model(old: Conversion) -> None:
-    name = old.get("model.name", read.text)
+def _convert_model(conversion: Conversion) -> None:
+    name = conversion.get("model.name", read.text)
     if name is not None:
-        old.put("model.from", name, "model.name")
-        for key in ("model.config_class", *old.within("model.config")):
-            old.leave(key, "model.name is set, and artel uses its config.json")
-        is_auto = old.raw("model.class") == "transformers.AutoModelForCausalLM"
-        reason = "artel takes the class from config.json and runs no code that comes with the model"
-        old.leave_unless(is_auto, "model.class", reason)
-    elif old.has("model.config_class") or old.within("model.config"):
-        _carry_architecture(old)
-    elif not old.has("model.name"):
-        fix = "write model: {name: FOLDER-OR-HUB-ID}, or config_class and config for one from scratch"
-        old.problems.append(Problem(old.place, "names no model", fix))
+        conversion.put("model.from", name, "model.name")
+        for key in ("model.config_class", *conversion.keys_in("model.config")):
+            conversion.report(key, "model.name is set, and artel uses its config.json")
+        is_auto = conversion.raw_value("model.class") == "transformers.AutoModelForCausalLM"
+        reason = "artel uses the class in config.json and does not run code that comes with the model"
+        conversion.report_unless(is_auto, "model.class", reason)
+    elif conversion.has("model.config_class") or conversion.keys_in("model.config"):
+        _convert_architecture(conversion)
+    elif not conversion.has("model.name"):
+        fix = "write model: {name: FOLDER-OR-HUB-ID}, or config_class and config for a new model"
+        conversion.problems.append(Problem(conversion.location, "has no model", fix))
 
 
-def _carry_architecture(old: Conversion) -> None:
-    """A model from scratch: the model type of its config class, and the keys that this type has."""
+def _convert_architecture(conversion: Conversion) -> None:
+    """Convert a new model: the model type of its config class, and the keys of this type."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    of_class, of_config = "model.config_class", "model.config.model_type"
+    class_key, type_key = "model.config_class", "model.config.model_type"
     classes = sorted(CONFIG_MAPPING_NAMES.values())
-    module, _, class_name = (old.get(of_class, read.text) or "").rpartition(".")
-    written = old.get(of_config, read.one_of({name: name for name in CONFIG_MAPPING_NAMES}))
-    model_type = getattr(transformers, class_name).model_type if class_name in classes else written
+    module, _, class_name = (conversion.get(class_key, read.text) or "").rpartition(".")
+    config_type = conversion.get(type_key, read.one_of({name: name for name in CONFIG_MAPPING_NAMES}))
+    model_type = getattr(transformers, class_name).model_type if class_name in classes else config_type
     if model_type is None:
         near = difflib.get_close_matches(class_name, classes, 1)
         if class_name:
             fix = f"did you mean transformers.{near[0]}?" if near else "write model.config.model_type: gpt2, llama …"
-            old.refuse(of_class, f"transformers has no {class_name}", fix)
-        elif not old.has(of_config):
-            fix = "write config_class: transformers.GPT2Config"
-            old.refuse("model", "does not say of what type the model is", fix)
+            conversion.add_problem(class_key, f"transformers has no {class_name}", fix)
+        elif not conversion.has(type_key):
+            fix = "write e.g. config_class: transformers.GPT2Config"
+            conversion.add_problem("model", "has no model type", fix)
         return
-    old.put(of_config, model_type, of_class, of_config)
+    conversion.put(type_key, model_type, class_key, type_key)
     if class_name and (module != "transformers" or class_name not in classes):
-        old.leave(of_class, f"artel does not run custom code and uses {model_type} of transformers")
-    if written not in (None, model_type):
-        old.leave(of_config, f"config_class says {model_type}")
+        conversion.report(class_key, f"artel does not run custom code and uses {model_type} of transformers")
+    if config_type not in (None, model_type):
+        conversion.report(type_key, f"config_class is of type {model_type}")
     known_classes = ("AutoModelForCausalLM", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type))
-    is_known = old.raw("model.class") in [f"transformers.{name}" for name in known_classes]
-    old.leave_unless(is_known, "model.class", f"artel uses the causal model {model_type} of transformers")
-    plain = CONFIG_MAPPING[model_type]()
-    known = {*plain.to_dict(), *plain.attribute_map}
-    for key in old.within("model.config"):
+    is_known = conversion.raw_value("model.class") in [f"transformers.{name}" for name in known_classes]
+    conversion.report_unless(is_known, "model.class", f"artel uses the causal model {model_type} of transformers")
+    default_config = CONFIG_MAPPING[model_type]()
+    known = {*default_config.to_dict(), *default_config.attribute_map}
+    for key in conversion.keys_in("model.config"):
         name = key.removeprefix("model.config.")
-        if name == "model_type" or old.knows(key):
+        if name == "model_type" or conversion.knows(key):
             continue
         if name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            old.leave(key, "artel uses the tokenizer's")
+            conversion.report(key, "artel uses the tokenizer's")
         elif name in known:
-            old.put(key, old.raw(key), key)
+            conversion.put(key, conversion.raw_value(key), key)
         else:
-            old.leave(key, _GONE.get(name) or f"{model_type} has no such key{did_you_mean(name, known)}")
+            conversion.report(
+                key, _REMOVED_KEYS.get(name) or f"{model_type} has no such key{did_you_mean(name, known)}"
+            )
 
 
-def _carry_quantization(old: Conversion) -> None:
-    four, eight = old.get("model.load_in_4bit", read.flag), old.get("model.load_in_8bit", read.flag)
+def _convert_quantization(conversion: Conversion) -> None:
+    four, eight = conversion.get("model.load_in_4bit", read.flag), conversion.get("model.load_in_8bit", read.flag)
     if not four and not eight:
         return
     key, kind = ("model.load_in_8bit", "int8") if eight else ("model.load_in_4bit", "nf4")
     if four and eight:
-        old.leave("model.load_in_4bit", "load_in_8bit is also true and takes precedence in impruver")
-    if not old.has("model.name"):
-        old.leave(key, "a model from scratch cannot be quantized")
-    elif not old.within("lora"):
+        conversion.report("model.load_in_4bit", "load_in_8bit is also true and takes precedence in impruver")
+    if not conversion.has("model.name"):
+        conversion.report(key, "a new model cannot be quantized")
+    elif not conversion.keys_in("lora"):
         what = "quantized weights cannot be trained and need an adapter"
-        old.leave(key, f"{what}; write model.lora: {{rank: 16}} and model.quantize: {kind}")
+        conversion.report(key, f"{what}; write model.lora: {{rank: 16}} and model.quantize: {kind}")
     else:
-        old.put("model.quantize", kind, key)
+        conversion.put("model.quantize", kind, key)
 
 
-def _carry_adapter(old: Conversion) -> None:
-    if old.within("lora") and old.has("model.name"):
-        trainer.carry_lora(old, _LORA)
-        is_none = old.get("lora.bias", read.one_of("none all lora_only")) == "none"
-        old.leave_unless(is_none, "lora.bias", "biases are not trained")
-        is_causal = old.raw("lora.task_type") == "CAUSAL_LM"
-        old.leave_unless(is_causal, "lora.task_type", "the objective decides: chat")
-    for key in old.within("lora") if not old.has("model.name") else ():
-        old.leave(key, "an adapter needs a pretrained model, and this one is from scratch")
+def _convert_adapter(conversion: Conversion) -> None:
+    if conversion.keys_in("lora") and conversion.has("model.name"):
+        trainer.convert_lora(conversion, _LORA)
+        is_none = conversion.get("lora.bias", read.one_of("none all lora_only")) == "none"
+        conversion.report_unless(is_none, "lora.bias", "biases are not trained")
+        is_causal = conversion.raw_value("lora.task_type") == "CAUSAL_LM"
+        conversion.report_unless(is_causal, "lora.task_type", "the objective decides: chat")
+    for key in conversion.keys_in("lora") if not conversion.has("model.name") else ():
+        conversion.report(key, "an adapter needs a pretrained model, but this one is new")
 
 
-IMPRUVER = Tool("impruver", is_impruver, convert_impruver, is_no_run_file=True)
+IMPRUVER = Tool("impruver", is_impruver, convert_impruver, never_a_run_file=True)

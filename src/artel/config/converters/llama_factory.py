@@ -1,4 +1,4 @@
-"""The YAML of LLaMA-Factory: data sets by dataset_info.json, model, adapter and transformers' Trainer."""
+"""Convert the YAML of LLaMA-Factory, with the data sets in dataset_info.json."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from typing import Any
 
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
-from artel.config.converters.conversion import Conversion, Converted, KeyTable, top_level_keys
-from artel.config.converters.hub_data import is_here, local_or_hub
+from artel.config.converters.conversion import Conversion, Converted, KeyTable
+from artel.config.converters.hub_data import local_or_hub, path_exists
 from artel.config.converters.tools import Tool
+from artel.config.converters.yaml_text import top_level_keys
 from artel.errors import InputError, Problem
 from artel.registry import OBJECTIVES, OPTIMIZERS
 
-_OWN = {"stage", "finetuning_type", "template", "cutoff_len", "dataset", "dataset_dir", "do_train", "infer_backend"}
+_TOOL_KEYS = {
+    "stage",
+    "finetuning_type",
+    "template",
+    "cutoff_len",
+    "dataset",
+    "dataset_dir",
+    "do_train",
+    "infer_backend",
+}
 _VERSION_1 = {"model_class", "train_dataset", "dist_config", "peft_config", "kernel_config", "quant_config"}
 _STAGES = {"pt": "causal", "sft": "chat", "dpo": "preference", "kto": "preference"}
 _LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 _FORMATS = {"causal": "auto", "chat": "chat", "preference": "preference"}
 _LORA = "lora_rank lora_alpha lora_dropout use_rslora use_dora additional_target lora_target"
 _INFO = "dataset_info.json"
-# Columns of a row: artel's names → LLaMA-Factory's, and the columns that these stand for by default.
+# Columns of a row: artel's names → LLaMA-Factory's names, and the default columns of the latter.
 _ALPACA = {"instruction": "prompt", "input": "query", "output": "response", "system": "system", "history": "history"}
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
 _ROLES = {
@@ -42,7 +52,7 @@ TABLE = KeyTable(
         "val_size": 0, "lora_rank": 8, "lora_dropout": 0, "lora_target": "all", "pref_beta": 0.1,
         "pref_loss": "sigmoid", "simpo_gamma": 0.5,
     },
-    carried={
+    converted={
         "output_dir": ("run", read.text),
         "cutoff_len": ("data.block", read.at_least_one),
         "tokenized_path": ("data.store", read.text),
@@ -57,7 +67,7 @@ TABLE = KeyTable(
         "hyper_parallel_cp_size": ("parallel.context", read.at_least_one),
         "sequence_parallel": ("parallel.sequence", read.flag),
     },
-    same={
+    implied={
         "fp8 pure_bf16": "train.precision sets the precision",
         "train_on_prompt mask_history": "artel trains on the assistant's turns",
         "template": "the the objective causal has no conversations",
@@ -84,7 +94,7 @@ TABLE = KeyTable(
         "split_special_tokens": "artel treats special tokens in texts as plain text",
         "use_megatron_bridge use_mca": "artel has one training loop",
     },
-    left={
+    unsupported={
         "adapter_name_or_path":
             "to continue training it, merge it (artel export FOLDER merged --merge) and write model.from: merged",
         "pissa_init pissa_iter pissa_convert": "adapters start at zero, as in LoRA",
@@ -137,151 +147,159 @@ TABLE = KeyTable(
 
 
 def is_llama_factory(text: str) -> bool:
-    """True for LLaMA-Factory's YAML, also a broken one and one of its version 1."""
+    """True for LLaMA-Factory's YAML, even if it is invalid or of version 1."""
     keys = top_level_keys(text)
-    has_own = "model_name_or_path" in keys and keys & {*_OWN, "export_dir"}
-    return "data" not in keys and bool(has_own or ("model" in keys and len(keys & _VERSION_1) >= 2))
+    has_tool_keys = "model_name_or_path" in keys and keys & {*_TOOL_KEYS, "export_dir"}
+    return "data" not in keys and bool(has_tool_keys or ("model" in keys and len(keys & _VERSION_1) >= 2))
 
 
-def convert_llama_factory(text: str, place: str) -> Converted:
-    """Convert LLaMA-Factory's configuration; relative paths start at the current folder. Raises InputError."""
-    old = Conversion.of_yaml(text, place, TABLE, trainer.TABLE)
-    _refuse_others(old)
-    objective = _carry_objective(old)
-    old.carry_table()
-    if not old.has("model_name_or_path"):
-        old.problems.append(Problem(place, "names no model", "write model_name_or_path: FOLDER-OR-HUB-ID"))
-    _carry_data(old, objective)
-    old.leave_unless(old.raw("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
-    _carry_adapter(old)
-    if not trainer.carry_precision(old, {"fp8": "fp8", "pure_bf16": "bf16", "bf16": "bf16", "fp16": "fp16"}):
-        old.put("train.precision", "fp32")
+def convert_llama_factory(text: str, location: str) -> Converted:
+    """Convert LLaMA-Factory's configuration. Raise InputError with all problems.
+
+    Relative paths are relative to the working folder.
+    """
+    conversion = Conversion.from_yaml(text, location, TABLE, trainer.TABLE)
+    _check_trains(conversion)
+    objective = _convert_objective(conversion)
+    conversion.convert_table()
+    if not conversion.has("model_name_or_path"):
+        conversion.problems.append(Problem(location, "has no model", "write model_name_or_path: FOLDER-OR-HUB-ID"))
+    _convert_data(conversion, objective)
+    conversion.report_unless(conversion.raw_value("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
+    _convert_adapter(conversion)
+    if not trainer.convert_precision(conversion, {"fp8": "fp8", "pure_bf16": "bf16", "bf16": "bf16", "fp16": "fp16"}):
+        conversion.put("train.precision", "fp32")
         advice = "train.precision: auto is faster on most GPUs"
-        old.note(f"neither bf16 nor fp16 is true, so the precision is fp32; {advice}")
-    if old.raw("pure_bf16"):
-        old.put("train.weights", "bf16", "pure_bf16")
-    trainer.carry_arguments(old)
-    if old.get("use_muon", read.flag):
-        old.put("train.optimizer", "muon", "use_muon")
-        old.carry("learning_rate", "train.muon_learning_rate", read.above_zero)
-        old.leave("use_muon", trainer.optimizer_of("muon")[1])
-    trainer.fit_together(old)
-    return old.finish()
+        conversion.note(f"neither bf16 nor fp16 is true, so the precision is fp32; {advice}")
+    if conversion.raw_value("pure_bf16"):
+        conversion.put("train.weights", "bf16", "pure_bf16")
+    trainer.convert_arguments(conversion)
+    if conversion.get("use_muon", read.flag):
+        conversion.put("train.optimizer", "muon", "use_muon")
+        conversion.convert("learning_rate", "train.muon_learning_rate", read.above_zero)
+        conversion.report("use_muon", trainer.optimizer_of("muon")[1])
+    trainer.fit_together(conversion)
+    return conversion.finish()
 
 
-def _refuse_others(old: Conversion) -> None:
-    """Refuse configurations of version 1, and those that do not train. Raises InputError."""
-    version_1 = next((key for key in old.given() if key.partition(".")[0] in _VERSION_1), "")
+def _check_trains(conversion: Conversion) -> None:
+    """Raise InputError for configurations of version 1 and for those that do not train."""
+    version_1 = next((key for key in conversion.source_keys() if key.partition(".")[0] in _VERSION_1), "")
     if version_1:
         fix = "write the keys of version 0: model_name_or_path, dataset, finetuning_type"
-        old.refuse(version_1, "is a key of LLaMA-Factory's version 1, which is not read", fix)
-    elif old.has("export_dir"):
+        conversion.add_problem(version_1, "is a key of LLaMA-Factory's version 1, which is not supported", fix)
+    elif conversion.has("export_dir"):
         fix = "use artel export FOLDER merged --merge"
-        old.refuse("export_dir", "merges an adapter and trains nothing", fix)
-    elif not old.raw("do_train"):
+        conversion.add_problem("export_dir", "merges an adapter, but nothing is trained", fix)
+    elif not conversion.raw_value("do_train"):
         fix = "write do_train: true; for a trained model use artel chat, evaluate or generate"
-        old.refuse("do_train", "is not true, so nothing is trained", fix)
-    if old.problems:
-        raise InputError(old.problems)
+        conversion.add_problem("do_train", "is not true, so nothing is trained", fix)
+    if conversion.problems:
+        raise InputError(conversion.problems)
 
 
-def _carry_objective(old: Conversion) -> str:
-    stage = old.get("stage", read.one_of("pt sft rm ppo dpo kto"))
+def _convert_objective(conversion: Conversion) -> str:
+    stage = conversion.get("stage", read.one_of("pt sft rm ppo dpo kto"))
     if stage == "rm":
         fix = "write objective: reward yourself"
-        old.refuse("stage", f"rm trains a reward model, which is not converted: {fix}")
+        conversion.add_problem("stage", f"rm trains a reward model, which is not converted: {fix}")
     elif stage == "ppo":
         fix = f"write pt, sft, dpo or kto (objectives: {', '.join(OBJECTIVES.names)})"
-        old.refuse("stage", "ppo is not supported by artel", fix)
+        conversion.add_problem("stage", "ppo is not supported by artel", fix)
     objective = _STAGES.get(stage, "chat")
-    old.put("objective", objective, "stage")
+    conversion.put("objective", objective, "stage")
     if objective != "preference":
         return objective
-    loss = "kto" if stage == "kto" else old.get("pref_loss", read.one_of("sigmoid hinge ipo kto_pair orpo simpo"))
-    decisive = "stage" if stage == "kto" else "pref_loss"
+    loss = (
+        "kto" if stage == "kto" else conversion.get("pref_loss", read.one_of("sigmoid hinge ipo kto_pair orpo simpo"))
+    )
+    loss_key = "stage" if stage == "kto" else "pref_loss"
     if loss is not None:
-        old.put("preference.loss", _LOSSES.get(loss, "kto" if loss == "kto" else "dpo"), decisive)
+        conversion.put("preference.loss", _LOSSES.get(loss, "kto" if loss == "kto" else "dpo"), loss_key)
     if loss not in (None, "kto", *_LOSSES):
-        old.leave("pref_loss", f"artel has {', '.join(_LOSSES.values())} for pairs and uses dpo")
-    old.carry("pref_beta", "preference.beta", read.not_negative)
+        conversion.report("pref_loss", f"artel has {', '.join(_LOSSES.values())} for pairs and uses dpo")
+    conversion.convert("pref_beta", "preference.beta", read.not_negative)
     # Its SimPO has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
     if loss == "simpo":
-        old.carry("simpo_gamma", "preference.margin", read.not_negative)
-    old.carry("dpo_label_smoothing", "preference.smoothing", read.not_negative)
-    old.carry("kto_chosen_weight", "preference.desirable", read.not_negative)
-    old.carry("kto_rejected_weight", "preference.undesirable", read.not_negative)
+        conversion.convert("simpo_gamma", "preference.margin", read.not_negative)
+    conversion.convert("dpo_label_smoothing", "preference.smoothing", read.not_negative)
+    conversion.convert("kto_chosen_weight", "preference.desirable", read.not_negative)
+    conversion.convert("kto_rejected_weight", "preference.undesirable", read.not_negative)
     return objective
 
 
-def _carry_data(old: Conversion, objective: str) -> None:
-    """The data sets, and what belongs to them."""
-    known = _DataSets(old, objective)
-    names = old.get("dataset", _names) or []
-    if not names and not old.problems:
-        old.problems.append(Problem(old.place, "names no text", "write dataset: NAME, as in dataset_info.json"))
-    sources = [known.source(name, f"data.sources.{number}.path") for number, name in enumerate(names)]
-    rows = old.get("max_samples", read.at_least_one)
-    old.put("data.sources", [source | ({"rows": f"[:{rows}]"} if rows else {}) for source in sources], "dataset")
-    old.decided("data.sources", "dataset_dir", "max_samples")
-    evaluated = old.get("eval_dataset", _names)
-    if evaluated:
-        old.put("data.validation", known.source(evaluated[0], "data.validation")["path"], "eval_dataset")
-        if len(evaluated) > 1:
-            old.leave("eval_dataset", "validation texts come from one path: artel uses the first")
+def _convert_data(conversion: Conversion, objective: str) -> None:
+    """Convert the data sets and the keys that apply to them."""
+    data_sets = _DataSets(conversion, objective)
+    names = conversion.get("dataset", _names) or []
+    if not names and not conversion.problems:
+        conversion.problems.append(
+            Problem(conversion.location, "has no data set", "write dataset: NAME, as in dataset_info.json")
+        )
+    sources = [data_sets.source(name, f"data.sources.{number}.path") for number, name in enumerate(names)]
+    rows = conversion.get("max_samples", read.at_least_one)
+    conversion.put("data.sources", [source | ({"rows": f"[:{rows}]"} if rows else {}) for source in sources], "dataset")
+    conversion.mark_converted("data.sources", "dataset_dir", "max_samples")
+    eval_names = conversion.get("eval_dataset", _names)
+    if eval_names:
+        path = data_sets.source(eval_names[0], "data.validation")["path"]
+        conversion.put("data.validation", path, "eval_dataset")
+        if len(eval_names) > 1:
+            conversion.report("eval_dataset", "validation texts come from one path: artel uses the first")
     else:
-        trainer.carry_share(old, "val_size")
-    old.put("data.dedup.exact", False)
+        trainer.convert_validation_split(conversion, "val_size")
+    conversion.put("data.dedup.exact", False)
     if objective != "causal":
         what = "LLaMA-Factory truncates longer samples, artel skips them"
-        old.leave("cutoff_len", f"{what}; to truncate write chat.too_long: truncate_left")
-    _carry_packing(old, objective)
-    prompts, last_only = old.get("train_on_prompt", read.flag), old.get("mask_history", read.flag)
+        conversion.report("cutoff_len", f"{what}; to truncate write chat.too_long: truncate_left")
+    _convert_packing(conversion, objective)
+    prompts, last_only = conversion.get("train_on_prompt", read.flag), conversion.get("mask_history", read.flag)
     if objective == "chat" and (prompts or last_only):
-        old.put("chat.train_on", "all" if prompts else "last", "train_on_prompt" if prompts else "mask_history")
-    template = old.get("template", read.text)
+        conversion.put("chat.train_on", "all" if prompts else "last", "train_on_prompt" if prompts else "mask_history")
+    template = conversion.get("template", read.text)
     if objective != "causal" and template is not None:
-        old.put("chat.template", "chatml" if template == "chatml" else "auto", "template")
+        conversion.put("chat.template", "chatml" if template == "chatml" else "auto", "template")
         if template != "chatml":
             what = f"LLaMA-Factory has its own template for {template}; artel uses the tokenizer's"
-            old.leave("template", f"{what}; for another write chat.template: FILE")
+            conversion.report("template", f"{what}; for another write chat.template: FILE")
 
 
 def _names(value: object) -> list[str]:
-    """Names with commas between them, or a list of them."""
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(name, str) and name.strip() for name in listed):
+    """Read comma-separated names, or a list of names. Raise ValueError for other values."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) and item.strip() for item in items):
         raise ValueError(f"{value!r} is not a list of names; write dataset: name, other")
-    return [name.strip() for name in listed]
+    return [item.strip() for item in items]
 
 
-def _carry_packing(old: Conversion, objective: str) -> None:
-    packs = {key: old.get(key, read.flag) for key in ("packing", "neat_packing")}
+def _convert_packing(conversion: Conversion, objective: str) -> None:
+    packs = {key: conversion.get(key, read.flag) for key in ("packing", "neat_packing")}
     if objective == "causal":
         if packs["packing"] is False:
-            old.leave("packing", "artel joins texts and cuts them every data.block tokens")
-        old.put("data.packing", "concatenate", "packing")  # LLaMA-Factory's own default in this stage
+            conversion.report("packing", "artel joins texts and cuts them every data.block tokens")
+        conversion.put("data.packing", "concatenate", "packing")  # LLaMA-Factory's own default in this stage
     elif OBJECTIVES[objective].packs_samples:  # artel's own default may pack them
-        old.put("data.packing", "best_fit" if any(packs.values()) else "concatenate", *packs)
+        conversion.put("data.packing", "best_fit" if any(packs.values()) else "concatenate", *packs)
     else:
         for key in (key for key, is_on in packs.items() if is_on):
-            old.leave(key, trainer.SAMPLES_STAND_ALONE.format(objective, "cutoff_len"))
+            conversion.report(key, trainer.NOT_PACKED.format(objective, "cutoff_len"))
 
 
 class _DataSets:
-    """The data sets that `dataset_info.json` describes, in a folder here or above the configuration."""
+    """The data sets in `dataset_info.json`, which is in a local folder or in one above the configuration."""
 
-    def __init__(self, old: Conversion, objective: str) -> None:
-        self._old, self._objective = old, objective
-        name = old.get("dataset_dir", read.text) or "data"
+    def __init__(self, conversion: Conversion, objective: str) -> None:
+        self._conversion, self._objective = conversion, objective
+        name = conversion.get("dataset_dir", read.text) or "data"
         self._is_online = name == "ONLINE"
         self._folder, self._entries = Path(name), dict[str, Any]()
         if name.startswith("REMOTE:"):
             fetch = f"hf download --repo-type dataset {name[7:]}"
-            old.leave("dataset_dir", f"download it and give its folder: {fetch}")
+            conversion.report("dataset_dir", f"download it and write its folder: {fetch}")
             self._folder = Path("data")
-        above = [] if old.place == "-" else Path(old.place).absolute().parents
-        folders = [self._folder, *(parent / name for parent in above)] if name == str(self._folder) else []
-        folder = next((folder for folder in folders if is_here(str(folder / _INFO))), None)
+        parents = [] if conversion.location == "-" else Path(conversion.location).absolute().parents
+        folders = [self._folder, *(parent / name for parent in parents)] if name == str(self._folder) else []
+        folder = next((folder for folder in folders if path_exists(str(folder / _INFO))), None)
         self._is_described = folder is not None and not self._is_online
         if folder is None or self._is_online:
             return
@@ -290,14 +308,14 @@ class _DataSets:
             entries = json.loads((folder / _INFO).read_text(encoding="utf-8-sig"))
             self._entries = entries if isinstance(entries, dict) else {}
         except (OSError, ValueError) as error:
-            old.refuse("dataset_dir", f"{folder / _INFO} cannot be read: {error}", "fix it")
+            conversion.add_problem("dataset_dir", f"{folder / _INFO} cannot be read: {error}", "fix it")
 
     def source(self, name: str, dotted: str) -> dict[str, Any]:
-        """Return the source of a data set; comments and notes belong to `dotted` of the run file."""
+        """Return the source of a data set. Comments and notes refer to `dotted` of the run file."""
         entry = {"hf_hub_url": name} if self._is_online else self._entries.get(name)
         if not isinstance(entry, dict):
-            why = f"{_INFO} has no {name}" if self._is_described else f"there is no {self._folder / _INFO} here"
-            self._old.comment(dotted, f"your file of the data set {name}: {why}")
+            reason = f"{_INFO} has no {name}" if self._is_described else f"{self._folder / _INFO} does not exist"
+            self._conversion.comment(dotted, f"your file of the data set {name}: {reason}")
             return {"path": str(self._folder / f"{name}.json"), "format": _FORMATS[self._objective]}
         columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
         source: dict[str, Any] = {"path": self._path(name, entry, dotted), "format": _FORMATS[self._objective]}
@@ -311,22 +329,24 @@ class _DataSets:
             source["rows"] = f"[:{entry['num_samples']}]"
         unread = [column for column in ("images", "videos", "audios") if columns.get(column)]
         if unread:
-            self._old.note(f"{_INFO}: {name}: {', '.join(unread)} of its rows are not read: artel trains on text only")
+            self._conversion.note(
+                f"{_INFO}: {name}: {', '.join(unread)} of its rows are not read: artel trains on text only"
+            )
         return source
 
     def _path(self, name: str, entry: dict[str, Any], dotted: str) -> str:
         keys = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name")
         key = next((key for key in keys if isinstance(entry.get(key), str)), "")
         if not key:
-            self._old.comment(dotted, f"your file of the data set {name}: {_INFO} names none")
+            self._conversion.comment(dotted, f"your file of the data set {name}: {_INFO} has none")
         elif key == "hf_hub_url":
             data_set = local_or_hub(entry[key], str(entry.get("subset") or ""), str(entry.get("split") or "train"))
-            self._old.comment(dotted, data_set.doubt)
+            self._conversion.comment(dotted, data_set.note)
             return data_set.path
         elif key != "file_name":
             if key != "cloud_file_name":
-                why = f"which is not on the Hugging Face hub: {entry[key]}"
-                self._old.comment(dotted, f"your files of the data set {name}, {why}")
+                where = f"which is not on the Hugging Face hub: {entry[key]}"
+                self._conversion.comment(dotted, f"your files of the data set {name}, {where}")
             return str(entry[key])
         return str(self._folder / entry.get(key, f"{name}.json"))
 
@@ -349,7 +369,7 @@ class _DataSets:
             mapping["system"] = columns.get("system")
             for tag in (tag for tag, known in _ROLES.items() if tags.get(tag) and tags[tag] not in known):
                 what = f"artel does not know the role {tags[tag]} ({tag}) and rejects it"
-                self._old.note(f"{_INFO}: {name}: {what}; rename it, or write converter: module:function")
+                self._conversion.note(f"{_INFO}: {name}: {what}; rename it, or write converter: module:function")
         if self._objective == "chat":
             source["converter"] = converter
         mapping |= {mine: columns.get(mine) for mine in ("chosen", "rejected", "tools")}
@@ -360,38 +380,38 @@ class _DataSets:
             source["mapping"] = mapping
 
 
-def _carry_adapter(old: Conversion) -> None:
-    """finetuning_type with its sizes, and the weights below an adapter in 8 or 4 bits."""
-    kind = old.get("finetuning_type", read.one_of("lora oft freeze full"))
-    bits = old.get("quantization_bit", read.at_least_one)
+def _convert_adapter(conversion: Conversion) -> None:
+    """Convert finetuning_type with its sizes, and the quantization of base weights."""
+    kind = conversion.get("finetuning_type", read.one_of("lora oft freeze full"))
+    bits = conversion.get("quantization_bit", read.at_least_one)
     if kind == "freeze":
-        old.put("model.freeze", [], "finetuning_type")
-        old.comment("model.freeze", "patterns of the frozen parameters: ['*embed*', 'model.layers.0.*', …]")
+        conversion.put("model.freeze", [], "finetuning_type")
+        conversion.comment("model.freeze", "patterns of the frozen parameters: ['*embed*', 'model.layers.0.*', …]")
         what = "lists trained layers, but model.freeze lists frozen ones"
-        old.leave("finetuning_type", f"{what}: write patterns there, or all layers are trained")
+        conversion.report("finetuning_type", f"{what}: write patterns there, or all layers are trained")
     elif kind == "full":
-        old.decided("model.from", "finetuning_type")
+        conversion.mark_converted("model.from", "finetuning_type")
     if kind in ("freeze", "full"):
-        old.leave("quantization_bit", "4 and 8 bits need an adapter: finetuning_type: lora")
+        conversion.report("quantization_bit", "4 and 8 bits need an adapter: finetuning_type: lora")
         return
-    rank = old.get("lora_rank", read.at_least_one)
-    if rank and not old.has("lora_alpha"):
-        old.replace("lora_alpha", 2 * rank)  # LLaMA-Factory's own default
+    rank = conversion.get("lora_rank", read.at_least_one)
+    if rank and not conversion.has("lora_alpha"):
+        conversion.replace("lora_alpha", 2 * rank)  # LLaMA-Factory's own default
     for key in ("additional_target", "lora_target"):
-        if isinstance(old.raw(key), str):
-            old.replace(key, [name.strip() for name in old.raw(key).split(",")])
-    trainer.carry_lora(old, _LORA)
-    old.decided("model.lora", "finetuning_type")
+        if isinstance(conversion.raw_value(key), str):
+            conversion.replace(key, [name.strip() for name in conversion.raw_value(key).split(",")])
+    trainer.convert_lora(conversion, _LORA)
+    conversion.mark_converted("model.lora", "finetuning_type")
     if kind == "oft":
-        old.leave("finetuning_type", "artel only has LoRA and uses lora_rank 8")
+        conversion.report("finetuning_type", "artel only has LoRA and uses lora_rank 8")
     if bits in (4, 8):
-        old.put("model.quantize", "nf4" if bits == 4 else "int8", "quantization_bit")
+        conversion.put("model.quantize", "nf4" if bits == 4 else "int8", "quantization_bit")
     elif bits:
-        old.leave("quantization_bit", "artel supports 8 and 4 bits; write model.quantize: int8 or nf4")
-    if old.get("quantization_method", read.text) not in (None, "bnb", "bitsandbytes"):
-        old.leave("quantization_method", "artel quantizes with bitsandbytes: model.quantize: int8 or nf4")
-    if old.raw("quantization_type") == "fp4":
-        old.leave("quantization_type", "artel's 4 bits are nf4")
+        conversion.report("quantization_bit", "artel supports 8 and 4 bits; write model.quantize: int8 or nf4")
+    if conversion.get("quantization_method", read.text) not in (None, "bnb", "bitsandbytes"):
+        conversion.report("quantization_method", "artel quantizes with bitsandbytes: model.quantize: int8 or nf4")
+    if conversion.raw_value("quantization_type") == "fp4":
+        conversion.report("quantization_type", "artel's 4 bits are nf4")
 
 
-LLAMA_FACTORY = Tool("LLaMA-Factory", is_llama_factory, convert_llama_factory, is_no_run_file=True)
+LLAMA_FACTORY = Tool("LLaMA-Factory", is_llama_factory, convert_llama_factory, never_a_run_file=True)

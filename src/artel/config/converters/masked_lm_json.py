@@ -1,4 +1,4 @@
-"""The JSON of a masked-LM script for CPUs: seven keys, as a run."""
+"""Convert the JSON of a masked-LM script for CPUs, which has seven keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from artel.config.converters.conversion import Converted
 from artel.config.converters.tools import Tool
 from artel.errors import InputError, Problem
 
-# Key → reader, an example, the keys of the run file that it decides.
+# Key → (reader, example, keys of the run file that depend on it).
 _KEYS: dict[str, tuple[read.Reader, str, list[str]]] = {
     "inputs_path": (read.text, '"pairs.csv"', ["data.sources"]),
     "outputs_path": (read.text, '"pairs.csv"', ["data.sources"]),
@@ -23,54 +23,53 @@ _KEYS: dict[str, tuple[read.Reader, str, list[str]]] = {
 }
 
 
-def refuse_other_json(tree: dict[str, Any], place: str) -> None:
-    """Raise InputError for the configuration of a transformers model or of DeepSpeed."""
+def check_other_json(tree: dict[str, Any], location: str) -> None:
+    """Raise InputError if the JSON is the configuration of a transformers model or of DeepSpeed."""
     if "data" not in tree and tree.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
-        fix = f"give a run file that names this one: parallel: {{deepspeed: {place}}}"
-        raise InputError.at(place, "is a DeepSpeed configuration, not a run", fix)
+        fix = f"use a run file with parallel: {{deepspeed: {location}}}"
+        raise InputError.at(location, "is a DeepSpeed configuration, not a run", fix)
     is_model = "model_type" in tree or "architectures" in tree or {"hidden_size", "vocab_size"} <= tree.keys()
     if is_model and "data" not in tree and "inputs_path" not in tree:
-        fix = "give a run file that names the model's folder: model: {from: FOLDER}"
-        raise InputError.at(place, "is a model's config.json, not a run", fix)
+        fix = "use a run file with the model's folder: model: {from: FOLDER}"
+        raise InputError.at(location, "is a model's config.json, not a run", fix)
 
 
 def is_masked_lm_json(tree: dict[str, Any]) -> bool:
-    """True for the masked-LM script's JSON, also with a wrong or a missing key."""
+    """True for the masked-LM script's JSON, even if it has invalid or missing keys."""
     return "data" not in tree and len(tree.keys() & _KEYS.keys()) >= 2
 
 
-def convert_masked_lm_json(text: str, place: str) -> Converted:
-    """Convert the JSON. Raises InputError with all its problems."""
+def convert_masked_lm_json(text: str, location: str) -> Converted:
+    """Convert the JSON. Raise InputError with all problems."""
     try:
         tree = json.loads(text)
     except ValueError as error:
-        raise InputError.at(place, f"is not valid JSON: {error}", "check its commas and quotes") from None
-    refuse_other_json(tree, place)
+        raise InputError.at(location, f"is not valid JSON: {error}", "check its commas and quotes") from None
+    check_other_json(tree, location)
     if not is_masked_lm_json(tree):
         fix = f"its keys are: {', '.join(_KEYS)}; a run file needs no conversion"
-        raise InputError.at(place, "is not the JSON of the masked-LM script", fix)
-    return Converted(from_masked_lm_json(tree, place), [], [], {}, {key: _KEYS[key][2] for key in tree})
+        raise InputError.at(location, "is not the JSON of the masked-LM script", fix)
+    return Converted(from_masked_lm_json(tree, location), [], [], {}, {key: _KEYS[key][2] for key in tree})
 
 
-def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return the run that the JSON describes. Raises InputError with all its problems."""
+def from_masked_lm_json(tree: dict[str, Any], location: str) -> dict[str, Any]:
+    """Return the run that the JSON describes. Raise InputError with all problems."""
     problems = []
     for key in tree.keys() - _KEYS.keys():
         near = difflib.get_close_matches(str(key), _KEYS, 1)
-        more = f"its keys are: {', '.join(_KEYS)}; for more keys convert it to a run file: artel config convert"
-        problems.append(
-            Problem(f"{place}: {key}", "there is no such key", f"did you mean {near[0]}?" if near else more)
-        )
+        keys_fix = f"its keys are: {', '.join(_KEYS)}; for other keys convert it to a run file: artel config convert"
+        fix = f"did you mean {near[0]}?" if near else keys_fix
+        problems.append(Problem(f"{location}: {key}", "there is no such key", fix))
     values: dict[str, Any] = {"world_size": 1}
     for key, (reader, example, _) in _KEYS.items():
         try:
             if key in tree:
                 values[key] = reader(tree[key])
             elif key not in values:
-                problems.append(Problem(f"{place}: {key}", "is missing", f'write "{key}": {example}'))
+                problems.append(Problem(f"{location}: {key}", "is missing", f'write "{key}": {example}'))
         except ValueError as error:
             what, _, fix = str(error).partition("; ")
-            problems.append(Problem(f"{place}: {key}", what, fix or f"write, for example, {example}"))
+            problems.append(Problem(f"{location}: {key}", what, fix or f"write, for example, {example}"))
     if problems:
         raise InputError(problems)
     source = {"path": values["inputs_path"], "format": "pairs"}
@@ -82,7 +81,7 @@ def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
         "model": {"from": values["model_path"]},
         "train": {
             "epochs": values["epochs"],
-            "batch": values["batch_size"] * values["world_size"],  # the script gave batch_size to each process
+            "batch": values["batch_size"] * values["world_size"],  # in the script, batch_size is per process
             "learning_rate": values["learning_rate"],
         },
         "parallel": {"data": values["world_size"]},

@@ -1,4 +1,4 @@
-"""The `.cfg` of the distributed Natural Questions recipe (neuro-inc/ml-recipe-distributed-pytorch)."""
+"""Convert the `.cfg` of the distributed Natural Questions recipe (neuro-inc/ml-recipe-distributed-pytorch)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from artel.config.schema.quantities import read_count
 from artel.errors import InputError, Problem
 from artel.registry import OPTIMIZERS
 
-# A metric of the recipe → artel's, and which values the recipe takes for better ones.
+# Metric of the recipe → (artel's metric, order in which the recipe's values improve).
 _METRICS = {"map": ("mean_average_precision", ">"), "loss": ("loss", "<"), "f1": ("f1", ">")}
 
 
@@ -29,7 +29,7 @@ TABLE = KeyTable(
         "warmup_coef": "0.05", "max_seq_len": "384", "max_question_len": "64", "doc_stride": "128", "w_start_reg": "0",
         "w_end_reg": "0", "smooth_alpha": "0.01", "best_metric": "map", "best_order": ">",
     },
-    carried={
+    converted={
         "seed": ("seed", read_count),
         "max_seq_len": ("data.block", read_count),
         "model": ("model.from", read.text),
@@ -51,13 +51,13 @@ TABLE = KeyTable(
         "weight_decay": ("train.weight_decay", read.number),
         "max_grad_norm": ("train.clip", read.number),
     },
-    same={
+    implied={
         "dummy_dataset": "is off",
         "hidden_dropout_prob attention_probs_dropout_prob": "is the model's default",
         "optimizer": "artel uses adamw",
         "best_order": "artel knows for each metric whether higher is better",
     },
-    left={
+    unsupported={
         "dump_dir": "experiment_name is missing; write run: FOLDER",
         "vocab_file merges_file": "artel uses the tokenizer of model.from; for another write tokenizer.from: FOLDER",
         "lowercase handle_chinese_chars":
@@ -92,95 +92,99 @@ _SWITCHES = {
 # fmt: on
 
 
-def convert_cfg(text: str, place: str) -> Converted:
-    """Convert the recipe's configuration. Raises InputError with all its problems."""
-    old = Conversion(place, TABLE)
+def convert_cfg(text: str, location: str) -> Converted:
+    """Convert the recipe's configuration. Raise InputError with all problems."""
+    conversion = Conversion(location, TABLE)
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line and not line.startswith("#"):
-            _add(old, line, f"{place}:{number}")
-    old.put("objective", "span_qa")
-    old.put("span_qa.heads", "five")
-    old.carry_table()
-    folder, name = old.get("dump_dir", read.text), old.get("experiment_name", read.text)
+            _add(conversion, line, f"{location}:{number}")
+    conversion.put("objective", "span_qa")
+    conversion.put("span_qa.heads", "five")
+    conversion.convert_table()
+    folder, name = conversion.get("dump_dir", read.text), conversion.get("experiment_name", read.text)
     if name:
-        old.put("run", f"{folder.rstrip('/')}/{name}" if folder else name, "dump_dir", "experiment_name")
-    _carry_source(old)
-    _carry_training(old)
-    _carry_best(old)
+        conversion.put("run", f"{folder.rstrip('/')}/{name}" if folder else name, "dump_dir", "experiment_name")
+    _convert_source(conversion)
+    _convert_training(conversion)
+    _convert_best(conversion)
     for key, reason in _SWITCHES.items():
-        old.leave_unless(not old.get(key, _flag), key, reason)
+        conversion.report_unless(not conversion.get(key, _flag), key, reason)
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        if old.get(key, read.number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
-            old.leave(key, "change it in the config.json of model.from")
-    if old.get("optimizer", read.one_of("adam adamod")) == "adamod":
+        if conversion.get(key, read.number) not in (None, 0.1):  # 0.1 is the default of BERT and RoBERTa
+            conversion.report(key, "change it in the config.json of model.from")
+    if conversion.get("optimizer", read.one_of("adam adamod")) == "adamod":
         known = ", ".join(OPTIMIZERS.names)
-        old.leave("optimizer", f"artel does not have AdaMod and uses adamw; write train.optimizer: {known}")
-    if not any(map(old.knows, old.given())):
-        fix = "artel config convert --help says which configurations it reads; a run file needs no conversion"
-        raise InputError.at(place, "is not a configuration that artel knows", fix)
-    return old.finish()
+        conversion.report("optimizer", f"artel does not have AdaMod and uses adamw; write train.optimizer: {known}")
+    if not any(map(conversion.knows, conversion.source_keys())):
+        fix = "artel config convert --help lists the supported tools; a run file needs no conversion"
+        raise InputError.at(location, "is not a known configuration", fix)
+    return conversion.finish()
 
 
-def _add(old: Conversion, line: str, where: str) -> None:
+def _add(conversion: Conversion, line: str, location: str) -> None:
+    """Add a line `key = value` to the conversion."""
     match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\S.*?)(?:\s+#.*)?", line)
     if match is None:
-        fix = "write lr = 1e-5; comments begin with #"
-        old.problems.append(Problem(where, "is not of the form key = value", fix))
+        fix = "write e.g. lr = 1e-5; comments start with #"
+        conversion.problems.append(Problem(location, "is not of the form key = value", fix))
         return
     key, value = match[1], match[2].strip("\"'")
-    if key in old.given():
-        old.problems.append(Problem(where, f"the key {key} is given twice", "keep one of them"))
-    old.add(key, None if value == "None" else value, value, where)
+    if key in conversion.source_keys():
+        conversion.problems.append(Problem(location, f"the key {key} is given twice", "keep one of them"))
+    conversion.add(key, None if value == "None" else value, value, location)
 
 
-def _carry_source(old: Conversion) -> None:
-    path = old.get("data_path", read.text)
-    if old.get("dummy_dataset", _flag):
-        old.put("data.sources", [{"format": "dummy", "kind": "questions"}], "dummy_dataset")
+def _convert_source(conversion: Conversion) -> None:
+    path = conversion.get("data_path", read.text)
+    if conversion.get("dummy_dataset", _flag):
+        conversion.put("data.sources", [{"format": "dummy", "kind": "questions"}], "dummy_dataset")
         fix = f"data.sources: [{{path: {path}, format: nq}}]"
         what = "dummy_dataset is True, so questions are generated"
-        old.leave("data_path", f"{what}; for the real ones write {fix}")
+        conversion.report("data_path", f"{what}; for the real ones write {fix}")
     elif path:
-        old.put("data.sources", [{"path": path, "format": "nq"}], "data_path")
+        conversion.put("data.sources", [{"path": path, "format": "nq"}], "data_path")
 
 
-def _carry_training(old: Conversion) -> None:
-    """The recipe's AdamW (transformers' old one) and its linear schedule; without warmup it has no schedule."""
-    old.put("train.betas", [0.9, 0.999])
-    old.put("train.epsilon", 1e-6)
-    batch, parts = old.get("train_batch_size", read.at_least_one), old.get("batch_split", read.at_least_one)
+def _convert_training(conversion: Conversion) -> None:
+    """Convert the recipe's AdamW (transformers' former one) and schedule: linear, or none without warmup."""
+    conversion.put("train.betas", [0.9, 0.999])
+    conversion.put("train.epsilon", 1e-6)
+    batch, parts = (
+        conversion.get("train_batch_size", read.at_least_one),
+        conversion.get("batch_split", read.at_least_one),
+    )
     if batch:
-        old.put("train.batch", batch, "train_batch_size")
+        conversion.put("train.batch", batch, "train_batch_size")
         what = "the recipe used this batch in each process, but train.batch is the total"
-        old.leave("train_batch_size", f"{what}; multiply it by the recipe's number of processes")
+        conversion.report("train_batch_size", f"{what}; multiply it by the recipe's number of processes")
     if batch and parts:
-        old.put("train.micro_batch", max(1, batch // parts), "batch_split")
-    share = old.get("warmup_coef", read.number)
-    if share is not None:
-        old.put("train.schedule", "linear" if share else "constant", "warmup_coef")
-        if 0 <= share < 1:
-            old.put("train.warmup", share, "warmup_coef")
+        conversion.put("train.micro_batch", max(1, batch // parts), "batch_split")
+    warmup = conversion.get("warmup_coef", read.number)
+    if warmup is not None:
+        conversion.put("train.schedule", "linear" if warmup else "constant", "warmup_coef")
+        if 0 <= warmup < 1:
+            conversion.put("train.warmup", warmup, "warmup_coef")
         else:
-            old.leave("warmup_coef", "is not a fraction from 0 to below 1; write train.warmup")
-    level = old.get("apex_level", read.one_of("O0 O1 O2 O3"))
-    old.put("train.precision", "fp32" if level in (None, "O0") else "auto", "apex_level")
+            conversion.report("warmup_coef", "is not a fraction (at least 0, below 1); write train.warmup")
+    level = conversion.get("apex_level", read.one_of("O0 O1 O2 O3"))
+    conversion.put("train.precision", "fp32" if level in (None, "O0") else "auto", "apex_level")
     if level not in (None, "O0"):
-        what = "train.precision is auto: bf16 where the device multiplies it natively, weights in fp32"
-        old.leave("apex_level", f"{what}; write fp32 for no mixed precision")
+        what = "train.precision is auto: bf16 if the device supports it natively, weights in fp32"
+        conversion.report("apex_level", f"{what}; write fp32 for no mixed precision")
 
 
-def _carry_best(old: Conversion) -> None:
-    written = old.get("best_metric", read.text)
-    if written not in _METRICS:
-        known = ", ".join(metric for metric, _ in _METRICS.values())
-        old.leave("best_metric", f"artel has no such metric; write checkpoint.best: {known}")
-        old.leave("best_order", "artel knows for each metric whether higher is better")
+def _convert_best(conversion: Conversion) -> None:
+    recipe_metric = conversion.get("best_metric", read.text)
+    if recipe_metric not in _METRICS:
+        metrics = ", ".join(metric for metric, _ in _METRICS.values())
+        conversion.report("best_metric", f"artel has no such metric; write checkpoint.best: {metrics}")
+        conversion.report("best_order", "artel knows for each metric whether higher is better")
         return
-    metric, better = _METRICS[written]
-    old.put("checkpoint.best", metric, "best_metric")
-    if old.get("best_order", read.one_of("> <")) != better:
+    metric, better = _METRICS[recipe_metric]
+    conversion.put("checkpoint.best", metric, "best_metric")
+    if conversion.get("best_order", read.one_of("> <")) != better:
         better_is = "higher" if better == ">" else "lower"
-        old.leave("best_order", f"for {metric}, {better_is} is better; this cannot be reversed")
+        conversion.report("best_order", f"for {metric}, {better_is} is better; this cannot be reversed")
 
 
-NQ_RECIPE = Tool("the Natural Questions recipe", lambda text: True, convert_cfg, takes_any=True)
+NQ_RECIPE = Tool("the Natural Questions recipe", lambda text: True, convert_cfg, is_fallback=True)

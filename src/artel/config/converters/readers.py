@@ -1,4 +1,4 @@
-"""Readers of the values of other tools."""
+"""Readers of other tools' values."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any
 from artel.config.schema.quantities import read_count, read_number
 
 Reader = Callable[[Any], Any]
-"""Turns a value of another tool into one of the run file. Raises ValueError("what is wrong; what to write")."""
+"""Converts a value of another tool to one of the run file. Raises ValueError("what is wrong; what to write")."""
 
 
 def number(value: object) -> float:
-    """A number; 2 stays an integer."""
+    """Read a number. 2 stays an integer."""
     real = read_number(value)
     return int(real) if real.is_integer() else real
 
 
-def _bounded(read: Reader, fits: Callable[[float], bool], otherwise: str) -> Reader:
+def _bounded(read: Reader, is_valid: Callable[[float], bool], error: str) -> Reader:
+    """Return a reader that raises ValueError with `error` for numbers that are not valid."""
+
     def bounded(value: object) -> Any:
         parsed = read(value)
-        if not fits(parsed):
-            raise ValueError(f"{value!r} {otherwise}")
+        if not is_valid(parsed):
+            raise ValueError(f"{value!r} {error}")
         return parsed
 
     return bounded
@@ -30,14 +32,14 @@ def _bounded(read: Reader, fits: Callable[[float], bool], otherwise: str) -> Rea
 
 above_zero = _bounded(number, lambda n: 0 < n < math.inf, "is not above zero")
 not_negative = _bounded(number, lambda n: n >= 0, "is below zero")
-share = _bounded(number, lambda n: 0 <= n < 1, "is not a fraction from 0 to below 1")
+fraction = _bounded(number, lambda n: 0 <= n < 1, "is not a fraction (at least 0, below 1)")
 up_to_one = _bounded(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
 at_least_one = _bounded(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
 from_zero = _bounded(read_count, lambda n: n >= 0, "is below zero")
 
 
 def one_of(choices: dict[str, Any] | str) -> Reader:
-    """A reader of some words, as a dictionary of what they become or as one string of words."""
+    """Return a reader of given words: a dict of words and their values, or one string of words."""
     values = dict(zip(choices.split(), choices.split(), strict=True)) if isinstance(choices, str) else choices
 
     def read(value: object) -> Any:
@@ -49,25 +51,27 @@ def one_of(choices: dict[str, Any] | str) -> Reader:
 
 
 def text(value: object) -> str:
+    """Read a non-empty string. Raise ValueError for other values."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r} is not a path or a name")
     return value
 
 
 def flag(value: object) -> bool:
+    """Read true or false. Raise ValueError for other values."""
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither true nor false")
     return value
 
 
 def switch(on: Any, off: Any) -> Reader:
-    """A reader of true and false."""
+    """Return a reader of true and false."""
     return lambda value: on if flag(value) else off
 
 
 def names(value: object) -> list[str]:
-    """A list of names; a single one needs no brackets."""
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+    """Read a list of names, or a single name. Raise ValueError for other values."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ValueError(f"{value!r} is not a list of names")
-    return listed
+    return items

@@ -1,4 +1,4 @@
-"""The tools whose configurations artel reads, and the words that name those it does not."""
+"""The tools whose configurations artel converts, and errors for the others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Tool:
 
     name: str
     recognizes: Callable[[str], bool]
-    """True if a text is of this tool, also if it is broken. The first tool that recognizes it converts it."""
+    """True if a text, even an invalid one, belongs to this tool. The first tool that recognizes it converts it."""
     convert: Callable[[str, str], Converted]
-    """(text, name of its file for messages) → the run file. Raises InputError with all problems."""
-    is_no_run_file: bool = False
-    """True if what it recognizes cannot be a run file: other commands then say to convert it."""
-    takes_any: bool = False
-    """True if it is tried last, on a text that no other tool recognizes."""
+    """(text, name of its file for messages) → the run file. Raise InputError with all problems."""
+    never_a_run_file: bool = False
+    """True if what it recognizes cannot be a run file: other commands then advise to convert it."""
+    is_fallback: bool = False
+    """True if it is tried last, on texts that no other tool recognizes."""
 
 
-# Commands of other tools in a shell script: how each begins, the tool, and True if its YAML can be converted.
+# Commands of other tools in shell scripts: (first word, tool, True if its YAML can be converted).
 _COMMANDS = (
     (r"llamafactory-cli|lmf|\S*llamafactory[./]\S*|\S*src/train\.py", "LLaMA-Factory", True),
     (r"axolotl|\S*axolotl\.cli\.\w+|scripts/finetune\.py", "axolotl", True),
@@ -34,36 +34,39 @@ _COMMANDS = (
     (r"trl", "TRL", False),
     (r"tune", "torchtune", False),
 )
-_VERBS = r"train|preprocess|sft|pt|rlhf|dpo|kto|grpo|reward|run|finetune"
-_BY_HAND = "write a run file with artel new, which asks four questions"
+_SUBCOMMANDS = r"train|preprocess|sft|pt|rlhf|dpo|kto|grpo|reward|run|finetune"
+_FIX_UNSUPPORTED = "create a run file with artel new, which asks four questions"
 _TORCHTUNE = re.compile(r"(?:^[ \t]*|[{,]\s*)_component_\s*:", re.MULTILINE)
 _YAML = re.compile(r"\S+\.(?:ya?ml|json)$")
 
 
-def convert(text: str, place: str) -> Converted:
-    """A configuration of another tool as a run file. `place` names its file. Raises InputError with all problems."""
-    refuse_unsupported(text, place)
-    *tools, plain_cfg = _tools()
+def convert(text: str, location: str) -> Converted:
+    """Convert a configuration of another tool. Raise InputError with all problems.
+
+    `location`: name of its file, for messages.
+    """
+    check_supported(text, location)
+    *tools, fallback = _tools()
     tool = next((tool for tool in tools if tool.recognizes(text)), None)
     if tool is None:
-        _refuse_commands(text, place)
-    return (tool or plain_cfg).convert(text, place)
+        _check_commands(text, location)
+    return (tool or fallback).convert(text, location)
 
 
 def tool_of(text: str) -> str:
-    """The tool whose configuration, and no run file, the text is; empty where there is none."""
-    return next((tool.name for tool in _tools() if tool.is_no_run_file and tool.recognizes(text)), "")
+    """Return the name of the tool that a configuration belongs to, or "" for a run file."""
+    return next((tool.name for tool in _tools() if tool.never_a_run_file and tool.recognizes(text)), "")
 
 
-def refuse_unsupported(text: str, place: str) -> None:
-    """Raise InputError for the YAML of a tool that is not converted."""
+def check_supported(text: str, location: str) -> None:
+    """Raise InputError if the text is a configuration of a tool that artel does not convert."""
     if _TORCHTUNE.search(text):
         what = "is a configuration of torchtune, which is no longer developed; artel does not convert it"
-        raise InputError.at(place, what, _BY_HAND)
+        raise InputError.at(location, what, _FIX_UNSUPPORTED)
 
 
-def _refuse_commands(text: str, place: str) -> None:
-    """Raise InputError for a shell script with commands of other tools: name the tool, and the file to give."""
+def _check_commands(text: str, location: str) -> None:
+    """Raise InputError if the text is a shell script that runs another tool. Say which file to convert."""
     problems: list[Problem] = []
     words: list[str] = []
     first = 1
@@ -71,32 +74,34 @@ def _refuse_commands(text: str, place: str) -> None:
         words += line.removesuffix("\\").split()
         if not line.endswith("\\"):
             if words and not words[0].startswith("#"):
-                problems += _of_command(words, f"{place}:{first}")
+                problems += _command_problems(words, f"{location}:{first}")
             words, first = [], number + 1
     if problems:
         raise InputError(problems)
 
 
-def _of_command(words: list[str], where: str) -> list[Problem]:
+def _command_problems(words: list[str], location: str) -> list[Problem]:
+    """Return the problem of a command that runs another tool, or an empty list."""
     for pattern, tool, converts in _COMMANDS:
-        at = next((number for number, word in enumerate(words) if re.fullmatch(pattern, word)), None)
-        if at is None:
+        index = next((index for index, word in enumerate(words) if re.fullmatch(pattern, word)), None)
+        if index is None:
             continue
-        is_script = "." in words[at]
-        if not is_script and not re.fullmatch(_VERBS, "".join(words[at + 1 : at + 2])):
+        is_script = "." in words[index]
+        if not is_script and not re.fullmatch(_SUBCOMMANDS, "".join(words[index + 1 : index + 2])):
             continue  # a chat or an export, or another program of that name
-        what = f"runs {tool} ({' '.join(words[at : at + 1 if is_script else at + 2])})"
+        what = f"runs {tool} ({' '.join(words[index : index + 1 if is_script else index + 2])})"
         if not converts:
-            return [Problem(where, f"{what}, whose configurations artel does not convert", _BY_HAND)]
-        file = next((word for word in words[at + 1 :] if _YAML.fullmatch(word)), "")
+            return [Problem(location, f"{what}, whose configurations artel does not convert", _FIX_UNSUPPORTED)]
+        file = next((word for word in words[index + 1 :] if _YAML.fullmatch(word)), "")
         if file:
-            added = [word for word in words[at + 1 :] if word.startswith("--")]
-            beside = f", after writing {', '.join(added)} into it as keys" if added else ""
-            return [Problem(where, what, f"convert the file that it names{beside}: artel config convert {file}")]
+            options = [word for word in words[index + 1 :] if word.startswith("--")]
+            first_step = f", after adding {', '.join(options)} to it as keys" if options else ""
+            fix = f"convert its configuration file{first_step}: artel config convert {file}"
+            return [Problem(location, what, fix)]
         example = "key: value, without the dashes"
-        return [Problem(where, what, f"write its options into a YAML file ({example}), and convert that")]
+        return [Problem(location, what, f"write its options to a YAML file ({example}) and convert that")]
     return []
 
 
 def _tools() -> list[Tool]:
-    return sorted((TOOLS[name] for name in TOOLS.names), key=lambda tool: tool.takes_any)
+    return sorted((TOOLS[name] for name in TOOLS.names), key=lambda tool: tool.is_fallback)

@@ -1,4 +1,4 @@
-"""Keys that tools built on transformers share: TrainingArguments, FSDP, peft's adapters, optimizers."""
+"""Convert keys that tools built on transformers share: TrainingArguments, FSDP, peft's adapters, optimizers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ DEFAULTS = {
 }
 OTHER_TRACKERS = [name for name in TRACKERS.names if name not in ("console", "jsonl")]
 TRACKER_ADVICE = f"artel has {', '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[0]}]"
-MAIN_BRANCH = "artel reads the main branch; download that revision (hf download --revision) and give its folder"
+MAIN_BRANCH = "artel reads the main branch; download that revision (hf download --revision) and use its folder"
 STARTED = "start processes with artel train --nproc, --nnodes and --node-rank, or with torchrun"
-SAMPLES_STAND_ALONE = (
+NOT_PACKED = (
     "objective {} does not pack samples, and train.batch counts samples, not packed sequences: multiply it by the "
     "number of samples that fit into {}"
 )
-UNUSED = "in artel every trained parameter takes part in each step"
+UNUSED = "artel uses every trained parameter in each step"
 _NO_REENTRANCE = "artel uses non-reentrant checkpointing; write train.activation_checkpointing"
 _RECOMPUTES = ("train.activation_checkpointing", read.switch("full", "none"))
 _FLOOR = "write train.minimum_learning_rate, a fraction of learning_rate, or train.decay for the schedule wsd"
 
 # fmt: off
 TABLE = KeyTable(
-    carried={
+    converted={
         "seed": ("seed", read.from_zero),
         "learning_rate": ("train.learning_rate", read.above_zero),
         "weight_decay": ("train.weight_decay", read.not_negative),
@@ -49,7 +49,7 @@ TABLE = KeyTable(
         "torch_compile": ("train.compile", read.switch("on", "off")),
         "save_total_limit": ("checkpoint.keep", read.at_least_one),
     },
-    same={
+    implied={
         "overwrite_cache": "texts are prepared again when they or their keys change",
         "streaming": "texts are prepared once, and training reads tokens from the store",
         "use_fast_tokenizer use_slow_tokenizer": "artel always uses the fast tokenizer",
@@ -79,7 +79,7 @@ TABLE = KeyTable(
         "fsdp_config.*limit_all_gathers fsdp_config.*ward_prefetch": "FSDP2 schedules the transfers",
         "fsdp_config.*offload_params": "nothing is offloaded",
     },
-    left={
+    unsupported={
         "torch_compile_backend torch_compile_mode": "train.compile is on, off or auto",
         "run_name": "the run is named after its folder",
         "cache_dir": "HF_HOME sets where models and data sets of the hub are cached",
@@ -126,70 +126,70 @@ TABLE = KeyTable(
     },
 )
 # fmt: on
-_DECIDED = (
+_CONVERTED_BY_CODE = (
     "per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_grad_norm adam_beta1 adam_beta2 "
     "optim optim_args optim_target_modules lr_scheduler_type warmup_steps warmup_ratio eval_strategy "
     "evaluation_strategy eval_steps save_strategy save_steps report_to data_seed fsdp"
 )
-NAMES = {*TABLE.names(), *_DECIDED.split()}
-"""The arguments that are known, spelled out."""
+NAMES = {*TABLE.names(), *_CONVERTED_BY_CODE.split()}
+"""All known arguments, without patterns."""
 
 
-def carry_arguments(old: Conversion, processes: int | None = None) -> None:
-    """Carry over what keys of the Trainer decide together. `processes`: how many the configuration starts, if it says.
+def convert_arguments(conversion: Conversion, processes: int | None = None) -> None:
+    """Convert the Trainer's keys that depend on one another. `processes`: number that the configuration starts.
 
-    The caller carries over bf16 and fp16, whose rank beside other keys differs from tool to tool.
+    The caller converts bf16 and fp16, whose precedence over other keys differs between tools.
     """
-    _carry_batch(old, processes)
-    _carry_length(old)
-    _carry_optimizer(old)
-    _carry_schedule(old)
-    _carry_intervals(old)
+    _convert_batch(conversion, processes)
+    _convert_length(conversion)
+    _convert_optimizer(conversion)
+    _convert_schedule(conversion)
+    _convert_intervals(conversion)
     for key in ("gradient_checkpointing", "activation_checkpointing"):
-        if old.raw(f"{key}_kwargs") in ({}, {"use_reentrant": False}):
-            old.agree(f"{key}_kwargs", "artel uses non-reentrant checkpointing")
-    if old.raw("metric_for_best_model") in ("loss", "eval_loss"):
-        old.put("checkpoint.best", "loss", "metric_for_best_model")
-    trackers = old.get("report_to", read.names) or []
-    known = [name for name in trackers if name in TRACKERS]
-    if known:
-        old.put("track", ["console", "jsonl", *known], "report_to")
-    if set(trackers) - {*known, "none"}:
-        old.leave("report_to", TRACKER_ADVICE)
-    old.agree("report_to", "metrics go to the console and metrics.jsonl")
-    if old.raw("logging_strategy") == "steps":
-        old.agree("logging_strategy", "log.every is a number of steps")
-    old.leave("data_seed", "seed fixes the order too")
-    if isinstance(old.raw("deepspeed"), str):
-        old.carry("deepspeed", "parallel.deepspeed", read.text)
-    _carry_fsdp(old)
+        if conversion.raw_value(f"{key}_kwargs") in ({}, {"use_reentrant": False}):
+            conversion.mark_implied(f"{key}_kwargs", "artel uses non-reentrant checkpointing")
+    if conversion.raw_value("metric_for_best_model") in ("loss", "eval_loss"):
+        conversion.put("checkpoint.best", "loss", "metric_for_best_model")
+    trackers = conversion.get("report_to", read.names) or []
+    supported = [name for name in trackers if name in TRACKERS]
+    if supported:
+        conversion.put("track", ["console", "jsonl", *supported], "report_to")
+    if set(trackers) - {*supported, "none"}:
+        conversion.report("report_to", TRACKER_ADVICE)
+    conversion.mark_implied("report_to", "metrics go to the console and metrics.jsonl")
+    if conversion.raw_value("logging_strategy") == "steps":
+        conversion.mark_implied("logging_strategy", "log.every is a number of steps")
+    conversion.report("data_seed", "seed fixes the order too")
+    if isinstance(conversion.raw_value("deepspeed"), str):
+        conversion.convert("deepspeed", "parallel.deepspeed", read.text)
+    _convert_fsdp(conversion)
 
 
-def _carry_batch(old: Conversion, processes: int | None) -> None:
+def _convert_batch(conversion: Conversion, processes: int | None) -> None:
     key, accumulated = "per_device_train_batch_size", "gradient_accumulation_steps"
-    micro, parts = old.get(key, read.at_least_one), old.get(accumulated, read.at_least_one)
+    micro, parts = conversion.get(key, read.at_least_one), conversion.get(accumulated, read.at_least_one)
     if micro and parts:
-        old.put("train.batch", micro * parts * (processes or 1), key, accumulated)
-        old.put("train.micro_batch", micro, key)
+        conversion.put("train.batch", micro * parts * (processes or 1), key, accumulated)
+        conversion.put("train.micro_batch", micro, key)
         if processes is None:
             fix = "the batch of one process; multiply it by your number of processes"
-            old.leave(key, f"train.batch is {micro * parts}, this times {accumulated}: {fix}")
-    if old.get("per_device_eval_batch_size", read.at_least_one) == micro:
-        old.agree("per_device_eval_batch_size", "validation uses the micro-batch of training")
+            conversion.report(key, f"train.batch is {micro * parts}, this times {accumulated}: {fix}")
+    if conversion.get("per_device_eval_batch_size", read.at_least_one) == micro:
+        conversion.mark_implied("per_device_eval_batch_size", "validation uses the micro-batch of training")
 
 
-def _carry_length(old: Conversion) -> None:
-    """`max_steps`, if above zero, takes precedence over `num_train_epochs`."""
-    steps, epochs = old.get("max_steps", read_count), old.get("num_train_epochs", read.above_zero)
+def _convert_length(conversion: Conversion) -> None:
+    """Convert the length. `max_steps`, if above zero, takes precedence over `num_train_epochs`."""
+    steps, epochs = conversion.get("max_steps", read_count), conversion.get("num_train_epochs", read.above_zero)
     if steps is not None and steps > 0:
-        old.put("train.steps", steps, "max_steps")
-        old.leave("num_train_epochs", f"max_steps is set: the run ends after {steps} steps")
+        conversion.put("train.steps", steps, "max_steps")
+        conversion.report("num_train_epochs", f"max_steps is set: the run ends after {steps} steps")
     elif epochs is not None:
-        old.put("train.epochs", epochs, "num_train_epochs")
+        conversion.put("train.epochs", epochs, "num_train_epochs")
 
 
 def optimizer_of(name: str) -> tuple[str, str]:
-    """(artel's optimizer, how it differs) for another tool's name. adamw, with advice, if there is none like it."""
+    """Return (artel's optimizer, how it differs) for another tool's name, or adamw with advice if there is none."""
     for optimizer in OPTIMIZERS.names:
         for pattern, difference in (*OPTIMIZERS[optimizer].other_names, (re.escape(optimizer), "")):
             if re.fullmatch(pattern, name):
@@ -198,28 +198,28 @@ def optimizer_of(name: str) -> tuple[str, str]:
     return "adamw", missing
 
 
-def _carry_optimizer(old: Conversion) -> None:
-    name = old.get("optim", read.text)
+def _convert_optimizer(conversion: Conversion) -> None:
+    name = conversion.get("optim", read.text)
     optimizer, difference = optimizer_of(name or "adamw")
-    betas = [old.get(f"adam_beta{number}", read.share) for number in (1, 2)]
+    betas = [conversion.get(f"adam_beta{number}", read.fraction) for number in (1, 2)]
     if None not in betas:
-        own = f"train.{optimizer}.betas"
-        old.put(own if is_key(own) else "train.betas", betas, "adam_beta1", "adam_beta2")
-    clip = old.get("max_grad_norm", read.not_negative)
+        dotted = f"train.{optimizer}.betas"
+        conversion.put(dotted if is_key(dotted) else "train.betas", betas, "adam_beta1", "adam_beta2")
+    clip = conversion.get("max_grad_norm", read.not_negative)
     if clip is not None:
-        old.put("train.clip", clip or None, "max_grad_norm")  # 0 is for no clipping
+        conversion.put("train.clip", clip or None, "max_grad_norm")  # 0 disables clipping
     if name is None:
         return
-    old.put("train.optimizer", optimizer, "optim")
+    conversion.put("train.optimizer", optimizer, "optim")
     if optimizer == "muon":
-        old.carry("learning_rate", "train.muon_learning_rate", read.above_zero)
+        conversion.convert("learning_rate", "train.muon_learning_rate", read.above_zero)
     if difference:
-        old.leave("optim", difference)
+        conversion.report("optim", difference)
     for key in ("optim_args", "optim_target_modules"):
-        old.leave(key, f"the optimizer {optimizer} has train.betas, epsilon, momentum and weight_decay")
+        conversion.report(key, f"the optimizer {optimizer} has train.betas, epsilon, momentum and weight_decay")
 
 
-# Transformers' schedules that have another name here, and the nearest of artel's for those that it lacks.
+# transformers' schedules with another name in artel, and the nearest schedule for those that artel lacks.
 _SCHEDULES = {
     "constant_with_warmup": "constant",
     "cosine_with_min_lr": "cosine",
@@ -232,79 +232,82 @@ _NEAREST_SCHEDULES = {
 }
 
 
-def _carry_schedule(old: Conversion) -> None:
+def _convert_schedule(conversion: Conversion) -> None:
     names = {name: name for name in (*SCHEDULES.names, *_SCHEDULES, *_NEAREST_SCHEDULES)}
-    written = old.get("lr_scheduler_type", read.one_of(names))
-    _carry_floor(old, written)
-    # Below 1, warmup_steps is a share of the run, as transformers 5 takes it.
-    steps, share = old.get("warmup_steps", read.not_negative), old.get("warmup_ratio", read.share)
-    if written is None:
+    name = conversion.get("lr_scheduler_type", read.one_of(names))
+    _convert_floor(conversion, name)
+    # Below 1, warmup_steps is a fraction of the run, as in transformers 5.
+    steps, ratio = conversion.get("warmup_steps", read.not_negative), conversion.get("warmup_ratio", read.fraction)
+    if name is None:
         return
-    options, kind = old.raw("lr_scheduler_kwargs"), SCHEDULES.settings_of(written)
+    options, kind = conversion.raw_value("lr_scheduler_kwargs"), SCHEDULES.settings_of(name)
     if kind is not None and isinstance(options, dict) and options.keys() <= kind.model_fields.keys():
-        old.put(f"train.{written}", dict(options), "lr_scheduler_kwargs")
-    is_known = written in SCHEDULES or written in _SCHEDULES
-    schedule = _SCHEDULES.get(written, written) if is_known else _NEAREST_SCHEDULES[written]
-    old.put("train.schedule", schedule, "lr_scheduler_type")
+        conversion.put(f"train.{name}", dict(options), "lr_scheduler_kwargs")
+    is_known = name in SCHEDULES or name in _SCHEDULES
+    schedule = _SCHEDULES.get(name, name) if is_known else _NEAREST_SCHEDULES[name]
+    conversion.put("train.schedule", schedule, "lr_scheduler_type")
     if not is_known:
         fix = f"{schedule} is used; write train.schedule: {', '.join(SCHEDULES.names)}"
-        old.leave("lr_scheduler_type", f"artel has no such schedule; {fix}")
-    if written == "constant":  # transformers warms up only for constant_with_warmup
-        old.put("train.warmup", 0)
+        conversion.report("lr_scheduler_type", f"artel has no such schedule; {fix}")
+    if name == "constant":  # transformers warms up only for constant_with_warmup
+        conversion.put("train.warmup", 0)
         for key in ("warmup_steps", "warmup_ratio"):
-            old.leave_if_on(key, "the schedule constant has no warmup; write train.warmup")
+            conversion.report_if_on(key, "the schedule constant has no warmup; write train.warmup")
         return
-    decisive = "warmup_ratio" if share and not steps else "warmup_steps"
-    old.put("train.warmup", steps or share or 0, decisive)
-    other = "warmup_steps" if decisive == "warmup_ratio" else "warmup_ratio"
-    old.leave_if_on(other, f"{decisive} is set and takes precedence")
+    used_key = "warmup_ratio" if ratio and not steps else "warmup_steps"
+    conversion.put("train.warmup", steps or ratio or 0, used_key)
+    ignored_key = "warmup_steps" if used_key == "warmup_ratio" else "warmup_ratio"
+    conversion.report_if_on(ignored_key, f"{used_key} is set and takes precedence")
 
 
-def _carry_floor(old: Conversion, schedule: str | None) -> None:
-    """The minimum learning rate, the only one of lr_scheduler_kwargs that a run file has."""
+def _convert_floor(conversion: Conversion, schedule: str | None) -> None:
+    """Convert the minimum learning rate, the only key of lr_scheduler_kwargs that artel has."""
     key = "lr_scheduler_kwargs"
-    options, floors = old.raw(key), {"min_lr_rate": 1, "min_lr": old.get("learning_rate", read.above_zero)}
+    options, floors = (
+        conversion.raw_value(key),
+        {"min_lr_rate": 1, "min_lr": conversion.get("learning_rate", read.above_zero)},
+    )
     if schedule == "cosine_with_min_lr" and isinstance(options, dict) and len(options) == 1:
         ((name, floor),) = options.items()
         if floors.get(name):
-            old.replace(key, floor)
-            old.carry(key, "train.minimum_learning_rate", lambda rate: read.not_negative(rate) / floors[name])
+            conversion.replace(key, floor)
+            conversion.convert(key, "train.minimum_learning_rate", lambda rate: read.not_negative(rate) / floors[name])
 
 
-def _carry_intervals(old: Conversion) -> None:
-    """When the run validates, saves and logs."""
-    logged = old.get("logging_steps", read.not_negative)
-    if logged is not None and logged >= 1:
-        old.put("log.every", round(logged), "logging_steps")
-    evaluated = "eval_strategy"
-    if not old.has(evaluated) and old.has("evaluation_strategy"):  # its name before transformers 4.46
-        evaluated = "evaluation_strategy"
-    _carry_interval(old, evaluated, "eval_steps", "validate.every", logged or 500)
-    if old.has("save_strategy") or old.has("save_steps"):  # else artel's own interval is as good
-        _carry_interval(old, "save_strategy", "save_steps", "checkpoint.every", 500)
+def _convert_intervals(conversion: Conversion) -> None:
+    """Convert the intervals of validation, checkpoints and logs."""
+    log_steps = conversion.get("logging_steps", read.not_negative)
+    if log_steps is not None and log_steps >= 1:
+        conversion.put("log.every", round(log_steps), "logging_steps")
+    strategy_key = "eval_strategy"
+    if not conversion.has(strategy_key) and conversion.has("evaluation_strategy"):  # its name before transformers 4.46
+        strategy_key = "evaluation_strategy"
+    _convert_interval(conversion, strategy_key, "eval_steps", "validate.every", log_steps or 500)
+    if conversion.has("save_strategy") or conversion.has("save_steps"):  # otherwise artel's default interval is fine
+        _convert_interval(conversion, "save_strategy", "save_steps", "checkpoint.every", 500)
 
 
-def _carry_interval(old: Conversion, strategy_key: str, steps_key: str, dotted: str, default: float) -> None:
-    """A strategy (no, steps, epoch) and its number of steps, or share of the run if below 1, as an interval."""
-    strategy = old.get(strategy_key, _strategy) or "steps"
-    steps = old.get(steps_key, read.above_zero) or default
+def _convert_interval(conversion: Conversion, strategy_key: str, steps_key: str, dotted: str, default: float) -> None:
+    """Convert a strategy (no, steps, epoch) and its steps, a fraction of the run if below 1, to an interval."""
+    strategy = conversion.get(strategy_key, _strategy) or "steps"
+    steps = conversion.get(steps_key, read.above_zero) or default
     if strategy == "steps" and steps >= 1:
-        old.put(dotted, round(steps), strategy_key, steps_key)
+        conversion.put(dotted, round(steps), strategy_key, steps_key)
     elif strategy == "steps":
-        old.leave(steps_key, f"a fraction of the run; write {dotted}: 0.5 epoch, or a number of steps")
-        old.leave(strategy_key, f"uses {steps_key}, a fraction of the run; write {dotted}")
+        conversion.report(steps_key, f"a fraction of the run; write {dotted}: 0.5 epoch, or a number of steps")
+        conversion.report(strategy_key, f"uses {steps_key}, a fraction of the run; write {dotted}")
     else:
-        old.put(dotted, "never" if strategy == "no" else "1 epoch", strategy_key)
-        old.leave(steps_key, f"{old.own_name(strategy_key)} is {strategy}; write {dotted}: STEPS")
+        conversion.put(dotted, "never" if strategy == "no" else "1 epoch", strategy_key)
+        conversion.report(steps_key, f"{conversion.tool_name(strategy_key)} is {strategy}; write {dotted}: STEPS")
         if strategy == "best":
-            old.leave(strategy_key, f"the best checkpoint is always kept; {dotted} is 1 epoch")
+            conversion.report(strategy_key, f"the best checkpoint is always kept; {dotted} is 1 epoch")
 
 
 def _strategy(value: object) -> Any:
     return read.one_of("no steps epoch best")("no" if value is False else value)  # YAML reads `no` as false
 
 
-# FSDP: its strategies by name and number, and artel's modes of data parallelism.
+# FSDP's strategies → artel's modes of data parallelism.
 _SHARDING = {
     "FULL_SHARD": "fsdp",
     "SHARD_GRAD_OP": "zero2",
@@ -315,120 +318,127 @@ _SHARDING = {
 _NUMBERED_SHARDING = {str(number): name for number, name in enumerate(_SHARDING, 1)}
 
 
-def _carry_fsdp(old: Conversion) -> None:
-    """`fsdp` (full_shard auto_wrap offload) and `fsdp_config`, whose keys may begin with fsdp_."""
-    value = old.raw("fsdp")
+def _convert_fsdp(conversion: Conversion) -> None:
+    """Convert `fsdp` (full_shard auto_wrap offload) and `fsdp_config`, whose keys may begin with fsdp_."""
+    value = conversion.raw_value("fsdp")
     words = value if isinstance(value, list) else re.split(r"[\s,]+", value) if isinstance(value, str) else []
     options = ["FULL_SHARD"] if value is True else [str(word).upper() for word in words if word]
-    within = (key for key in old.within("fsdp_config") if key.count(".") == 1)
-    config = {key.partition(".")[2].removeprefix("fsdp_"): key for key in within}
-    values = {name: old.raw(key) for name, key in config.items()}
-    resharded, written = values.get("reshard_after_forward"), str(values.get("sharding_strategy") or "").upper()
-    strategy = _SHARDING.get(_NUMBERED_SHARDING.get(written, written), "")
-    if not strategy and resharded is not False:
+    config_keys = (key for key in conversion.keys_in("fsdp_config") if key.count(".") == 1)
+    config = {key.partition(".")[2].removeprefix("fsdp_"): key for key in config_keys}
+    values = {name: conversion.raw_value(key) for name, key in config.items()}
+    reshard, sharding = values.get("reshard_after_forward"), str(values.get("sharding_strategy") or "").upper()
+    sharding = _NUMBERED_SHARDING.get(sharding, sharding)
+    strategy = _SHARDING.get(sharding, "")
+    if not strategy and reshard is not False:
         strategy = next((_SHARDING[option] for option in options if option in _SHARDING), "fsdp")
-    is_sharded = bool(options or (values and old.has("fsdp_version")) or "version" in values)
-    deciding = [config[name] for name in ("sharding_strategy", "reshard_after_forward") if name in config]
+    is_sharded = bool(options or (values and conversion.has("fsdp_version")) or "version" in values)
+    strategy_keys = [config[name] for name in ("sharding_strategy", "reshard_after_forward") if name in config]
     if is_sharded:
-        old.put("parallel.data", strategy or "zero2", "fsdp", *deciding)
-    for key in deciding if not is_sharded else ():
-        old.leave(key, "fsdp is not given; write parallel.data: fsdp, zero2 or hsdp")
-    if values.get("sharding_strategy") is not None and _NUMBERED_SHARDING.get(written, written) not in _SHARDING:
-        old.leave(config["sharding_strategy"], f"artel knows {', '.join(_SHARDING)}; write parallel.data")
+        conversion.put("parallel.data", strategy or "zero2", "fsdp", *strategy_keys)
+    for key in strategy_keys if not is_sharded else ():
+        conversion.report(key, "fsdp is not given; write parallel.data: fsdp, zero2 or hsdp")
+    if values.get("sharding_strategy") is not None and sharding not in _SHARDING:
+        conversion.report(config["sharding_strategy"], f"artel knows {', '.join(_SHARDING)}; write parallel.data")
     elif values.get("sharding_strategy") is not None and "reshard_after_forward" in config:
-        old.leave(config["reshard_after_forward"], "sharding_strategy is set and takes precedence")
+        conversion.report(config["reshard_after_forward"], "sharding_strategy is set and takes precedence")
     unknown = [option.lower() for option in options if option not in {*_SHARDING, "AUTO_WRAP", "OFFLOAD"}]
     if unknown:
-        old.leave("fsdp", f"artel has no equivalent of {', '.join(unknown)}")
+        conversion.report("fsdp", f"artel has no equivalent of {', '.join(unknown)}")
     if "OFFLOAD" in options or values.get("offload_params") is True:
-        old.put("parallel.offload", "cpu", "fsdp", *(config[name] for name in ("offload_params",) if name in config))
+        conversion.put(
+            "parallel.offload", "cpu", "fsdp", *(config[name] for name in ("offload_params",) if name in config)
+        )
     if "activation_checkpointing" in config:
         key = config["activation_checkpointing"]
-        recomputes = old.get(key, read.flag)
-        old.put("train.activation_checkpointing", "full" if recomputes else "none", key)
-        if old.raw("gradient_checkpointing") not in (None, recomputes):
-            old.leave("gradient_checkpointing", f"{key} decides: {'full' if recomputes else 'none'}")
+        recomputes = conversion.get(key, read.flag)
+        conversion.put("train.activation_checkpointing", "full" if recomputes else "none", key)
+        if conversion.raw_value("gradient_checkpointing") not in (None, recomputes):
+            conversion.report("gradient_checkpointing", f"{key} decides: {'full' if recomputes else 'none'}")
 
 
-def drop_ddp(tree: dict[str, Any], place: str) -> None:
-    """Remove the section `ddp` of accelerate from a run file. Raises InputError.
+def drop_ddp(tree: dict[str, Any], location: str) -> None:
+    """Remove the section `ddp` of accelerate from a run file.
 
-    `{ddp_find_unused_parameters: false}` is what artel does; anything else is refused with what to write.
+    Raise InputError unless it is `{ddp_find_unused_parameters: false}`, which is what artel does.
     """
     section = tree.pop("ddp", None) or {}
     if not isinstance(section, dict):
-        raise InputError.at(f"{place}: ddp", "is not a section", "take it out")
+        raise InputError.at(f"{location}: ddp", "is not a section", "remove it")
     problems = []
     for name, value in section.items():
         if name not in ("ddp_find_unused_parameters", "find_unused_parameters"):
-            problems.append(Problem(f"{place}: ddp.{name}", f"does not belong in a run file: {STARTED}", "take it out"))
+            problems.append(Problem(f"{location}: ddp.{name}", "is not a key of a run file", f"remove it; {STARTED}"))
         elif value is not False:
-            problems.append(Problem(f"{place}: ddp.{name}", UNUSED, "write false, or take it out"))
+            problems.append(Problem(f"{location}: ddp.{name}", UNUSED, "write false, or remove it"))
     if problems:
         raise InputError(problems)
 
 
-def carry_share(old: Conversion, key: str) -> None:
-    """Carry over the share of the texts that is held out for validation."""
-    share = old.get(key, read.not_negative) or 0
-    old.put("data.validation", share if share < 1 else 0.05, key)
-    if share >= 1:
-        old.leave(key, "is a number of rows, but data.validation is a fraction: artel uses 0.05")
+def convert_validation_split(conversion: Conversion, key: str) -> None:
+    """Convert the fraction of the texts to hold out for validation."""
+    fraction = conversion.get(key, read.not_negative) or 0
+    conversion.put("data.validation", fraction if fraction < 1 else 0.05, key)
+    if fraction >= 1:
+        conversion.report(key, "is a number of rows, but data.validation is a fraction: artel uses 0.05")
 
 
-def carry_precision(old: Conversion, keys: dict[str, str]) -> str:
-    """Carry over the first of `keys` (key → precision) that is true; report the others. Return the precision or ''."""
+def convert_precision(conversion: Conversion, keys: dict[str, str]) -> str:
+    """Convert the first of `keys` (key → precision) that is true; report the others. Return the precision, or ""."""
     chosen = ""
     for key, precision in keys.items():
-        if old.get(key, read.flag) and chosen not in ("", precision):
-            old.leave(key, f"train.precision is {chosen}")
-        elif old.raw(key) is True:
+        if conversion.get(key, read.flag) and chosen not in ("", precision):
+            conversion.report(key, f"train.precision is {chosen}")
+        elif conversion.raw_value(key) is True:
             chosen = precision
-            old.put("train.precision", precision, key)
+            conversion.put("train.precision", precision, key)
     return chosen
 
 
-def carry_lora(old: Conversion, keys: str) -> None:
-    """Carry over peft's LoraConfig.
+def convert_lora(conversion: Conversion, keys: str) -> None:
+    """Convert peft's LoraConfig.
 
     `keys`: the tool's names of r, lora_alpha, lora_dropout, use_rslora, use_dora, modules_to_save and target_modules.
     """
     rank, alpha, dropout, rslora, dora, saved, target = keys.split()
-    old.carry(rank, "model.lora.rank", read.at_least_one)
-    old.carry(alpha, "model.lora.alpha", read.above_zero)
-    old.carry(dropout, "model.lora.dropout", read.share)
-    old.carry(rslora, "model.lora.rslora", read.flag)
-    old.carry(dora, "model.lora.dora", read.flag)
-    old.carry(saved, "model.lora.save", read.names)
-    layers = old.get(target, read.names)
+    conversion.convert(rank, "model.lora.rank", read.at_least_one)
+    conversion.convert(alpha, "model.lora.alpha", read.above_zero)
+    conversion.convert(dropout, "model.lora.dropout", read.fraction)
+    conversion.convert(rslora, "model.lora.rslora", read.flag)
+    conversion.convert(dora, "model.lora.dora", read.flag)
+    conversion.convert(saved, "model.lora.save", read.names)
+    layers = conversion.get(target, read.names)
     if layers in (["all-linear"], ["all"], ["all_linear"]):
-        old.put("model.lora.target", ["auto"], target)
+        conversion.put("model.lora.target", ["auto"], target)
     elif layers and all(re.fullmatch(r"[\w.]+", name) for name in layers):
-        old.put("model.lora.target", layers, target)
+        conversion.put("model.lora.target", layers, target)
     elif layers:
-        what = "artel supports only names of layers, and uses all linear layers except the head"
-        old.leave(target, f"{what}; write model.lora.target")
+        what = "artel supports only names of layers and uses all linear layers except the head"
+        conversion.report(target, f"{what}; write model.lora.target")
     else:
         what = "peft chooses a few layers for each model type, artel uses all linear layers except the head"
-        old.note(f"{target} is not given: {what}; write model.lora.target")
+        conversion.note(f"{target} is not given: {what}; write model.lora.target")
 
 
-def fit_together(old: Conversion) -> None:
-    """Change, and report, what the other tool combines and a run file may not."""
-    is_split = any((old.written(f"parallel.{axis}") or 1) > 1 for axis in ("tensor", "context", "expert", "pipeline"))
-    is_sharded = old.written("parallel.data") in ("zero1", "zero2", "fsdp", "hsdp")
-    optimizer, kind = old.written("train.optimizer") or "adamw", old.written("model.quantize")
+def fit_together(conversion: Conversion) -> None:
+    """Change, and report, combinations that the other tool allows but artel does not."""
+    is_split = any(
+        (conversion.output_value(f"parallel.{axis}") or 1) > 1 for axis in ("tensor", "context", "expert", "pipeline")
+    )
+    is_sharded = conversion.output_value("parallel.data") in ("zero1", "zero2", "fsdp", "hsdp")
+    optimizer, kind = conversion.output_value("train.optimizer") or "adamw", conversion.output_value("model.quantize")
     if not OPTIMIZERS[optimizer].steps_shards and (is_split or is_sharded):
-        old.change("train.optimizer", "adamw", f"{optimizer} cannot update sharded matrices: artel uses adamw")
-    elif not OPTIMIZERS[optimizer].steps_flat_shards and old.written("parallel.deepspeed") is not None:
-        old.change("train.optimizer", "adamw", f"{optimizer} does not work with DeepSpeed: artel uses adamw")
-    if kind in ("int8", "nf4") and (old.written("parallel.tensor") or 1) > 1:
-        old.change("parallel.tensor", 1, "quantized matrices cannot be split: parallel.tensor is 1")
-        is_split = any((old.written(f"parallel.{axis}") or 1) > 1 for axis in ("context", "expert", "pipeline"))
-    if kind == "int8" and old.written("model.lora.dora") and is_split:
-        old.change("model.quantize", "nf4", "DoRA cannot use sharded int8 weights: artel uses nf4")
-    elif kind == "int8" and old.written("model.lora.dora") and is_sharded:
+        conversion.change("train.optimizer", "adamw", f"{optimizer} cannot update sharded matrices: artel uses adamw")
+    elif not OPTIMIZERS[optimizer].steps_flat_shards and conversion.output_value("parallel.deepspeed") is not None:
+        conversion.change("train.optimizer", "adamw", f"{optimizer} does not work with DeepSpeed: artel uses adamw")
+    if kind in ("int8", "nf4") and (conversion.output_value("parallel.tensor") or 1) > 1:
+        conversion.change("parallel.tensor", 1, "quantized matrices cannot be split: parallel.tensor is 1")
+        is_split = any(
+            (conversion.output_value(f"parallel.{axis}") or 1) > 1 for axis in ("context", "expert", "pipeline")
+        )
+    if kind == "int8" and conversion.output_value("model.lora.dora") and is_split:
+        conversion.change("model.quantize", "nf4", "DoRA cannot use sharded int8 weights: artel uses nf4")
+    elif kind == "int8" and conversion.output_value("model.lora.dora") and is_sharded:
         reason = "DoRA cannot use sharded int8 weights: parallel.data is auto; write model.quantize: nf4 to shard them"
-        old.change("parallel.data", "auto", reason)
-    if old.written("train.weights") == "bf16" and not OPTIMIZERS[optimizer].rounds_to_bf16:
-        old.change("train.weights", "fp32", "only adamw supports bf16 weights: train.weights is fp32")
+        conversion.change("parallel.data", "auto", reason)
+    if conversion.output_value("train.weights") == "bf16" and not OPTIMIZERS[optimizer].rounds_to_bf16:
+        conversion.change("train.weights", "fp32", "only adamw supports bf16 weights: train.weights is fp32")

@@ -10,13 +10,13 @@ from artel.config.schema.quantities import read_number
 
 
 class Section(BaseModel):
-    """A section refuses unknown keys, converts nothing silently and cannot be changed once read."""
+    """Base class of sections. It rejects unknown keys, converts nothing silently and is immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
 
 
 def free(default: Any, description: str, **more: Any) -> Any:
-    """A key that does not change the result of a run."""
+    """Return the field of a key that does not change the result of a run."""
     return Field(default=default, description=description, json_schema_extra={"shapes_result": False}, **more)
 
 
@@ -25,7 +25,7 @@ def _as_list(value: object) -> object:
 
 
 OneOrMore = BeforeValidator(_as_list, json_schema_input_type=str | list[str])
-"""A text alone stands for a list of one."""
+"""Accepts a string as a list of one."""
 
 
 def _as_text(value: object) -> object:
@@ -33,10 +33,11 @@ def _as_text(value: object) -> object:
 
 
 ColumnOrField = BeforeValidator(_as_text, json_schema_input_type=str | int)
-"""A column by its number, or a field by its name."""
+"""Accepts a column by its number, or a field by its name."""
 
 
 def number_if_it_is_one(value: object) -> object:
+    """Convert a string to a number if it is one."""
     if isinstance(value, str):
         try:
             return read_number(value)
@@ -46,7 +47,7 @@ def number_if_it_is_one(value: object) -> object:
 
 
 def number_or_numbers(value: object) -> object:
-    """One number, or numbers by name; the names' values are read by their own type."""
+    """Read one number. A mapping of numbers is returned unchanged; the type of its values reads them."""
     return value if isinstance(value, dict) else read_number(value)
 
 
@@ -55,37 +56,37 @@ def _on_or_off(value: object) -> object:
 
 
 OnOrOff = BeforeValidator(_on_or_off, json_schema_input_type=Literal["auto", "on", "off"] | bool)
-"""`on` and `off` as words; YAML 1.1 reads them as booleans."""
+"""Accepts `on` and `off`, which YAML 1.1 reads as booleans."""
 
 
 def name_fault(name: str) -> str | None:
-    """Why no file system can have a file with this name; None where one can."""
+    """Return why no file system can have a file with this name, or None if one can."""
     longest = max(len(part.encode("utf-8", "surrogateescape")) for part in name.split("/"))
-    if longest > _LONGEST_NAME:
-        return f"a name of {longest:,} bytes is longer than the {_LONGEST_NAME} that file systems take"
-    if len(name.encode("utf-8", "surrogateescape")) > _LONGEST_PATH:
-        return f"a path of {len(name):,} characters is longer than the {_LONGEST_PATH:,} bytes that systems take"
-    return "an empty byte stands in it" if "\0" in name else None
+    if longest > _MAX_NAME_BYTES:
+        return f"a name of {longest:,} bytes exceeds the {_MAX_NAME_BYTES} bytes that file systems allow"
+    if len(name.encode("utf-8", "surrogateescape")) > _MAX_PATH_BYTES:
+        return f"a path of {len(name):,} characters exceeds the {_MAX_PATH_BYTES:,} bytes that systems allow"
+    return "it contains a zero byte" if "\0" in name else None
 
 
-_LONGEST_NAME = 255
-_LONGEST_PATH = 3800  # of 4,096: artel writes files below it
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 3800  # of 4,096: artel writes files below it
 
 
-def _can_be_named(name: str) -> str:
+def _valid_name(name: str) -> str:
     fault = name_fault(name)
     if fault is not None:
-        raise ValueError(f"{fault}; write a shorter one")
+        raise ValueError(f"{fault}; write another name")
     return name
 
 
-Name = Annotated[str, AfterValidator(_can_be_named)]
+Name = Annotated[str, AfterValidator(_valid_name)]
 
 
-def _is_no_blank(name: str) -> str:
+def _non_blank(name: str) -> str:
     if not name.strip():
-        raise ValueError("an empty path names nothing; write a file, a glob or a folder (. is the working folder)")
+        raise ValueError("the path is empty; write a file, a glob or a folder (. is the working folder)")
     return name
 
 
-Paths = Annotated[list[Annotated[str, AfterValidator(_is_no_blank)]], OneOrMore]
+Paths = Annotated[list[Annotated[str, AfterValidator(_non_blank)]], OneOrMore]

@@ -1,4 +1,4 @@
-"""The sections of a run file about text and tokens."""
+"""The section `data`: sources, splits and blocks."""
 
 from __future__ import annotations
 
@@ -27,130 +27,122 @@ class SourceConfig(NamingSection):
     registries: ClassVar = {"format": FORMATS}
     path: Paths = Field(
         default=[],
-        description="File, glob, folder, http(s)://, s3://BUCKET/KEY or hf://datasets/OWNER/NAME/FILE (globs there "
-        "too), or a list of them; {stdlib} is Python's own library folder, {books} that of two novels which "
-        "come with artel, {rows} that of rows which a Python program gave.",
+        description="File, glob, folder or URL (http(s)://, s3://BUCKET/KEY, hf://datasets/OWNER/NAME/FILE; globs "
+        "too), or a list of them. {stdlib} is the folder of Python's standard library, {books} that of two novels "
+        "shipped with artel, {rows} that of rows passed from Python.",
     )
     format: FormatName = Field(
         default="auto",
-        description="What the files hold; auto goes by suffix, else text (.gz .zst .xz .bz2 may stand behind .jsonl "
-        ".json .txt .csv, .gz behind .warc). csv: tables with a header; warc: crawled pages; pairs: csv, jsonl or "
+        description="Format of the files. auto: by suffix, otherwise text (.gz .zst .xz .bz2 may follow .jsonl .json "
+        ".txt .csv; .gz may follow .warc). csv: tables with a header; warc: crawled pages; pairs: csv, jsonl or "
         "parquet with an input and an output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or "
-        "jsonl; preference: prompts with a chosen and a rejected answer; matches: queries with texts that match them "
-        "and texts that do not, pairs with a score, or groups of lines that say the same; labels: texts with labels in "
-        "csv, jsonl or parquet, or files in folders named by their labels; conll: words and their tags in columns; "
-        "entities: json or jsonl with spans of characters, or words with tags (doccano, Label Studio, spaCy, Hugging "
-        "Face), and files with conll's endings; dummy: made up.",
+        "jsonl; preference: prompts with a chosen and a rejected answer; matches: queries with positive and negative "
+        "texts, pairs with a score, or groups of lines with the same meaning; labels: texts with labels in csv, jsonl "
+        "or parquet, or files in folders named by their labels; conll: words and tags in columns; entities: json or "
+        "jsonl with character spans or tagged words (doccano, Label Studio, spaCy, Hugging Face), and files with "
+        "conll's suffixes; dummy: generated.",
     )
-    name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
+    name: str = Field(default="", description="Name of this source in the ledger (default: the path).")
     license: str = free(
-        "", "Licence of these texts, as the hub names it: cc-by-4.0. It stands in the model card (artel push)."
+        "", "License of these texts by its name on the hub, e.g. cc-by-4.0. Written to the model card (artel push)."
     )
     document: Literal["auto", "file", "line", "paragraph"] = Field(
         default="auto",
-        description="text, labels (files in folders): what one document is: a file, a line, or what blank lines "
-        "separate. auto is a file; but a text of 20 kB or more that is more than data.validation of all the text is "
-        "cut into documents of about 4,000 characters, at blank lines, else at ends of lines, so that a share of it "
-        "can be held out.",
+        description="text, labels (files in folders): unit of a document: a file, a line, or a paragraph (separated by "
+        "blank lines). auto: a file; but a text of at least 20 kB that is more than data.validation of all text is "
+        "cut into documents of about 4,000 characters, at blank lines or else at line ends, so that a fraction can be "
+        "held out.",
     )
     encoding: str = Field(
         default="auto", description="Encoding of the files: auto, utf-8, windows-1251, koi8-r, cp866 …"
     )
-    field: str = Field(
-        default="text", description="jsonl, parquet, csv, labels: the field or column that holds the text."
-    )
-    second: str = Field(
-        default="", description="labels: the field or column of the second text, where texts are pairs."
-    )
+    field: str = Field(default="text", description="jsonl, parquet, csv, labels: field or column of the text.")
+    second: str = Field(default="", description="labels: field or column of the second text, if texts are pairs.")
     label: Annotated[list[str], OneOrMore] = Field(
         default=["label"],
         min_length=1,
-        description="labels: the field or column of the label, of a list of labels, or of a number to predict; or "
-        "columns of 0 and 1, each named by its label: [toxic, insult].",
+        description="labels: field or column of a label, a list of labels or a number to predict; or columns of 0 and "
+        "1 named by their labels, e.g. [toxic, insult].",
     )
     separator: str = Field(
-        default="", description="labels: what stands between several labels in one text: ',' or '|'."
+        default="", description="labels: separator of several labels in one string, e.g. ',' or '|'."
     )
     set_field: str = Field(
         default="",
-        description="jsonl, parquet, csv: the field that names the set of a record, NAME or OUTER.NAME; the ledger "
-        "then counts each set. auto is The Pile's meta.pile_set_name where a record has it.",
+        description="jsonl, parquet, csv: field with the name of a record's set, NAME or OUTER.NAME; the ledger counts "
+        "each set. auto: The Pile's meta.pile_set_name, if a record has it.",
     )
-    include: list[str] = Field(default=[], description="Only records of these sets are kept (see set_field).")
-    exclude: list[str] = Field(default=[], description="Records of these sets are dropped (see set_field).")
+    include: list[str] = Field(default=[], description="Keep only records of these sets (see set_field).")
+    exclude: list[str] = Field(default=[], description="Drop records of these sets (see set_field).")
     profile: Literal["none", "lib.ru", "gutenberg"] = Field(
         default="none",
-        description="Drop the header and footer of a known site: lib.ru (html), gutenberg (text). A file without its "
-        "marks is kept whole.",
+        description="Remove the header and footer of a known site: lib.ru (html), gutenberg (text). Files without its "
+        "markers are kept unchanged.",
     )
     extract: Literal["all", "main"] = Field(
         default="all",
-        description="html, warc: all the text of a page, or its main text without menus and boilerplate (trafilatura; "
-        "needs artel-lm[pages]).",
+        description="html, warc: extract all text of a page, or the main text without menus and boilerplate "
+        "(trafilatura; needs artel-lm[pages]).",
     )
     weight: Annotated[float | dict[str, Number], BeforeValidator(number_or_numbers)] = Field(
         default=1.0,
-        description="How often a training document comes in an epoch: 2 is twice, 0.5 is every second one, chosen by "
-        "the run's seed; or by sets, those not named once: {Wikipedia (en): 3, Github: 0.5}.",
+        description="Occurrences of each training document per epoch: 2 is twice, 0.5 every second document, chosen by "
+        "the run's seed. Or a weight per set, e.g. {Wikipedia (en): 3, Github: 0.5}; other sets have weight 1.",
     )
     budget_bytes: Bytes | None = Field(
-        default=None,
-        ge=1,
-        description="At most so much training text of this source (2G), chosen at random by the run's seed.",
+        default=None, ge=1, description="Maximum training text of this source, e.g. 2G, sampled by the run's seed."
     )
     pairs: Literal["none", "commas"] = Field(
         default="none",
-        description="Make pairs of plain texts: commas (input is the text without its commas, output the text).",
+        description="Create pairs from plain texts. commas: the input is the text without commas, the output the text.",
     )
-    input: str = Field(default="input", description="pairs: the column or field of the input.")
-    output: str = Field(default="output", description="pairs: the column or field of the output.")
-    outputs: Name = Field(
-        default="", description="pairs: the file that holds the outputs, line for line, when it is another."
-    )
+    input: str = Field(default="input", description="pairs: column or field of the input.")
+    output: str = Field(default="output", description="pairs: column or field of the output.")
+    outputs: Name = Field(default="", description="pairs: file with the outputs, line by line, if it is separate.")
     converter: str = Field(
         default="auto",
-        description="chat, preference: the form of a row: auto (by its fields), messages, alpaca, sharegpt, dialog, "
-        "character, oasst, xlam, completion; or module:function, a function of your own from a row to messages.",
+        description="chat, preference: schema of the rows: auto (by its fields), messages, alpaca, sharegpt, dialog, "
+        "character, oasst, xlam, completion; or module:function, your function from a row to messages.",
     )
     tools: list[dict[str, Any]] = Field(
         default=[],
-        description="chat, preference: functions that the assistant may call, where a row has no `tools` of its own: "
+        description="chat, preference: functions that the assistant may call, for rows without their own `tools`: "
         "[{name: get_weather, description: …, parameters: {type: object, properties: {city: {type: string}}}}].",
     )
     mapping: dict[str, str] = Field(
         default={},
-        description="chat, preference, matches: names of the file's fields: {instruction: question, output: answer}.",
+        description="chat, preference, matches: field names in the file, e.g. {instruction: question, output: answer}.",
     )
     rows: str = Field(
         default="",
-        description="Which records are taken, as a slice in quotes: '[:1000]', '[10%:]', '[-500:]'; all when empty.",
+        description="Records to use, as a quoted slice, e.g. '[:1000]', '[10%:]' or '[-500:]' (default: all).",
     )
     fill: dict[str, str] = Field(
-        default={}, description="chat, preference: what stands for {{name}} in the texts: {name: Artel, author: you}."
+        default={}, description="chat, preference: values for {{name}} in the texts, e.g. {name: Artel, author: you}."
     )
     words: Annotated[str, ColumnOrField] = Field(
         default="",
-        description="conll: the column of the words, from 0 (the first; of .conllu files their FORM); entities: the "
-        "field with the list of words (tokens or words), where a row has no text.",
+        description="conll: column of the words, counted from 0 (default: the first; in .conllu files FORM); entities: "
+        "field with the list of words (default: tokens or words), if a row has no text.",
     )
     tags: Annotated[str, ColumnOrField] = Field(
         default="",
-        description="conll: the column of the tags, from 0 (-1, the last; of .conllu files the part of speech); "
-        "entities: the field with the spans (entities, spans, labels or label), or with the tags of the words "
-        "(ner_tags, tags …).",
+        description="conll: column of the tags, counted from 0 (default: -1, the last; in .conllu files the part of "
+        "speech); entities: field with the spans (default: entities, spans, labels or label) or with the tags of the "
+        "words (default: ner_tags, tags …).",
     )
     tag_names: list[str] = Field(
         default=[],
-        description="entities: the names of tags that are numbers, in their order: [O, B-PER, I-PER]. Parquet files "
-        "of Hugging Face's datasets bring them along.",
+        description="entities: names of numeric tags in their order, e.g. [O, B-PER, I-PER]. Parquet files of Hugging "
+        "Face datasets contain them.",
     )
     kind: Literal["text", "questions", "entities", "words"] = Field(
         default="text",
-        description="dummy: what to make (text, questions, entities). conll, entities: words, where each word has a "
-        "tag of its own (parts of speech); else the tags are of names (B-PER I-PER O).",
+        description="dummy: kind of records to generate (text, questions, entities). conll, entities: words if each "
+        "word has its own tag (e.g. part of speech); otherwise tags mark entities (B-PER I-PER O).",
     )
     documents: Annotated[Count, at_most(10**8, "nobody needs so much made-up text")] = Field(
-        default=1000, ge=1, description="dummy: how many documents to make."
+        default=1000, ge=1, description="dummy: number of documents to generate."
     )
 
     @property
@@ -183,7 +175,7 @@ class SourceConfig(NamingSection):
             function = item.get("function", item)
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise ValueError(
-                    f"{str(item)[:80]} is no function; write {{name: …, description: …, parameters: {{…}}}}"
+                    f"{str(item)[:80]} is not a function; write {{name: …, description: …, parameters: {{…}}}}"
                 )
         return value
 
@@ -192,17 +184,19 @@ class SourceConfig(NamingSection):
     def _weights(cls, value: float | dict[str, float]) -> float | dict[str, float]:
         for name, weight in value.items() if isinstance(value, dict) else [("", value)]:
             if not 0 <= weight <= 1000:
-                raise ValueError(f"{name} {weight:g} is no weight; write a number from 0 to 1000: 0.5, 2".strip())
+                raise ValueError(
+                    f"{name} {weight:g} is not a weight; write a number from 0 to 1000, e.g. 0.5 or 2".strip()
+                )
         return value
 
 
 class ValidationSplit(Section):
-    fraction: Number = Field(gt=0, lt=1, description="Share of the documents that is held out.")
+    fraction: Number = Field(gt=0, lt=1, description="Fraction of the documents to hold out.")
     by: Literal["document", "chapter", "label"] = Field(
         default="document",
-        description="What stays on one side of the split: a document; or, of a text that is read as many, a chapter: "
-        "from one heading to the next, and without headings up to 40,000 characters. label: the share is held out of "
-        "the texts of each label, those with the lowest hashes, at least one where there are two.",
+        description="Unit of the split: a document, or a chapter of a text that is read as many documents (from one "
+        "heading to the next; without headings up to 40,000 characters). label: hold out the fraction of each label's "
+        "texts, those with the lowest hashes; at least one if there are two.",
     )
 
 
@@ -220,56 +214,55 @@ Validation = Annotated[
 
 
 class DataConfig(Section):
-    sources: list[SourceConfig] = Field(default=[], description="Where the text comes from; one source or many.")
+    sources: list[SourceConfig] = Field(default=[], description="Sources of the text.")
     from_store: Name = Field(
-        default="",
-        description="A token store that is there already, in place of sources: what artel data import wrote.",
+        default="", description="Existing token store to use instead of sources, as written by artel data import."
     )
     clean: CleanConfig = Field(
         default=CleanConfig(),
-        description="Cleaning rules; each counted in the ledger. Questions and their documents are taken as they are: "
-        "answers are located in them by character.",
+        description="Cleaning rules, each counted in the ledger. Questions and their documents are not cleaned, "
+        "because answers are located by character.",
     )
-    dedup: DedupConfig = Field(default=DedupConfig(), description="Which repeated documents are dropped.")
+    dedup: DedupConfig = Field(default=DedupConfig(), description="Removal of repeated documents and lines.")
     decontaminate: Decontaminate = Field(
         default=None,
-        description="Benchmarks that must not be learned: documents that share 12 words in a row with one of them are "
-        "dropped (contaminated), and each is listed with the benchmark's row. A list of files, tasks of "
+        description="Benchmarks that must not be in the training text: documents that share 12 consecutive words with "
+        "one are dropped (contaminated) and listed with the benchmark's row. A list of files, tasks of "
         "lm-evaluation-harness, or both.",
     )
     validation: Validation = Field(
         default=0.05,
-        description="Fraction of documents held out for validation, chosen by hash, at least one; or a path to "
-        "validation texts; or {fraction: 0.05, by: chapter}, by which neighbouring pieces of a text stay together. Of "
-        "texts with labels the fraction is of each label, unless by: document is written.",
+        description="Fraction of documents to hold out for validation, chosen by hash, at least one; or the path of "
+        "validation texts; or {fraction: 0.05, by: chapter}, which keeps neighboring pieces of a text together. For "
+        "texts with labels, the fraction applies to each label, unless by: document is set.",
     )
     block: Length = Field(
-        default=1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
+        default=1024, ge=2, description="Tokens per block; for samples that are not packed, the maximum length."
     )
     packing: Literal["auto", "concatenate", "best_fit"] = Field(
         default="auto",
-        description="How blocks are filled. concatenate: texts are joined and cut every `block` tokens (causal, "
-        "masked); samples that stand alone have a row each. best_fit: several whole documents or conversations share a "
-        "block where they fit, the rest is filler (Ding et al. 2024), and `train.batch` counts blocks. auto: "
-        "concatenate; conversations are packed where two or more share a block on average, a run keeps 50 steps or "
-        "more, and the model keeps them apart.",
+        description="How to fill blocks. concatenate: join texts and cut them every `block` tokens (causal, masked); "
+        "other samples have a row each. best_fit: pack several complete documents or conversations into a block and "
+        "pad the rest (Ding et al. 2024); `train.batch` then counts blocks. auto: concatenate; conversations are "
+        "packed if at least two share a block on average, the run keeps at least 50 steps, and the model can separate "
+        "them.",
     )
     document_mask: bool | None = Field(
         default=None,
-        description="Whether tokens see only their own document, with positions from 0 in each (causal, masked); null: "
-        "yes with best_fit.",
+        description="Restrict attention to the token's own document, with positions from 0 in each (causal, masked); "
+        "null: true with best_fit.",
     )
     max_bad: Number = Field(
-        default=0.01, ge=0, le=1, description="Largest share of records that cannot be used; each is listed."
+        default=0.01, ge=0, le=1, description="Maximum fraction of invalid records; each is listed."
     )
     max_document: Bytes = Field(
         default=100_000_000,
         ge=1,
-        description="Largest file or line read as one document, in bytes; a larger one is an error.",
+        description="Maximum bytes of a file or line read as one document; a larger one is an error.",
     )
     store: Name = Field(
         default="",
-        description="Folder for stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
+        description="Folder for token stores, or s3://BUCKET/PREFIX (default: in the cache folder, ARTEL_CACHE).",
         json_schema_extra={"shapes_result": False},
     )
 
@@ -277,16 +270,16 @@ class DataConfig(Section):
     @classmethod
     def _writable(cls, value: str) -> str:
         if "://" in value and not value.lower().startswith("s3://"):
-            raise ValueError(f"{value} cannot be written to; write a folder, or s3://BUCKET/PREFIX")
+            raise ValueError(f"{value} is not writable; write a folder, or s3://BUCKET/PREFIX")
         return value
 
     @field_validator("validation")
     @classmethod
     def _fraction(cls, value: float | str | ValidationSplit) -> float | str | ValidationSplit:
         if isinstance(value, str) and not value.strip():
-            raise ValueError("an empty path names nothing; write 0.05, or the path of validation texts")
+            raise ValueError("the path is empty; write 0.05, or the path of validation texts")
         if isinstance(value, float) and not 0 <= value < 1:
-            raise ValueError(f"{value} is not a fraction from 0 to below 1, nor a path; write 0.05")
+            raise ValueError(f"{value} is neither a fraction (at least 0, below 1) nor a path; write e.g. 0.05")
         return value
 
     @model_validator(mode="after")
@@ -295,14 +288,14 @@ class DataConfig(Section):
         changed = [name for name in shaping if getattr(self, name) != type(self).model_fields[name].default]
         if self.from_store and changed:
             raise ValueError(
-                f"from_store is a finished store, and {', '.join(changed)} would change nothing in it; leave them "
-                "out, or from_store"
+                f"from_store is an existing store, which {', '.join(changed)} would not change; remove them, or "
+                "from_store"
             )
         return self
 
     @property
     def held_out(self) -> float | None:
-        """The fraction of the documents that is held out; None if validation texts are given by a path."""
+        """Fraction of the documents to hold out, or None if validation texts are given by a path."""
         if isinstance(self.validation, ValidationSplit):
             return self.validation.fraction
         return None if isinstance(self.validation, str) else self.validation
@@ -314,7 +307,7 @@ class DataConfig(Section):
 
     @property
     def may_split_by_label(self) -> bool:
-        """True if the fraction is held out of each label, where there are labels; never of all texts."""
+        """True if the fraction is held out of each label, if there are labels, and not of all texts."""
         split = self.validation
         if isinstance(split, ValidationSplit):
             return split.by == "label"
@@ -322,23 +315,23 @@ class DataConfig(Section):
         return isinstance(split, float) and 0 < split < 1 and has_labels
 
     def holding_out(self, fraction: float) -> DataConfig:
-        """The same, but for the fraction that is held out."""
+        """Return a copy with another fraction to hold out."""
         split = self.validation
-        other = split.model_copy(update={"fraction": fraction}) if isinstance(split, ValidationSplit) else fraction
-        return self.model_copy(update={"validation": other})
+        new_split = split.model_copy(update={"fraction": fraction}) if isinstance(split, ValidationSplit) else fraction
+        return self.model_copy(update={"validation": new_split})
 
     @model_validator(mode="after")
     def _fits_its_sources(self) -> DataConfig:
         if self.by_chapter and not any(FORMATS[source.format].is_plain_text for source in self.sources):
-            raise ValueError("only plain texts have chapters, and no source is one; write validation: 0.05")
+            raise ValueError("by: chapter needs plain text, but no source has any; write validation: 0.05")
         if isinstance(self.validation, ValidationSplit) and self.validation.by == "label":
-            other = next((source.format for source in self.sources if source.yields != "labels"), None)
-            if other is not None:
-                raise ValueError(f"texts of format: {other} have no labels to split by; write validation: 0.05")
+            other_format = next((source.format for source in self.sources if source.yields != "labels"), None)
+            if other_format is not None:
+                raise ValueError(f"by: label needs labels, but format: {other_format} has none; write validation: 0.05")
         for number, source in enumerate(self.sources):
             if self.dedup.near is not None and source.yields in ("questions", "preferences"):
                 raise ValueError(
-                    f"dedup.near would take {source.yields} that share a document or a prompt for copies, and "
-                    f"sources.{number} holds such; leave dedup.near out"
+                    f"dedup.near would drop {source.yields} that share a document or a prompt, which "
+                    f"sources.{number} contains; remove dedup.near"
                 )
         return self

@@ -12,44 +12,45 @@ from artel.config.schema.quantities import Count, Number
 
 class HiddenStatesConfig(Section):
     loss: Literal["mse", "cosine"] = Field(
-        default="mse", description="mse: mean squared difference of the numbers; cosine: 1 - cosine of the vectors."
+        default="mse", description="Loss on hidden states. mse: mean squared difference; cosine: 1 - cosine."
     )
     layers: Literal["last", "even"] = Field(
         default="last",
-        description="The last layers of both; or each of the student's with the teacher's that is as far along.",
+        description="Layers to match: the last of both models, or each layer of the student with the teacher's layer "
+        "at the same relative depth.",
     )
-    weight: Number = Field(default=1.0, gt=0, description="What this loss is multiplied by.")
+    weight: Number = Field(default=1.0, gt=0, description="Weight of this loss.")
 
 
 class DistillConfig(Section):
-    teacher: Name | None = Field(default=None, description="The teacher: the folder of a run or a model, or a hub id.")
+    teacher: Name | None = Field(default=None, description="Teacher: a run folder, a model folder or a hub id.")
     tokenizer: Literal["same", "by_text"] = Field(
         default="same",
-        description="same: a teacher whose tokenizer is not the student's is refused. by_text: it reads the same text "
-        "by its own tokenizer, and teaches the targets that are its tokens, too; ids are mapped by their text.",
+        description="Tokenizer of the teacher. same: it must be the student's. by_text: the teacher reads the text "
+        "with its own tokenizer and teaches the targets that are also its tokens; ids are mapped by their text.",
     )
     on: Literal["auto", "causal", "chat", "masked"] = Field(
         default="auto",
-        description="What it teaches, as the objective of that name learns it: causal (auto: of texts), chat (auto: of "
-        "conversations), masked (with top_k null).",
+        description="Targets to distill, as in the objective of that name: causal (auto: for texts), chat (auto: for "
+        "conversations) or masked (requires top_k: null).",
     )
     loss: Literal["forward_kl", "reverse_kl", "js"] = Field(
         default="forward_kl",
-        description="KL(teacher || student), KL(student || teacher), or the generalized Jensen-Shannon divergence.",
+        description="Divergence: KL(teacher || student), KL(student || teacher) or generalized Jensen-Shannon.",
     )
-    beta: Number = Field(default=0.5, gt=0, lt=1, description="js: the teacher's share of the mixture.")
+    beta: Number = Field(default=0.5, gt=0, lt=1, description="js: weight of the teacher in the mixture.")
     temperature: Number = Field(
-        default=1.0, gt=0, description="T: logits of both are divided by it, and the divergence is multiplied by T²."
+        default=1.0, gt=0, description="T: divides the logits of both models, and T² multiplies the divergence."
     )
     alpha: Number = Field(
-        default=0.5, ge=0, lt=1, description="Weight of the plain cross-entropy; the divergence has 1 - alpha."
+        default=0.5, ge=0, lt=1, description="Weight of the cross-entropy; the divergence has weight 1 - alpha."
     )
     top_k: Count | None = Field(
         default=64,
         ge=1,
-        description="The teacher's likeliest ids of each target, kept beside the store before training, with the "
-        "probability of all others; null: all ids, with the teacher in memory beside the student.",
+        description="Number of the teacher's most likely ids per target to cache before training, with the total "
+        "probability of the other ids. null: all ids, with the teacher in memory during training.",
     )
     hidden: HiddenStatesConfig | None = Field(
-        default=None, description="Match hidden states too, of a teacher as wide as the student; with top_k null."
+        default=None, description="Also match hidden states. Requires equal hidden sizes and top_k: null."
     )

@@ -1,4 +1,4 @@
-"""The sections of a run file that belong to objectives with a head of their own: labels, vectors, scores."""
+"""The sections of objectives with their own head: labels, embeddings, scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from artel.config.schema.quantities import Count, Length, Number
 
 
 def _as_texts(value: Any) -> Any:
-    """Labels that YAML reads as numbers become texts, as formats have them."""
+    """Convert labels that YAML reads as numbers to strings, as formats yield them."""
     if not isinstance(value, list):
         return value
     for item in value:
@@ -23,35 +23,36 @@ def _as_texts(value: Any) -> Any:
 class ClassificationConfig(Section):
     kind: Literal["auto", "single", "multi", "number"] = Field(
         default="auto",
-        description="What is predicted: one label of a text, several (any of them, or none), or a number. auto: a "
-        "number where each text has one and some have a fraction; several where a text has more labels than one, or "
-        "none; else one.",
+        description="Target of a text: a single label, multi (any number of labels) or a number. auto: number if each "
+        "text has one and some have a fractional part; multi if a text has several labels or none; otherwise single.",
     )
     labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(
         default="auto",
-        description="The labels, in the order of the model's outputs; of two the second is the positive one. auto: all "
-        "that occur, sorted; those of a pretrained head first, in its order. A row with another label is rejected and "
-        "listed.",
+        description="Labels in the order of the model's outputs; of two, the second is the positive one. auto: all "
+        "labels that occur, sorted, after the labels of a pretrained head in its order. Rows with other labels are "
+        "rejected and listed.",
     )
     too_long: Literal["truncate", "drop"] = Field(
         default="truncate",
-        description="Texts over data.block tokens: cut off at their end (of a pair the longer one first), or left out; "
-        "each is counted in the ledger.",
+        description="Texts longer than data.block: truncate their ends (of a pair, the longer text first) or drop "
+        "them. Both are counted in the ledger.",
     )
     class_weights: Literal["none", "balanced"] = Field(
         default="none",
-        description="balanced weighs the loss of each label by the inverse of its share of the training texts.",
+        description="balanced weights the loss of each label by its inverse frequency in the training texts.",
     )
     balanced_sampling: bool = Field(
         default=False,
-        description="Draw texts of each label equally often, rare ones repeatedly; an epoch stays as long.",
+        description="Sample the texts of all labels equally often, repeating rare ones; epochs keep their length.",
     )
     loss: Literal["cross_entropy", "focal"] = Field(
-        default="cross_entropy", description="Of labels; focal is Lin et al. 2017: sure answers count less."
+        default="cross_entropy", description="Loss; focal (Lin et al. 2017) downweights confident predictions."
     )
-    focal_gamma: Number = Field(default=2.0, ge=0, description="focal: how much less.")
+    focal_gamma: Number = Field(
+        default=2.0, ge=0, description="focal: exponent that downweights confident predictions."
+    )
     smoothing: Number = Field(
-        default=0.0, ge=0, lt=1, description="cross_entropy: label smoothing, the probability shared among all labels."
+        default=0.0, ge=0, lt=1, description="cross_entropy: label smoothing, a probability for all labels."
     )
 
     @field_validator("labels")
@@ -59,18 +60,18 @@ class ClassificationConfig(Section):
     def _different(cls, labels: str | list[str]) -> str | list[str]:
         for label in labels if isinstance(labels, list) else []:
             if labels.count(label) > 1 or not label.strip():
-                raise ValueError(f"{label!r} is empty or there twice; write each label once")
+                raise ValueError(f"{label!r} is empty or occurs twice; write each label once")
         return labels
 
     @model_validator(mode="after")
     def _fits(self) -> ClassificationConfig:
         if self.loss == "focal" and self.smoothing:
-            raise ValueError("focal and smoothing pull against each other; leave one out")
+            raise ValueError("focal loss and smoothing cannot be combined; remove one of them")
         if self.kind == "number":
             set_keys = {"class_weights", "balanced_sampling", "loss", "smoothing"} & self.model_fields_set
             wrong = [key for key in sorted(set_keys) if getattr(self, key) != type(self).model_fields[key].default]
             if wrong:
-                raise ValueError(f"{' and '.join(wrong)} is for labels, and kind: number has none; remove it")
+                raise ValueError(f"{' and '.join(wrong)} is for labels, but kind: number has none; remove it")
         return self
 
 
@@ -78,64 +79,64 @@ class RewardConfig(Section):
     center: Number = Field(
         default=0.0,
         ge=0,
-        description="Weight of (score of chosen + score of rejected)² in the loss of a pair: scores stay around 0, so "
-        "that those of different prompts compare (Eisenstein et al. 2023); 0.01 is usual.",
+        description="Weight of (score of chosen + score of rejected)² in the loss of a pair. It keeps scores near 0, "
+        "so that scores of different prompts are comparable (Eisenstein et al. 2023); 0.01 is common.",
     )
 
 
 class RerankConfig(Section):
     loss: Literal["pointwise", "listwise"] = Field(
         default="pointwise",
-        description="pointwise: binary cross-entropy of each query and document; listwise: softmax over a document "
-        "that matches and its negatives.",
+        description="pointwise: binary cross-entropy of each query and document; listwise: softmax over a positive "
+        "document and its negatives.",
     )
     negatives: Count = Field(
         default=4,
         ge=1,
         le=254,
-        description="Documents that do not match beside one that does, in training: the record's own, and where it has "
-        "fewer, others drawn from the training records, anew in each epoch.",
+        description="Negatives per positive document in training: the record's own and, if it has fewer, others "
+        "sampled from the training records in each epoch.",
     )
 
 
 class EmbeddingPrompts(Section):
-    query: str = Field(default="", description="Text put before each query: 'query: '.")
-    document: str = Field(default="", description="Text put before each document: 'passage: '.")
+    query: str = Field(default="", description="Text before each query, e.g. 'query: '.")
+    document: str = Field(default="", description="Text before each document, e.g. 'passage: '.")
 
 
 class EmbeddingConfig(Section):
     loss: Literal["in_batch_negatives", "triplet", "cosine", "cosent"] = Field(
         default="in_batch_negatives",
-        description="in_batch_negatives (MNRL, InfoNCE): a query's document among all documents of the global batch; "
-        "triplet: nearer than its negatives by a margin; cosine: the cosine is the score (squared error); cosent: the "
-        "order of cosines is that of the scores.",
+        description="in_batch_negatives (MNRL, InfoNCE): softmax of a query's document over all documents of the "
+        "global batch; triplet: the positive nearer than the negatives by a margin; cosine: squared error of the "
+        "cosine against the score; cosent: cosines in the order of the scores.",
     )
     temperature: Number = Field(
-        default=0.05, gt=0, description="in_batch_negatives, cosent: cosines are divided by it; 0.05 is a scale of 20."
+        default=0.05, gt=0, description="in_batch_negatives, cosent: divides cosines; 0.05 is a scale of 20."
     )
-    margin: Number = Field(default=0.2, gt=0, description="triplet: by how much, in cosines.")
+    margin: Number = Field(default=0.2, gt=0, description="triplet: margin between cosines.")
     largest_score: Number = Field(
-        default=1.0, gt=0, description="cosine: the score of two texts that mean the same: 5 for scores from 0 to 5."
+        default=1.0, gt=0, description="cosine: score of identical texts, e.g. 5 for scores from 0 to 5."
     )
     negatives: Count = Field(
         default=4,
         ge=0,
-        description="in_batch_negatives, triplet: at most so many of a query's own negatives in a step, others in each "
-        "epoch. Of several positives one is taken, likewise.",
+        description="in_batch_negatives, triplet: maximum of a query's own negatives per step; each epoch samples "
+        "others. One of several positives is sampled in the same way.",
     )
     pooling: Literal["mean", "cls", "last"] = Field(
         default="mean",
-        description="A text's vector, from the last layer: the mean of its tokens, its first token, or its last one "
-        "(decoders).",
+        description="Embedding of a text from the last layer: the mean over its tokens, its first token, or its last "
+        "token (for decoders).",
     )
-    normalize: bool = Field(default=True, description="Vectors have the length 1.")
+    normalize: bool = Field(default=True, description="Normalize embeddings to length 1.")
     matryoshka: list[Length] = Field(
         default=[],
-        description="Lengths at which the beginning of a vector is a vector, too: [384, 128, 64]; the loss is their "
-        "mean (Kusupati et al. 2022).",
+        description="Dimensions to which embeddings can be truncated, e.g. [384, 128, 64]; the loss is the mean over "
+        "them (Kusupati et al. 2022).",
     )
     prompts: EmbeddingPrompts = Field(
-        default=EmbeddingPrompts(), description="Texts that tell queries from documents; kept in the model's folder."
+        default=EmbeddingPrompts(), description="Prefixes of queries and documents, saved in the model folder."
     )
 
     @field_validator("matryoshka")
@@ -157,28 +158,28 @@ class EmbeddingConfig(Section):
 class TokensConfig(Section):
     labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(
         default="auto",
-        description="What is marked: [ORG, PER]; auto: what the records have. Or all tags in the order of the head's "
-        "rows: [O, B-PER, I-PER]. A record with another label is rejected and listed.",
+        description="Entity labels, e.g. [ORG, PER], or all tags in the order of the head's outputs, e.g. [O, B-PER, "
+        "I-PER]; auto: the labels in the records. Records with other labels are rejected and listed.",
     )
     scheme: Literal["bio", "bilou", "words"] = Field(
         default="bio",
-        description="Tags of the words of a name: bio (B- the first, I- the others); bilou (also L- the last, U- a "
-        "single one). words: each word has a label of its own (parts of speech), as where a source is of kind words.",
+        description="Tagging scheme of entities: bio (B- first word, I- others) or bilou (also L- last word, U- single "
+        "word). words: each word has its own label (e.g. part of speech); implied by a source with kind: words.",
     )
     nested: Literal["outermost", "innermost"] = Field(
         default="outermost",
-        description="Which of names that overlap is learned, and evaluated against; the others are counted in the "
+        description="Which of several overlapping entities to train and evaluate on; the others are counted in the "
         "ledger.",
     )
     isolate_punctuation: bool = Field(
         default=True,
-        description="Make each punctuation mark a token of its own, so that a name can end before it; false leaves "
-        "the tokenizer as it is.",
+        description="Make each punctuation mark a separate token, so that an entity can end before it; false does not "
+        "change the tokenizer.",
     )
 
     @field_validator("labels")
     @classmethod
     def _names(cls, value: str | list[str]) -> str | list[str]:
         if isinstance(value, list) and (not value or len(set(value)) < len(value) or not all(map(str.strip, value))):
-            raise ValueError(f"{value} are no labels; write each once: [ORG, PER], or auto")
+            raise ValueError(f"{value} are not valid labels; write each once: [ORG, PER], or auto")
         return value

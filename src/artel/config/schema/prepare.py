@@ -1,4 +1,4 @@
-"""The section of a run file about where its text is prepared; nothing in it changes what comes out."""
+"""The section `prepare`: where the text of a run is prepared. None of its keys changes the result."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from artel.config.schema.quantities import Bytes, ProcessCount
 
 class SlurmConfig(Section):
     cpus: ProcessCount = free(
-        1, "Processes of a job, each with a core: as many as a node has where the cluster allocates only whole nodes."
+        1, "Processes per job, each with a core: all cores of a node if the cluster allocates only whole nodes."
     )
-    memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
-    setup: list[str] = free([], "Shell lines run before the work: module load python, source .venv/bin/activate.")
+    memory: Bytes = free(4_000_000_000, "Memory per process, in bytes.", ge=1)
+    setup: list[str] = free([], "Shell lines before the work, e.g. module load python, source .venv/bin/activate.")
     options: dict[str, str] = free(
-        {}, "Further options of sbatch: {partition: cpu, time: '48:00:00'}. A job has 24 hours by default."
+        {}, "Additional options of sbatch, e.g. {partition: cpu, time: '48:00:00'}. By default a job has 24 hours."
     )
 
     @field_validator("setup")
@@ -37,16 +37,16 @@ class SlurmConfig(Section):
 class PrepareConfig(Section):
     engine: Literal["local", "slurm", "ray"] = free(
         "local",
-        "Where the text is prepared: processes here, jobs of Slurm, or tasks of Ray (extra `cluster`). The "
-        "store is the same, byte for byte.",
+        "Where to prepare the text: processes on this host, Slurm jobs or Ray tasks (extra `cluster`). The store "
+        "is the same, byte for byte.",
     )
     workers: Literal["auto"] | ProcessCount = free(
-        "auto", "Processes that make parts at a time; auto: the cores here, as many as Ray has, 64 jobs of Slurm."
+        "auto", "Concurrent workers; auto: the cores of this host or of the Ray cluster, or 64 Slurm jobs."
     )
     part: Bytes = free(
         64_000_000,
-        "Bytes of input, about, in a part: what a worker takes at a time and a kill can lose. Packed files are not "
-        "divided.",
+        "Approximate bytes of input per shard: what a worker processes at a time and what a kill can lose. Packed "
+        "files are not divided.",
         ge=1,
     )
-    slurm: SlurmConfig = free(SlurmConfig(), "engine slurm: what its jobs request.")
+    slurm: SlurmConfig = free(SlurmConfig(), "engine: slurm. Resources of the jobs.")

@@ -1,7 +1,7 @@
-"""Numbers as people write them: `5e-5`, `1_000`, `30k`, `2G`, `90min`, `1 epoch`.
+"""Types of numbers as people write them: `5e-5`, `1_000`, `30k`, `2G`, `90min`, `1 epoch`.
 
-YAML reads `5e-5` and `30k` as strings; these types turn them into numbers and refuse everything else with a
-message that shows what may be written.
+YAML reads `5e-5` and `30k` as strings. These types convert them to numbers and reject everything else with a
+message that shows an example.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NUMBER = r"[+-]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
 # Counts are decimal (30k = 30,000 samples or tokens), and so are bytes: 2G = 2,000,000,000, as disks are sold.
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BYTE_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_LARGEST = 1e308  # Python's whole numbers have no end, floats have one
-_YEARS = 10**9  # seconds, over 30 years; the system's clocks take 292
+_MAX_FLOAT = 1e308  # Python's integers are unbounded, floats are not
+_MAX_INTERVAL = 10**9  # in seconds over 30 years; system clocks overflow after 292
 _SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -40,19 +40,19 @@ def _split(value: object, example: str) -> tuple[float, str]:
 
 
 def _finite(number: float, value: object) -> float:
-    """The number, read from `value`. Raises ValueError where a float cannot hold it."""
+    """Return the number. Raise ValueError if a float cannot represent it. `value`: the input, for the message."""
     if not math.isfinite(number):
-        shown = "the number" if isinstance(value, int) else repr(value)  # of a whole one all digits would be shown
-        raise ValueError(f"{shown} is too large or not a number; write, for example, 5e-5")
+        name = "the number" if isinstance(value, int) else repr(value)  # repr would print all digits of an integer
+        raise ValueError(f"{name} is too large or not a number; write, for example, 5e-5")
     return number
 
 
 def read_number(value: object, example: str = "5e-5") -> float:
-    """A real number: 5e-5, 0.1, 1_000. Raises ValueError, with an `example` of what may be written."""
+    """Read a real number: 5e-5, 0.1, 1_000. Raise ValueError, with `example`, if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number; write, for example, {example}")
     if isinstance(value, int | float):
-        return _finite(float(value) if abs(value) < _LARGEST else math.inf, value)
+        return _finite(float(value) if abs(value) < _MAX_FLOAT else math.inf, value)
     number, unit = _split(value, example)
     if unit.lower() not in _SCALES:
         raise ValueError(f"{value!r} is not a number; write, for example, {example}")
@@ -60,7 +60,7 @@ def read_number(value: object, example: str = "5e-5") -> float:
 
 
 def read_count(value: object) -> int:
-    """A whole number: 512, 30k, 1_000, 2M, 1e9."""
+    """Read an integer: 512, 30k, 1_000, 2M, 1e9. Raise ValueError if it is not one."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,40}", value.strip()):
         value = int(value)
     number = read_number(value, "512 or 30k")
@@ -72,7 +72,7 @@ def read_count(value: object) -> int:
 
 
 def read_bytes(value: object) -> int:
-    """A size in bytes: 100M, 2G, 512Ki, 2GB."""
+    """Read a size in bytes: 100M, 2G, 512Ki, 2GB. Raise ValueError if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a size; write, for example, 100M or 2G")
     number, unit = _split(value, "100M or 2G")
@@ -83,7 +83,7 @@ def read_bytes(value: object) -> int:
 
 
 def read_seconds(value: object) -> float:
-    """A time in seconds: 90, 90s, 30min, 2h."""
+    """Read a time in seconds: 90, 90s, 30min, 2h. Raise ValueError if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a time; write, for example, 30min or 2h")
     number, unit = _split(value, "30min or 2h")
@@ -93,18 +93,18 @@ def read_seconds(value: object) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as they are written in a run file: 90s, 200s, 30min, 1.5h."""
+    """Format seconds as in a run file: 90s, 200s, 30min, 1.5h."""
     if seconds < 1:
         return f"{seconds:.1g}s"
     unit = "s" if seconds < 120 else "min" if seconds < 7200 else "h"
-    shown = f"{seconds / _SECONDS[unit]:.4g}{unit}"
+    in_unit = f"{seconds / _SECONDS[unit]:.4g}{unit}"
     in_seconds = f"{seconds:.4g}s"
-    return in_seconds if len(in_seconds) < len(shown) else shown
+    return in_seconds if len(in_seconds) < len(in_unit) else in_unit
 
 
 def _bounded(number: float, value: object) -> float:
-    if number > _YEARS:
-        raise OverLimit(f"{value!r} is never due; write never, or at most {_YEARS:,} (steps, epochs, s)")
+    if number > _MAX_INTERVAL:
+        raise OverLimit(f"{value!r} is never due; write never, or at most {_MAX_INTERVAL:,} (steps, epochs, s)")
     return number
 
 
@@ -127,7 +127,7 @@ class Interval:
 
     @classmethod
     def read(cls, value: object) -> Interval:
-        """1500 (steps), `1 epoch`, `0.5 epochs`, `30min`, `2h`, `never`."""
+        """Read 1500 (steps), `1 epoch`, `0.5 epochs`, `30min`, `2h` or `never`. Raise ValueError for other values."""
         example = "1500 (steps), 1 epoch, 30min or never"
         if isinstance(value, Interval):
             return value
@@ -174,12 +174,13 @@ class Warmup:
         number = read_number(value)
         if number < 0:
             raise ValueError(f"{value!r} is below zero; write steps (200) or a fraction of the run (0.01)")
-        if number > _YEARS:
-            raise OverLimit(f"{value!r} is over {_YEARS:,}: no run comes so far; write steps, or a fraction of the run")
+        if number > _MAX_INTERVAL:
+            what = f"{value!r} is over {_MAX_INTERVAL:,}, longer than any run"
+            raise OverLimit(f"{what}; write steps, or a fraction of the run")
         return cls(fraction=number) if 0 < number < 1 else cls(steps=read_count(number))
 
     def of(self, total: int) -> int:
-        """The number of warmup steps in a run of `total` steps."""
+        """Return the number of warmup steps in a run of `total` steps."""
         if self.steps is not None:
             return self.steps
         return round((self.fraction or 0.0) * total)
@@ -200,7 +201,7 @@ class OverLimit(ValueError):
 
 
 def at_most(limit: float, reason: str) -> AfterValidator:
-    """Refuse a number above `limit`; the message continues with `reason`."""
+    """Return a validator that rejects numbers above `limit`. `reason` is part of its message."""
 
     def check(value: float) -> float:
         if value > limit:
@@ -212,7 +213,7 @@ def at_most(limit: float, reason: str) -> AfterValidator:
 
 @dataclass(frozen=True, slots=True)
 class _AsWritten:
-    """In the JSON schema: a number, or text of this pattern, which YAML does not read as a number (30k, 5e-5)."""
+    """In the JSON schema: a number, or a string of this pattern that YAML does not read as a number (30k, 5e-5)."""
 
     pattern: str
 
@@ -220,22 +221,22 @@ class _AsWritten:
         return {"anyOf": [handler(schema), {"type": "string", "pattern": self.pattern}]}
 
 
-_FIGURES = r"^\s*[+-]?[0-9._]+([eE][+-]?[0-9]+)?\s*"
-_number = _AsWritten(f"{_FIGURES}[kKmMgGbBtT]?$")
-_bytes, _seconds = _AsWritten(f"{_FIGURES}([kKmMgGtT]i?)?[bB]?$"), _AsWritten(f"{_FIGURES}(s|sec|min|h|d)?$")
+_DIGITS = r"^\s*[+-]?[0-9._]+([eE][+-]?[0-9]+)?\s*"
+_number = _AsWritten(f"{_DIGITS}[kKmMgGbBtT]?$")
+_bytes, _seconds = _AsWritten(f"{_DIGITS}([kKmMgGtT]i?)?[bB]?$"), _AsWritten(f"{_DIGITS}(s|sec|min|h|d)?$")
 
 _Whole = Annotated[int, BeforeValidator(read_count), _number]
 
-Number = Annotated[float, BeforeValidator(read_number), _number, at_most(1e9, "no setting means anything there")]
+Number = Annotated[float, BeforeValidator(read_number), _number, at_most(1e9, "no setting has such values")]
 Rate = Annotated[float, BeforeValidator(read_number), _number, at_most(1000, "no model learns at such a rate")]
-Count = Annotated[_Whole, at_most(10**15, "no run comes so far")]
-Seconds = Annotated[float, BeforeValidator(read_seconds), _seconds, at_most(_YEARS, "that is more than 30 years")]
+Count = Annotated[_Whole, at_most(10**15, "no run is so long")]
+Seconds = Annotated[float, BeforeValidator(read_seconds), _seconds, at_most(_MAX_INTERVAL, "more than 30 years")]
 Bytes = Annotated[
-    int, BeforeValidator(read_bytes), _bytes, at_most(10**18, "no disk holds so much"), PlainSerializer(int)
+    int, BeforeValidator(read_bytes), _bytes, at_most(10**18, "no disk is so large"), PlainSerializer(int)
 ]
-Samples = Annotated[_Whole, at_most(10**7, "one step would have to see them all"), Field(ge=1)]
+Samples = Annotated[_Whole, at_most(10**7, "one step would have to process them all"), Field(ge=1)]
 Length = Annotated[_Whole, at_most(10**8, "no model reads so many tokens at once"), Field(ge=1)]
-Vocabulary = Annotated[_Whole, at_most(4_000_000, "the largest vocabularies have a tenth of it")]
+Vocabulary = Annotated[_Whole, at_most(4_000_000, "the largest vocabularies have a tenth of that")]
 Seed = Annotated[_Whole, at_most(2**63 - 1, "a seed has 63 bits"), Field(ge=0)]
 ProcessCount = Annotated[_Whole, at_most(10**6, "no cluster runs so many processes"), Field(ge=1)]
 Threads = Annotated[_Whole, at_most(4096, "no machine has so many cores"), Field(ge=1)]

@@ -35,15 +35,15 @@ class _NameOf:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         names = self.registry.names
-        made: dict[str, Any] = {"type": "string"} | ({"enum": names} if names else {})
+        schema_of_names: dict[str, Any] = {"type": "string"} | ({"enum": names} if names else {})
         if self.has_summaries:  # VS Code shows them beside the names
-            made["enumDescriptions"] = [getattr(self.registry[name], "summary", "") for name in names]
-        return made
+            schema_of_names["enumDescriptions"] = [getattr(self.registry[name], "summary", "") for name in names]
+        return schema_of_names
 
     def _checked(self, value: object) -> str:
         if isinstance(value, str) and value in self.registry:
             return value
-        names = [f"'{name}'" for name in self.registry.names] or ["what plugins register"]
+        names = [f"'{name}'" for name in self.registry.names] or ["the entries of plugins"]
         expected = f"{', '.join(names[:-1])} or {names[-1]}" if names[1:] else names[0]
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
 
@@ -61,7 +61,7 @@ Settings = TypeVar("Settings", bound=Section)
 
 
 class NamingSection(Section):
-    """A section with keys that name entries of registries, and with the settings of each entry that has any.
+    """A section with keys that name entries of registries, and with sections for the settings of these entries.
 
     The settings of an entry are a section with its name: those of `train: {optimizer: lion}` are `train.lion`.
     """
@@ -72,62 +72,64 @@ class NamingSection(Section):
 
     def settings(self, kind: type[Settings]) -> Settings:
         """Return the settings of this class, or its defaults if this section has none."""
-        own = (section for section in (self.model_extra or {}).values() if isinstance(section, kind))
-        return next(own, None) or kind()
+        matches = (section for section in (self.model_extra or {}).values() if isinstance(section, kind))
+        return next(matches, None) or kind()
 
     def idle_settings(self) -> Iterator[tuple[str, str]]:
-        """Yield (section, key) for settings of entries that no key names; `key` could."""
-        named = [name for key in self.registries for name in self._at(key)]
-        for name in (self.model_extra or {}).keys() - named:
+        """Yield (section, key) for each section of an unused entry; `key` is the key that could name the entry."""
+        used = [name for key in self.registries for name in self._names_in(key)]
+        for name in (self.model_extra or {}).keys() - used:
             yield name, next(key for key, registry in self.registries.items() if registry.settings_of(name))
 
     @classmethod
     def entry_sections(cls) -> dict[str, FieldInfo]:
-        """Return the settings of all entries by their names."""
+        """Return the sections of all entries by their names."""
         sections: dict[str, FieldInfo] = {}
         for key, registry in cls.registries.items():
             for name in registry.names_with_settings:
                 kind: Any = registry.settings_of(name)
-                about = (kind.__doc__ or "Its settings.").strip().partition("\n")[0]
-                sections[name] = Field(description=f"{key} {name}: {about[0].lower()}{about[1:]}")
+                summary = (kind.__doc__ or "Its settings.").strip().partition("\n")[0]
+                sections[name] = Field(description=f"{key} {name}: {summary[0].lower()}{summary[1:]}")
                 sections[name].annotation = kind
         return sections
 
     @model_validator(mode="after")
     def _read_settings(self) -> Self:
-        """Read the settings that are written, and those of entries that are named, by their classes."""
-        written = self.__pydantic_extra__ or {}
+        """Read the settings in this section, and the defaults of entries that it names, by their classes."""
+        extra = self.__pydantic_extra__ or {}
         kinds: dict[str, type[Section]] = {}
         for key, registry in self.registries.items():
-            for name in [*self._at(key), *written]:
+            for name in [*self._names_in(key), *extra]:
                 kind = registry.settings_of(name)
-                if kind is not None and (name not in kinds or name in self._at(key)):
+                if kind is not None and (name not in kinds or name in self._names_in(key)):
                     kinds[name] = kind
-        if taken := kinds.keys() & type(self).model_fields.keys():
-            raise ValueError(f"{taken.pop()!r} is a key of this section; register the plugin's entry as another")
-        if kinds or written:
+        if conflicts := kinds.keys() & type(self).model_fields.keys():
+            raise ValueError(
+                f"{conflicts.pop()!r} is a key of this section; register the plugin's entry under another name"
+            )
+        if kinds or extra:
             fields: dict[str, Any] = {name: (kind, ...) for name, kind in kinds.items()}
-            values = {name: written.get(name, {}) for name in [*kinds, *written]}
+            values = {name: extra.get(name, {}) for name in [*kinds, *extra]}
             self.__pydantic_extra__ = dict(create_model("Settings", __base__=Section, **fields).model_validate(values))
         return self
 
-    def _at(self, key: str) -> list[str]:
-        """Return the names that a key has."""
+    def _names_in(self, key: str) -> list[str]:
+        """Return the names in the value of a key."""
         value = getattr(self, key)
         return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        made = handler(schema)
-        section = handler.resolve_ref_schema(made)
+        json_schema = handler(schema)
+        section = handler.resolve_ref_schema(json_schema)
         section["additionalProperties"] = False
         for name, field in cls.entry_sections().items():
             inner = handler(field.annotation.__pydantic_core_schema__)  # type: ignore[union-attr]
             section["properties"][name] = {**inner, "description": field.description}
-        return made
+        return json_schema
 
 
 def section_keys(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the keys of a section, with the settings of entries that it may name."""
+    """Return the keys of a section, and the sections of entries that it may name."""
     keys = {field.alias or name: field for name, field in section.model_fields.items()}
     return keys | section.entry_sections() if issubclass(section, NamingSection) else keys

@@ -1,8 +1,8 @@
 """The sections of a run file, each key with its type, its default and one line of help.
 
 `artel config explain` prints this file's descriptions, `artel config schema` its JSON schema. A key marked
-`shapes_result=False` can change between two starts of the same run without changing what comes out (within float
-tolerance); all others are compared when a run resumes.
+`shapes_result=False` can change between two starts of the same run without changing the result (within float
+tolerance); all other keys are compared when a run resumes.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ from artel.secrets import hide_secrets
 
 class ClipConfig(Section):
     by: Literal["norm", "value"] = Field(
-        default="norm",
-        description="norm: scale all gradients down together; value: clip each element on its own.",
+        default="norm", description="norm: scale all gradients down together; value: clip each element separately."
     )
     limit: Number = Field(default=1.0, gt=0, description="Maximum norm, or maximum absolute value of an element.")
 
@@ -90,118 +89,126 @@ class TrainConfig(NamingSection):
     tokens: Count | None = Field(default=None, ge=1, description="Length of the run in tokens.")
     budget: Seconds | None = Field(
         default=None,
-        description="Length of the run as a time, 30min or 2h: from loading the model to its last save. The schedule "
-        "goes by the time that has passed.",
+        description="Length of the run as a time, e.g. 30min or 2h, from loading the model to its last save. The "
+        "schedule follows the elapsed time.",
     )
-    batch: Samples = Field(default=64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
+    batch: Samples = Field(default=64, ge=1, description="Blocks per global batch, i.e. per optimizer step.")
     micro_batch: Literal["auto"] | Samples = free(
-        "auto", "Blocks that one process runs at a time; gradients are accumulated over the rest of its share."
+        "auto", "Blocks per process and forward pass; gradients are accumulated to the global batch."
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = free(
         "auto",
-        "Activations recomputed in the backward pass instead of stored: none; selective (all but matrix products and "
-        "attention); full (all within a layer); auto: as much as memory asks for.",
+        "Activations to recompute in the backward pass instead of storing them: none; selective (all except matrix "
+        "products and attention); full (all within a layer); auto: as much as memory requires.",
     )
-    optimizer: OptimizerName = Field(default="adamw", description="What turns gradients into steps of the weights.")
+    optimizer: OptimizerName = Field(default="adamw", description="Optimizer.")
     learning_rate: Rate = Field(default=5e-5, gt=0, description="Peak learning rate.")
     muon_learning_rate: Rate = Field(
         default=0.02, gt=0, description="muon: peak learning rate of the layers' matrices."
     )
     betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
-        default=[0.9, 0.95], min_length=2, max_length=2, description="adamw: decay of its two averages."
+        default=[0.9, 0.95], min_length=2, max_length=2, description="adamw: decay rates of the two moment estimates."
     )
     epsilon: Number = Field(default=1e-8, gt=0, description="adamw: added to the denominator.")
     momentum: Number = Field(default=0.0, ge=0, lt=1, description="sgd: momentum.")
-    weight_decay: Number = Field(default=0.1, ge=0, description="Decoupled weight decay; never on biases and norms.")
+    weight_decay: Number = Field(
+        default=0.1, ge=0, description="Decoupled weight decay; not applied to biases and norms."
+    )
     layer_decay: Number = Field(
-        default=1.0, gt=0, le=1, description="Each layer's learning rate is the next one's times this; 1: all alike."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Each layer's learning rate as a fraction of the next layer's; 1: equal rates.",
     )
     schedule: ScheduleName = Field(
         default="cosine",
-        description="Learning rate after warmup; wsd, which a budget chooses, is warmup, stable, then a linear decay.",
+        description="Learning rate after warmup; wsd (default with budget) is warmup, stable, then a linear decay.",
     )
-    warmup: Warmup = Field(default=Warmup(fraction=0.01), description="Steps, or a fraction of the run when below 1.")
-    decay: Number = Field(default=0.2, gt=0, le=1, description="wsd: fraction of the run that decays at its end.")
+    warmup: Warmup = Field(
+        default=Warmup(fraction=0.01), description="Warmup in steps, or as a fraction of the run if below 1."
+    )
+    decay: Number = Field(default=0.2, gt=0, le=1, description="wsd: fraction of the run for the final decay.")
     minimum_learning_rate: Number = Field(
         default=0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
     )
-    clip: Clip = Field(default=ClipConfig(), description="A number: the maximum gradient norm; null: no clipping.")
+    clip: Clip = Field(
+        default=ClipConfig(), description="Gradient clipping; a number is the maximum norm, null disables it."
+    )
     ema: Number | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="Keep an exponential moving average of the weights, with this decay: 0.999. It is what is "
-        "validated, and what RUN/model and exports hold.",
+        description="Decay of an exponential moving average of the weights, e.g. 0.999. Validation, RUN/model and "
+        "exports use the average.",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         default="auto",
-        description="What layers compute in: auto is bf16 where the device multiplies it natively, else fp32; fp16 "
-        "scales the loss; fp8 (extra `fp8`) where the device has it.",
+        description="Dtype of computation. auto: bf16 if the device supports it natively, otherwise fp32; fp16 scales "
+        "the loss; fp8 (extra `fp8`) needs a device that supports it.",
     )
     weights: Literal["fp32", "bf16"] = Field(
-        default="fp32",
-        description="What weights are held in; bf16 takes half, and their steps are rounded stochastically.",
+        default="fp32", description="Dtype of the weights; bf16 halves their memory and rounds updates stochastically."
     )
     compile: Annotated[Literal["auto", "on", "off"], OnOrOff] = Field(
-        default="auto", description="torch.compile of each layer."
+        default="auto", description="Use of torch.compile on each layer."
     )
-    threads: Threads | None = free(None, "CPU threads of each process; auto when null.", ge=1)
+    threads: Threads | None = free(None, "CPU threads per process (null: automatic).", ge=1)
     on_bad_step: Literal["stop", "skip", "rewind"] = free(
         "stop",
-        "When a step's loss or gradient is NaN, infinite or a spike: stop; skip (the step changes nothing); rewind "
-        "(back to the last checkpoint's weights; what was seen since is not seen again).",
+        "Action if the loss or gradient of a step is NaN, infinite or a spike: stop; skip the step; or rewind to the "
+        "weights of the last checkpoint without repeating the data seen since.",
     )
     spike: Number | None = free(
-        None, "A loss above so many times the mean of the 100 steps before is a spike; null: none is.", gt=1
+        None, "Loss of a spike as a multiple of the mean of the previous 100 steps; null: no spikes.", gt=1
     )
     hang_timeout: Seconds | None = free(
-        1800.0, "A process without progress for this long writes its stacks to a file and ends; null: never."
+        1800.0, "Time without progress after which a process writes its stacks to a file and exits; null: never."
     )
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
         lengths = [name for name in ("epochs", "steps", "tokens", "budget") if getattr(self, name) is not None]
         if len(lengths) > 1:
-            raise ValueError(f"{' and '.join(lengths)} are given together; keep one")
+            raise ValueError(f"{' and '.join(lengths)} cannot be combined; keep one")
         return self
 
     @model_validator(mode="before")
     @classmethod
     def _schedule_of_a_budget(cls, section: object) -> object:
-        """A run on a budget stays at its peak rate until the decay at its end, unless a schedule is named."""
+        """Use wsd for a run with a budget, unless a schedule is set."""
         if isinstance(section, dict) and section.get("budget") is not None and "schedule" not in section:
             return section | {"schedule": "wsd"}
         return section
 
 
 class ValidateConfig(Section):
-    every: Interval = free(Interval(epochs=1), "How often: 500 (steps), 1 epoch, 30min, never. The end always counts.")
-    blocks: Count | None = free(None, "At most this many validation blocks; all when null.", ge=1)
+    every: Interval = free(
+        Interval(epochs=1), "Interval of validation: 500 (steps), 1 epoch, 30min or never. The end is always validated."
+    )
+    blocks: Count | None = free(None, "Maximum validation blocks (null: all).", ge=1)
     prompts: list[str] = free(
         [],
         "Texts that the model continues (masked: whose masks it fills) before the first step and at each validation; "
-        "kept in samples.jsonl.",
+        "saved in samples.jsonl.",
     )
-    new_tokens: Length = free(60, "Tokens written for each prompt.", ge=1)
+    new_tokens: Length = free(60, "Tokens to generate per prompt.", ge=1)
     tasks: list[Name] = free(
         [],
-        "Tasks of lm-evaluation-harness (piqa), or YAML files of your own (counting.yaml), whose metrics join the "
-        "curves. Needs artel-lm[tasks].",
+        "Tasks of lm-evaluation-harness (e.g. piqa) or custom YAML files (e.g. counting.yaml) whose metrics are logged "
+        "with the others. Needs artel-lm[tasks].",
     )
-    tasks_every: Interval = free(
-        Interval(epochs=1), "How often the tasks are asked, as `every`. The end always counts."
-    )
-    tasks_limit: Count | None = free(None, "Examples of each task at most; all when null.", ge=1)
+    tasks_every: Interval = free(Interval(epochs=1), "Interval of the tasks, like `every`. They always run at the end.")
+    tasks_limit: Count | None = free(None, "Maximum examples per task (null: all).", ge=1)
     patience: Count | None = Field(
         default=None,
         ge=1,
-        description="Stop after so many validations, or rounds of tasks, without a better checkpoint.best; "
-        "RUN/model is the best.",
+        description="Number of validations, or runs of the tasks, without improvement of checkpoint.best after which "
+        "to stop; RUN/model is then the best checkpoint.",
     )
 
 
 def _without_threads(value: object) -> object:
-    """torch.nn.DataParallel, one process with many threads, becomes ddp, a process for each device."""
+    """Replace torch.nn.DataParallel (one process with several threads) by ddp (one process per device)."""
     if isinstance(value, str) and value.lower().replace("_", "") in ("dp", "dataparallel"):
         logger.warning("parallel.data: %s is run as ddp, a process for each device", value)
         return "ddp"
@@ -212,56 +219,58 @@ class ParallelConfig(NamingSection):
     registries: ClassVar = {"data": STRATEGIES}
     data: Annotated[StrategyName | ProcessCount, BeforeValidator(_without_threads)] = free(
         "auto",
-        "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
-        "optimizer's state, also the gradients, also the weights); hsdp (fsdp within a host, copies across). A number: "
-        "so many processes. auto: ddp where the model fits.",
+        "Data parallelism: ddp (each process has the full model); zero1, zero2, fsdp (shard the optimizer state; also "
+        "gradients; also weights); hsdp (fsdp within a host, replicas across hosts). A number sets the number of "
+        "processes. auto: ddp if the model fits.",
     )
     shard: Literal["auto"] | ProcessCount = free(
-        "auto", "hsdp: processes that share one copy; auto: those of one host."
+        "auto", "hsdp: processes per replica; auto: the processes of one host."
     )
-    tensor: ProcessCount = free(1, "Processes that share each layer's matrices.", ge=1)
-    sequence: bool = free(False, "tensor: share what is between the matrices too, by parts of the sequence.")
-    pipeline: ProcessCount = free(1, "Processes that share the layers, one stage after another.", ge=1)
+    tensor: ProcessCount = free(1, "Tensor parallelism: number of processes that shard each layer's matrices.", ge=1)
+    sequence: bool = free(False, "tensor: also shard the activations between the matrices along the sequence.")
+    pipeline: ProcessCount = free(1, "Pipeline parallelism: number of stages.", ge=1)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"] = free(
-        "1f1b", "pipeline: in which order stages run micro-batches; sequential: one stage at a time."
+        "1f1b", "pipeline: schedule of micro-batches; sequential runs one stage at a time."
     )
-    context: ProcessCount = free(1, "Processes that share each sequence.", ge=1)
+    context: ProcessCount = free(1, "Context parallelism: number of processes that shard each sequence.", ge=1)
     exchange: Literal["auto", "gather", "ulysses", "ring"] = free(
-        "auto", "context: keys and values of all are gathered; heads are exchanged for parts; or parts go round."
+        "auto", "context: method: gather all keys and values, exchange heads for chunks (ulysses), or ring attention."
     )
     expert: ProcessCount = free(
-        1, "Processes that share the experts of each layer; of those that share the batch.", ge=1
+        1, "Expert parallelism: number of data-parallel processes that shard the experts of each layer.", ge=1
     )
     offload: Literal["none", "cpu", "pinned"] = free(
-        "none", "zero1, zero2, fsdp, hsdp: weights and optimizer state in host memory; pinned: copied faster."
+        "none", "zero1, zero2, fsdp, hsdp: keep weights and optimizer state in host memory; pinned: faster copies."
     )
-    deepspeed: Name | None = free(None, "A DeepSpeed configuration (JSON); it then splits and steps.")
+    deepspeed: Name | None = free(None, "DeepSpeed configuration (JSON); DeepSpeed then shards and steps the model.")
 
     @property
     def processes(self) -> int:
-        """The number of processes that these sizes need, at least; exactly where `data` is a number."""
+        """Number of processes that these sizes require: exact if `data` is a number, otherwise the minimum."""
         data_parallel = self.data if isinstance(self.data, int) else self.expert
         return data_parallel * self.tensor * self.pipeline * self.context
 
 
 class CheckpointConfig(Section):
     every: Interval = free(
-        Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
+        Interval(seconds=1800),
+        "Interval of checkpoints: 1500 (steps), 1 epoch, 30min or never. The end is always saved.",
     )
-    keep: Count = free(3, "How many of the newest are kept, beside the best.", ge=1)
+    keep: Count = free(3, "Number of newest checkpoints to keep, besides the best.", ge=1)
     copy_to: Name | None = free(
-        None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
+        None, "s3://BUCKET/PREFIX to copy checkpoints to, and to fetch newer ones from than the run folder has."
     )
-    asynchronous: bool = free(True, "Written during training, from a copy in host memory where there is room.")
+    asynchronous: bool = free(True, "Write checkpoints during training, from a copy in host memory if it has space.")
     best: str | None = free(
-        "loss", "The metric that chooses `best`: any of the objective's, or TASK/METRIC of validate.tasks; null: none."
+        "loss",
+        "Metric that selects the best checkpoint: one of the objective, or TASK/METRIC of validate.tasks; null: none.",
     )
 
     @field_validator("copy_to")
     @classmethod
     def _on_s3(cls, address: str | None) -> str | None:
         if address is not None and re.fullmatch(r"s3://[^/]+/.*[^/]", address) is None:
-            raise ValueError(f"{address!r} is not a place for copies; write s3://BUCKET/PREFIX")
+            raise ValueError(f"{address!r} is not an S3 address; write s3://BUCKET/PREFIX")
         return address
 
 
@@ -270,7 +279,7 @@ class LogConfig(Section):
 
 
 class Places(dict[tuple[str | int, ...], str]):
-    """The `file:line` of each key of a run file. It does not count when two runs are compared."""
+    """The `file:line` of each key of a run file. Ignored when runs are compared."""
 
     __hash__ = None
 
@@ -285,79 +294,78 @@ class RunConfig(NamingSection):
     _places: Places = PrivateAttr(default_factory=Places)
     plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], OneOrMore] = free(
         [],
-        "Modules of your own (package.module), which register formats, objectives, optimizers, schedules, trackers, "
-        "exporters or callbacks: they are imported, and may do all that you can.",
+        "Your modules (package.module) that register formats, objectives, optimizers, schedules, trackers, exporters "
+        "or callbacks. They are imported and run with all of your permissions.",
     )
-    run: Name = free("", "Folder of this run: everything it writes goes here. By default runs/NAME-OF-RUN-FILE.")
-    seed: Seed = Field(default=42, ge=0, description="Fixes order, initial weights and dropout.")
+    run: Name = free("", "Folder for everything that this run writes (default: runs/NAME-OF-RUN-FILE).")
+    seed: Seed = Field(default=42, ge=0, description="Random seed of the order, initial weights and dropout.")
     data: DataConfig = Field(default=DataConfig(), description="The text: sources, cleaning, split, blocks.")
-    prepare: PrepareConfig = free(PrepareConfig(), "Where and by how many processes the text is prepared.")
+    prepare: PrepareConfig = free(PrepareConfig(), "Where to prepare the text, and with how many processes.")
     tokenizer: TokenizerConfig = Field(
         default=TokenizerConfig(),
-        description="Trained or loaded; by default that of model.from, or one is trained.",
+        description="Tokenizer: trained or loaded (default: that of model.from, otherwise a trained one).",
     )
-    model: ModelConfig = Field(default=ModelConfig(), description="From scratch or pretrained; by default a GPT-2.")
+    model: ModelConfig = Field(default=ModelConfig(), description="Model: new or pretrained (default: a new GPT-2).")
     objective: ObjectiveName = Field(
         default="causal",
-        description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
-        "assistant's turns of conversations; the better of two answers; labels of texts, or a number; a score for an "
-        "answer, or for a query and a document; vectors of texts; names in texts, or tags of words; "
-        "a text written for another; what a teacher says.",
+        description="Training objective: next token (causal); masked tokens (masked); answers within documents "
+        "(span_qa); assistant turns (chat); preferences between answers (preference); labels or a number "
+        "(classification); scores of answers (reward) or of a query and a document (rerank); embeddings (embedding); "
+        "entities or tags of words (tokens); text to text (seq2seq); outputs of a teacher (distill).",
     )
-    masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
+    masked: MaskedConfig = Field(default=MaskedConfig(), description="objective: masked. Which tokens to mask.")
     span_qa: SpanQAConfig = Field(
-        default=SpanQAConfig(), description="objective span_qa: windows, heads, losses, prediction."
+        default=SpanQAConfig(), description="objective: span_qa. Windows, heads, losses, prediction."
     )
     chat: ChatConfig = Field(
-        default=ChatConfig(), description="objectives chat, preference and reward: how conversations are written."
+        default=ChatConfig(),
+        description="objectives chat, preference and reward. Template and training of conversations.",
     )
-    preference: PreferenceConfig = Field(default=PreferenceConfig(), description="objective preference: the loss.")
+    preference: PreferenceConfig = Field(default=PreferenceConfig(), description="objective: preference. Loss.")
     classification: ClassificationConfig = Field(
-        default=ClassificationConfig(), description="objective classification: labels, loss, long texts."
+        default=ClassificationConfig(), description="objective: classification. Labels, loss, long texts."
     )
-    reward: RewardConfig = Field(default=RewardConfig(), description="objective reward: the loss.")
-    rerank: RerankConfig = Field(
-        default=RerankConfig(), description="objective rerank: the loss, and documents beside those that match."
-    )
+    reward: RewardConfig = Field(default=RewardConfig(), description="objective: reward. Loss.")
+    rerank: RerankConfig = Field(default=RerankConfig(), description="objective: rerank. Loss and negatives.")
     embedding: EmbeddingConfig = Field(
-        default=EmbeddingConfig(), description="objective embedding: the loss, what a text's vector is, prompts."
+        default=EmbeddingConfig(), description="objective: embedding. Loss, pooling, prompts."
     )
     tokens: TokensConfig = Field(
-        default=TokensConfig(), description="objective tokens: labels of names or words, their tags, windows."
+        default=TokensConfig(), description="objective: tokens. Labels of entities or words, tagging scheme, windows."
     )
-    distill: DistillConfig = Field(
-        default=DistillConfig(), description="objective distill: the teacher, and what is learned of it."
-    )
+    distill: DistillConfig = Field(default=DistillConfig(), description="objective: distill. Teacher and divergence.")
     seq2seq: Seq2SeqConfig = Field(
-        default=Seq2SeqConfig(), description="objective seq2seq: what is put before inputs, long texts, writing."
+        default=Seq2SeqConfig(), description="objective: seq2seq. Prefix, long texts, generation."
     )
     train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(
-        default=ValidateConfig(), alias="validate", description="When and how the model is evaluated."
+        default=ValidateConfig(), alias="validate", description="When and how to evaluate the model."
     )
-    parallel: ParallelConfig = Field(default=ParallelConfig(), description="How the run is spread over processes.")
+    parallel: ParallelConfig = Field(default=ParallelConfig(), description="Distribution of the run over processes.")
     checkpoint: CheckpointConfig = Field(
-        default=CheckpointConfig(), description="When the run is saved and what is kept."
+        default=CheckpointConfig(), description="When to save checkpoints and which to keep."
     )
-    log: LogConfig = Field(default=LogConfig(), description="How often metrics are logged.")
-    callbacks: list[CallbackName] = free([], "Callbacks of your plugins, by name: called after every step.")
-    profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
-    track: list[TrackerName] = free(["console", "jsonl"], "Where metrics go; all but the first two are extras.")
+    log: LogConfig = Field(default=LogConfig(), description="Interval of logged metrics.")
+    callbacks: list[CallbackName] = free([], "Callbacks of your plugins, by name, to call after every step.")
+    profile: bool = free(False, "Profile a few steps: RUN/profile has a table and a Chrome trace.")
+    track: list[TrackerName] = free(
+        ["console", "jsonl"], "Trackers for metrics; all except console and jsonl need an extra."
+    )
 
     @field_validator("run")
     @classmethod
     def _on_a_disk(cls, folder: str) -> str:
         if "://" in folder:
             raise ValueError(
-                f"{folder!r} is no folder; write one of a disk, and checkpoint.copy_to: s3://BUCKET/PREFIX"
+                f"{folder!r} is not a folder; write a local folder, and checkpoint.copy_to: s3://BUCKET/PREFIX"
             )
         return folder
 
     def to_yaml(self) -> str:
-        """The keys that were set, as a run file has them; secrets in addresses are ***: write ${NAME} for them."""
+        """Return the keys that were set, as YAML. Secrets in URLs are replaced by ***; write ${NAME} for them."""
         tree = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return yaml.safe_dump(hide_secrets(tree), sort_keys=False, allow_unicode=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `to_yaml` to a file, for the command `artel`. A file that is there is replaced."""
+        """Write `to_yaml` to a file, for the command `artel`. An existing file is replaced."""
         Path(path).write_text(self.to_yaml(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The section `tokenizer`: one that is there, or how one is trained."""
+"""The section `tokenizer`: an existing tokenizer, or the training of one."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from artel.config.schema.quantities import Vocabulary
 class TokenizerTraining(Section):
     pattern: Literal["gpt2", "gpt4", "whitespace"] = Field(
         default="gpt2",
-        description="What a text is cut into before merging. gpt2: words with the space before them; gpt4: the same, "
-        "numbers in threes, letters of any case: slightly fewer tokens on Russian and code; whitespace: words and "
-        "punctuation, spaces are lost.",
+        description="How a text is split before merging. gpt2: words with the preceding space. gpt4: likewise, with "
+        "numbers in groups of three and contractions of any case: slightly fewer tokens on Russian and code. "
+        "whitespace: words and punctuation, without spaces.",
     )
     vocab: Literal["auto"] | Annotated[Vocabulary, Field(ge=257)] = Field(
         default="auto",
-        description="Ids in the vocabulary, the special tokens included; as many as the text yields if that is fewer. "
-        "auto: about one for 700 bytes of text, 1,024 to 32,768.",
+        description="Size of the vocabulary, including special tokens; smaller if the text yields fewer tokens. "
+        "auto: about one token per 700 bytes of text, from 1,024 to 32,768.",
     )
     special: list[Annotated[str, Field(min_length=1)]] = Field(
         default=[],
-        description="Special tokens beside <|endoftext|> and <|pad|>, or RoBERTa's five for encoders.",
+        description="Special tokens besides <|endoftext|> and <|pad|>, or RoBERTa's five for encoders.",
     )
 
 
 class TokenizerConfig(Section):
     train: TokenizerTraining | None = Field(
-        default=None, description="Train a BPE on the training text: over bytes, or over words (pattern: whitespace)."
+        default=None,
+        description="Train a BPE tokenizer on the training text, over bytes or words (pattern: whitespace).",
     )
     from_: Name | None = Field(default=None, alias="from", description="Folder or hub id of an existing tokenizer.")
     replace: bool = free(
         False,
-        "Train one although model.from has its own: the model's embeddings, learned for other tokens, are then of no "
-        "use, and must be learned anew.",
+        "Train a tokenizer even though model.from has one. The pretrained embeddings belong to other tokens, so they "
+        "are lost and must be learned again.",
     )
 
     @model_validator(mode="after")
     def _one(self) -> TokenizerConfig:
         if self.train is not None and self.from_ is not None:
-            raise ValueError("both train and from are given; keep one")
+            raise ValueError("train and from cannot be combined; keep one")
         return self

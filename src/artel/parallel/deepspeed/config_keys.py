@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from artel.config.load import read_file
+from artel.config.read import read_file
 from artel.errors import InputError, Problem
 
 AUTO = "auto"

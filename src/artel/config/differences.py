@@ -1,0 +1,56 @@
+"""Differences between two runs, in the keys that shape the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from artel.config.schema.run import RunConfig
+from artel.secrets import hide_secrets
+
+
+def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
+    """Return `key: before -> now` for each differing key that shapes the result. Hidden secrets are not compared."""
+    return list(_differences(before, now, ""))
+
+
+def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str]:
+    fields, ignored_keys = type(now).model_fields, _runtime_only_keys(type(now))
+    old_values, new_values = dict(before), dict(now)
+    for name in new_values | old_values:
+        if name in ignored_keys:
+            continue
+        key = f"{prefix}{(name in fields and fields[name].alias) or name}"
+        old, new = (values.get(name, "(not set)") for values in (old_values, new_values))
+        if isinstance(old, BaseModel) and isinstance(new, BaseModel):
+            yield from _differences(old, new, f"{key}.")
+        else:
+            yield from _leaf_differences(key, hide_secrets(_to_plain(old)), hide_secrets(_to_plain(new)))
+
+
+def _leaf_differences(key: str, old: object, new: object) -> Iterator[str]:
+    """Yield `key: old -> new` for each differing value within two mappings, or within two lists of mappings."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in old | new:
+            yield from _leaf_differences(f"{key}.{name}", old.get(name, "(not set)"), new.get(name, "(not set)"))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and old and isinstance(old[0], dict):
+        for index, (old_item, new_item) in enumerate(zip(old, new, strict=True)):
+            yield from _leaf_differences(f"{key}.{index}", old_item, new_item)
+    elif old != new:
+        yield f"{key}: {old} -> {new}"
+
+
+def _to_plain(value: object) -> object:
+    """Convert sections to dicts without the keys that do not shape the result."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude=_runtime_only_keys(type(value)))
+    if isinstance(value, list):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _runtime_only_keys(section: type[BaseModel]) -> set[str]:
+    """Return the keys of a section that do not shape the result."""
+    extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
+    return {name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("shapes_result") is False}
