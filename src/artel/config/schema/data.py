@@ -12,9 +12,9 @@ from artel.config.schema.base import (
     OneOrMore,
     Paths,
     Section,
-    free,
     number_if_it_is_one,
     number_or_numbers,
+    runtime_only,
 )
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
 from artel.config.schema.decontamination import Decontaminate
@@ -43,7 +43,7 @@ class SourceConfig(NamingSection):
         "conll's suffixes; dummy: generated.",
     )
     name: str = Field(default="", description="Name of this source in the ledger (default: the path).")
-    license: str = free(
+    license: str = runtime_only(
         "", "License of these texts by its name on the hub, e.g. cc-by-4.0. Written to the model card (artel push)."
     )
     document: Literal["auto", "file", "line", "paragraph"] = Field(

@@ -18,7 +18,7 @@ class BenchmarkConfig(Section):
     )
     task: str = Field(
         default="",
-        description="Task of lm-evaluation-harness instead of a path (e.g. arc_easy), or the YAML file of a custom task; "
+        description="Task of lm-evaluation-harness instead of a path (e.g. arc_easy), or a YAML file of your own; "
         "its data must be cached already. Needs artel-lm[tasks].",
     )
     format: FormatName = Field(default="auto", description="Format of the files, as in data.sources.")

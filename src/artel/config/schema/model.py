@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from artel.config.schema.base import Name, OneOrMore, Section, free
+from artel.config.schema.base import Name, OneOrMore, Section, runtime_only
 from artel.config.schema.quantities import Length, Number, Rank
 
 
@@ -81,7 +81,7 @@ class ModelConfig(Section):
         description="New model of the best size for train.budget, the text and this machine; the batch size, the "
         "learning rate and other keys that are not set are chosen with it.",
     )
-    trust_remote_code: str | None = free(
+    trust_remote_code: str | None = runtime_only(
         None,
         "Repository whose code may run: its name, as in `from`. The code has all of your permissions: read it first.",
     )

@@ -7,17 +7,19 @@ from typing import Literal
 from pydantic import field_validator
 
 from artel.config.sbatch import directive, one_line
-from artel.config.schema.base import Section, free
+from artel.config.schema.base import Section, runtime_only
 from artel.config.schema.quantities import Bytes, ProcessCount
 
 
 class SlurmConfig(Section):
-    cpus: ProcessCount = free(
+    cpus: ProcessCount = runtime_only(
         1, "Processes per job, each with a core: all cores of a node if the cluster allocates only whole nodes."
     )
-    memory: Bytes = free(4_000_000_000, "Memory per process, in bytes.", ge=1)
-    setup: list[str] = free([], "Shell lines before the work, e.g. module load python, source .venv/bin/activate.")
-    options: dict[str, str] = free(
+    memory: Bytes = runtime_only(4_000_000_000, "Memory per process, in bytes.", ge=1)
+    setup: list[str] = runtime_only(
+        [], "Shell lines before the work, e.g. module load python, source .venv/bin/activate."
+    )
+    options: dict[str, str] = runtime_only(
         {}, "Additional options of sbatch, e.g. {partition: cpu, time: '48:00:00'}. By default a job has 24 hours."
     )
 
@@ -35,18 +37,18 @@ class SlurmConfig(Section):
 
 
 class PrepareConfig(Section):
-    engine: Literal["local", "slurm", "ray"] = free(
+    engine: Literal["local", "slurm", "ray"] = runtime_only(
         "local",
         "Where to prepare the text: processes on this host, Slurm jobs or Ray tasks (extra `cluster`). The store "
         "is the same, byte for byte.",
     )
-    workers: Literal["auto"] | ProcessCount = free(
+    workers: Literal["auto"] | ProcessCount = runtime_only(
         "auto", "Concurrent workers; auto: the cores of this host or of the Ray cluster, or 64 Slurm jobs."
     )
-    part: Bytes = free(
+    part: Bytes = runtime_only(
         64_000_000,
         "Approximate bytes of input per shard: what a worker processes at a time and what a kill can lose. Packed "
         "files are not divided.",
         ge=1,
     )
-    slurm: SlurmConfig = free(SlurmConfig(), "engine: slurm. Resources of the jobs.")
+    slurm: SlurmConfig = runtime_only(SlurmConfig(), "engine: slurm. Resources of the jobs.")

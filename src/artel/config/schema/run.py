@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
+from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, runtime_only
 from artel.config.schema.data import DataConfig
 from artel.config.schema.distill import DistillConfig
 from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig, TokensConfig
@@ -93,10 +93,10 @@ class TrainConfig(NamingSection):
         "schedule follows the elapsed time.",
     )
     batch: Samples = Field(default=64, ge=1, description="Blocks per global batch, i.e. per optimizer step.")
-    micro_batch: Literal["auto"] | Samples = free(
+    micro_batch: Literal["auto"] | Samples = runtime_only(
         "auto", "Blocks per process and forward pass; gradients are accumulated to the global batch."
     )
-    activation_checkpointing: Literal["auto", "none", "selective", "full"] = free(
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = runtime_only(
         "auto",
         "Activations to recompute in the backward pass instead of storing them: none; selective (all except matrix "
         "products and attention); full (all within a layer); auto: as much as memory requires.",
@@ -152,16 +152,16 @@ class TrainConfig(NamingSection):
     compile: Annotated[Literal["auto", "on", "off"], OnOrOff] = Field(
         default="auto", description="Use of torch.compile on each layer."
     )
-    threads: Threads | None = free(None, "CPU threads per process (null: automatic).", ge=1)
-    on_bad_step: Literal["stop", "skip", "rewind"] = free(
+    threads: Threads | None = runtime_only(None, "CPU threads per process (null: automatic).", ge=1)
+    on_bad_step: Literal["stop", "skip", "rewind"] = runtime_only(
         "stop",
         "Action if the loss or gradient of a step is NaN, infinite or a spike: stop; skip the step; or rewind to the "
         "weights of the last checkpoint without repeating the data seen since.",
     )
-    spike: Number | None = free(
+    spike: Number | None = runtime_only(
         None, "Loss of a spike as a multiple of the mean of the previous 100 steps; null: no spikes.", gt=1
     )
-    hang_timeout: Seconds | None = free(
+    hang_timeout: Seconds | None = runtime_only(
         1800.0, "Time without progress after which a process writes its stacks to a file and exits; null: never."
     )
 
@@ -182,23 +182,25 @@ class TrainConfig(NamingSection):
 
 
 class ValidateConfig(Section):
-    every: Interval = free(
+    every: Interval = runtime_only(
         Interval(epochs=1), "Interval of validation: 500 (steps), 1 epoch, 30min or never. The end is always validated."
     )
-    blocks: Count | None = free(None, "Maximum validation blocks (null: all).", ge=1)
-    prompts: list[str] = free(
+    blocks: Count | None = runtime_only(None, "Maximum validation blocks (null: all).", ge=1)
+    prompts: list[str] = runtime_only(
         [],
         "Texts that the model continues (masked: whose masks it fills) before the first step and at each validation; "
         "saved in samples.jsonl.",
     )
-    new_tokens: Length = free(60, "Tokens to generate per prompt.", ge=1)
-    tasks: list[Name] = free(
+    new_tokens: Length = runtime_only(60, "Tokens to generate per prompt.", ge=1)
+    tasks: list[Name] = runtime_only(
         [],
         "Tasks of lm-evaluation-harness (e.g. piqa) or custom YAML files (e.g. counting.yaml) whose metrics are logged "
         "with the others. Needs artel-lm[tasks].",
     )
-    tasks_every: Interval = free(Interval(epochs=1), "Interval of the tasks, like `every`. They always run at the end.")
-    tasks_limit: Count | None = free(None, "Maximum examples per task (null: all).", ge=1)
+    tasks_every: Interval = runtime_only(
+        Interval(epochs=1), "Interval of the tasks, like `every`. They always run at the end."
+    )
+    tasks_limit: Count | None = runtime_only(None, "Maximum examples per task (null: all).", ge=1)
     patience: Count | None = Field(
         default=None,
         ge=1,
@@ -217,32 +219,36 @@ def _without_threads(value: object) -> object:
 
 class ParallelConfig(NamingSection):
     registries: ClassVar = {"data": STRATEGIES}
-    data: Annotated[StrategyName | ProcessCount, BeforeValidator(_without_threads)] = free(
+    data: Annotated[StrategyName | ProcessCount, BeforeValidator(_without_threads)] = runtime_only(
         "auto",
         "Data parallelism: ddp (each process has the full model); zero1, zero2, fsdp (shard the optimizer state; also "
         "gradients; also weights); hsdp (fsdp within a host, replicas across hosts). A number sets the number of "
         "processes. auto: ddp if the model fits.",
     )
-    shard: Literal["auto"] | ProcessCount = free(
+    shard: Literal["auto"] | ProcessCount = runtime_only(
         "auto", "hsdp: processes per replica; auto: the processes of one host."
     )
-    tensor: ProcessCount = free(1, "Tensor parallelism: number of processes that shard each layer's matrices.", ge=1)
-    sequence: bool = free(False, "tensor: also shard the activations between the matrices along the sequence.")
-    pipeline: ProcessCount = free(1, "Pipeline parallelism: number of stages.", ge=1)
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"] = free(
+    tensor: ProcessCount = runtime_only(
+        1, "Tensor parallelism: number of processes that shard each layer's matrices.", ge=1
+    )
+    sequence: bool = runtime_only(False, "tensor: also shard the activations between the matrices along the sequence.")
+    pipeline: ProcessCount = runtime_only(1, "Pipeline parallelism: number of stages.", ge=1)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"] = runtime_only(
         "1f1b", "pipeline: schedule of micro-batches; sequential runs one stage at a time."
     )
-    context: ProcessCount = free(1, "Context parallelism: number of processes that shard each sequence.", ge=1)
-    exchange: Literal["auto", "gather", "ulysses", "ring"] = free(
+    context: ProcessCount = runtime_only(1, "Context parallelism: number of processes that shard each sequence.", ge=1)
+    exchange: Literal["auto", "gather", "ulysses", "ring"] = runtime_only(
         "auto", "context: method: gather all keys and values, exchange heads for chunks (ulysses), or ring attention."
     )
-    expert: ProcessCount = free(
+    expert: ProcessCount = runtime_only(
         1, "Expert parallelism: number of data-parallel processes that shard the experts of each layer.", ge=1
     )
-    offload: Literal["none", "cpu", "pinned"] = free(
+    offload: Literal["none", "cpu", "pinned"] = runtime_only(
         "none", "zero1, zero2, fsdp, hsdp: keep weights and optimizer state in host memory; pinned: faster copies."
     )
-    deepspeed: Name | None = free(None, "DeepSpeed configuration (JSON); DeepSpeed then shards and steps the model.")
+    deepspeed: Name | None = runtime_only(
+        None, "DeepSpeed configuration (JSON); DeepSpeed then shards and steps the model."
+    )
 
     @property
     def processes(self) -> int:
@@ -252,16 +258,18 @@ class ParallelConfig(NamingSection):
 
 
 class CheckpointConfig(Section):
-    every: Interval = free(
+    every: Interval = runtime_only(
         Interval(seconds=1800),
         "Interval of checkpoints: 1500 (steps), 1 epoch, 30min or never. The end is always saved.",
     )
-    keep: Count = free(3, "Number of newest checkpoints to keep, besides the best.", ge=1)
-    copy_to: Name | None = free(
+    keep: Count = runtime_only(3, "Number of newest checkpoints to keep, besides the best.", ge=1)
+    copy_to: Name | None = runtime_only(
         None, "s3://BUCKET/PREFIX to copy checkpoints to, and to fetch newer ones from than the run folder has."
     )
-    asynchronous: bool = free(True, "Write checkpoints during training, from a copy in host memory if it has space.")
-    best: str | None = free(
+    asynchronous: bool = runtime_only(
+        True, "Write checkpoints during training, from a copy in host memory if it has space."
+    )
+    best: str | None = runtime_only(
         "loss",
         "Metric that selects the best checkpoint: one of the objective, or TASK/METRIC of validate.tasks; null: none.",
     )
@@ -275,7 +283,7 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    every: Count = free(10, "Steps between two lines of metrics.jsonl.", ge=1)
+    every: Count = runtime_only(10, "Steps between two lines of metrics.jsonl.", ge=1)
 
 
 class Places(dict[tuple[str | int, ...], str]):
@@ -292,15 +300,15 @@ class RunConfig(NamingSection):
 
     registries: ClassVar = {"objective": OBJECTIVES, "callbacks": CALLBACKS, "track": TRACKERS}
     _places: Places = PrivateAttr(default_factory=Places)
-    plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], OneOrMore] = free(
+    plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], OneOrMore] = runtime_only(
         [],
         "Your modules (package.module) that register formats, objectives, optimizers, schedules, trackers, exporters "
         "or callbacks. They are imported and run with all of your permissions.",
     )
-    run: Name = free("", "Folder for everything that this run writes (default: runs/NAME-OF-RUN-FILE).")
+    run: Name = runtime_only("", "Folder for everything that this run writes (default: runs/NAME-OF-RUN-FILE).")
     seed: Seed = Field(default=42, ge=0, description="Random seed of the order, initial weights and dropout.")
     data: DataConfig = Field(default=DataConfig(), description="The text: sources, cleaning, split, blocks.")
-    prepare: PrepareConfig = free(PrepareConfig(), "Where to prepare the text, and with how many processes.")
+    prepare: PrepareConfig = runtime_only(PrepareConfig(), "Where to prepare the text, and with how many processes.")
     tokenizer: TokenizerConfig = Field(
         default=TokenizerConfig(),
         description="Tokenizer: trained or loaded (default: that of model.from, otherwise a trained one).",
@@ -346,9 +354,9 @@ class RunConfig(NamingSection):
         default=CheckpointConfig(), description="When to save checkpoints and which to keep."
     )
     log: LogConfig = Field(default=LogConfig(), description="Interval of logged metrics.")
-    callbacks: list[CallbackName] = free([], "Callbacks of your plugins, by name, to call after every step.")
-    profile: bool = free(False, "Profile a few steps: RUN/profile has a table and a Chrome trace.")
-    track: list[TrackerName] = free(
+    callbacks: list[CallbackName] = runtime_only([], "Callbacks of your plugins, by name, to call after every step.")
+    profile: bool = runtime_only(False, "Profile a few steps: RUN/profile has a table and a Chrome trace.")
+    track: list[TrackerName] = runtime_only(
         ["console", "jsonl"], "Trackers for metrics; all except console and jsonl need an extra."
     )
 

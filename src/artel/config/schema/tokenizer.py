@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from artel.config.schema.base import Name, Section, free
+from artel.config.schema.base import Name, Section, runtime_only
 from artel.config.schema.quantities import Vocabulary
 
 
@@ -34,7 +34,7 @@ class TokenizerConfig(Section):
         description="Train a BPE tokenizer on the training text, over bytes or words (pattern: whitespace).",
     )
     from_: Name | None = Field(default=None, alias="from", description="Folder or hub id of an existing tokenizer.")
-    replace: bool = free(
+    replace: bool = runtime_only(
         False,
         "Train a tokenizer even though model.from has one. The pretrained embeddings belong to other tokens, so they "
         "are lost and must be learned again.",
