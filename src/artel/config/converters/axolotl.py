@@ -173,7 +173,7 @@ TABLE = KeyTable(
         "cosine_min_lr_ratio": "only applies to lr_scheduler: cosine; write train.minimum_learning_rate",
         "cosine_constant_lr_ratio": "for a constant rate at first write train.schedule: wsd and train.decay",
         "lr_div_factor": "warmup starts at 1 / train.warmup of the peak",
-        "jagged_*": "train.schedule has no restarts",
+        "jagged_*": "ReLoRA's restarts are not supported; train.schedule: cosine_with_restarts has plain ones",
         "eta_min": "write train.minimum_learning_rate, a fraction of learning_rate",
         "embedding_lr embedding_lr_scale lr_groups": _ONE_RATE,
         "loss_watchdog_threshold loss_watchdog_patience":
