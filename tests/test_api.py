@@ -77,7 +77,7 @@ def test_the_types_name_what_the_package_has():
 def test_every_public_thing_is_documented():
     for name in ("prepare", "plan", "train", "open"):
         function = getattr(artel, name)
-        assert "Raises InputError" in function.__doc__
+        assert "Raise InputError" in function.__doc__
         parameters = re.findall(r"^    (\w[\w, ]*):", inspect.cleandoc(function.__doc__), re.MULTILINE)
         named = {word for line in parameters for word in line.split(", ")}
         assert set(function.__wrapped__.__code__.co_varnames[: function.__wrapped__.__code__.co_argcount]) <= named
@@ -298,7 +298,7 @@ def test_all_that_is_wrong_is_told_together_with_keys_as_they_are_written():
 
 
 def test_flags_of_the_command_are_arguments_here(trained):
-    with pytest.raises(artel.InputError, match="begin anew with restart"):
+    with pytest.raises(artel.InputError, match="start over with restart"):
         artel.train(trained.folder, {"train.learning_rate": 1})
     with pytest.raises(artel.InputError) as error:
         artel.open("no-such-folder/model").evaluate()
@@ -574,8 +574,8 @@ RING["data"] = RING
         (lambda: artel.train({}, {"train.steps": 2}, steps=3), "steps: is given twice"),
         (lambda: artel.train(tiny(), callbacks=[print], nproc=2), "are objects of this process"),
         (lambda: artel.plan(3), "is an int, which describes no run"),
-        (lambda: artel.open("runs/none", device="gpu"), "is no device"),
-        (lambda: artel.open("runs/none", device="cuda:99"), "there is no cuda:99"),
+        (lambda: artel.open("runs/none", device="gpu"), "is not a device"),
+        (lambda: artel.open("runs/none", device="cuda:99"), "cuda:99 does not exist"),
         (lambda: artel.open("runs/none", device="meta"), "meta is not"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -185,7 +185,7 @@ def test_the_file_of_the_page_can_be_called(tmp_path, page):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "[", "is no JSON"),
+        ("a.json", "[", "is not JSON"),
         ("a.json", "{}", "is not a list of functions"),
         ("a.json", '[{"description": "?"}]', "entry 1 has no name"),
         ("a.py", "x = 1", "has no function"),

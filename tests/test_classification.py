@@ -100,13 +100,13 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
      ([{"text": f"a {number}", "label": f"id-{number}"} for number in range(99)], {},
       "99 different labels: id-0, id-1"),
      (one_label(40), {"checkpoint": {"best": "rmse"}}, "'rmse' is not a metric of what these texts have"),
-     (ROWS["number"](40), {"classification": {"balanced_sampling": True}}, "these texts have a number each"),
+     (ROWS["number"](40), {"classification": {"balanced_sampling": True}}, "these texts have numbers"),
      (one_label(40), {"classification": {"kind": "number", "loss": "focal"}}, "kind: number has none"),
      (one_label(40), {"classification": {"loss": "focal", "smoothing": 0.1}}, "remove one of them"),
      (one_label(40), {"classification": {"labels": [True, False]}}, "write labels in quotes"),
      (one_label(40), {"data": {"block": 6}}, "leaves no room"),
      (one_label(40), {"classification": {"labels": ["x"]}}, "fewer than two labels"),
-     (ROWS["number"](40), {"classification": {"kind": "number", "labels": ["a", "b"]}}, "write kind: single, or multi"),
+     (ROWS["number"](40), {"classification": {"kind": "number", "labels": ["a", "b"]}}, "set kind: single or multi"),
      (one_label(40), {"classification": {"kind": "multi", "labels": []}}, "labels: is empty"),
      (one_label(40), {"data": {"validation": {"fraction": 0.2, "by": "chapter"}}}, "by: chapter needs plain text")],
 )  # fmt: skip
@@ -198,9 +198,9 @@ def test_a_column_of_another_name_can_be_named_on_the_command_line(tmp_path, con
 @pytest.mark.parametrize(
     ("labels", "notes"),
     [
-        (["0", "1", "2", "-1"], ["'-1' is learned as a label"]),  # SNLI: no gold label
+        (["0", "1", "2", "-1"], ["'-1' is used as a label"]),  # SNLI: no gold label
         (["-1", "0", "1"], []),  # a mood
-        (["entailment", "neutral", "-"], ["'-' is learned as a label"]),
+        (["entailment", "neutral", "-"], ["'-' is used as a label"]),
         (["Good", "good", "bad", "BAD"], ["'BAD' and 'bad', 'Good' and 'good' are learned as different labels"]),
     ],
 )
@@ -218,7 +218,7 @@ def test_what_makes_figures_worth_little_is_told(tmp_path):
     dropped = "25 of 65 documents are dropped, since they have more than 200 tokens"
     few = "validation has 5 documents, too few for meaningful metrics: write a larger data.validation"
     assert set(notes) == {few, f"{dropped}: set a larger data.block, or use shorter texts"}
-    assert Language("ru").phrase(few).endswith("увеличьте data.validation")
+    assert Language("ru").phrase(next(note for note in notes if note == few)).endswith("увеличьте data.validation")
     enough = {"block": 200, "validation": 0.2}
     assert prepared(tmp_path / "enough.yaml", one_label(90), classification=section, data=enough).notes() == []
 

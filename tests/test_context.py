@@ -263,8 +263,8 @@ def test_auto_chooses_what_sends_less(config, size, requested, chosen):
         (GEMMA3, 2, "ring", 32, {}, ["a window of 5 tokens"]),
         (LLAMA, 2, "ring", 32, {"documents": True}, ["no masks to keep documents apart"]),
         (RobertaConfig(**SMALL), 2, "ring", 32, {}, ["dropout in its attention"]),
-        (LLAMA, 2, "gather", 32, {"objective": "span_qa"}, ["span_qa is of whole samples"]),
-        (BloomConfig(n_layer=1, hidden_size=48, n_head=4, vocab_size=120), 2, "auto", 32, {}, ["attention of its own"]),
+        (LLAMA, 2, "gather", 32, {"objective": "span_qa"}, ["span_qa is computed on full samples"]),
+        (BloomConfig(n_layer=1, hidden_size=48, n_head=4, vocab_size=120), 2, "auto", 32, {}, ["its own attention"]),
         (MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=120), 2, "auto", 32, {},
          ["more than attention looks at other tokens"]),
         (Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]), 2, "auto", 32, {}, ["lfm2 has conv"]),
@@ -305,7 +305,7 @@ def test_a_model_that_sees_tokens_by_another_way_is_found_out(how):
         model.model.register_forward_pre_hook(
             lambda _, args, given: (args, given | {"position_ids": None}), with_kwargs=True
         )
-    with pytest.raises(InputError, match=r"parallel\.context.*llama looks at other tokens"):
+    with pytest.raises(InputError, match=r"parallel\.context.*llama mixes tokens"):
         check_context(model)
 
 

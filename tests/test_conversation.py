@@ -110,7 +110,7 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
     assert any("tokens: the context has 120" in note for note in notes)
     before = talk.messages
-    with pytest.raises(InputError, match="the model takes 120"):
+    with pytest.raises(InputError, match="the model accepts 120"):
         talk.answer("a " * 200)
     assert talk.messages == before
 
@@ -158,7 +158,7 @@ def test_load_goes_on_with_what_save_wrote(with_marks, tmp_path):
     wrong = {
         "": "has 0 lines",
         "[1]": "not one conversation",
-        "{": "no JSON",
+        "{": "not JSON",
         '{"messages": [{"role": "user"}]}': "no messages with role and content",
         '{"messages": []}': "do not alternate",
         json.dumps({"messages": as_messages([("user", "a")])}): "do not alternate",

@@ -203,5 +203,5 @@ def test_a_checkpoint_with_more_than_plain_data_is_refused(tmp_path):
     torch.save({"module": {}, "client": Anything()}, tmp_path / "mp_rank_00_model_states.pt")
     with pytest.raises(InputError, match=r"holds a .*Anything"):
         read_zero_checkpoint(tmp_path)
-    with pytest.raises(InputError, match="no checkpoint of DeepSpeed's"):
+    with pytest.raises(InputError, match="is not a DeepSpeed checkpoint"):
         read_zero_checkpoint(tmp_path / "elsewhere")

@@ -270,7 +270,7 @@ def test_another_tokenizer_is_refused_with_what_differs(tmp_path):
     assert "tokenizer.from: the student's tokenizer is not the teacher's: the teacher lacks" in done.stderr
     assert "artel generate TEACHER --prompts FILE writes them" in done.stderr
     done = refused("config", "check", run, "tokenizer.train.vocab=300")
-    assert "tokenizer.train: a tokenizer trained anew has other tokens than the teacher" in done.stderr
+    assert "tokenizer.train: a newly trained tokenizer has a different vocabulary" in done.stderr
     same = load_tokenizer(str(tmp_path / "teacher"))
     same.save(tmp_path / "same")
     succeed("config", "check", run, f"tokenizer.from={tmp_path / 'same'}")

@@ -316,7 +316,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [(["distill.top_k=null"], "distill.top_k: null asks the teacher while the student trains"),
+    [(["distill.top_k=null"], "distill.top_k: null runs the teacher in training"),
      (["distill.hidden.loss=mse"], "distill.hidden: hidden states of other tokens cannot be compared"),
      (["distill.on=masked", "distill.top_k=null"], "distill.on: masked hides the student's tokens"),
      (["tokenizer.train.pattern=whitespace"], "tokenizer.train.pattern: whitespace makes tokens that do not join")],
@@ -335,7 +335,7 @@ def test_a_teacher_whose_tokens_do_not_join_to_the_text_is_refused(tmp_path):
     backend.train_from_iterator([ENGLISH + RUSSIAN], trainer)
     fast(backend, decoders.WordPiece()).save(tmp_path / "teacher")
     done = refused("config", "check", run)
-    assert "distill.teacher: its tokens do not join to the text that they stand for" in done.stderr
+    assert "distill.teacher: its tokens cannot be joined back to their text" in done.stderr
 
 
 def test_a_teacher_that_shares_no_token_is_refused():

@@ -59,7 +59,7 @@ def test_labels_that_a_model_does_not_have_are_told_once(tmp_path):
         artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"})
     (problem,) = refused.value.problems
     assert problem.where == str(rows)
-    assert problem.what == "this model knows PER, LOC; the data have Org, Person"
+    assert problem.what == "this model has the labels PER, LOC, but the data have Org, Person"
 
 
 def test_a_run_file_is_evaluated_by_the_labels_of_the_model_in_their_order(tmp_path):

@@ -170,9 +170,9 @@ def test_a_run_adapts_experts_and_exports_them(tmp_path):
 @pytest.mark.parametrize(
     ("lora", "where", "what"),
     [
-        ({"dropout": 0.1}, "model.lora.dropout", "no dropout"),
-        ({"dora": True}, "model.lora.dora", "no magnitude"),
-        ({"target": ["auto", "q_proj"]}, "model.lora.target", "stands beside auto"),
+        ({"dropout": 0.1}, "model.lora.dropout", "dropout"),
+        ({"dora": True}, "model.lora.dora", "DoRA"),
+        ({"target": ["auto", "q_proj"]}, "model.lora.target", "already part of auto"),
         ({"target": ["expert"]}, "model.lora.target", "gate_up_proj, down_proj"),
     ],
 )
@@ -187,5 +187,5 @@ def test_what_experts_cannot_have_is_refused(lora, where, what):
 def test_adapted_experts_are_not_shared_out():
     model = model_of("qwen3_moe")
     adapt(model)
-    assert "cannot be shared out" in expert_problems(model, 2)[0].what
+    assert "cannot be sharded" in expert_problems(model, 2)[0].what
     assert "cannot be split" in tensor_problems(model, 2, sequence=False)[0].what

@@ -303,9 +303,9 @@ def _state_of(tokenizer):
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"normalizer": {"type": "NFC"}}, "changes texts"), ({"model": {"type": "WordPiece"}}, "no byte-level BPE"),
+    [({"normalizer": {"type": "NFC"}}, "changes texts"), ({"model": {"type": "WordPiece"}}, "not byte-level BPE"),
      ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "changes texts"),
-     ({"pre_tokenizer": None}, "no byte-level BPE"),
+     ({"pre_tokenizer": None}, "not byte-level BPE"),
      ({"added_tokens": [{"content": "x", "special": False}]}, "not special"),
      ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
          {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated", "invert": False},

@@ -102,7 +102,7 @@ def test_of_long_texts_without_a_usable_record_the_first_thousand_are_read(tmp_p
 def test_texts_elsewhere_are_left_to_prepare(tmp_path):
     source = {"path": "http://localhost:1/a.jsonl", "format": "chat"}
     run = chat_run(tmp_path, [question(1)], sources=[source])
-    assert check_records(run) == ["records were not read: artel prepare fetches and reads them"]
+    assert check_records(run) == ["remote sources are not checked yet: artel prepare fetches and reads them"]
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_a_torn_file_is_gone_on_with(plain, generate):
     lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
     Path("out.jsonl").write_bytes(b"".join([lines[0], b"\n", *lines[1:]]))
     status, _, said = generate(*options, "out.jsonl")
-    assert (status, "out.jsonl:2: is no result" in said) == (2, True)
+    assert (status, "out.jsonl:2: is not a result" in said) == (2, True)
     assert Path("out.jsonl").read_bytes().count(b"\n") == 14
 
 

@@ -103,7 +103,7 @@ def test_what_is_held_out_is_as_if_the_larger_share_had_been_asked_for(tmp_path)
     made = prepare(run_of(tmp_path, data={**data, "store": str(tmp_path / "one")}, **sections))
     assert sum("catches none of the 12 documents" in line for line in news) == 1
     first, second = (place for place, line in enumerate(news) if line == "turning text into tokens")
-    assert any("and the text is read again" in line for line in news[first:second])
+    assert any("reading the text again" in line for line in news[first:second])
     assert made.ledger()["parts"]["validation"]["documents"] == 1
     (lowest,) = smallest(none, 0.05)
     share = (split_hash(lowest) + 2**40) / 2**64
@@ -137,7 +137,7 @@ def test_conversations_and_groups(tmp_path):
     prepared = prepare(run_of(tmp_path, **CHAT, data={"sources": [source], "validation": 0.05, "block": 128}))
     assert prepared.open().validation.samples == 4
     same = [{"messages": [message("user", "who?"), message("assistant", f"me {number}")]} for number in range(9)]
-    for rows, what in ((same, "9 documents are all of one group"), (same[:1], "there is one document")):
+    for rows, what in ((same, "9 documents are all of one group"), (same[:1], "the only document")):
         source = {"path": str(rows_of(tmp_path, rows, "same.jsonl")), "format": "chat"}
         share = 0.05 if not is_held_out(split_hash("who?"), 0.05) else split_hash("who?") / 2**65
         with pytest.raises(InputError) as refused:

@@ -138,7 +138,7 @@ def test_without_a_terminal_each_missing_flag_is_named(count):
     for missing in itertools.combinations(flags, count):
         given = [word for flag, value in flags.items() if flag not in missing for word in (flag, value)]
         result = refused("new", "run.yaml", *given)
-        assert all((flag in result.stderr.partition("give all")[0]) == (flag in missing) for flag in flags)
+        assert all((flag in result.stderr.partition("use all")[0]) == (flag in missing) for flag in flags)
         assert not Path("run.yaml").exists()
 
 

@@ -181,6 +181,6 @@ def test_a_model_that_cannot_keep_documents_apart_is_refused_before_any_text_is_
     run = write_run(tmp_path / "run.yaml", data={"packing": "best_fit"}, model={"config": {"model_type": "rwkv"}})
     done = refused("train", run)
     assert "data.document_mask" in done.stderr
-    assert "write data.document_mask: false" in done.stderr
+    assert "set data.document_mask: false" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "stores").exists()

@@ -292,15 +292,15 @@ def test_four_processes_find_what_one_finds():
     ("config", "processes", "schedule", "messages"),
     [
         (GPT2, 4, "1f1b", []),
-        (GPT2, 5, "1f1b", ["gpt2 has 4 layers, fewer than the 5 stages of 5 processes", "write 4 or less"]),
-        (GPT2, 3, "interleaved", ["fewer than the 6 stages", "write 2 or less; or parallel.schedule: 1f1b"]),
+        (GPT2, 5, "1f1b", ["gpt2 has 4 layers, fewer than the 5 stages of 5 processes", "use at most 4"]),
+        (GPT2, 3, "interleaved", ["fewer than the 6 stages", "use at most 2; or parallel.schedule: 1f1b"]),
         (MPNET, 2, "interleaved", ["mpnet", "relative_attention_bias", "write 1f1b"]),
         (AlbertConfig(**SIZES), 2, "1f1b", ["albert cannot be cut into stages: its layers are not in one list"]),
         (
             BartConfig(d_model=32, encoder_layers=2, decoder_layers=2),
             2,
             "1f1b",
-            ["an encoder and a decoder", "write 1"],
+            ["an encoder and a decoder", "set 1"],
         ),
         (OPTConfig(**SIZES, layerdrop=0.1), 2, "1f1b", ["layerdrop"]),
         (

@@ -128,7 +128,7 @@ def test_what_train_refuses_later_is_said_before(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "metrics.jsonl").write_text("{}")
     for wrong, says in [
-        ({"run": "mine"}, r"metrics\.jsonl: is there, and artel did not make it"),
+        ({"run": "mine"}, r"metrics\.jsonl: exists but is not from artel"),
         *(({"model": {"config": None, "from": name}, "tokenizer": {"train": None}}, r"model\.from")
           for name in ("my model", "my--model", "модель")),
     ]:  # fmt: skip

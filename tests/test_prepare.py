@@ -276,7 +276,7 @@ def test_ctrl_c_says_what_a_preparation_keeps():
         return note
 
     assert "the same command starts over with it" in prepare_until("training the tokenizer")
-    assert "finished parts of the text are kept" in prepare_until("turning text into tokens")
+    assert "finished shards of the text are kept" in prepare_until("turning text into tokens")
     assert told.count("training the tokenizer") == 2  # it was not finished the first time
     prepare(run)
     assert told.count("training the tokenizer") == 2

@@ -124,5 +124,5 @@ def test_split_matrices_are_refused_before_text_is_read(kind, base, tmp_path):
 def test_dora_over_int8_shards_is_refused_before_text_is_read(base, tmp_path):
     file = str(quantized(tmp_path / "run.yaml", base, "int8", 4))
     check_layout(load_run(file, {"model.lora.dora": True}), CAUSAL, 2, 2)
-    with pytest.raises(InputError, match=r"model\.lora\.dora: true over int8 weights"):
+    with pytest.raises(InputError, match=r"model\.lora\.dora: true with sharded int8 weights"):
         check_layout(load_run(file, {"parallel.data": "fsdp", "model.lora.dora": True}), CAUSAL, 2, 2)

@@ -266,7 +266,7 @@ def test_a_store_without_anything_else_to_draw_is_refused(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "rerank")
     rows = [{"query": f"Where is it in {number}?", "positive": "It is here."} for number in range(40)]
     source = written(tmp_path / "same.jsonl", rows, "matches")
-    with pytest.raises(artel.InputError, match="no other document that could be one"):
+    with pytest.raises(artel.InputError, match="no other documents to draw them from"):
         artel.train(run, {"data.sources": [source], "tokenizer.train.vocab": 270})
 
 

@@ -82,7 +82,7 @@ def test_a_folder_with_what_artel_did_not_make_is_refused_and_stays(artel):
         status, said = artel(words[0], "config.yaml", *words[1:])
         assert status == 2
         for name in ("model", "checkpoints", "tensorboard", "metrics.jsonl", "config.yaml", ".lock"):
-            assert f"artel: {name}: is there, and artel did not make it" in said
+            assert f"artel: {name}: exists but is not from artel" in said
         assert "choose another folder (run=…)" in said
         assert contents(Path()) == before
 

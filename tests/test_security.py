@@ -88,7 +88,7 @@ def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
     sums = json.loads((path / "checksums.json").read_text())
     (path / "checksums.json").write_text(json.dumps({**sums, name: checksum(target)}))
     shutil.rmtree(tmp_path / "step-000000001")
-    with pytest.raises(InputError, match="which is no file of it"):
+    with pytest.raises(InputError, match="which it does not contain"):
         load_checkpoint(tmp_path, checkpoint_items(SimpleNamespace(saves_collectively=False)))
 
 
@@ -102,7 +102,7 @@ def test_weights_lie_beside_their_configuration(folder, tokenizer, place):
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     else:
         change(folder, transformers_weights="../outside.safetensors")
-    with pytest.raises(InputError, match="no file beside"):
+    with pytest.raises(InputError, match="not a file next to"):
         check_model(ModelConfig.model_validate({"from": str(folder)}), "AutoModelForCausalLM")
 
 
@@ -276,7 +276,7 @@ def test_secrets_in_addresses_are_written_nowhere(guarded, tmp_path, monkeypatch
     assert hidden in json.loads((tmp_path / "run" / "ledger.json").read_text())["sets"]
     overrides = [f"data.sources.0.path={addresses[1]}"]
     assert not result_differences(before, load_run(str(tmp_path / "run"), Overrides.parse(overrides)))
-    with pytest.raises(InputError, match="its secret was not written down"):
+    with pytest.raises(InputError, match="its secret was not saved"):
         fetch(hidden, tmp_path / "other")
 
 

@@ -172,7 +172,7 @@ def test_a_tokenizer_and_a_model_of_unequal_sizes(tmp_path, more):
             assert json.loads(made)["a"] in ("x", "y")
         response = client.post("/v1/chat/completions", json=QUESTION | {"logit_bias": {str(known): 1}})
         assert error_of(response) == (400, "logit_bias", None)
-        assert f"write 0 to {known - 1}" in response.json()["error"]["message"]
+        assert f"use 0 to {known - 1}" in response.json()["error"]["message"]
 
 
 @pytest.mark.slow

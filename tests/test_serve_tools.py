@@ -92,11 +92,11 @@ def test_arguments_may_hold_the_marks_of_the_form():
         ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "f: a: a pattern"),
         ({"properties": {"a b": {}}}, "'a b'"),
         ({"anyOf": []}, "'anyOf'"),
-        ({"properties": ["a"]}, "no object"),
-        ({"properties": None}, "no object"),
-        ({"required": 5}, "no list of names"),
-        ({"required": [1]}, "no list of names"),
-        ({"properties": {"a": {"type": "string", "enum": 1}}}, "no list"),
+        ({"properties": ["a"]}, "properties must be an object"),
+        ({"properties": None}, "properties must be an object"),
+        ({"required": 5}, "required must be an array"),
+        ({"required": [1]}, "required must be an array"),
+        ({"properties": {"a": {"type": "string", "enum": 1}}}, "enum must be an array"),
     ],
 )
 def test_what_tags_have_no_place_for_is_refused(parameters, what):

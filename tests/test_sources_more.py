@@ -82,9 +82,9 @@ def test_a_text_that_is_too_large_is_told_with_its_row(tmp_path):
 )
 def test_a_wrong_column_is_told_before_reading_and_at_reading(tmp_path, columns, field, said):
     file = parquet(tmp_path / "a.parquet", columns)
-    with pytest.raises(InputError, match=rf"data\.sources\.0\.field: .*a\.parquet {said}\n.*field: NAME"):
+    with pytest.raises(InputError, match=rf"data\.sources\.0\.field: .*a\.parquet {said}\n.*field:"):
         checked(file, field=field)
-    with pytest.raises(InputError, match=rf"a\.parquet: {said}\n.*field: NAME"):
+    with pytest.raises(InputError, match=rf"a\.parquet: {said}\n.*field:"):
         items(file, field=field)
 
 

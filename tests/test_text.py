@@ -115,7 +115,7 @@ def test_a_book_of_project_gutenberg_is_read_without_its_licence(tmp_path, mark)
     [
         ('{"id": "7", "text": "a"}\n{"id": "9", "text": "b"}\n', {}, ".format: {} holds JSON lines, not text"),
         ('<?xml version="1.0"?>\n<posts><row Body="a" /></posts>', {}, ".format: {} holds XML, not text"),
-        ("one\rtwo\r", {"document": "line"}, ".path: {} ends its lines with carriage returns alone"),
+        ("one\rtwo\r", {"document": "line"}, ".path: {} has carriage returns as line ends"),
     ],
 )
 def test_files_that_are_not_the_text_they_seem_are_refused(tmp_path, content, source, problem):

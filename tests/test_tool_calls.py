@@ -206,17 +206,17 @@ def test_nulls_in_arguments_of_parquet_stay_in_json_alone(tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason", "said"),
     [
-        (changed(*FUNCTION, "arguments", to="{city: Омск}"), "bad_arguments", "message 2: the arguments of .* no JSON"),
+        (changed(*FUNCTION, "arguments", to="{city: Омск}"), "bad_arguments", "message 2: the arguments of .* not JSON"),
         (changed(*FUNCTION, "arguments", to="[1]"), "bad_arguments", r"are \[1\]; write"),
-        (changed(*FUNCTION, "name", to=3), "bad_tool_call", "message 2: .*no call of a tool; write"),
-        (changed(*FUNCTION[:3], to="get_weather()"), "bad_tool_call", "is no JSON"),
+        (changed(*FUNCTION, "name", to=3), "bad_tool_call", "message 2: .*not a tool call; write"),
+        (changed(*FUNCTION[:3], to="get_weather()"), "bad_tool_call", "is not JSON"),
         (changed(*FUNCTION, "name", to="get_wether"), "unknown_tool", r"calls 'get_wether', .*\(get_weather\);"),
         (changed("messages", 2, "tool_call_id", to="call_2"), "no_call", "'call_2', which does not exist"),
         (changed("messages", 1, to={"role": "user", "content": "?"}), "no_call", "message 2 is a tool result"),
         (changed("messages", 2, to={"role": "assistant", "content": "-4"}), "no_result", "message 3 continues after"),
         (changed("messages", 2, "role", to="narrator"), "unknown_role", "narrator"),
-        (changed("tools", to="[{"), "bad_tools", "tools are no JSON"),
-        (changed("tools", to=[{"title": "x"}]), "bad_tools", r"tools\[0\] is .*no function"),
+        (changed("tools", to="[{"), "bad_tools", "tools are not JSON"),
+        (changed("tools", to=[{"title": "x"}]), "bad_tools", r"tools\[0\] is .*not a function"),
         (changed("messages", 3, "content", to="<tool_call>get it</tool_call>"), "bad_tool_call", "message 4 has"),
     ],
 )  # fmt: skip
@@ -338,7 +338,7 @@ def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
 def test_a_template_without_tools_is_refused_once_by_name(tokenizer, tmp_path):
     chat = objective(tokenizer, tmp_path, LLAMA_3)
     plain = {"messages": messages(("user", "a"), ("assistant", "b"))}
-    with pytest.raises(InputError, match=r"chat\.template: .* no calls of tools, and a\.jsonl:2 has them") as error:
+    with pytest.raises(InputError, match=r"chat\.template: .* no calls of tools, but a\.jsonl:2 has them") as error:
         list(chat.samples(documents_of(tmp_path, plain, ROWS["openai"], ROWS["hermes"])))
     assert "chatml" in error.value.problems[0].fix
     no_results = TOOLS_AS_TEXT.replace("'<result>' + message.content", "''")

@@ -69,7 +69,7 @@ def texts(*lines):
          "BPE with unknown", "BPE that leaves out"],
 )  # fmt: skip
 def test_texts_that_become_equal_are_refused(tokenizer, lines, equal):
-    with pytest.raises(InputError, match=rf"^tokenizer\.from: .* {equal} of {equal} documents become the") as error:
+    with pytest.raises(InputError, match=rf"^tokenizer\.from: .* {equal} of {equal} documents get the") as error:
         prepared(tokenizer(), texts(*lines))
     assert any(repr(character) in str(error.value) for character in "".join(lines))
 
@@ -79,7 +79,7 @@ def test_texts_of_several_sources_are_compared():
     for word in GEORGIAN:
         Path(f"{word}.txt").write_text(word)
         sources.append({"path": f"{word}.txt"})
-    with pytest.raises(InputError, match="8 of 8 documents become the same"):
+    with pytest.raises(InputError, match="8 of 8 documents get the same"):
         prepared_of(bert(), sources)
 
 

@@ -251,7 +251,7 @@ def test_the_folder_it_came_from_is_needed_to_the_end(folders, tmp_path):
         if run.step == 3:
             shutil.rmtree(folder)
 
-    refused(lambda: api.train(run, callbacks=[take_away]), "original", "put it back")
+    refused(lambda: api.train(run, callbacks=[take_away]), "original", "restore it")
     refused(lambda: trained(run), "original")
     shutil.copytree(folders["llava"], folder)
     api.train(run)

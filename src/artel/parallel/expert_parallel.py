@@ -36,7 +36,7 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     """Return the reasons why experts cannot be sharded over `size` processes. The model may be on the meta device."""
     kind, layers = model.config.model_type, experts_of(model)
     if not layers:
-        what = f"{kind} does not store the experts of a layer in one tensor"
+        what = f"{kind} has no experts that are stored in one tensor per layer"
         return [Problem(_KEY, what, f"set {_KEY}: 1, or use a mixture of experts (qwen3_moe, mixtral, …)")]
     if adapted_experts(model):
         what = "model.lora.target names experts, whose adapters cannot be sharded"

@@ -243,7 +243,7 @@ class Turns:
         except Unfit:
             return
         if marked[-1].content not in prompt:
-            raise Unfit("the chat template omits the content of the assistant says")
+            raise Unfit("the chat template omits what the assistant says")
 
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """Return the length of the generation prompt within the text before an assistant's content."""
@@ -365,7 +365,7 @@ def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
     with_content = [slot.message for slot in slots if slot.kind == "c"]
     missing = [message.role for number, message in enumerate(marked) if message.content and number not in with_content]
     if missing:
-        raise Unfit(f"the chat template omits the content of the {missing[0]} says")
+        raise Unfit(f"the chat template omits what the {missing[0]} says")
     called = Counter(slot.message for slot in slots if slot.kind == "a")
     if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
         raise Unfit("the chat template leaves out calls of tools, or repeats them")
