@@ -269,16 +269,16 @@ class ChatSession:
 
     def _prompt(self, exchange: Exchange, before: list[Exchange]) -> list[int]:
         """Return the prompt's ids, with as many of the last exchanges as leave room for an answer. Raise InputError."""
-        history = from_a_message(before[-self.settings.history :] if self.settings.history else [])
+        history = start_at_message(before[-self.settings.history :] if self.settings.history else [])
         if exchange.results and not history:  # results belong to the message that led to the calls
-            history = from_a_message(before, last=True)
+            history = start_at_message(before, last=True)
         ids = self._ids([*history, exchange])
         if self._window is None:
             return ids
         # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
         room = max(self._window - self.settings.new_tokens, self._window // 2)
         available = len(history)
-        while len(ids) > room and (shorter := from_a_message(history[1:])) != history:
+        while len(ids) > room and (shorter := start_at_message(history[1:])) != history:
             if exchange.results and not shorter:
                 break
             history = shorter
@@ -360,7 +360,7 @@ class Exchange:
     """Instead of a message: the results of the previous answer's calls, in their order."""
 
 
-def from_a_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
+def start_at_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
     """Return the exchanges from the first (or `last`) that begins with a message, not with results."""
     starts = [number for number, exchange in enumerate(exchanges) if not exchange.results]
     return exchanges[starts[-1 if last else 0] :] if starts else []

@@ -92,7 +92,7 @@ def exchange_problems(run: RunConfig) -> list[Problem]:
     return problems
 
 
-def check_beginning(run: RunConfig, folder: Path) -> None:
+def check_deepspeed_checkpoint(run: RunConfig, folder: Path) -> None:
     """Raise InputError if `folder` has no checkpoint, or `run` cannot continue from one. Read no tensors."""
     problems = exchange_problems(run)
     try:
@@ -103,7 +103,7 @@ def check_beginning(run: RunConfig, folder: Path) -> None:
         raise InputError(problems)
 
 
-def begin_run(run: RunConfig, prepared: Prepared, folder: Path) -> None:
+def write_first_checkpoint(run: RunConfig, prepared: Prepared, folder: Path) -> None:
     """Write the first checkpoint of `run` with the weights, averages and step of DeepSpeed's checkpoint in `folder`.
 
     Raise InputError for missing files, weights of another model, a checkpoint without Adam's averages, and a run that

@@ -11,7 +11,7 @@ from typing import Any
 
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
 from artel.errors import InputError
-from artel.inference.batch.answers import write_beginnings
+from artel.inference.batch.answers import continue_prompts
 from artel.inference.open import OpenedModel, open_untrained
 from artel.messages import logger
 from artel.models.device import pick_precision
@@ -239,7 +239,7 @@ def _evaluate_texts(
     def write(beginnings: list[GenerationPrompt]) -> list[str]:
         news = ProgressMessages(f"{opened.name} writes:")
         texts = []
-        for written in write_beginnings(opened, beginnings, sampling):
+        for written in continue_prompts(opened, beginnings, sampling):
             texts.append(written.text)
             news(len(texts) / len(beginnings))
         return texts

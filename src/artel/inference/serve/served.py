@@ -57,7 +57,7 @@ class ServedModel:
         engine = make_engine(opened.model, opened.tokenizer, requests, self.context, share_prefixes=not adapters)
         if adapters:
             self._turns = AdapterTurns(engine, opened.model)
-            engine = self._turns.of(None)
+            engine = self._turns.engine_for(None)
         self.engine = engine
 
     def with_adapter(self, opened: OpenedModel, name: str) -> ServedModel:
@@ -66,7 +66,7 @@ class ServedModel:
         served = copy(self)
         served.opened, served.name, served._logged = opened, name, set()
         served._read_ends()
-        served.engine = self._turns.of(name)
+        served.engine = self._turns.engine_for(name)
         return served
 
     def _read_ends(self) -> None:
