@@ -90,7 +90,7 @@ def test_an_answer_that_is_cut_off_names_what_was_too_short(tmp_path):
     talk = talk_with(never_ending(tmp_path / "short", 120), new_tokens=200, temperature=0.0)
     said(talk.answer("Hi"))
     assert notes[-1].startswith("cut off after ")
-    assert notes[-1].endswith("tokens (the model's 120 positions hold the prompt and the answer)")
+    assert notes[-1].endswith("tokens (prompt and answer fill the model's 120 positions)")
     talk.settings = replace(talk.settings, new_tokens=5)
     said(talk.answer("Hi"))
     assert notes[-1] == "cut off after 5 tokens (setting new_tokens)"
@@ -208,9 +208,9 @@ def test_settings():
         ("colour", "1"): "settings are: history",
         ("top_k", "many"): "'many' is not a number",
         ("history", "1.5"): "not a whole number",
-        ("top_p", "1.5"): "it goes from 0 to 1",
+        ("top_p", "1.5"): "use 0 to 1",
         ("temperature", "1e999"): "too large",
-        ("new_tokens", "0"): "it goes from 1 to 100,000,000",
+        ("new_tokens", "0"): "use 1 to 100,000,000",
     }
     for (name, value), message in wrong.items():
         with pytest.raises(InputError) as error:

@@ -131,7 +131,7 @@ def test_documents_that_are_judged_and_missing_are_never_found_and_told(tmp_path
     said = logged()
     empty = beir(tmp_path / "empty", documents=DOCUMENTS | {"without": " "}, judged={"q0": {"d0": 1}})
     assert len(read_beir(empty).documents) == 30
-    assert "1 documents without words are left out" in said.pop()
+    assert "1 documents without words are skipped" in said.pop()
     judged = {"q0": {"d0": 1, "gone": 1}, "q1": {"d1": 0}}
     corpus = read_beir(beir(tmp_path / "numbers", judged=judged, split="dev"))
     assert corpus.judged == [{0: 1.0, 30: 1.0}]
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_corpus_and_a_model_without_vectors(models, tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"has no corpus.jsonl, queries.jsonl, qrels/test.tsv"):
         read_beir(tmp_path / "empty")
-    with pytest.raises(InputError, match="gives texts no vectors"):
+    with pytest.raises(InputError, match="does not embed texts"):
         evaluate_on_corpus(open_model(str(models["rerank"])), str(tmp_path / "empty"), None)
 
 

@@ -257,7 +257,7 @@ def test_what_a_user_wrote_into_the_model_is_left_out_but_a_card_is_taken(run):
     (run / "model" / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n")
     told = logged()
     artel.push(run, "me/novel", dry_run="out")
-    assert "left out, since artel did not write it: notes.txt" in told
+    assert "not uploaded, since artel did not write it: notes.txt" in told
     assert not Path("out/notes.txt").exists()
     assert Path("out/README.md").read_text() == "---\nlicense: mit\n---\n\n# Mine\n"
 

@@ -81,7 +81,7 @@ def _find_tasks(names: Sequence[str]) -> list[Any]:
 
 
 def task_metrics(opened: OpenedModel, task: Any) -> dict[str, Any]:
-    """Return MTEB's metrics of a model on a task (an `mteb.AbsTask`). Raise InputError for missing data or a wrong type."""
+    """Return MTEB's metrics of a model on a task (an `mteb.AbsTask`). Raise InputError without its data."""
     import mteb
 
     name = task.metadata.name
