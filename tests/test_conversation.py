@@ -110,7 +110,7 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
     assert any("tokens: the context has 120" in note for note in notes)
     before = talk.messages
-    with pytest.raises(InputError, match="the model takes 120"):
+    with pytest.raises(InputError, match="the model supports 120"):
         talk.answer("a " * 200)
     assert talk.messages == before
 

@@ -220,7 +220,7 @@ def test_what_cannot_be_held_is_refused(client, changes, param, what):
 def test_strict_that_cannot_be_kept_leaves_calls_free_and_is_said_once(client, capsys):
     for _ in range(2):
         assert client.chat.completions.create(**QUESTION | {"tools": UNKEPT, "max_tokens": 4}).choices[0]
-    assert capsys.readouterr().err.count("tiny: strict is not kept: the schema cannot be used") == 1
+    assert capsys.readouterr().err.count("tiny: strict is ignored: the schema cannot be used") == 1
 
 
 @pytest.mark.parametrize(("family", "why"), [("gemma4", "cannot be forced"), ("llama3", "without a mark")])
@@ -233,7 +233,7 @@ def test_a_model_whose_calls_cannot_be_held(tmp_path, capsys, family, why):
             response = client.post("/v1/chat/completions", json=QUESTION | changes | {"max_tokens": 4})
             assert response.status_code == 200, response.text
         assert int(response.json()["choices"][0]["message"]["content"]) <= 9
-        assert capsys.readouterr().err.count("tiny: strict is not kept") == 1
+        assert capsys.readouterr().err.count("tiny: strict is ignored") == 1
         changes = {"tools": [tool("get")], "tool_choice": allowed("auto", "get")}
         error = client.post("/v1/chat/completions", json=QUESTION | changes).json()["error"]
     assert error["param"] == "tool_choice"

@@ -199,7 +199,7 @@ def test_a_template_whose_calls_cannot_be_forced_is_refused_by_name(tmp_path):
     with client_for(tmp_path, FAMILIES["gemma4"].tokenizer()) as client:
         response = client.post("/v1/chat/completions", json=QUESTION | {"tool_choice": "required"})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice"), response.text
-        assert "write auto or none" in response.json()["error"]["message"]
+        assert "use auto or none" in response.json()["error"]["message"]
 
 
 def test_tools_for_a_template_that_takes_none_are_refused_with_a_way_out(tmp_path):
