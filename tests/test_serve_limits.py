@@ -96,8 +96,8 @@ def test_a_wrong_value_is_said_in_plain_words_with_its_place(client, changes, sa
         ({"tools": [{"type": "web_search"}]},
          "tools: is not supported at /v1/responses; remove it, or use /v1/chat/completions"),
         ({"previous_response_id": "resp_1", "background": True},
-         "previous_response_id: is not supported at /v1/responses; this server stores nothing: send the earlier messages "
-         "in input; background: is not supported at /v1/responses; remove it"),
+         "previous_response_id: is not supported at /v1/responses; this server stores nothing: send the earlier "
+         "messages in input; background: is not supported at /v1/responses; remove it"),
         ({"input": [{"type": "function_call", "role": "user", "content": "x"}]},
          "input.0.type: is unknown; write 'message'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "text": "x"}]}]},

@@ -25,9 +25,11 @@ THOUGHT = "<think>I weigh it.</think> Сейчас: "
 class Answer:
     """An answer under a grammar: what is put into it, and random logits for the rest."""
 
-    def __init__(self, family, tools, *, several=True, answer=None):
+    def __init__(self, family, tools, *, parallel_calls=True, answer=None):
         self.tokenizer, self.end, form = form_of(family)
-        grammar = optional_calls_grammar(form, tools, self.tokenizer, self.end.ids, several=several, answer=answer)
+        grammar = optional_calls_grammar(
+            form, tools, self.tokenizer, self.end.ids, parallel_calls=parallel_calls, answer=answer
+        )
         self.matcher = Grammars(self.tokenizer, self.end.ids).lark_matcher(grammar, "tools")()
         self.mark = form.mark
         self._stream = TextStream(self.tokenizer, [], (), special_tokens=True)
@@ -64,7 +66,7 @@ class Answer:
 
     @property
     def calls(self):
-        return merge_deltas(self._reader.take())
+        return merge_deltas(self._reader.take_deltas())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from artel.errors import WorkError
 from artel.host import usable_cores
 from artel.messages import logger
 from artel.parallel import local_device
-from artel.planning.rates import Points, Rates, about_here, save_rates
+from artel.planning.rates import Points, Rates, measurement_identity, save_rates
 
 _EXCHANGED = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and scattered"}
 _TIMEOUT_SECONDS = 1200  # on a busy host imports alone may take a minute
@@ -59,7 +59,7 @@ def measure_hardware() -> Measurement:
     """
     start = time.monotonic()
     device = local_device()
-    about = about_here(device)
+    about = measurement_identity(device)
     rates = []
     most_processes = torch.cuda.device_count() if device.type == "cuda" else 2
     for count in (1, most_processes) if most_processes > 1 else (1,):
