@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import artel
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.reports.model_card.markdown import without_place
+from artel.reports.model_card.markdown import hide_paths
 from artel.training import RunFolder
 from support.messages import logged
 from support.objectives import objective_run
@@ -135,7 +135,7 @@ def test_no_secret_and_no_place_of_the_machine_is_in_the_folder(run, texts):
     ],
 )
 def test_where_a_file_lies_on_the_machine_is_not_shown(written, shown):
-    assert without_place({"path": [written], "weight": 2}) == {"path": [shown], "weight": 2}
+    assert hide_paths({"path": [written], "weight": 2}) == {"path": [shown], "weight": 2}
 
 
 def test_what_others_wrote_is_text_in_the_card(run):

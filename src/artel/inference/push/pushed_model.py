@@ -24,7 +24,7 @@ from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare_silently
 from artel.registry import OBJECTIVES
-from artel.reports.model_card import MAIN, Published, model_card
+from artel.reports.model_card import MAIN, PublishedModel, model_card
 from artel.reports.run_data import RunData, check_is_run, read_run
 from artel.storage import check_new
 from artel.tokens import load_tokenizer
@@ -262,12 +262,12 @@ def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
             shutil.copyfile(path, target)
 
 
-def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> Published:
+def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> PublishedModel:
     """Return the facts for the card of the model in a folder."""
     run = model.run
     objective = objective_of(run, load_tokenizer(str(folder)))
     is_adapter = (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
-    return Published(
+    return PublishedModel(
         repo=repo,
         auto_class=_auto_class(objective, folder if not is_adapter else run.model.from_),
         objective=run.objective,
