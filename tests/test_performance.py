@@ -222,7 +222,7 @@ def test_a_damaged_measurement_is_told_and_not_used(
 def test_what_is_measured_is_what_a_step_asks_for(width: int) -> None:
     """On tiny sizes: the names of a measurement are those by which a step's operations are looked up."""
     sizes = Sizes(seconds=0, products=((16, 8, 32),), heads=((1, 2, 16, 8),), numbers=(2 * width,), width=width,
-                  vocabulary=64, others=8)  # fmt: skip
+                  vocabulary=64, cache_elements=8)  # fmt: skip
     measured = measure(CPU, compiles=False, sizes=sizes)
     assert all(size > 0 and seconds > 0 for points in measured.values() for size, seconds in points)
     products = {f"product {dtype} {layout}" for dtype in ("bf16", "fp32") for layout in ("nn", "nt", "tn")}

@@ -240,8 +240,10 @@ class Model:
         """
         if "answer" not in self._opened.decoding.tasks:
             raise self._unsupported("does not answer questions")
-        found = self._reply(question, context, None).to_json or {}
-        return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
+        fields = self._reply(question, context, None).to_json or {}
+        return Answer(
+            fields["answer"], fields["start"], fields["end"], fields["score"], fields["class"], fields["classes"]
+        )
 
     @overload
     def entities(self, text: str) -> list[Entity]: ...
@@ -258,8 +260,8 @@ class Model:
         Raise InputError for models that were not trained to find entities or tag words.
         """
         answers = self._answers("entities", [text] if isinstance(text, str) else text, "does not find entities")
-        found = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
-        return found[0] if isinstance(text, str) else found
+        results = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
+        return results[0] if isinstance(text, str) else results
 
     @leaves_process_unchanged()
     def fill(self, text: str) -> Filled:

@@ -53,8 +53,8 @@ def _read_matches_and_corpus(
     matches = _merged_matches(data, data_ledger)
     texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
     if corpus is not None:
-        found = _documents({"path": corpus, "document": "line"}, corpus_ledger)
-        texts |= dict.fromkeys(document.record.text for document in found)
+        corpus_documents = _documents({"path": corpus, "document": "line"}, corpus_ledger)
+        texts |= dict.fromkeys(document.record.text for document in corpus_documents)
     for path, ledger in ((data, data_ledger), (corpus, corpus_ledger)):
         total = ledger.total
         if total.dropped:
@@ -92,15 +92,15 @@ def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
 
 def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str) -> np.ndarray:
     """Return normalized vectors, float32 (texts, size)."""
-    found = []
+    batches = []
     for start in range(0, len(texts), _PROGRESS_TEXTS):
         inputs = [{"text": text, "input_type": kind} for text in texts[start : start + _PROGRESS_TEXTS]]
         answers = opened.decoding.answers(opened.model, "embed", inputs)
-        found.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
+        batches.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
         logger.info(
             "%s of %s %s texts embedded", f"{min(start + _PROGRESS_TEXTS, len(texts)):,}", f"{len(texts):,}", kind
         )
-    vectors = np.concatenate(found)
+    vectors = np.concatenate(batches)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
@@ -133,17 +133,17 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
     """
     if not query.strip():
         raise InputError.at("--prompt", "is empty", 'use --prompt "WHAT TO LOOK FOR"')
-    found = list(paragraphs(text))
-    if not found:
+    numbered = list(paragraphs(text))
+    if not numbered:
         raise InputError.at("--context", "the text to search has no words", "use another text or file")
-    texts = [text for _, text in found]
+    texts = [text for _, text in numbered]
     if "embed" in opened.decoding.tasks:
         with silenced():
             (vector,) = unit_vectors(opened, [query], "query")
         scores = (unit_vectors(opened, texts, "document") @ vector).tolist()
     else:
         scores = _pair_scores(opened, query, texts)
-    hits = [Hit(line, text, score) for (line, text), score in zip(found, scores, strict=True)]
+    hits = [Hit(line, text, score) for (line, text), score in zip(numbered, scores, strict=True)]
     return sorted(hits, key=lambda hit: -hit.score)  # equal scores stay in the order of the text
 
 
@@ -222,9 +222,9 @@ def mine(
         row[answers] = -np.inf
         row[[positions[text] for text in (query, *known) if text in positions]] = -np.inf
         nearest = np.argsort(-np.where(row <= limit, row, -np.inf), kind="stable")[:negatives]
-        found = [documents[position] for position in nearest if -np.inf < row[position] <= limit]
-        count, without = count + len(found), without + (not found)
-        lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *found]}))
+        mined = [documents[position] for position in nearest if -np.inf < row[position] <= limit]
+        count, without = count + len(mined), without + (not mined)
+        lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *mined]}))
     write_output(out, b"\n".join(lines) + b"\n")
     return MiningCounts(len(matches), len(documents), count, without, rejected)
 
@@ -245,7 +245,7 @@ class Corpus:
     judged: list[Judgements]
     """For each query: {index of a document: relevance, above 0}. Indices beyond the documents are of judged documents
     that are missing, and are never found."""
-    own: dict[int, int]
+    self_documents: dict[int, int]
     """{query index: index of the document that is the query itself, which is not searched}."""
 
 
@@ -263,7 +263,7 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> Ev
     started = time.monotonic()
     documents = unit_vectors(opened, read.documents, "document")
     queries = unit_vectors(opened, read.queries, "query")
-    metrics = retrieval_metrics(queries, documents, read.judged, read.own)
+    metrics = retrieval_metrics(queries, documents, read.judged, read.self_documents)
     seconds = time.monotonic() - started
     objective = opened.objective.config.objective
     return EvaluationResult(opened.name, objective, metrics, len(read.queries), len(read.documents), None, seconds)
@@ -277,9 +277,9 @@ def _corpus_of_matches(corpus: str, data: str | None) -> Corpus:
     matches, documents, _ = _read_matches_and_corpus(data, corpus)
     positions = {text: position for position, text in enumerate(documents)}
     judged = [dict.fromkeys((positions[text] for text in positives), 1.0) for positives, _ in matches.values()]
-    own = {number: positions[query] for number, query in enumerate(matches) if query in positions}
-    own = {number: position for number, position in own.items() if position not in judged[number]}
-    return Corpus(documents, list(matches), judged, own)
+    self_documents = {number: positions[query] for number, query in enumerate(matches) if query in positions}
+    self_documents = {number: position for number, position in self_documents.items() if position not in judged[number]}
+    return Corpus(documents, list(matches), judged, self_documents)
 
 
 def read_beir(folder: Path) -> Corpus:
@@ -320,8 +320,10 @@ def read_beir(folder: Path) -> Corpus:
             file,
             f"{unknown:,}",
         )
-    own = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
-    return Corpus(list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), own)
+    self_documents = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
+    return Corpus(
+        list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), self_documents
+    )
 
 
 def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, str]]:

@@ -30,10 +30,10 @@ class Disk:
 
 def flags() -> list[str]:
     """Return the relevant instruction sets of the processor."""
-    found = {
+    words = {
         word for line in read_lines(_CPUINFO) if line.lower().startswith(("flags", "features")) for word in line.split()
     }
-    return [flag for flag in _FLAGS if flag in found]
+    return [flag for flag in _FLAGS if flag in words]
 
 
 def disk(folder: Path) -> Disk:

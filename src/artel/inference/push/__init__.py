@@ -62,11 +62,11 @@ def push(name: str, repo: str, options: PushOptions) -> Pushed:
             visibility,
             revision,
         )
-        done = hub.upload(folder, repo, revision, _commit_message(model))
-    if done.removed:
-        logger.info("removed from the hub, since they belong to an earlier model: %s", ", ".join(done.removed))
-    logger.info("%s" if done.changed else "%s: nothing has changed since the last push", done.url)
-    return Pushed(repo, revision, files, model.step, private, done.url, done.commit)
+        upload = hub.upload(folder, repo, revision, _commit_message(model))
+    if upload.removed:
+        logger.info("removed from the hub, since they belong to an earlier model: %s", ", ".join(upload.removed))
+    logger.info("%s" if upload.changed else "%s: nothing has changed since the last push", upload.url)
+    return Pushed(repo, revision, files, model.step, private, upload.url, upload.commit)
 
 
 def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, target: Path) -> Pushed:

@@ -233,11 +233,11 @@ def larger_accelerators(hardware: Hardware) -> list[Hardware]:
 def _apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
     """Return the run with other values; None if they are invalid for it."""
     try:
-        other = run_from(config.model_dump(mode="json", by_alias=True), changes, {})
-        check_optimizer(other.train)
+        changed_run = run_from(config.model_dump(mode="json", by_alias=True), changes, {})
+        check_optimizer(changed_run.train)
     except InputError:
         return None
-    return other
+    return changed_run
 
 
 def _differences(before: RunConfig, after: RunConfig) -> dict[str, Any]:

@@ -158,10 +158,10 @@ class SavedAsCompiled(TorchDispatchMode):
 
     def _drop_recomputable(self) -> None:
         dropped = [(saved, tensor, self._choose_sources(tensor, node)) for saved, tensor, node in self._elementwise()]
-        chosen = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
-        added = _bytes(source for _, _, sources in chosen for source in sources)
-        if added < _bytes(tensor for _, tensor, _ in chosen):  # the compiler never saves more than eager layers do
-            for saved, tensor, sources in chosen:
+        replaced = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
+        added = _bytes(source for _, _, sources in replaced for source in sources)
+        if added < _bytes(tensor for _, tensor, _ in replaced):  # the compiler never saves more than eager layers do
+            for saved, tensor, sources in replaced:
                 if _storage_id(tensor) not in self._output:
                     self._on_drop(tensor)
                 saved.tensor, saved.sources = None, sources

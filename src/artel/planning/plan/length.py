@@ -149,10 +149,13 @@ def disk_bytes(
     it is saved inside of that.
     """
     bytes_each = checkpoint_bytes(model, config.train, 1)
-    kept = config.checkpoint.keep + (config.checkpoint.best is not None) + 1
+    num_checkpoints = config.checkpoint.keep + (config.checkpoint.best is not None) + 1
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     model_bytes = sum(parameter.nbytes for parameter in model.parameters()) + _other_bytes(whole)
-    sizes = {"checkpoints": bytes_each * kept, "model": trained if config.model.lora is not None else model_bytes}
+    sizes = {
+        "checkpoints": bytes_each * num_checkpoints,
+        "model": trained if config.model.lora is not None else model_bytes,
+    }
     if data.store is not None:
         sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
     elif length is not None and length.epoch_tokens is not None:

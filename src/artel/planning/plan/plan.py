@@ -227,12 +227,12 @@ def make_plan(
     candidate = partial(plan_rows, compiled=False) if searches_eager else plan_rows
     if config.train.micro_batch == "auto":
         sizes = sizes_to_try(max_rows, data.row_tokens, device)
-        chosen = _search_micro_batch(candidate, sizes, modes, enough_rows(data.row_tokens, device))
+        plan = _search_micro_batch(candidate, sizes, modes, enough_rows(data.row_tokens, device))
     elif len(modes) > 1:
-        chosen = _first_fitting(candidate(config.train.micro_batch, mode) for mode in modes)
+        plan = _first_fitting(candidate(config.train.micro_batch, mode) for mode in modes)
     else:
         return plan_rows(config.train.micro_batch, modes[0])
-    return plan_rows(chosen.micro_batch, chosen.recompute) if searches_eager else chosen
+    return plan_rows(plan.micro_batch, plan.recompute) if searches_eager else plan
 
 
 def _first_fitting(plans: Iterator[Plan]) -> Plan:
@@ -383,11 +383,13 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
     model_config: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
     sizes = [getattr(model_config, name, None) for name in ("num_local_experts", "num_experts")]
     experts = next(filter(None, sizes), 1)
-    chosen = getattr(model_config, "num_experts_per_tok", None) or experts
+    experts_per_token = getattr(model_config, "num_experts_per_tok", None) or experts
     total = active = trained = 0
     for parameter in model.parameters():
         weights = count_weights(parameter)
         total += weights
-        active += weights * chosen // experts if parameter.ndim == 3 and parameter.shape[0] == experts else weights
+        active += (
+            weights * experts_per_token // experts if parameter.ndim == 3 and parameter.shape[0] == experts else weights
+        )
         trained += weights if parameter.requires_grad else 0
     return {"total": total, "active": active, "trained": trained}

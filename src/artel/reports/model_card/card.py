@@ -109,9 +109,9 @@ def _sources(run: RunData) -> Rows:
     for source in _config_value(run.config, "data", "sources") or []:
         paths = ", ".join(code(hide_paths(path)) for path in source.get("path", []))
         name = code(hide_paths(str(source.get("name") or "")))
-        shown = f"{name}: {paths}" if name and paths else name or paths
+        label = f"{name}: {paths}" if name and paths else name or paths
         form = str(source.get("format", ""))
-        rows.append([shown or code(form), form, code(str(source.get("license") or ""))])
+        rows.append([label or code(form), form, code(str(source.get("license") or ""))])
     return rows
 
 
@@ -170,8 +170,8 @@ def _training(run: RunData, published: PublishedModel, words: Language) -> Itera
 def _layout(run: RunData) -> str:
     """Return the keys of `parallel` that differ from their defaults: `, data fsdp, tensor 2`."""
     keys = {key: value for key, value in set_keys(run.config).items() if key.startswith("parallel.")}
-    shown = hide_paths({key.removeprefix("parallel."): value for key, value in keys.items()})
-    return "".join(f", {key} {value}" for key, value in shown.items())
+    layout = hide_paths({key.removeprefix("parallel."): value for key, value in keys.items()})
+    return "".join(f", {key} {value}" for key, value in layout.items())
 
 
 def _run_file(run: RunData) -> str:

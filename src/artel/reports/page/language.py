@@ -86,7 +86,7 @@ class Language(PhraseFormatter):
     def bytes(self, count: float) -> str:
         for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
             if count >= size:
-                return f"{self._localized(f'{count / size:,.1f}')} {self.phrase(unit)}"
+                return f"{self._localize(f'{count / size:,.1f}')} {self.phrase(unit)}"
         return f"{count:,} B"
 
     def separators(self) -> str:
