@@ -27,7 +27,7 @@ from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.budget.speed import Point, Speed, limit_slowness, typical_seconds
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import describe, make_plan
-from artel.planning.plan.plan import processes_on_host
+from artel.planning.plan.run_plan import processes_on_host
 from artel.training.comparison import expected_range
 from artel.training.same_run import with_earlier_choice
 from support.runs import write_run

@@ -13,8 +13,8 @@ from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
 from artel.host import Memory
 from artel.parallel.mesh import read_parallel_dims
-from artel.planning import Start, check_run, limits
-from artel.planning.limits import MIN_PROCESS_BYTES, check_memory
+from artel.planning import Start, check_run, machine_limits
+from artel.planning.machine_limits import MIN_PROCESS_BYTES, check_memory
 from support.hub import Hub, Repo
 from support.runs import TINY, merged
 from support.stores import bytes_tokenizer
@@ -220,11 +220,11 @@ def test_memory_is_what_is_held_at_a_step(changes, world, on_host, bytes_each, m
     needed = round(model.num_parameters() * bytes_each) + MIN_PROCESS_BYTES * on_host
     run = described(changes)
     grid = read_parallel_dims(run.parallel, world, on_host)
-    monkeypatch.setattr(limits, "local_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(limits, "swap", lambda: 0)
-    monkeypatch.setattr(limits, "memory", lambda: Memory(2 * needed, 0, needed))
+    monkeypatch.setattr(machine_limits, "local_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(machine_limits, "swap", lambda: 0)
+    monkeypatch.setattr(machine_limits, "memory", lambda: Memory(2 * needed, 0, needed))
     check_memory(model, run, grid, on_host)
-    monkeypatch.setattr(limits, "memory", lambda: Memory(2 * needed, 0, needed - world))
+    monkeypatch.setattr(machine_limits, "memory", lambda: Memory(2 * needed, 0, needed - world))
     with pytest.raises(InputError, match=r"parameters need at least .* GiB"):
         check_memory(model, run, grid, on_host)
 
@@ -236,17 +236,17 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
     lora = {"model": {"config": None, "from": "x", "lora": {"rank": 4}}, "tokenizer": {"train": None}}
     nf4 = merged(lora, {"model": {"quantize": "nf4"}})
     grid = read_parallel_dims(described({}).parallel, 1, 1)
-    monkeypatch.setattr(limits, "local_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(limits, "swap", lambda: 0)
+    monkeypatch.setattr(machine_limits, "local_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(machine_limits, "swap", lambda: 0)
     for changes, dtype, needed in (
         (lora, torch.bfloat16, 4 * count), (nf4, torch.bfloat16, count // 2), (lora, torch.float32, 0)
     ):  # fmt: skip
         model.config.dtype = dtype
         model.config.save_pretrained("x")
         needed += MIN_PROCESS_BYTES
-        monkeypatch.setattr(limits, "memory", lambda room=needed: Memory(room, 0, None))
+        monkeypatch.setattr(machine_limits, "memory", lambda room=needed: Memory(room, 0, None))
         check_memory(model, described(changes), grid, 1)
-        monkeypatch.setattr(limits, "memory", lambda room=needed: Memory(room - 1, 0, None))
+        monkeypatch.setattr(machine_limits, "memory", lambda room=needed: Memory(room - 1, 0, None))
         with pytest.raises(InputError, match="parameters need at least"):
             check_memory(model, described(changes), grid, 1)
 

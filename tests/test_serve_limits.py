@@ -16,9 +16,9 @@ import pytest
 import uvicorn
 
 from artel.inference.serve import access
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.app import Limits, read_body
 from artel.inference.serve.completions import Prompt, Usage, write
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import AdmissionLimit
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import ChatRequest, CompletionRequest

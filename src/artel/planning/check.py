@@ -29,7 +29,7 @@ from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.budget.sizes import auto_problems, smallest
-from artel.planning.limits import check_budget, check_memory
+from artel.planning.machine_limits import check_budget, check_memory
 from artel.planning.outline import is_within_reach, local_tokenizer, outline_model
 from artel.preparing import (
     check_claim,

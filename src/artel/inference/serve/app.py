@@ -24,9 +24,9 @@ from starlette.exceptions import HTTPException
 import artel
 from artel.inference.serve import tasks
 from artel.inference.serve.access import AccessControl, AccessOptions, App
+from artel.inference.serve.api_errors import ApiError, invalid_body
 from artel.inference.serve.chat import ChatCompletions, Responses
 from artel.inference.serve.completions import Completions, RequestAnswers
-from artel.inference.serve.errors import ApiError, invalid_body
 from artel.inference.serve.limits import AdmissionLimit, Deadline, timeout_error
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (

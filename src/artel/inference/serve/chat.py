@@ -12,8 +12,8 @@ from typing import Any
 
 from artel import text
 from artel.errors import InputError
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.completions import RequestAnswers, event, sampling_options, stop_texts
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.grammars import ANY_OBJECT
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (

@@ -15,7 +15,7 @@ from typing import Any
 
 from artel.errors import InputError
 from artel.inference.engine.base import EngineError, FinishReason, Generation
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.grammars import grammar_error
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import CompletionRequest, SamplingBody

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.template_limits import run_in_child
 

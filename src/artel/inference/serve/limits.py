@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from transformers import PreTrainedModel
 
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
 
 
 class AdmissionLimit:

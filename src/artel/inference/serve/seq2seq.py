@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.completions import Usage, event
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import Deadline
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import CompletionRequest

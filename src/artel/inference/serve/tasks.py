@@ -11,8 +11,8 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.chat import as_record
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import (
     AnswerRequest,
     ClassifyRequest,

@@ -21,7 +21,7 @@ from artel.planning.budget.speed import Speed, measure_smallest, measure_speed, 
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.length import planned_length
-from artel.planning.plan.plan import processes_on_host
+from artel.planning.plan.run_plan import processes_on_host
 from artel.preparing import prepare_silently
 from artel.text import Ledger, read_documents
 from artel.training.comparison import expected_range

@@ -27,7 +27,7 @@ from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.hardware import Hardware
 from artel.planning.operations import VIEW
 from artel.planning.plan.batches import PlannedData
-from artel.planning.plan.plan import make_plan
+from artel.planning.plan.run_plan import make_plan
 from artel.training.memory import release_free_memory
 from artel.training.optim.optimizer import Optimizer
 

@@ -21,7 +21,7 @@ from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
 from artel.planning.machine import in_gib
 from artel.planning.plan import Plan, PlannedText
 from artel.planning.plan.models import ModelOutline
-from artel.planning.plan.plan import planned_precision
+from artel.planning.plan.run_plan import planned_precision
 from artel.training.optim.optimizer import check_optimizer
 
 SAME, DIFFERENT, LARGER = "same_training", "different_training", "larger_hardware"

@@ -33,8 +33,8 @@ from artel.planning.fit.layouts import Layout
 from artel.planning.hardware import Hardware
 from artel.planning.plan import Plan, PlannedText, make_plan
 from artel.planning.plan.live_bytes import ACTIVATIONS, LOSS
-from artel.planning.plan.plan import TIGHT
 from artel.planning.plan.rank_memory import FRAMEWORK_BYTES
+from artel.planning.plan.run_plan import TIGHT
 from artel.training.micro_batch import sizes_to_try
 
 _MAX_PLANS_PER_LAYOUT = 3

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from artel.planning.machine import in_gib
 from artel.planning.performance import Forecast
-from artel.planning.plan.plan import Plan
+from artel.planning.plan.run_plan import Plan
 from artel.training.budget import FEWEST_STEPS
 
 _INDENT = 17 * " "
