@@ -105,7 +105,7 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
         said(talk.answer(f"Message {number}"))
     left = [note for note in notes if "left out" in note]
     assert left, notes
-    assert left[0].startswith("the context of 120 tokens is full; earlier exchanges left out: 1 of")
+    assert left[0].startswith("the context of 120 tokens is full; earlier exchanges dropped: 1 of")
     assert not any("the answer is limited" in note for note in notes)  # exchanges leave before the answer loses room
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
     assert any("tokens: the context has 120" in note for note in notes)

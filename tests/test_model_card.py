@@ -291,7 +291,7 @@ def test_folders_that_are_no_run_with_a_model(run):
     shutil.copytree(run / "model", "alone")
     assert "alone: is the folder of a model, not of a run" in refused("alone", "me/novel")
     assert "there is no such folder" in refused("nowhere", "me/novel")
-    assert "--step: novel has no checkpoint 3\n    write one of: 2, 4, 6" in refused(run, "me/novel", "--step", 3)
+    assert "--step: novel has no checkpoint 3\n    use one of: 2, 4, 6" in refused(run, "me/novel", "--step", 3)
     (run / "result.json").unlink()
     shutil.rmtree(run / "model")
     assert "has no model yet: the run is not complete\n    push a checkpoint: --step 6" in refused(run, "me/novel")

@@ -56,7 +56,7 @@ def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = 
         result = Overrides.parse(overrides)
     else:
         what = f"are {type_name(overrides)}"
-        raise InputError.at("overrides", what, 'write a dict, {"train.steps": 3}, or words, ["train.steps=3"]')
+        raise InputError.at("overrides", what, 'use a dict, {"train.steps": 3}, or a list, ["train.steps=3"]')
     names = section_keys(TrainConfig)
     problems = []
     for name in settings or {}:
@@ -128,7 +128,7 @@ class _PlainValues:
             return self._source(value, key)
         for name in value:
             if not isinstance(name, str | int) or isinstance(name, bool):
-                self._add_problem(key, f"has the key {name!r}, {type_name(name)}", "write keys as text")
+                self._add_problem(key, f"has the key {name!r}, {type_name(name)}", "use strings as keys")
         return {name: self.plain(inner, (*key, name)) for name, inner in value.items()}
 
     def _source(self, source: Mapping[Any, Any], key: Key) -> Any:
@@ -150,7 +150,7 @@ class _PlainValues:
             return os.fspath(value)
         if value is None or isinstance(value, str | bool | int | float):
             return value
-        fix = "write a number, a text, true or false, a list or a dict"
+        fix = "use a number, a string, True or False, a list or a dict"
         if is_table(value):
             fix = 'rows are given in data.sources: [{"rows": …}]'
         return self._add_problem(key, f"is {type_name(value)}, which no key accepts", fix)

@@ -289,7 +289,7 @@ class ChatSession:
         if len(history) < available:
             dropped = available - len(history)
             full = f"the context of {self._window:,} tokens is full"
-            logger.info("%s; earlier exchanges left out: %s of %s, the oldest first", full, dropped, available)
+            logger.info("%s; earlier exchanges dropped: %s of %s, the oldest first", full, dropped, available)
         return ids
 
     def _ids(self, exchanges: list[Exchange]) -> list[int]:

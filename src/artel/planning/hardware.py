@@ -17,7 +17,7 @@ from artel.models.flops import data_sheet
 _GIGA = 10**9
 _MAX_DEVICES = 1024  # on one node; today's largest have 72
 _RATE = re.compile(r"([\d.]+)\s*([GTM])(b|bit|B)(?:/s|ps)?")
-_RATE_EXAMPLE = "write it for one accelerator, in bits or bytes a second: 400Gb/s or 50GB/s"
+_RATE_EXAMPLE = "give the rate of one accelerator in bits or bytes per second: 400Gb/s or 50GB/s"
 
 
 @dataclass(frozen=True, slots=True)

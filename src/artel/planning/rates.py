@@ -93,7 +93,7 @@ def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
 
 
 def read_rates(processes: int, device: torch.device) -> Rates | None:
-    """Return the rates measured here for so many processes. None without any for this device and PyTorch.
+    """Return the rates measured for this number of processes. None without any for this device and PyTorch.
 
     More processes than were measured share the same cores, and are slower in proportion.
     """

@@ -60,7 +60,7 @@ def read_details(content: Any) -> Details:
 
 
 def columns_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the columns of a table, including those that only some rows have."""
+    """Return the columns of a table, including columns that only some rows have."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 

@@ -26,7 +26,7 @@ class BatchingEngine(Engine):
 
     def __init__(self, model: PreTrainedModel, requests: int, context: int, share_prefixes: bool = True) -> None:
         """Raise an error of any type if a trial shows that transformers cannot batch the model."""
-        self.note = f"up to {requests} requests at once"
+        self.note = f"up to {requests} concurrent requests"
         self.requests = requests
         self._model = model.eval()
         self._generations: dict[str, Generation] = {}

@@ -53,7 +53,7 @@ class SlotEngine(Engine):
 
     def __init__(self, model: PreTrainedModel, requests: int, context: int, share_prefixes: bool = True) -> None:
         """Raise CannotSlot if a trial shows that the model does not work in slots; InputError as `make_engine`."""
-        self.note = f"up to {requests} requests at once"
+        self.note = f"up to {requests} concurrent requests"
         self.requests, self._context, self._share_prefixes = requests, context, share_prefixes
         self._model = SlotModel(model.eval(), context)
         self._slots: list[_Slot] = []

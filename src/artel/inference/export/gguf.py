@@ -47,7 +47,7 @@ def find_gguf_tools(type_: str) -> GgufTools:
     weights_type = type_.lower()
     if weights_type not in _CONVERTER_TYPES + _QUANTIZER_TYPES:
         near = difflib.get_close_matches(weights_type, _CONVERTER_TYPES + _QUANTIZER_TYPES, 1)
-        fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(_CONVERTER_TYPES + _QUANTIZER_TYPES)}"
+        fix = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(_CONVERTER_TYPES + _QUANTIZER_TYPES)}"
         raise InputError.at("--gguf", f"unknown type {type_}", fix)
     folder = os.environ.get("LLAMA_CPP")
     converter = _find_converter(Path(folder) if folder else None)

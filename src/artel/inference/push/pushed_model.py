@@ -68,17 +68,17 @@ class PushOptions:
         if self.base_model:
             yield from _id_problems("--base-model", self.base_model, owner_optional=False)
         if self.step and not re.fullmatch(r"\d+|latest|best", self.step):
-            fix = "write the number of a checkpoint's step, latest or best"
+            fix = "use the number of a checkpoint's step, latest or best"
             yield Problem("--step", f"{self.step!r} is not a step", fix)
         if self.revision and not _BRANCH.fullmatch(self.revision):
             fix = f"use a name, e.g. {MAIN} or step-1500"
             yield Problem("--revision", f"{self.revision!r} is not a valid branch name", fix)
         if self.license and not _LICENSE.fullmatch(self.license):
-            fix = "write it as the hub names licences: apache-2.0, cc-by-4.0, other"
+            fix = "use the hub's name of the licence: apache-2.0, cc-by-4.0, other"
             yield Problem("--license", f"{self.license!r} is not the name of a licence", fix)
         for language in self.languages:
             if not _LANGUAGE.fullmatch(language):
-                yield Problem("--language", f"{language!r} is not a language code", "write it by ISO 639: en, ru")
+                yield Problem("--language", f"{language!r} is not a language code", "use an ISO 639 code: en, ru")
 
 
 def is_repo_id(name: str) -> bool:
@@ -98,7 +98,7 @@ def _id_problems(where: str, name: str, *, owner_optional: bool) -> Iterator[Pro
         yield Problem(where, f"{name} is an address, not the name of a repository", f"write {address[1]}")
         return
     if os.path.lexists(name) and not owner_optional:
-        yield Problem(where, f"{name} is a folder here, not the name of a repository", fix)
+        yield Problem(where, f"{name} is a local folder, not the name of a repository", fix)
         return
     if not is_repo_id(name):
         yield Problem(where, f"{name!r} is not the name of a hub repository", fix)
@@ -202,7 +202,7 @@ def _checkpoint(folder: RunFolder, step: str) -> Path:
     if path.is_dir():
         return path
     steps = ", ".join(str(number) for number in _steps(folder))
-    fix = f"write one of: {steps}" if steps else f"train it: artel train {folder.config}"
+    fix = f"use one of: {steps}" if steps else f"train it: artel train {folder.config}"
     raise InputError.at("--step", f"{folder.path} has no checkpoint {step}", fix)
 
 
@@ -220,7 +220,7 @@ def _unknown_base(base: str) -> InputError:
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
-    """Write the files of the repository into `folder`; with `links` those of RUN/model are only linked.
+    """Write the files of the repository into `folder`; with `links`, link the files of RUN/model instead of copying them.
 
     Return the names in RUN/model that were skipped. Raise InputError for links there, which may lead to any file.
     """

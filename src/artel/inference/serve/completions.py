@@ -329,7 +329,7 @@ class Completions(RequestAnswers):
         }
 
     def _top_logprobs(self, token: Token) -> dict[str, float]:
-        """Return the likeliest tokens at this position. If two have the same name, keep the likelier."""
+        """Return the most likely tokens at this position. Of two with the same name, keep the more likely one."""
         return {self._served.token_name(other): logprob for other, logprob in reversed(token.top)}
 
 

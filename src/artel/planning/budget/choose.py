@@ -26,7 +26,7 @@ from artel.preparing import prepare_silently
 from artel.text import Ledger, read_documents
 from artel.training.comparison import expected_range
 
-CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer if other programs run"
+CHOOSING = "choosing the model: trying two small ones, which takes about 15 s, longer if other programs run"
 """Announced before `choose`."""
 TRYING = "trying whether train.budget is long enough for the smallest model, which takes about 5 s"
 """Announced before `check_before_text`."""

@@ -39,7 +39,7 @@ from artel.training.micro_batch import sizes_to_try
 
 _MAX_PLANS_PER_LAYOUT = 3
 _MAX_ESTIMATED_SHARE = 1.25  # of the memory: estimates are more accurate than that
-_STAGE_LAYERS = 6  # a pipeline is traced with all layers, other layouts with about so many
+_STAGE_LAYERS = 6  # a pipeline is traced with all layers, other layouts with about this many
 _STAGE_BATCHES = 4  # micro-batches per stage: a pipeline then waits less than a quarter of the time
 
 

@@ -29,14 +29,14 @@ class Look:
     files: int
     bytes: int
     formats: dict[str, str] = field(hash=False)
-    """Formats that can read it, the likeliest first, with their kind of record: text, conversations …"""
+    """Formats that can read it, the most likely first, with their kind of record: text, conversations …"""
 
     @property
     def kinds(self) -> set[str]:
         return set(self.formats.values())
 
     def format_for(self, learns_from: tuple[str, ...]) -> str:
-        """Return the likeliest format with records that an objective learns from."""
+        """Return the most likely format with records that an objective learns from."""
         return next(name for name, kind in self.formats.items() if kind in learns_from)
 
     def describe(self) -> str:

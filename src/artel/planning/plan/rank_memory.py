@@ -157,7 +157,7 @@ def _extrapolate(
 ) -> list[dict[str, int]]:
     """Extrapolate each moment of two shorter models to a model of `layers` layers: a straight line in the layers.
 
-    A pair is left out if a kind would become negative: the two are then not the same moment of a step.
+    A pair is skipped if a kind would become negative: the two are then not the same moment of a step.
     """
     factor = (layers - counts[1]) / (counts[1] - counts[0])
     moments = [
