@@ -220,7 +220,7 @@ def _unknown_base(base: str) -> InputError:
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
-    """Write the files of the repository into `folder`; with `links`, link the files of RUN/model instead of copying them.
+    """Write the files of the repository into `folder`; with `links`, link those of RUN/model instead of copying.
 
     Return the names in RUN/model that were skipped. Raise InputError for links there, which may lead to any file.
     """
