@@ -150,7 +150,7 @@ def test_a_call_after_the_mark_that_ends_what_is_said_is_learned_and_made(tmp_pa
 def test_a_tokenizer_with_a_template_of_its_own_for_tools_takes_them(tmp_path):
     tokenizer = FAMILIES["hermes2_pro"].tokenizer()
     with open_session(saved(tmp_path / "hermes", llama(tokenizer, max_position_embeddings=2048), tokenizer)) as talk:
-        talk.settings = talk.settings.changed("new_tokens", "2")
+        talk.settings = talk.settings.with_value("new_tokens", "2")
         assert list(talk.answer("Is it cold?"))
 
 

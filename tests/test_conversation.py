@@ -200,8 +200,8 @@ def test_what_was_said_is_answered_alike_whatever_the_engine_keeps(endless):
 
 def test_settings():
     settings = ChatSettings()
-    assert settings.changed("new_tokens", "1_000").new_tokens == 1000
-    assert settings.changed("temperature", "0.25").temperature == 0.25
+    assert settings.with_value("new_tokens", "1_000").new_tokens == 1000
+    assert settings.with_value("temperature", "0.25").temperature == 0.25
     wrong = {
         ("temprature", "1"): "did you mean temperature?",
         ("new-tokens", "5"): "did you mean new_tokens?",
@@ -214,7 +214,7 @@ def test_settings():
     }
     for (name, value), message in wrong.items():
         with pytest.raises(InputError) as error:
-            settings.changed(name, value)
+            settings.with_value(name, value)
         assert message in str(error.value)
     with pytest.raises(InputError) as error:
         ChatSettings(top_p=float("nan"), seed=-1)
