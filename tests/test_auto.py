@@ -19,15 +19,15 @@ from artel.planning.budget.choose import (
     choose,
     choose_for_plan,
     decide,
-    fitting_block,
     is_doubtful,
+    with_fitting_block,
 )
 from artel.planning.budget.fits import Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
-from artel.planning.budget.speed import Point, Speed, usual, within_reach
+from artel.planning.budget.speed import Point, Speed, limit_slowness, typical_seconds
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import describe, make_plan
-from artel.planning.plan.plan import processes_on_host
+from artel.planning.plan.run_plan import processes_on_host
 from artel.training.comparison import expected_range
 from artel.training.same_run import with_earlier_choice
 from support.runs import write_run
@@ -59,7 +59,7 @@ def auto_run(budget: str = "10min", data: dict[str, Any] | None = None, **train:
 
 
 def chosen(run: RunConfig, text: Text = NOVEL, processes: int = 1, memory: float = 64 * GIB, rate: float = 1e11):
-    return decide(fitting_block(run, text), text, speed(rate), processes, memory).config
+    return decide(with_fitting_block(run, text), text, speed(rate), processes, memory).config
 
 
 def test_a_step_takes_as_long_as_was_measured_and_as_its_flops_beyond():
@@ -72,14 +72,14 @@ def test_a_step_takes_as_long_as_was_measured_and_as_its_flops_beyond():
 def test_a_size_that_others_held_up_counts_with_half_of_the_rate_of_the_other():
     small, large = speed().small, speed().large
     held_up = replace(small, per_token=15 * small.per_token)
-    assert within_reach(held_up, large).per_token == pytest.approx(2 * small.per_token)
-    assert within_reach(small, large) == small
-    assert within_reach(large, small) == large
+    assert limit_slowness(held_up, large).per_token == pytest.approx(2 * small.per_token)
+    assert limit_slowness(small, large) == small
+    assert limit_slowness(large, small) == large
 
 
 def test_waiting_of_threads_counts_and_most_of_the_time_of_other_programs_does_not():
-    assert usual([(9.0, 2.9), (2.0, 1.2), (3.0, 1.9)]) == 3.0
-    assert usual([(9.0, 1.5), (40.0, 1.3), (30.0, 1.4)]) == 2.8
+    assert typical_seconds([(9.0, 2.9), (2.0, 1.2), (3.0, 1.9)]) == 3.0
+    assert typical_seconds([(9.0, 1.5), (40.0, 1.3), (30.0, 1.4)]) == 2.8
 
 
 def test_more_time_takes_a_larger_model_and_a_faster_machine_too():
@@ -139,7 +139,7 @@ def test_what_is_expected_is_in_bits_of_the_text_as_it_is_written():
     """A novel of one byte a character has as many bits a character as the Russian one of the fits."""
     run, fits = auto_run(), read_fits()
     (russian, english), unknown = (
-        [decide(fitting_block(run, text), text, speed(), 1, 64 * GIB) for text in texts]
+        [decide(with_fitting_block(run, text), text, speed(), 1, 64 * GIB) for text in texts]
         for texts in ([replace(NOVEL, bytes_per_character=size) for size in (fits.bytes_per_character, 1.0)], [NOVEL])
     )
     assert russian.config == english.config == unknown[0].config
@@ -152,7 +152,7 @@ def test_what_is_expected_is_in_bits_of_the_text_as_it_is_written():
 
 
 def test_the_speed_of_the_choice_and_of_the_plan_are_both_named():
-    run = fitting_block(auto_run(), NOVEL)
+    run = with_fitting_block(auto_run(), NOVEL)
     choice = decide(run, NOVEL, replace(speed(), method="measured on two small models"), 1, 64 * GIB)
     plan = make_plan(choice.config, find_hardware("h100-80gb:1"))
     said = " ".join(describe(plan, choice.expected.beside_plan()).split())
@@ -171,10 +171,10 @@ def test_the_speed_of_the_choice_and_of_the_plan_are_both_named():
 )
 def test_a_text_too_small_is_refused_and_a_small_one_takes_a_smaller_block(text, where):
     with pytest.raises(InputError) as error:
-        fitting_block(auto_run(), text)
+        with_fitting_block(auto_run(), text)
     assert [problem.where for problem in error.value.problems] == where
-    assert fitting_block(auto_run(), Text(3_000, 150, 400, "")).data.block == 128
-    assert fitting_block(auto_run(), Text(70_000, 0, 400, "")).data.block == 256
+    assert with_fitting_block(auto_run(), Text(3_000, 150, 400, "")).data.block == 128
+    assert with_fitting_block(auto_run(), Text(70_000, 0, 400, "")).data.block == 256
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_gpu_whose_speed_is_not_known_is_refused_and_its_plan_says_so():
 
 
 def test_constants_that_were_not_measured_are_said_to_be_assumed():
-    run = fitting_block(auto_run(), NOVEL)
+    run = with_fitting_block(auto_run(), NOVEL)
     (line,) = [line for line in decide(run, NOVEL, speed(), 1, 64 * GIB).lines if line.startswith("assumed")]
     assert all(each in line for each in read_fits().assumed)
 

@@ -54,7 +54,7 @@ COMMANDS = {
     "generate run.yaml": ["is a file, not a run"],
     "report .": ["no such file"],
     "recipes cp demo run.yaml": ["exists already"],
-    "train run.yaml --nproc 1000000": ["GiB in 1,000,000 processes here", "start fewer processes"],
+    "train run.yaml --nproc 1000000": ["GiB in 1,000,000 processes here", "start at most"],
 }
 
 

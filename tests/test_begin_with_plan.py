@@ -11,7 +11,7 @@ from artel.errors import InputError
 from artel.host import memory, swap
 from artel.launching.plan_run import begin_with_plan
 from artel.parallel import World
-from artel.planning.rates import Rates, about_here, save_rates
+from artel.planning.rates import Rates, measurement_identity, save_rates
 from artel.preparing import prepare
 from artel.training.loop import train
 from artel.training.micro_batch import MicroBatchPlan
@@ -65,7 +65,7 @@ def test_a_budget_that_the_planned_steps_outlast_is_refused_with_the_shortest(tm
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     products = [f"product fp32 {layout}" for layout in ("nn", "nt", "tn")]
     keys = [*products, "attention fp32 forward", "attention fp32 backward", "memory aten.add", "fused", "exponentials"]
-    save_rates(about_here(torch.device("cpu")), [Rates(1, {key: [(1000, 1.0)] for key in keys})])
+    save_rates(measurement_identity(torch.device("cpu")), [Rates(1, {key: [(1000, 1.0)] for key in keys})])
     run = load_run(str(write_run(tmp_path / "run.yaml", train={"steps": None, "budget": 60})))
     prepared, said = prepare(run), logged()
     RunFolder(tmp_path / "run").claim()

@@ -106,7 +106,7 @@ def test_a_message_is_not_taken_while_a_call_is_open(calling):
     with open_session(calling) as talk:
         assert "".join(talk.answer("Is it cold?")) == "I look."
         assert talk.open_calls == (ToolCall("weather", {"city": "Omsk"}),)
-        with pytest.raises(InputError, match="waits for what it called: weather"):
+        with pytest.raises(InputError, match="waits for the results of its calls: weather"):
             talk.answer("Well?")
         assert "".join(talk.answer_results(["-3"])) == "Yes: -3."
         assert not talk.open_calls
@@ -150,7 +150,7 @@ def test_a_call_after_the_mark_that_ends_what_is_said_is_learned_and_made(tmp_pa
 def test_a_tokenizer_with_a_template_of_its_own_for_tools_takes_them(tmp_path):
     tokenizer = FAMILIES["hermes2_pro"].tokenizer()
     with open_session(saved(tmp_path / "hermes", llama(tokenizer, max_position_embeddings=2048), tokenizer)) as talk:
-        talk.settings = talk.settings.changed("new_tokens", "2")
+        talk.settings = talk.settings.with_value("new_tokens", "2")
         assert list(talk.answer("Is it cold?"))
 
 
@@ -188,7 +188,7 @@ def test_the_file_of_the_page_can_be_called(tmp_path, page):
         ("a.json", "[", "is not JSON"),
         ("a.json", "{}", "is not a list of functions"),
         ("a.json", '[{"description": "?"}]', "entry 1 has no name"),
-        ("a.py", "x = 1", "has no function"),
+        ("a.py", "x = 1", "defines no function"),
         ("a.py", "1 / 0", "cannot be run: ZeroDivisionError"),
         ("a.py", "\n\ndef f(a): ...", "a.py:3: f cannot be described"),
         ("b.json", None, "there is no file"),

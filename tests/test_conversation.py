@@ -90,7 +90,7 @@ def test_an_answer_that_is_cut_off_names_what_was_too_short(tmp_path):
     talk = talk_with(never_ending(tmp_path / "short", 120), new_tokens=200, temperature=0.0)
     said(talk.answer("Hi"))
     assert notes[-1].startswith("cut off after ")
-    assert notes[-1].endswith("tokens (the model's 120 positions hold the prompt and the answer)")
+    assert notes[-1].endswith("tokens (prompt and answer fill the model's 120 positions)")
     talk.settings = replace(talk.settings, new_tokens=5)
     said(talk.answer("Hi"))
     assert notes[-1] == "cut off after 5 tokens (setting new_tokens)"
@@ -105,12 +105,12 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
         said(talk.answer(f"Message {number}"))
     left = [note for note in notes if "left out" in note]
     assert left, notes
-    assert left[0].startswith("the context of 120 tokens is full; earlier exchanges left out: 1 of")
+    assert left[0].startswith("the context of 120 tokens is full; earlier exchanges dropped: 1 of")
     assert not any("the answer is limited" in note for note in notes)  # exchanges leave before the answer loses room
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
     assert any("tokens: the context has 120" in note for note in notes)
     before = talk.messages
-    with pytest.raises(InputError, match="the model accepts 120"):
+    with pytest.raises(InputError, match="the model supports 120"):
         talk.answer("a " * 200)
     assert talk.messages == before
 
@@ -200,21 +200,21 @@ def test_what_was_said_is_answered_alike_whatever_the_engine_keeps(endless):
 
 def test_settings():
     settings = ChatSettings()
-    assert settings.changed("new_tokens", "1_000").new_tokens == 1000
-    assert settings.changed("temperature", "0.25").temperature == 0.25
+    assert settings.with_value("new_tokens", "1_000").new_tokens == 1000
+    assert settings.with_value("temperature", "0.25").temperature == 0.25
     wrong = {
         ("temprature", "1"): "did you mean temperature?",
         ("new-tokens", "5"): "did you mean new_tokens?",
         ("colour", "1"): "settings are: history",
         ("top_k", "many"): "'many' is not a number",
         ("history", "1.5"): "not a whole number",
-        ("top_p", "1.5"): "it goes from 0 to 1",
+        ("top_p", "1.5"): "use 0 to 1",
         ("temperature", "1e999"): "too large",
-        ("new_tokens", "0"): "it goes from 1 to 100,000,000",
+        ("new_tokens", "0"): "use 1 to 100,000,000",
     }
     for (name, value), message in wrong.items():
         with pytest.raises(InputError) as error:
-            settings.changed(name, value)
+            settings.with_value(name, value)
         assert message in str(error.value)
     with pytest.raises(InputError) as error:
         ChatSettings(top_p=float("nan"), seed=-1)

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.inference.benchmark_tasks import metrics_on, run_mteb
+from artel.inference.benchmark_tasks import run_mteb, task_metrics
 from artel.inference.retrieval import evaluate_on_corpus, read_beir
 from support.messages import logged
 from support.objectives import objective_run
@@ -85,7 +85,7 @@ def test_figures_on_a_folder_of_beir_are_mtebs(models, tmp_path):
     opened = open_model(str(models["embedding"]))
     found = evaluate_on_corpus(opened, str(beir(tmp_path / "numbers")), None)
     assert (found.documents, found.samples) == (30, 5)
-    theirs = metrics_on(opened, local_task())
+    theirs = task_metrics(opened, local_task())
     (scores,) = theirs["splits"]["test"]
     assert 0 < theirs["ndcg_at_10"] == scores["ndcg_at_10"] < 1
     for figure in ("recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10"):
@@ -95,13 +95,13 @@ def test_figures_on_a_folder_of_beir_are_mtebs(models, tmp_path):
 @pytest.mark.slow
 def test_a_reranker_and_pairs_with_a_score_have_figures_of_mteb(models):
     reranker, embedding = (open_model(str(models[name])) for name in ("rerank", "embedding"))
-    reranked = metrics_on(reranker, local_task("reranking"))
+    reranked = task_metrics(reranker, local_task("reranking"))
     pairs = [(QUERIES[query], text) for query in JUDGED for text in DOCUMENTS.values()]
     scores = np.array([each["score"] for each in reranker.decoding.answers(reranker.model, "rerank", pairs)])
     best = [list(DOCUMENTS)[place] for place in scores.reshape(len(JUDGED), -1).argmax(axis=1)]
     right = [JUDGED[query].get(document, 0) > 0 for query, document in zip(JUDGED, best, strict=True)]
     assert reranked["splits"]["test"][0]["mrr_at_1"] == pytest.approx(np.mean(right))
-    assert -1 <= metrics_on(embedding, local_task("pairs"))["cosine_spearman"] <= 1
+    assert -1 <= task_metrics(embedding, local_task("pairs"))["cosine_spearman"] <= 1
 
 
 def test_the_command_finds_documents_among_the_texts_of_a_file(models, tmp_path):
@@ -131,7 +131,7 @@ def test_documents_that_are_judged_and_missing_are_never_found_and_told(tmp_path
     said = logged()
     empty = beir(tmp_path / "empty", documents=DOCUMENTS | {"without": " "}, judged={"q0": {"d0": 1}})
     assert len(read_beir(empty).documents) == 30
-    assert "1 documents without words are left out" in said.pop()
+    assert "1 documents without words are skipped" in said.pop()
     judged = {"q0": {"d0": 1, "gone": 1}, "q1": {"d1": 0}}
     corpus = read_beir(beir(tmp_path / "numbers", judged=judged, split="dev"))
     assert corpus.judged == [{0: 1.0, 30: 1.0}]
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_corpus_and_a_model_without_vectors(models, tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"has no corpus.jsonl, queries.jsonl, qrels/test.tsv"):
         read_beir(tmp_path / "empty")
-    with pytest.raises(InputError, match="gives texts no vectors"):
+    with pytest.raises(InputError, match="does not embed texts"):
         evaluate_on_corpus(open_model(str(models["rerank"])), str(tmp_path / "empty"), None)
 
 

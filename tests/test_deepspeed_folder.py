@@ -145,7 +145,10 @@ def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
     checkpoint = folder / "3" / "checkpoint-2"
     run = run_from(folder, tmp_path / "run.yaml", train={"optimizer": "sgd"})
     done = refused("train", run, "--from-deepspeed", folder)
-    assert "train.optimizer: sgd: only Adam's state goes between DeepSpeed's checkpoints and artel's" in done.stderr
+    assert (
+        "train.optimizer: sgd: only Adam's state can be converted between DeepSpeed's checkpoints and artel's"
+        in done.stderr
+    )
     assert f"{folder}: is not a DeepSpeed checkpoint" in done.stderr
     assert not (tmp_path / "stores").exists()  # before any text is prepared
     run = run_from(folder, tmp_path / "run.yaml", train={"steps": 2})

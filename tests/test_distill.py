@@ -238,7 +238,7 @@ def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path)
     assert json.loads(evaluated.stdout)["models"][0]["metrics"] == pytest.approx(last, rel=1e-6)
     shutil.rmtree(shard.parent.parent)
     evaluated = succeed("evaluate", run.with_suffix(""), "--json")
-    assert "no metrics of the teacher: " in evaluated.stderr
+    assert "metrics of the teacher omitted: " in evaluated.stderr
     figures = json.loads(evaluated.stdout)["models"][0]["metrics"]
     assert "loss" not in figures
     assert figures["cross_entropy"] == pytest.approx(last["cross_entropy"], rel=1e-6)

@@ -272,10 +272,10 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tokenizer, tm
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "convert_hf_to_gguf", None)  # as if the package were not installed
     for name, options, llama_cpp, message in (
-        (base, {"merge": True}, "", "has no adapter to be merged"),
+        (base, {"merge": True}, "", "has no adapter to merge"),
         (adapter, {"gguf": "f16"}, tools, "add --merge"),
         (base, {"gguf": "q4_km"}, tools, "did you mean q4_k_m"),
-        (base, {"gguf": "f16"}, tmp_path, "holds no convert_hf_to_gguf.py"),
+        (base, {"gguf": "f16"}, tmp_path, "has no convert_hf_to_gguf.py"),
         (base, {"gguf": "q4_k_m"}, tools, "build it: cmake"),
         (base, {"gguf": "f16"}, "", "git clone https://github.com/ggml-org/llama.cpp"),
         (tmp_path / "nowhere", {}, "", "neither a run nor a folder with a model"),

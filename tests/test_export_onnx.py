@@ -62,7 +62,7 @@ def test_a_model_that_writes_is_refused_before_it_is_loaded(tmp_path, tokenizer)
     config = transformers.GPT2Config(vocab_size=tokenizer.vocabulary, n_layer=1, n_embd=16, n_head=2, n_positions=32)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     tokenizer.save(tmp_path / "model")
-    with pytest.raises(InputError, match="writes token by token"):
+    with pytest.raises(InputError, match="generates token by token"):
         export(str(tmp_path / "model"), tmp_path / "out", to="onnx")
     assert not (tmp_path / "out").exists()
 

@@ -116,12 +116,12 @@ def test_other_prompts_settings_and_files_are_refused(plain, generate):
     options = (plain, "--prompts", "prompts.txt", "--max-new-tokens", 4, "--out", "out.jsonl")
     assert generate(*options)[0] == 0
     status, _, said = generate(*options, "--temperature", 0)
-    assert (status, "temperature 0.8 then, 0.0 now" in said) == (2, True)
+    assert (status, "temperature was 0.8, now 0.0" in said) == (2, True)
     beside = Path("out.jsonl.settings.json")
     begun = json.loads(beside.read_text())
     beside.write_text(json.dumps(begun | {"best_of": 4}))
     status, _, said = generate(*options)
-    assert (status, "best_of 4 then, None now" in said) == (2, True)
+    assert (status, "best_of was 4, now None" in said) == (2, True)
     beside.write_text(json.dumps(begun))
     Path("prompts.txt").write_text("the of\nand so\n")
     status, _, said = generate(*options)
@@ -131,7 +131,7 @@ def test_other_prompts_settings_and_files_are_refused(plain, generate):
     weights.write_bytes(content[:-4] + b"\0\0\0\0")
     status, _, said = generate(*options)
     weights.write_bytes(content)
-    assert (status, "begun with other settings: weights " in said) == (2, True)
+    assert (status, "started with other settings: weights " in said) == (2, True)
     Path("prompts.txt").write_text("the of\n")
     assert "more results than the 1 prompts" in generate(*options)[2]
     Path("other.jsonl").write_text("mine")

@@ -50,7 +50,7 @@ def test_the_name_that_the_device_reports_is_a_name() -> None:
         ("h100", {}, "did you mean h100-80gb or h100-80gb-pcie or h100-96gb?"),
         ("a100-80", {}, "did you mean a100-80gb or a100-80gb-pcie?"),
         ("rtx4090", {}, "rtx-4090"),
-        ("tpu", {}, "write cpu, or one of: h100-80gb"),
+        ("tpu", {}, "use cpu, or one of: h100-80gb"),
         *((f"h100-80gb:{count}", {}, "not a number of accelerators") for count in ("0", "-1", "many", "1000000")),
         *(("h100-80gb:8", {"interconnect": rate}, "is not a rate") for rate in ("fast", "400", "0GB/s", "4.0.0Gb/s")),
         ("h100-80gb", {"host_memory": "much"}, "--host-memory"),

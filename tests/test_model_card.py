@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import artel
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.reports.model_card.markdown import without_place
+from artel.reports.model_card.markdown import hide_paths
 from artel.training import RunFolder
 from support.messages import logged
 from support.objectives import objective_run
@@ -135,7 +135,7 @@ def test_no_secret_and_no_place_of_the_machine_is_in_the_folder(run, texts):
     ],
 )
 def test_where_a_file_lies_on_the_machine_is_not_shown(written, shown):
-    assert without_place({"path": [written], "weight": 2}) == {"path": [shown], "weight": 2}
+    assert hide_paths({"path": [written], "weight": 2}) == {"path": [shown], "weight": 2}
 
 
 def test_what_others_wrote_is_text_in_the_card(run):
@@ -257,7 +257,7 @@ def test_what_a_user_wrote_into_the_model_is_left_out_but_a_card_is_taken(run):
     (run / "model" / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n")
     told = logged()
     artel.push(run, "me/novel", dry_run="out")
-    assert "left out, since artel did not write it: notes.txt" in told
+    assert "not uploaded, since artel did not write it: notes.txt" in told
     assert not Path("out/notes.txt").exists()
     assert Path("out/README.md").read_text() == "---\nlicense: mit\n---\n\n# Mine\n"
 
@@ -291,7 +291,7 @@ def test_folders_that_are_no_run_with_a_model(run):
     shutil.copytree(run / "model", "alone")
     assert "alone: is the folder of a model, not of a run" in refused("alone", "me/novel")
     assert "there is no such folder" in refused("nowhere", "me/novel")
-    assert "--step: novel has no checkpoint 3\n    write one of: 2, 4, 6" in refused(run, "me/novel", "--step", 3)
+    assert "--step: novel has no checkpoint 3\n    use one of: 2, 4, 6" in refused(run, "me/novel", "--step", 3)
     (run / "result.json").unlink()
     shutil.rmtree(run / "model")
     assert "has no model yet: the run is not complete\n    push a checkpoint: --step 6" in refused(run, "me/novel")

@@ -22,7 +22,7 @@ from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import choose_for_plan
 from artel.planning.hardware import find_hardware
-from artel.planning.new import Given, answer_questions, run_file
+from artel.planning.new import PresetAnswers, answer_questions, run_file
 from artel.planning.new.look import look_at
 from artel.planning.plan import make_plan
 from artel.registry import OBJECTIVES
@@ -72,7 +72,7 @@ def pretrained(tmp_path: Path) -> str:
     return str(saved(tmp_path / "small", gpt2(vocabulary=tokenizer.vocabulary), tokenizer))
 
 
-def written(given: Given) -> RunConfig:
+def written(given: PresetAnswers) -> RunConfig:
     """The run of the file that `artel new` writes with those flags."""
     answers = answer_questions(given, None)
     Path("run.yaml").write_text(run_file(answers, "run.yaml"))
@@ -96,9 +96,9 @@ def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objec
     is_refused = OBJECTIVES[objective].auto_class not in GPT2_HEADS or objective == "rerank"
     if start == "pretrained" and is_refused:
         with pytest.raises(InputError):
-            check_run(written(Given(text, verb, model, "10min")))
+            check_run(written(PresetAnswers(text, verb, model, "10min")))
         return
-    run = written(Given(text, verb, model, "10min"))
+    run = written(PresetAnswers(text, verb, model, "10min"))
     assert (run.objective, run.train.budget) == (objective, 600)
     assert run.model.auto == (start == "scratch" and verb == "write")
     check_run(run)
@@ -108,7 +108,7 @@ def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objec
 
 
 def test_hardware_decides_between_all_weights_and_adapters(texts, pretrained):
-    run = written(Given([texts["text"]], "write", pretrained, "2h", "h100-80gb:8"))
+    run = written(PresetAnswers([texts["text"]], "write", pretrained, "2h", "h100-80gb:8"))
     assert run.model.lora is None
     assert "--hardware h100-80gb:8" in Path("run.yaml").read_text()
     assert "--nproc 8" in Path("run.yaml").read_text()
@@ -121,15 +121,15 @@ def test_a_model_that_only_all_gpus_together_hold_is_shared_out(texts, tmp_path)
     (tmp_path / "large/model.safetensors").touch()
     decided = {"h100-80gb:8": (False, False), "rtx-4090:2": (True, False), "rtx-4090": (False, True)}
     for hardware, shares_and_adapts in decided.items():
-        run = written(Given([texts["text"]], "write", str(tmp_path / "large"), "2h", hardware))
+        run = written(PresetAnswers([texts["text"]], "write", str(tmp_path / "large"), "2h", hardware))
         assert (run.parallel.data == "fsdp", run.model.lora is not None) == shares_and_adapts
 
 
 def test_a_folder_at_home_is_found(texts, pretrained, monkeypatch):
     monkeypatch.setenv("HOME", str(Path(pretrained).parent))
-    assert written(Given([texts["text"]], "write", "~/small", "10min")).model.from_ == pretrained
+    assert written(PresetAnswers([texts["text"]], "write", "~/small", "10min")).model.from_ == pretrained
     with pytest.raises(InputError, match="is not a folder"):
-        written(Given([texts["text"]], "write", "~/gone", "10min"))
+        written(PresetAnswers([texts["text"]], "write", "~/gone", "10min"))
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -155,14 +155,14 @@ def test_a_file_that_is_there_is_not_written_over_without_being_told():
 @pytest.mark.parametrize(
     ("given", "flag"),
     [
-        (Given(["gone.txt"], "write", "scratch", "1h"), "--text"),
-        (Given([""], "write", "scratch", "1h"), "--text"),  # not the working folder
-        (Given(["novel.txt", " "], "write", "scratch", "1h"), "--text"),
-        (Given(["novel.txt"], "chat", "scratch", "1h"), "--learn"),
-        (Given(["novel.txt"], "sing", "scratch", "1h"), "--learn"),
-        (Given(["novel.txt"], "write", "./gone", "1h"), "--from"),
-        (Given(["novel.txt"], "write", "scratch", "soon"), "--time"),
-        (Given(["novel.txt"], "write", "scratch", "1h", "h101"), "--hardware"),
+        (PresetAnswers(["gone.txt"], "write", "scratch", "1h"), "--text"),
+        (PresetAnswers([""], "write", "scratch", "1h"), "--text"),  # not the working folder
+        (PresetAnswers(["novel.txt", " "], "write", "scratch", "1h"), "--text"),
+        (PresetAnswers(["novel.txt"], "chat", "scratch", "1h"), "--learn"),
+        (PresetAnswers(["novel.txt"], "sing", "scratch", "1h"), "--learn"),
+        (PresetAnswers(["novel.txt"], "write", "./gone", "1h"), "--from"),
+        (PresetAnswers(["novel.txt"], "write", "scratch", "soon"), "--time"),
+        (PresetAnswers(["novel.txt"], "write", "scratch", "1h", "h101"), "--hardware"),
     ],
 )
 def test_a_wrong_flag_is_named(given, flag):
@@ -180,7 +180,7 @@ def test_the_tasks_are_listed_only_when_one_is_asked_for(texts):
             asked.append(question)
             return default
 
-        answer_questions(Given([texts["text"]], learn), ask)
+        answer_questions(PresetAnswers([texts["text"]], learn), ask)
         assert any("continues a text" in line for line in told) == (learn is None)
         assert asked[-1] == "How long? Such as 30min, or for another machine 2h on h100-80gb:8"
 
@@ -243,7 +243,7 @@ def test_the_help_names_all_that_can_be_learned():
 def test_a_wrong_answer_is_asked_for_again():
     typed = iter(["gone.txt", "novel.txt", "chat", "write", "scratch", "soon", "2h on h100-80gb:8"])
     said = logged()
-    answers = answer_questions(Given(), lambda question, default: next(typed))
+    answers = answer_questions(PresetAnswers(), lambda question, default: next(typed))
     assert next(typed, None) is None
     assert (answers.objective, answers.model, answers.time, answers.hardware) == ("causal", "", "2h", "h100-80gb:8")
     assert any("gone.txt" in line for line in said)
@@ -282,14 +282,14 @@ def test_a_chat_model_from_scratch_with_a_few_rows_is_called_hopeless(tmp_path):
     said = {}
     for model in ("scratch", "OWNER/base"):
         said[model] = logged()
-        answer_questions(Given([str(file)], "chat", model, "30min", ""), None)
+        answer_questions(PresetAnswers([str(file)], "chat", model, "30min", ""), None)
     offered: list[str] = []
 
     def ask(question, default):
         offered.append(f"{question} {default}")
         return default
 
-    assert answer_questions(Given([str(file)], "chat", None, "30min", ""), ask).model == "Qwen/Qwen3-0.6B"
+    assert answer_questions(PresetAnswers([str(file)], "chat", None, "30min", ""), ask).model == "Qwen/Qwen3-0.6B"
     assert "pretrained model" in offered[0]
     assert any("the answers will be noise" in line for line in said["scratch"])
     assert not any("noise" in line for line in said["OWNER/base"])

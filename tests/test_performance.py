@@ -15,13 +15,13 @@ from artel.planning.performance import (
     MeasuredCost,
     PublicCost,
     Range,
-    extended,
+    extrapolate,
     forecast,
     pipeline_bubble,
     slowest_stage,
     step_time,
 )
-from artel.planning.rates import Rates, about_here, read_rates, save_rates
+from artel.planning.rates import Rates, measurement_identity, read_rates, save_rates
 
 CPU = torch.device("cpu")
 
@@ -128,7 +128,7 @@ def test_hours_energy_and_cost(node: Hardware) -> None:
 
 def test_a_model_of_more_layers_from_two_shorter_ones() -> None:
     layer, head = Operation(PRODUCT, "aten.mm", flops=2), Operation(PRODUCT, "aten.mm", flops=3)
-    assert extended({layer: 2, head: 1}, {layer: 4, head: 1}, times=10) == {layer: 24, head: 1}
+    assert extrapolate({layer: 2, head: 1}, {layer: 4, head: 1}, times=10) == {layer: 24, head: 1}
 
 
 def test_rates_are_exact_where_they_were_measured_and_keep_between_and_beyond() -> None:
@@ -190,12 +190,12 @@ def test_a_measurement_is_kept_for_this_device_and_version(monkeypatch: pytest.M
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
     assert read_rates(1, CPU) is None
     measured = [Rates(1, {"fused": [(10, 1.0)]}), Rates(2, {"fused": [(10, 3.0)]})]
-    path = save_rates(about_here(CPU), measured)
+    path = save_rates(measurement_identity(CPU), measured)
     for processes, seconds in ((1, 1.0), (2, 3.0), (4, 6.0)):
         rates = read_rates(processes, CPU)
         assert rates is not None
         assert rates.seconds("fused", 10) == seconds
-    save_rates(about_here(CPU) | {"torch": "1.0"}, measured)
+    save_rates(measurement_identity(CPU) | {"torch": "1.0"}, measured)
     assert read_rates(1, CPU) is None
     path.write_text("{}")
     assert read_rates(1, CPU) is None
@@ -205,7 +205,7 @@ def test_a_damaged_measurement_is_told_and_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
-    about = about_here(CPU)
+    about = measurement_identity(CPU)
     path = save_rates(about, [Rates(1, {"fused": [(10, 1.0)]})])
     torn = path.read_bytes()[:-9]
     wrong = (*({"1": {"fused": points}} for points in ([], [[10]], [[10, -1.0]], [[0, 1.0]])), {"x": {}}, [], "1")
@@ -222,7 +222,7 @@ def test_a_damaged_measurement_is_told_and_not_used(
 def test_what_is_measured_is_what_a_step_asks_for(width: int) -> None:
     """On tiny sizes: the names of a measurement are those by which a step's operations are looked up."""
     sizes = Sizes(seconds=0, products=((16, 8, 32),), heads=((1, 2, 16, 8),), numbers=(2 * width,), width=width,
-                  vocabulary=64, others=8)  # fmt: skip
+                  vocabulary=64, cache_elements=8)  # fmt: skip
     measured = measure(CPU, compiles=False, sizes=sizes)
     assert all(size > 0 and seconds > 0 for points in measured.values() for size, seconds in points)
     products = {f"product {dtype} {layout}" for dtype in ("bf16", "fp32") for layout in ("nn", "nt", "tn")}

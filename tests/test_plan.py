@@ -25,8 +25,8 @@ from artel.planning.plan.live_bytes import (
     LiveBytes,
     bytes_by_kind,
 )
-from artel.planning.plan.models import ModelOutline, _recurring
-from artel.planning.plan.rank_memory import ROUNDS_IN_SHARDS, _extended
+from artel.planning.plan.models import ModelOutline, _find_period
+from artel.planning.plan.rank_memory import ROUNDS_IN_SHARDS, _extrapolate
 from artel.preparing import prepare
 from artel.training.optim.optimizer import Optimizer, state_bytes
 from support.runs import TINY, merged
@@ -137,7 +137,7 @@ def test_a_few_layers_tell_of_all(config, how, layout):
     fewer, more = outline.layer_counts(1, ROUNDS_IN_SHARDS if layout[1] else 1)
     assert more < 9
     lines = [peaks(traced(config, *layout, layers=layers, how=how)) for layers in (fewer, more)]
-    extended = _extended(*lines, (fewer, more), 9)
+    extended = _extrapolate(*lines, (fewer, more), 9)
     whole = peaks(traced(config, *layout, how=how))
     assert max(sum(peak.values()) for peak in extended) == pytest.approx(max(sum(p.values()) for p in whole), rel=1e-3)
     for of_few, of_all in zip(extended, whole, strict=True):
@@ -189,7 +189,7 @@ def test_a_longer_model_may_be_fullest_at_another_moment():
     loss = {"weights": 1, "activations": 2, "logits_and_loss": 9}
     step = [{"weights": weights, "activations": 0, "logits_and_loss": 0} for weights in (1, 2)]
     fewer, more = [loss, step[0], loss], [loss | {"weights": 2, "activations": 3}, step[1], step[1]]
-    assert _extended(fewer, more, (1, 2), 11) == [
+    assert _extrapolate(fewer, more, (1, 2), 11) == [
         {"weights": 11, "activations": 12, "logits_and_loss": 9},
         {"weights": 11, "activations": 0, "logits_and_loss": 0},
     ]
@@ -219,9 +219,9 @@ def test_the_optimizers_state_is_that_of_arithmetic():
 
 
 def test_layers_of_several_kinds_recur():
-    assert _recurring("aaaaaa") == (0, 1)
-    assert _recurring("dabababab") == (1, 2)
-    assert _recurring("aaab") in ((3, 1), (0, 4))
+    assert _find_period("aaaaaa") == (0, 1)
+    assert _find_period("dabababab") == (1, 2)
+    assert _find_period("aaab") in ((3, 1), (0, 4))
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
 from artel.host import Memory
 from artel.parallel.mesh import read_parallel_dims
-from artel.planning import Start, check_run, limits
-from artel.planning.limits import PROCESS, check_memory
+from artel.planning import Start, check_run, machine_limits
+from artel.planning.machine_limits import MIN_PROCESS_BYTES, check_memory
 from support.hub import Hub, Repo
 from support.runs import TINY, merged
 from support.stores import bytes_tokenizer
@@ -68,7 +68,7 @@ WRONG = {
                                   ("config check",)),
     "optimizer and weights": (sections(train={"weights": "bf16", "optimizer": "sgd"}),
                               ["bf16 would lose small steps", "bf16 weights do not compute in fp32"]),
-    "more than there is memory": (config(**HUGE), ["GiB in one process, and this machine has"],
+    "more than there is memory": (config(**HUGE), ["GiB in one process, but this machine has"],
                                   ("config check", "train")),
     "in the file and beyond it": (
         merged(sections(train={"batch": "x", "weights": "bf16", "optimizer": "sgd"}, colour=3, seed=-1),
@@ -148,7 +148,7 @@ def test_a_budget_that_the_first_steps_outlast_is_refused_before_any_text_is_rea
 
     (problem,) = problems_of(run("1s"))
     assert problem.where.endswith("train.budget")
-    assert "1s is too short: 4 steps of 4,194,304 tokens take " in problem.what
+    assert "1s is too short: at peak speed, this machine needs " in problem.what
     shortest = problem.fix.split()[1]
     assert read_seconds(shortest) > 60
     assert problems_of(run(10 * read_seconds(shortest))) == []
@@ -217,14 +217,14 @@ MUON = 16 - 4 * 25_165_824 / 77_706_240
 def test_memory_is_what_is_held_at_a_step(changes, world, on_host, bytes_each, monkeypatch):
     """Refused with a byte less than weights, gradients and averages take in the processes of this host; not with it."""
     model = on_meta()
-    needed = round(model.num_parameters() * bytes_each) + PROCESS * on_host
+    needed = round(model.num_parameters() * bytes_each) + MIN_PROCESS_BYTES * on_host
     run = described(changes)
     grid = read_parallel_dims(run.parallel, world, on_host)
-    monkeypatch.setattr(limits, "local_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(limits, "swap", lambda: 0)
-    monkeypatch.setattr(limits, "memory", lambda: Memory(2 * needed, 0, needed))
+    monkeypatch.setattr(machine_limits, "local_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(machine_limits, "swap", lambda: 0)
+    monkeypatch.setattr(machine_limits, "memory", lambda: Memory(2 * needed, 0, needed))
     check_memory(model, run, grid, on_host)
-    monkeypatch.setattr(limits, "memory", lambda: Memory(2 * needed, 0, needed - world))
+    monkeypatch.setattr(machine_limits, "memory", lambda: Memory(2 * needed, 0, needed - world))
     with pytest.raises(InputError, match=r"parameters need at least .* GiB"):
         check_memory(model, run, grid, on_host)
 
@@ -236,17 +236,17 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
     lora = {"model": {"config": None, "from": "x", "lora": {"rank": 4}}, "tokenizer": {"train": None}}
     nf4 = merged(lora, {"model": {"quantize": "nf4"}})
     grid = read_parallel_dims(described({}).parallel, 1, 1)
-    monkeypatch.setattr(limits, "local_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(limits, "swap", lambda: 0)
+    monkeypatch.setattr(machine_limits, "local_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(machine_limits, "swap", lambda: 0)
     for changes, dtype, needed in (
         (lora, torch.bfloat16, 4 * count), (nf4, torch.bfloat16, count // 2), (lora, torch.float32, 0)
     ):  # fmt: skip
         model.config.dtype = dtype
         model.config.save_pretrained("x")
-        needed += PROCESS
-        monkeypatch.setattr(limits, "memory", lambda room=needed: Memory(room, 0, None))
+        needed += MIN_PROCESS_BYTES
+        monkeypatch.setattr(machine_limits, "memory", lambda room=needed: Memory(room, 0, None))
         check_memory(model, described(changes), grid, 1)
-        monkeypatch.setattr(limits, "memory", lambda room=needed: Memory(room - 1, 0, None))
+        monkeypatch.setattr(machine_limits, "memory", lambda room=needed: Memory(room - 1, 0, None))
         with pytest.raises(InputError, match="parameters need at least"):
             check_memory(model, described(changes), grid, 1)
 

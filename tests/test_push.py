@@ -162,7 +162,7 @@ def test_weights_of_an_earlier_model_are_removed_and_other_files_stay(runs, hub)
     repo.commit("main", "by hand", {**hub.files("me/tiny"), **more})
     told = push(hub, runs / "base", "me/tiny").stderr
     removed = "model-00001-of-00002.safetensors, pytorch_model.bin"
-    assert f"removed there, since they belong to an earlier model: {removed}" in told
+    assert f"removed from the hub, since they belong to an earlier model: {removed}" in told
     assert {"LICENSE", "onnx/model.safetensors", "model.safetensors"} <= set(hub.files("me/tiny"))
     assert not {"model-00001-of-00002.safetensors", "pytorch_model.bin"} & set(hub.files("me/tiny"))
     said = push(hub, runs / "base", "me/tiny", "--public", status=2).stderr
@@ -191,14 +191,14 @@ print(json.dumps(said))
 """
 REFUSALS = {
     ("GET", "whoami", 401): ("InputError", "the hub does not accept the token (401): "),
-    ("GET", "whoami", 503): ("WorkError", "the hub fails (503): "),
-    ("GET", "whoami", 429): ("WorkError", "the hub takes no more requests for now (429): "),
-    ("POST", "repos/create", 403): ("InputError", "me/tiny: the token may not write there (403): no, for a test"),
+    ("GET", "whoami", 503): ("WorkError", "the hub failed (503): "),
+    ("GET", "whoami", 429): ("WorkError", "too many requests to the hub (429): "),
+    ("POST", "repos/create", 403): ("InputError", "me/tiny: the token has no write access there (403): no, for a test"),
     ("POST", "preupload", 404): ("InputError", "me/tiny: the hub has no such repository or revision (404)"),
-    ("POST", "lfs/objects/batch", 403): ("InputError", "me/tiny: the token may not write there (403)"),
-    ("PUT", "lfs", 403): ("InputError", "me/tiny: the token may not write there (403)"),
-    ("POST", "commit", 409): ("WorkError", "me/tiny: something else changes the repository just now (409)"),
-    ("POST", "commit", 500): ("WorkError", "me/tiny: the hub fails (500): no, for a test"),
+    ("POST", "lfs/objects/batch", 403): ("InputError", "me/tiny: the token has no write access there (403)"),
+    ("PUT", "lfs", 403): ("InputError", "me/tiny: the token has no write access there (403)"),
+    ("POST", "commit", 409): ("WorkError", "me/tiny: the repository is being changed by another process (409)"),
+    ("POST", "commit", 500): ("WorkError", "me/tiny: the hub failed (500): no, for a test"),
     ("POST", "commit", 418): ("InputError", "me/tiny: the hub rejected it (418): no, for a test"),
 }
 
@@ -218,7 +218,7 @@ def test_no_token_a_token_that_reads_and_no_network(runs, hub):
 
     assert first(2, HF_TOKEN="") == f"artel: {hub.address}: there is no token for the hub"
     hub.role = "read"
-    assert first(2) == f"artel: {hub.address}: the token of me may only read"
+    assert first(2) == f"artel: {hub.address}: the token of me has only read access"
     address = f"http://127.0.0.1:{free_ports(1)[0]}"
     assert first(1, HF_ENDPOINT=address).startswith(f"artel: {address}: the hub cannot be reached: ")
 
@@ -253,6 +253,6 @@ def test_links_in_the_model_of_a_run_are_not_followed(runs):
     assert any("left out" in line and "README.md" in line for line in said)
     Path("run/model/tokenizer.json").unlink()
     Path("run/model/tokenizer.json").symlink_to(Path("secret").absolute())
-    with pytest.raises(InputError, match=r"tokenizer.json: is a link, but only files are uploaded"):
+    with pytest.raises(InputError, match=r"tokenizer.json: is a symbolic link, but only files are uploaded"):
         api.push("run", "me/tiny", dry_run="other")
     assert not Path("other").exists()

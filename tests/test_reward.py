@@ -276,7 +276,7 @@ def test_the_best_of_several_answers(command, trained):
     assert Path("out.jsonl").read_text().splitlines() == lines
     status, _, err = command("generate", *files[:-4], "--best-of", 2, "--reward", reward)
     assert status == 2
-    assert "begun with other settings" in err
+    assert "started with other settings" in err
 
 
 @pytest.mark.parametrize(
@@ -296,4 +296,4 @@ def test_a_model_without_scores_chooses_nothing(command, trained):
     writer = trained["chat"]
     status, _, err = command("generate", writer, "--prompt", "x", "--best-of", 2, "--reward", writer)
     assert status == 2
-    assert "which gives answers no score" in err
+    assert "which does not score answers" in err

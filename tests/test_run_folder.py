@@ -349,7 +349,7 @@ def test_a_run_that_never_trained_and_one_that_is_unfinished_say_so(artel, caplo
     for words in (generate, ["export", "run", "out"]):
         caplog.clear()
         assert artel(*words)[0] == 0
-        assert "run is not complete: its newest checkpoint is used, step 4" in caplog.text
+        assert "run is not complete: using its newest checkpoint, step 4" in caplog.text
     says(artel(*push), 2, "the run is not complete")
     says(artel("report", "run"), 0, "at step 6; artel train run resumes")
 

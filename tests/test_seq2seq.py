@@ -337,7 +337,7 @@ def test_the_run_writes_what_transformers_writes(capsys):
         assert client.post("/v1/embeddings", json={"input": "one"}).status_code == 400
         talk = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "one"}]}).json()
         assert "it writes a text for a text" in talk["error"]["message"]
-        assert talk["error"]["message"].endswith("ask it at /v1/completions")
+        assert talk["error"]["message"].endswith("use /v1/completions")
     result = model.evaluate()
     assert {"loss", "perplexity", "accuracy", "exact_match", "chrf"} == result.metrics.keys()
     (table,) = result.details["tables"].values()

@@ -113,7 +113,7 @@ def test_completions_tell_parts_of_characters_apart(served, client):
     assert [len(top) for top in logprobs["top_logprobs"]] == [5] * len(logprobs["tokens"])
     assert any(sum(name in parts for name in top) > 1 for top in logprobs["top_logprobs"])  # else nothing is tried
     assert not any("\ufffd" in name for name in names + logprobs["tokens"])
-    known = {bytes(served.token_bytes(token)) for token in range(served.written_ids)}
+    known = {bytes(served.token_bytes(token)) for token in range(served.num_output_ids)}
     assert all(bytes.fromhex(name[6:].replace("\\x", "")) in known for name in parts)
 
 

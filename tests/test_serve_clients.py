@@ -310,7 +310,7 @@ def test_weights_that_are_written_over_at_the_same_length_are_noticed(tmp_path):
             urllib.request.urlopen(f"{server.url}/health")
         server.end()
         server.reader.join()
-    assert "".join(server.said).count(f"tiny: {weights} was written over under the running server") == 1
+    assert "".join(server.said).count(f"tiny: {weights} was overwritten while the server was running") == 1
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_weights_that_are_written_over_at_the_same_length_are_noticed(tmp_path):
     [
         (["--host", "0.0.0.0", "--port", "0"], "--host", "there is no key"),
         (["--host", "no.such.host.invalid"], "--host", "no.such.host.invalid"),
-        (["--context", "1000000000", "--port", "0"], "--context", "write at most"),
+        (["--context", "1000000000", "--port", "0"], "--context", "use at most"),
         (["--precision", "fp64", "--port", "0"], "--precision", "bf16"),
         (["--engine", "vllm"], "--engine", "pip install vllm"),
         (["--engine", "llama"], "--engine", "artel or vllm"),

@@ -16,9 +16,9 @@ import pytest
 import uvicorn
 
 from artel.inference.serve import access
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.app import Limits, read_body
 from artel.inference.serve.completions import Prompt, Usage, write
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import AdmissionLimit
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import ChatRequest, CompletionRequest
@@ -96,8 +96,8 @@ def test_a_wrong_value_is_said_in_plain_words_with_its_place(client, changes, sa
         ({"tools": [{"type": "web_search"}]},
          "tools: is not supported at /v1/responses; remove it, or use /v1/chat/completions"),
         ({"previous_response_id": "resp_1", "background": True},
-         "previous_response_id: is not supported at /v1/responses; nothing is stored here: send the earlier messages "
-         "in input; background: is not supported at /v1/responses; remove it"),
+         "previous_response_id: is not supported at /v1/responses; this server stores nothing: send the earlier "
+         "messages in input; background: is not supported at /v1/responses; remove it"),
         ({"input": [{"type": "function_call", "role": "user", "content": "x"}]},
          "input.0.type: is unknown; write 'message'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "text": "x"}]}]},
@@ -153,7 +153,7 @@ def test_errors_of_http_are_openais_too(client):
     for path, body in (("embeddings", {"input": "x"}), ("fill-mask", {"input": "x"}), ("answers", question)):
         refused = client.post(f"/v1/{path}", json=body)
         assert error_of(refused)[:2] == (400, "model")
-        assert re.search(r"does not .*: it .+; ask it at /v1/", refused.json()["error"]["message"])
+        assert re.search(r"does not .*: it .+; use /v1/", refused.json()["error"]["message"])
 
 
 def test_a_foreign_page_cannot_reach_a_server_of_this_machine(client):

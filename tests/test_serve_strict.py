@@ -25,9 +25,11 @@ THOUGHT = "<think>I weigh it.</think> Сейчас: "
 class Answer:
     """An answer under a grammar: what is put into it, and random logits for the rest."""
 
-    def __init__(self, family, tools, *, several=True, answer=None):
+    def __init__(self, family, tools, *, parallel_calls=True, answer=None):
         self.tokenizer, self.end, form = form_of(family)
-        grammar = optional_calls_grammar(form, tools, self.tokenizer, self.end.ids, several=several, answer=answer)
+        grammar = optional_calls_grammar(
+            form, tools, self.tokenizer, self.end.ids, parallel_calls=parallel_calls, answer=answer
+        )
         self.matcher = Grammars(self.tokenizer, self.end.ids).lark_matcher(grammar, "tools")()
         self.mark = form.mark
         self._stream = TextStream(self.tokenizer, [], (), special_tokens=True)
@@ -64,7 +66,7 @@ class Answer:
 
     @property
     def calls(self):
-        return merge_deltas(self._reader.take())
+        return merge_deltas(self._reader.take_deltas())
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_what_cannot_be_held_is_refused(client, changes, param, what):
 def test_strict_that_cannot_be_kept_leaves_calls_free_and_is_said_once(client, capsys):
     for _ in range(2):
         assert client.chat.completions.create(**QUESTION | {"tools": UNKEPT, "max_tokens": 4}).choices[0]
-    assert capsys.readouterr().err.count("tiny: strict is not kept: the schema cannot be used") == 1
+    assert capsys.readouterr().err.count("tiny: strict is ignored: the schema cannot be used") == 1
 
 
 @pytest.mark.parametrize(("family", "why"), [("gemma4", "cannot be forced"), ("llama3", "without a mark")])
@@ -233,7 +235,7 @@ def test_a_model_whose_calls_cannot_be_held(tmp_path, capsys, family, why):
             response = client.post("/v1/chat/completions", json=QUESTION | changes | {"max_tokens": 4})
             assert response.status_code == 200, response.text
         assert int(response.json()["choices"][0]["message"]["content"]) <= 9
-        assert capsys.readouterr().err.count("tiny: strict is not kept") == 1
+        assert capsys.readouterr().err.count("tiny: strict is ignored") == 1
         changes = {"tools": [tool("get")], "tool_choice": allowed("auto", "get")}
         error = client.post("/v1/chat/completions", json=QUESTION | changes).json()["error"]
     assert error["param"] == "tool_choice"

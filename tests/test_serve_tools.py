@@ -24,9 +24,9 @@ CANNOT = {"gemma4"}
 """It writes no JSON and no tags."""
 
 
-def written(tokenizer, end, form, tools, seed, *, several=False):
+def written(tokenizer, end, form, tools, seed, *, parallel_calls=False):
     """What random logits, which seldom end, make of a grammar: the pieces of an answer's text."""
-    grammar = required_calls_grammar(form, tools, tokenizer, several=several)
+    grammar = required_calls_grammar(form, tools, tokenizer, parallel_calls=parallel_calls)
     matcher = Grammars(tokenizer, end.ids).lark_matcher(grammar, "tools")()
     sampler = Sampler(
         SamplingOptions(seed=seed, logit_bias=dict.fromkeys(end.ids, -1.0)), [], tokenizer.vocabulary, matcher
@@ -52,9 +52,12 @@ def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(na
         return
     counts, called = set(), set()
     for seed in range(5):
-        reader, pieces = required_calls(form, TOOLS), list(written(tokenizer, end, form, TOOLS, seed, several=True))
+        reader, pieces = (
+            required_calls(form, TOOLS),
+            list(written(tokenizer, end, form, TOOLS, seed, parallel_calls=True)),
+        )
         assert "".join(reader.add(piece) for piece in pieces) + reader.rest() == ""
-        calls = merge_deltas(reader.take())
+        calls = merge_deltas(reader.take_deltas())
         assert_called(calls)
         counts.add(len(calls))
         called |= {call["function"]["name"] for call in calls}
@@ -81,7 +84,7 @@ def test_arguments_may_hold_the_marks_of_the_form():
         reader = required_calls(form, TOOLS)
         for at in range(0, len(text), size):
             reader.add(text[at : at + size])
-        first, second = merge_deltas(reader.take())
+        first, second = merge_deltas(reader.take_deltas())
         assert (first["function"]["arguments"], second["function"]["arguments"]) == (arguments, "{}")
 
 
@@ -102,7 +105,7 @@ def test_arguments_may_hold_the_marks_of_the_form():
 def test_what_tags_have_no_place_for_is_refused(parameters, what):
     tokenizer, _, form = form_of(FAMILIES["qwen3_5"])
     with pytest.raises(UnsupportedParameters, match=what):
-        required_calls_grammar(form, (tool("f", parameters),), tokenizer, several=False)
+        required_calls_grammar(form, (tool("f", parameters),), tokenizer, parallel_calls=False)
 
 
 # Through the server
@@ -199,7 +202,7 @@ def test_a_template_whose_calls_cannot_be_forced_is_refused_by_name(tmp_path):
     with client_for(tmp_path, FAMILIES["gemma4"].tokenizer()) as client:
         response = client.post("/v1/chat/completions", json=QUESTION | {"tool_choice": "required"})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice"), response.text
-        assert "write auto or none" in response.json()["error"]["message"]
+        assert "use auto or none" in response.json()["error"]["message"]
 
 
 def test_tools_for_a_template_that_takes_none_are_refused_with_a_way_out(tmp_path):

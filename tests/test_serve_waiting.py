@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from artel.inference.serve import app, tasks
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.app import Limits
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import AdmissionLimit, Deadline
 from artel.inference.serve.schema import EmbeddingRequest
 from support.serving import (

@@ -410,7 +410,7 @@ def test_calls_are_read_back(text, rest, calls):
 def test_the_servers_answers_have_openais_calls():
     calls = FreeCalls(TOOLS)
     text = calls.add("I look.<tool_call>") + calls.add(F_AS_JSON + "</tool_c") + calls.add("all>") + calls.rest()
-    (call,) = merge_deltas(calls.take())
+    (call,) = merge_deltas(calls.take_deltas())
     assert (text, call["type"], call["id"][:5]) == ("I look.", "function", "call_")
     assert call["function"] == {"name": "f", "arguments": '{"a": "5", "n": 5}'}  # arguments are text there, once
 
@@ -425,4 +425,4 @@ def test_a_mark_that_only_ends_what_is_said_is_not_shown_and_a_call_after_it_end
     assert calls.add("<|message_sep|>") == ""
     assert calls.is_full
     assert calls.add(f"\n\nfunction result<|role_sep|>\n{RESULT}") + calls.rest() == ""
-    assert [call["function"]["name"] for call in merge_deltas(calls.take())] == ["f"]
+    assert [call["function"]["name"] for call in merge_deltas(calls.take_deltas())] == ["f"]

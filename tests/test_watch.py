@@ -89,7 +89,7 @@ def test_a_run_that_failed_or_died_ends_it(tmp_path, state):
 
 def test_a_run_without_signs_is_said_to_be_one(tmp_path):
     folder = make_run(tmp_path / "run", "running", ranks=0)
-    with pytest.raises(InputError, match="leaves no signs of life"):
+    with pytest.raises(InputError, match="has no status files"):
         watch(str(folder), console())
 
 

@@ -135,7 +135,7 @@ class Model:
     ) -> str:
         """Continue a text. A chat model answers a message, a seq2seq model writes its output for an input.
 
-        Returns the generated text without the prompt.
+        Return the generated text without the prompt.
 
         Args:
             prompt: the text to continue, empty to start a new document; for seq2seq the input.
@@ -179,13 +179,13 @@ class Model:
 
         objective, decoding = self._opened.objective, self._opened.decoding
         if not (objective.generates or "generate" in decoding.tasks):
-            raise self._cannot("writes no text of its own")
+            raise self._unsupported("does not generate text")
         if beams is not None and objective.generates:
-            raise InputError.at("beams", f"{self._opened.name} does not search", "remove it: seq2seq models do")
+            raise InputError.at("beams", f"{self._opened.name} does not support beam search", "remove it")
         if beams is not None and not 1 <= beams <= 100:
-            raise InputError.at("beams", f"{beams} is out of range", "it goes from 1 to 100")
+            raise InputError.at("beams", f"{beams} is out of range", "use 1 to 100")
         if beams is not None and temperature:
-            raise InputError.at("beams", "searches for the likeliest text, and a temperature samples", "leave one out")
+            raise InputError.at("beams", "cannot be combined with a temperature, which samples", "remove one of them")
         sampling = decoding.sampling(
             new_tokens=max_new_tokens,
             temperature=temperature,
@@ -195,7 +195,7 @@ class Model:
             repetition_penalty=repetition_penalty,
             beams=beams,
         )
-        ChatSettings(  # refuses what is out of range
+        ChatSettings(  # raises for values out of range
             0, sampling.new_tokens, repetition_penalty, sampling.temperature, top_p, top_k, seed
         )
         return iter(self._reply(prompt, "", sampling).pieces)
@@ -239,9 +239,11 @@ class Model:
         Raise InputError for models that were not trained to answer questions.
         """
         if "answer" not in self._opened.decoding.tasks:
-            raise self._cannot("finds no answers in texts")
-        found = self._reply(question, context, None).to_json or {}
-        return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
+            raise self._unsupported("does not answer questions")
+        fields = self._reply(question, context, None).to_json or {}
+        return Answer(
+            fields["answer"], fields["start"], fields["end"], fields["score"], fields["class"], fields["classes"]
+        )
 
     @overload
     def entities(self, text: str) -> list[Entity]: ...
@@ -257,9 +259,9 @@ class Model:
 
         Raise InputError for models that were not trained to find entities or tag words.
         """
-        answers = self._answers("entities", [text] if isinstance(text, str) else text, "marks nothing in texts")
-        found = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
-        return found[0] if isinstance(text, str) else found
+        answers = self._answers("entities", [text] if isinstance(text, str) else text, "does not find entities")
+        results = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
+        return results[0] if isinstance(text, str) else results
 
     @leaves_process_unchanged()
     def fill(self, text: str) -> Filled:
@@ -268,7 +270,7 @@ class Model:
         Raise InputError for models that cannot fill in text, and if a masked model is given a text without masks.
         """
         if self._opened.objective.generates or self._opened.decoding.tasks:
-            raise self._cannot("fills nothing in")
+            raise self._unsupported("does not fill in text")
         reply = self._reply(text, "", None)
         filled = "".join(reply.pieces)
         masks = (reply.to_json or {}).get("masks", [])
@@ -288,7 +290,7 @@ class Model:
         Raise InputError for models that are not classifiers.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
-        answers = self._answers("classify", inputs, "labels no texts")
+        answers = self._answers("classify", inputs, "does not classify texts")
         return answers[0] if isinstance(texts, str) else answers
 
     @leaves_process_unchanged()
@@ -301,10 +303,10 @@ class Model:
             prompt: the user's message; or the messages of a conversation, ending with the user's.
             answers: one answer or several.
 
-        Raise InputError for models that give no scores, and for inputs that are too long.
+        Raise InputError for models that do not score, and for inputs that are too long.
         """
-        listed = [answers] if isinstance(answers, str) else answers
-        scored = self._answers("score", [(prompt, answer) for answer in listed], "gives no scores")
+        items = [answers] if isinstance(answers, str) else answers
+        scored = self._answers("score", [(prompt, answer) for answer in items], "does not score answers")
         return [float(answer["score"]) for answer in scored]
 
     @leaves_process_unchanged()
@@ -319,12 +321,12 @@ class Model:
         Raise InputError for models that are not rerankers, and for a query that is too long.
         """
         documents = [documents] if isinstance(documents, str) else documents
-        scored = self._answers("rerank", [(query, document) for document in documents], "ranks no documents")
+        scored = self._answers("rerank", [(query, document) for document in documents], "does not rank documents")
         ranked = [
             Ranked(index, document, float(answer["score"]))
             for index, (document, answer) in enumerate(zip(documents, scored, strict=True))
         ]
-        return sorted(ranked, key=lambda one: -one.score)[:top_n]
+        return sorted(ranked, key=lambda ranking: -ranking.score)[:top_n]
 
     @leaves_process_unchanged()
     def embed(
@@ -341,9 +343,9 @@ class Model:
         """
         import numpy as np
 
-        listed = [texts] if isinstance(texts, str) else texts
-        inputs = [{"text": text, "input_type": kind, "dimensions": dimensions} for text in listed]
-        answers = self._answers("embed", inputs, "gives texts no vectors")
+        items = [texts] if isinstance(texts, str) else texts
+        inputs = [{"text": text, "input_type": kind, "dimensions": dimensions} for text in items]
+        answers = self._answers("embed", inputs, "does not embed texts")
         vectors = np.array([answer["embedding"] for answer in answers], dtype=np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -378,7 +380,7 @@ class Model:
         quiet_libraries()
         path = None if data is None else os.fspath(data)
         if corpus is not None and overrides:
-            raise InputError.at("overrides", "have no meaning on a corpus", "remove them")
+            raise InputError.at("overrides", "cannot be combined with corpus", "remove them")
         if corpus is not None:
             return evaluate_on_corpus(self._opened, os.fspath(corpus), path)
         check_worker()
@@ -394,17 +396,17 @@ class Model:
         """Return the objective's reply to a prompt, as in `artel generate`."""
         return self._opened.decoding.reply(self._opened.model, prompt, context, sampling)
 
-    def _answers(self, task: str, inputs: list[Any], cannot: str) -> list[dict[str, Any]]:
+    def _answers(self, task: str, inputs: list[Any], reason: str) -> list[dict[str, Any]]:
         """Return the answers to a task (`Decoding.tasks`). Raise InputError if the model does not support it."""
         if task not in self._opened.decoding.tasks:
-            raise self._cannot(cannot)
+            raise self._unsupported(reason)
         return self._opened.decoding.answers(self._opened.model, task, inputs)
 
-    def _cannot(self, what: str) -> InputError:
+    def _unsupported(self, what: str) -> InputError:
         """Return the error for an unsupported task. It names the supported ones."""
         tasks = " and ".join(self._opened.decoding.tasks) or "fill"
-        able = "generate and chat" if self._opened.objective.generates else tasks
-        return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {able}")
+        supported = "generate and chat" if self._opened.objective.generates else tasks
+        return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {supported}")
 
 
 def _conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[str, str]], str]:
@@ -415,7 +417,7 @@ def _conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[str, lis
     system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
     roles = [role for role, _ in turns]
     if len(turns) % 2 == 0 or roles != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
-        what = f"has the roles {', '.join(map(str, roles)) or 'of nobody'}"
-        raise InputError.at("messages", what, "write user and assistant by turns, and a message of the user last")
+        what = f"has the roles {', '.join(map(str, roles)) or 'none'}"
+        raise InputError.at("messages", what, "alternate user and assistant, and end with a message of the user")
     texts = [text for _, text in turns]
     return system, list(zip(texts[:-1:2], texts[1::2], strict=True)), texts[-1]

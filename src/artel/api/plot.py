@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from artel.reports.run_data import RunData
 
-_HEIGHT = 240  # pixels of one plot
-_TRAINING, _VALIDATION = "#1f77b4", "#d62728"
+_PLOT_PIXELS = 240  # pixels of one plot
+_TRAINING_COLOR, _VALIDATION_COLOR = "#1f77b4", "#d62728"
 
 
 def figure(run: RunData) -> Figure:
@@ -33,19 +33,21 @@ def figure(run: RunData) -> Figure:
     if not plots:
         raise InputError.at(str(run.folder), "nothing is logged yet", "plot it after a few steps of training")
     titles = [plot.title for plot in plots]
-    drawn = make_subplots(len(plots), 1, subplot_titles=titles, shared_xaxes=True, vertical_spacing=0.2 / len(plots))
+    plotly_figure = make_subplots(
+        len(plots), 1, subplot_titles=titles, shared_xaxes=True, vertical_spacing=0.2 / len(plots)
+    )
     for row, plot in enumerate(plots, 1):
         for _, curve, is_validation, label in plot.curves:
             style = "lines+markers" if is_validation else "lines"
-            colour = _VALIDATION if is_validation else _TRAINING
-            is_first = label not in {trace.name for trace in drawn.data}
+            colour = _VALIDATION_COLOR if is_validation else _TRAINING_COLOR
+            is_first = label not in {trace.name for trace in plotly_figure.data}
             line = Scatter(
                 x=curve.step.astype(int), y=curve.value, name=label, mode=style, line={"color": colour},
                 legendgroup=label, showlegend=is_first,
             )  # fmt: skip
-            drawn.add_trace(line, row, 1)
+            plotly_figure.add_trace(line, row, 1)
         name = plot.metric.replace("_", " ")  # tokens per second, which the title calls speed
         if name != plot.title.lower():
-            drawn.update_yaxes(title_text=name, row=row)
-    drawn.update_xaxes(title_text="step", row=len(plots))
-    return drawn.update_layout(height=_HEIGHT * len(plots), title_text=str(run.folder))
+            plotly_figure.update_yaxes(title_text=name, row=row)
+    plotly_figure.update_xaxes(title_text="step", row=len(plots))
+    return plotly_figure.update_layout(height=_PLOT_PIXELS * len(plots), title_text=str(run.folder))

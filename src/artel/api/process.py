@@ -45,26 +45,26 @@ def leaves_process_unchanged(
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(function)
-        def call(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
             with ExitStack() as stack:
                 if prints and not logger.handlers:
                     stack.enter_context(printed_by(_print))
                 stack.enter_context(_environment())
                 if with_torch:
                     import torch  # noqa: F401
-                for keep in (_signals, kept_bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
-                    stack.enter_context(keep())
+                for restoring in (_signals, kept_bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
+                    stack.enter_context(restoring())
                 try:
-                    return function(*arguments, **named)
+                    return function(*arguments, **keywords)
                 except ArtelError as error:
                     error.problems = tuple(map(_in_python, error.problems))
                     error.args = ("\n".join(map(str, error.problems)),)
                     raise
                 except BaseException as error:  # a user's code may call sys.exit
-                    known = machine_error(error)
-                    if known is None:
+                    artel_error = machine_error(error)
+                    if artel_error is None:
                         raise
-                    raise known from error
+                    raise artel_error from error
 
         return call
 
@@ -92,7 +92,7 @@ def _in_python(problem: Problem) -> Problem:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    before = dict(os.environ)
+    saved = dict(os.environ)
     if in_notebook():
         os.environ.pop("FORCE_COLOR", None)  # Jupyter sets it; processes of a run would draw bars for a terminal
     # Read while PyTorch is imported: it warns of hosts without names.
@@ -100,9 +100,9 @@ def _environment() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
+        for name in os.environ.keys() - saved.keys():
             del os.environ[name]
-        for name, value in before.items():
+        for name, value in saved.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
 
@@ -113,13 +113,13 @@ def _signals() -> Iterator[None]:
     if not in_main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    if before[signal.SIGINT] is signal.default_int_handler:
+    saved = {number: signal.getsignal(number) for number in _SIGNALS}
+    if saved[signal.SIGINT] is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in saved.items():
             if handler is not None and signal.getsignal(number) is not handler:  # None: it was not set from Python
                 signal.signal(number, handler)
 
@@ -141,11 +141,11 @@ def _faults() -> Iterator[None]:
 @contextmanager
 def _hooks() -> Iterator[None]:
     """Restore the hooks for uncaught exceptions, to which each process group of PyTorch adds itself."""
-    before = sys.excepthook, threading.excepthook
+    saved = sys.excepthook, threading.excepthook
     try:
         yield
     finally:
-        sys.excepthook, threading.excepthook = before
+        sys.excepthook, threading.excepthook = saved
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def _messages() -> Iterator[None]:
         if isinstance(logger, logging.Logger)
     }
     transformers = _transformers_logging()
-    before = (transformers.get_verbosity(), transformers.is_progress_bar_enabled()) if transformers else None
+    saved = (transformers.get_verbosity(), transformers.is_progress_bar_enabled()) if transformers else None
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in notebooks: artel shows its own bar
@@ -168,7 +168,7 @@ def _messages() -> Iterator[None]:
             logger.filters[:] = filters
         transformers = _transformers_logging()
         if transformers is not None:
-            verbosity, has_bars = before or (logging.WARNING, True)
+            verbosity, has_bars = saved or (logging.WARNING, True)
             transformers.set_verbosity(verbosity)
             (transformers.enable_progress_bar if has_bars else transformers.disable_progress_bar)()
 

@@ -54,6 +54,6 @@ def push(
     from artel.inference.push import push as upload
 
     folder = None if dry_run is None else Path(dry_run)
-    at = "" if step is None else str(step)
-    options = PushOptions(public, at, revision or "", license or "", tuple(languages), base_model or "", folder)
+    step_name = "" if step is None else str(step)
+    options = PushOptions(public, step_name, revision or "", license or "", tuple(languages), base_model or "", folder)
     return upload(os.fspath(run), repo, options)

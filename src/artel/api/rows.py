@@ -22,31 +22,33 @@ from artel.registry import FORMATS
 from artel.storage import disk_errors, rows_folder, scratch_folder
 
 _SUFFIX = ".jsonl"
-_MANY = 100_000  # rows that take about a second to write
-_CHUNK = 10_000
-_FORMS = "give a list of texts, a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset"
+_LOG_ROWS = 100_000  # rows that take about a second to write
+_CHUNK_ROWS = 10_000
+_ROWS_FIX = "give a list of texts, a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset"
 
 
 def is_table(value: object) -> bool:
     """True for pandas and datasets objects, which only a source accepts."""
-    return isinstance(value, (*_types("pandas", "DataFrame", "Series"), *_types("datasets", "Dataset", *_NOT_ROWS)))
+    return isinstance(
+        value, (*_types("pandas", "DataFrame", "Series"), *_types("datasets", "Dataset", *_UNSUPPORTED_DATASETS))
+    )
 
 
 def source_of_rows(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any]:
     """Write `rows` to a file and return `source`, at `key` of the run, with its path. Raise InputError."""
     if source.get("path"):
-        raise InputError.at(key, "has both rows and path", "make two sources of them")
+        raise InputError.at(key, "has both rows and path", "split them into two sources")
     name = source.get("format", "auto")
     if name in FORMATS.names and not (FORMATS[name].goes_by_suffix or _SUFFIX in FORMATS[name].suffixes):
         fits = ", ".join(format for format in FORMATS.names if _SUFFIX in FORMATS[format].suffixes)
-        raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"remove it, or write one of: {fits}")
-    file = _written(_rows_of(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows")
+        raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"remove it, or use one of: {fits}")
+    file = _write_rows(_rows_of(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows")
     number = key.rpartition(".")[2]
     default = "rows" if number in ("sources", "0") else f"rows {number}"
     return {"name": default, **source, "path": [f"{{rows}}/{file.name}"]}
 
 
-def _written(rows: Iterable[dict[str, Any]], key: str) -> Path:
+def _write_rows(rows: Iterable[dict[str, Any]], key: str) -> Path:
     folder = rows_folder()
     digest = xxhash.xxh3_128()
     count = 0
@@ -59,28 +61,30 @@ def _written(rows: Iterable[dict[str, Any]], key: str) -> Path:
                 line = _line(row, f"{key}[{count - 1}]")
                 digest.update(line)
                 stream.write(line)
-                if count == _MANY:
+                if count == _LOG_ROWS:
                     logger.info("%s: writing the rows to %s", key, folder)
         if not count:
-            raise InputError.at(key, "there are no rows", _FORMS)
+            raise InputError.at(key, "there are no rows", _ROWS_FIX)
         file = folder / f"{digest.hexdigest()}{_SUFFIX}"
         if not file.is_file() or file.stat().st_size != partial.stat().st_size:
             with partial.open("rb+") as stream:
                 os.fsync(stream.fileno())
-            os.utime(partial, ns=(0, 0))  # written anew, it is the same text: a store goes by the time of change
+            os.utime(
+                partial, ns=(0, 0)
+            )  # a token store detects changed texts by this time; equal rows are the same text
             partial.replace(file)
     return file
 
 
-def _line(row: dict[str, Any], place: str) -> bytes:
+def _line(row: dict[str, Any], location: str) -> bytes:
     for name in row:
         if not isinstance(name, str):
-            raise InputError.at(place, f"has the field {name!r}, {type(name).__name__}", "write names as text")
+            raise InputError.at(location, f"has the field {name!r}, {type(name).__name__}", "write names as text")
     try:
         return orjson.dumps(row, default=_plain_cell, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
     except TypeError as error:
-        fix = "take the field out, or write it as text, a number, a list or a dict"
-        raise InputError.at(place, f"holds a value that is no text or number: {error}", fix) from None
+        fix = "remove the field, or convert it to text, a number, a list or a dict"
+        raise InputError.at(location, f"has a value that JSON cannot store: {error}", fix) from None
 
 
 def _plain_cell(value: Any) -> Any:
@@ -96,16 +100,16 @@ def _plain_cell(value: Any) -> Any:
 
 
 def _rows_of(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
-    if isinstance(rows, _types("datasets", *_NOT_ROWS)):
+    if isinstance(rows, _types("datasets", *_UNSUPPORTED_DATASETS)):
         fix = 'choose its split: rows["train"]' if isinstance(rows, Mapping) else "give a list: list(rows.take(1000))"
         raise InputError.at(key, f"is {type_name(rows)}, not a Dataset", fix)
     if isinstance(rows, _types("datasets", "Dataset")):
-        yield from _of_dataset(rows)
+        yield from _rows_of_dataset(rows)
     elif isinstance(rows, _types("pandas", "DataFrame")):
-        for start in range(0, len(rows), _CHUNK):
-            yield from rows.iloc[start : start + _CHUNK].to_dict("records")
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            yield from rows.iloc[start : start + _CHUNK_ROWS].to_dict("records")
     elif isinstance(rows, Mapping):
-        yield from _of_columns(rows, key)
+        yield from _rows_of_columns(rows, key)
     elif isinstance(rows, _columns()):
         for number, row in enumerate(rows):
             if isinstance(row, str):
@@ -116,23 +120,23 @@ def _rows_of(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
                 fix = "give texts, or dicts of fields"
                 raise InputError.at(f"{key}[{number}]", f"is {type_name(row)}, neither text nor dict", fix)
     else:
-        raise InputError.at(key, f"is {type_name(rows)}", _FORMS)
+        raise InputError.at(key, f"is {type_name(rows)}", _ROWS_FIX)
 
 
-def _of_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str, Any]]:
+def _rows_of_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str, Any]]:
     for name, values in columns.items():
         if not isinstance(values, _columns()):
             what = f"is {type_name(values)}, not a column"
             raise InputError.at(f"{key}.{name}", what, 'give a dict of lists, {"text": ["…", "…"]}, or a list of dicts')
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        have = ", ".join(f"{name}: {length:,}" for name, length in lengths.items())
-        raise InputError.at(key, f"has columns of unequal lengths ({have})", "give each row every field")
+        counts = ", ".join(f"{name}: {length:,}" for name, length in lengths.items())
+        raise InputError.at(key, f"has columns of unequal lengths ({counts})", "give each row every field")
     for row in zip(*columns.values(), strict=True):
         yield dict(zip(columns, row, strict=True))
 
 
-def _of_dataset(rows: Any) -> Iterator[dict[str, Any]]:
+def _rows_of_dataset(rows: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a `datasets.Dataset`, with class names in place of class numbers (-1: no class)."""
     for row in rows.with_format(None):
         for name, kind in rows.features.items():
@@ -148,7 +152,7 @@ def _class_name(value: Any, names: list[str]) -> Any:
     return names[value] if value is not None and value >= 0 else None
 
 
-_NOT_ROWS = ("DatasetDict", "IterableDataset", "IterableDatasetDict")
+_UNSUPPORTED_DATASETS = ("DatasetDict", "IterableDataset", "IterableDatasetDict")
 
 
 def _columns() -> tuple[type[Any], ...]:

@@ -58,14 +58,14 @@ class Run:
 
         Raise InputError if the file is damaged.
         """
-        return table(_columns(self._curves()), _library())
+        return table(_columns(self._curves()), _dataframe_library())
 
     @property
     def ledger(self) -> dict[str, Any]:
         """Account of all documents: `documents` read, kept, and dropped by reason; the same by `sets`; `tokens` and
         `bytes` of the `parts`, train and validation. Raise InputError before the text is prepared."""
         content = self._read(self._files.ledger, "artel.prepare(run)")
-        return _parsed(content, self._files.ledger)
+        return _parse(content, self._files.ledger)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class Run:
         if not self._files.samples.exists():
             return []
         complete, _, _ = self._read(self._files.samples, "").rpartition(b"\n")  # the last line may be being written
-        return [_parsed(line, self._files.samples) for line in complete.splitlines()]
+        return [_parse(line, self._files.samples) for line in complete.splitlines()]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -114,8 +114,8 @@ class Run:
         state = "complete" if self._files.is_complete else "not complete"
         metrics = {name: value for name, value in curves.newest.items() if name != "step"}
         metrics |= {f"validation {name}": value for name, value in curves.newest_validation.items()}
-        shown = [(name.replace("_", " "), _shown(value)) for name, value in metrics.items()]
-        return [("steps", f"{curves.step:,} ({state})"), *shown]
+        metric_rows = [(name.replace("_", " "), _format_value(value)) for name, value in metrics.items()]
+        return [("steps", f"{curves.step:,} ({state})"), *metric_rows]
 
     def _curves(self) -> Curves:
         """Return all points of metrics.jsonl, by metric."""
@@ -128,12 +128,12 @@ class Run:
         try:
             return file.read_bytes()
         except FileNotFoundError:
-            raise InputError.at(str(file), "there is no such file yet", fix) from None
+            raise InputError.at(str(file), "does not exist yet", fix) from None
         except OSError as error:
             raise InputError.at(str(file), f"cannot be read: {error.strerror}", "it must be a file") from None
 
 
-def _parsed(content: bytes, file: Path) -> dict[str, Any]:
+def _parse(content: bytes, file: Path) -> dict[str, Any]:
     try:
         value = orjson.loads(content)
         if isinstance(value, dict):
@@ -144,7 +144,7 @@ def _parsed(content: bytes, file: Path) -> dict[str, Any]:
     raise InputError.at(str(file), f"is damaged: {what}", "remove it, or restore it from a copy")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else "NaN"
 
 
@@ -152,19 +152,21 @@ def _columns(curves: Curves) -> dict[str, Any]:
     """Return a column per metric over all logged or validated steps, NaN where a step has no value."""
     import numpy as np
 
-    named = {**curves.training, **{f"validation_{name}": curve for name, curve in curves.validation.items()}}
-    steps = np.unique(np.concatenate([curve.step for curve in named.values()])) if named else np.array([])
+    curves_by_name = {**curves.training, **{f"validation_{name}": curve for name, curve in curves.validation.items()}}
+    steps = (
+        np.unique(np.concatenate([curve.step for curve in curves_by_name.values()])) if curves_by_name else np.array([])
+    )
 
-    def spread(at: Any, values: Any) -> Any:
+    def spread(steps_logged: Any, values: Any) -> Any:
         column = np.full(len(steps), np.nan)
-        column[np.searchsorted(steps, at)] = values
+        column[np.searchsorted(steps, steps_logged)] = values
         return column
 
     columns: dict[str, Any] = {"step": steps.astype(np.int64)}
-    first = next(iter(named.values()), None)
+    first = next(iter(curves_by_name.values()), None)
     if first is not None:
         columns |= {"tokens": spread(first.step, first.tokens), "seconds": spread(first.step, first.seconds)}
-    return columns | {name: spread(curve.step, curve.value) for name, curve in named.items()}
+    return columns | {name: spread(curve.step, curve.value) for name, curve in curves_by_name.items()}
 
 
 def table(columns: dict[str, Any], library: str | None) -> Any:
@@ -175,7 +177,7 @@ def table(columns: dict[str, Any], library: str | None) -> Any:
     return [{name: value for name, value in zip(columns, row, strict=True) if not math.isnan(value)} for row in rows]
 
 
-def _library() -> str | None:
+def _dataframe_library() -> str | None:
     """Return the DataFrame library: an imported one, else an installed one, pandas first."""
     installed = [name for name in ("pandas", "polars") if find_spec(name) is not None]
     return next(iter([*(name for name in installed if name in sys.modules), *installed]), None)

@@ -25,8 +25,8 @@ RunLike = str | os.PathLike[str] | Mapping[str, Any] | RunConfig | RunFile
 OverridesLike = Mapping[str, Any] | Sequence[str] | None
 """Overrides: a dict of dotted keys, or strings as on the command line (`["train.steps=3"]`)."""
 
-_STEM = "run"
-"""A run without file and folder goes to runs/run, as if its file were run.yaml."""
+_DEFAULT_NAME = "run"
+"""Default run name: without file and folder, the run goes to runs/run, as if its file were run.yaml."""
 _SOURCES = ("data", "sources")
 
 Key = tuple[Any, ...]
@@ -39,45 +39,45 @@ def as_run_file(run: RunLike) -> RunFile:
     if isinstance(run, str | os.PathLike):
         return read_run_file(os.fspath(run))
     if isinstance(run, RunConfig | Mapping):
-        return RunFile(_plain_values(run, ()), {(): ""}, _STEM)
-    what = f"is {type_name(run)}, which describes no run"
+        return RunFile(_plain_values(run, ()), {(): ""}, _DEFAULT_NAME)
+    what = f"is {type_name(run)}, not a run"
     raise InputError.at("run", what, "give a path, a recipe's name, a dict or an artel.RunConfig")
 
 
 def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = None) -> Overrides:
     """Return `overrides` combined with `settings`, which are keys of the section `train`. Raise InputError."""
     if isinstance(overrides, Overrides):
-        given = overrides
+        result = overrides
     elif isinstance(overrides, str):
-        given = Overrides.parse([overrides])
+        result = Overrides.parse([overrides])
     elif overrides is None or isinstance(overrides, Mapping):
-        given = Overrides(_overrides(overrides or {}))
+        result = Overrides(_overrides(overrides or {}))
     elif isinstance(overrides, Sequence) and all(isinstance(word, str) for word in overrides):
-        given = Overrides.parse(overrides)
+        result = Overrides.parse(overrides)
     else:
         what = f"are {type_name(overrides)}"
-        raise InputError.at("overrides", what, 'write a dict, {"train.steps": 3}, or words, ["train.steps=3"]')
+        raise InputError.at("overrides", what, 'use a dict, {"train.steps": 3}, or a list, ["train.steps=3"]')
     names = section_keys(TrainConfig)
     problems = []
     for name in settings or {}:
         if name not in names:
-            what = 'is no key of the section train; those of other sections go into overrides: {"data.block": 512}'
+            what = 'is not a key of train; put keys of other sections into overrides: {"data.block": 512}'
             problems.append(Problem(name, what, key_advice(("train", name))))
-        elif f"train.{name}" in given:
-            problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "leave one out"))
+        elif f"train.{name}" in result:
+            problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "remove one"))
     if problems:
         raise InputError(problems)
     values = _overrides({f"train.{name}": value for name, value in (settings or {}).items()})
-    given = copy.copy(given)
-    given.update(values)
-    return given
+    result = copy.copy(result)
+    result.update(values)
+    return result
 
 
 def _overrides(values: Mapping[Any, Any]) -> dict[str, Any]:
-    wrong = [key for key in values if not isinstance(key, str)]
-    if wrong:
+    bad_keys = [key for key in values if not isinstance(key, str)]
+    if bad_keys:
         fix = 'write dotted keys as text: {"train.steps": 3}'
-        raise InputError([Problem("overrides", f"have the key {key!r}, {type_name(key)}", fix) for key in wrong])
+        raise InputError([Problem("overrides", f"have the key {key!r}, {type_name(key)}", fix) for key in bad_keys])
     plain: dict[str, Any] = {}
     for dotted, value in values.items():
         key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
@@ -103,21 +103,21 @@ class _PlainValues:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self._outer: list[int] = []
+        self._ancestors: list[int] = []
 
     def plain(self, value: Any, key: Key) -> Any:
-        """Return the plain value. Unset fields of a pydantic object are left out, so they stay `auto`."""
+        """Return the plain value. Unset fields of a pydantic object are omitted, so they stay `auto`."""
         if isinstance(value, BaseModel):
             return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if key[:2] == _SOURCES and len(key) <= 3 and is_table(value):
             source = self._source({"rows": value}, key)
             return [source] if key == _SOURCES else source
         if isinstance(value, Mapping | list | tuple):
-            if id(value) in self._outer:
-                return self._wrong(key, "contains itself", "write the values out")
-            self._outer.append(id(value))
+            if id(value) in self._ancestors:
+                return self._add_problem(key, "contains itself", "write the values out")
+            self._ancestors.append(id(value))
             plain = self._collection(value, key)
-            self._outer.pop()
+            self._ancestors.pop()
             return plain
         return self._scalar(value, key)
 
@@ -128,13 +128,13 @@ class _PlainValues:
             return self._source(value, key)
         for name in value:
             if not isinstance(name, str | int) or isinstance(name, bool):
-                self._wrong(key, f"has the key {name!r}, {type_name(name)}", "write keys as text")
+                self._add_problem(key, f"has the key {name!r}, {type_name(name)}", "use strings as keys")
         return {name: self.plain(inner, (*key, name)) for name, inner in value.items()}
 
     def _source(self, source: Mapping[Any, Any], key: Key) -> Any:
-        others = {name: value for name, value in source.items() if name != "rows"}
+        settings = {name: value for name, value in source.items() if name != "rows"}
         try:
-            return source_of_rows(source["rows"], self._collection(others, key), _dotted(key))
+            return source_of_rows(source["rows"], self._collection(settings, key), _dotted(key))
         except InputError as error:
             self.problems += error.problems
             return {}
@@ -144,18 +144,18 @@ class _PlainValues:
         if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
             return self.plain(value.tolist(), key)
         if isinstance(value, Decimal | Fraction):
-            is_whole = isinstance(value, Fraction) or value.is_finite()
-            return int(value) if is_whole and value == value // 1 else float(value)
+            is_finite = isinstance(value, Fraction) or value.is_finite()
+            return int(value) if is_finite and value == value // 1 else float(value)
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if value is None or isinstance(value, str | bool | int | float):
             return value
-        fix = "write a number, a text, true or false, a list or a dict"
+        fix = "use a number, a string, True or False, a list or a dict"
         if is_table(value):
             fix = 'rows are given in data.sources: [{"rows": …}]'
-        return self._wrong(key, f"is {type_name(value)}, which no key takes", fix)
+        return self._add_problem(key, f"is {type_name(value)}, which no key accepts", fix)
 
-    def _wrong(self, key: Key, what: str, fix: str) -> None:
+    def _add_problem(self, key: Key, what: str, fix: str) -> None:
         self.problems.append(Problem(_dotted(key) or "run", what, fix))
 
 

@@ -161,5 +161,5 @@ def plan(
     from artel.launching.plan_run import PlanOptions, plan_run
 
     options = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
-    made = plan_run(as_run_file(run), as_overrides(overrides), options)
-    return RunPlan(made.plan, made.choice)
+    result = plan_run(as_run_file(run), as_overrides(overrides), options)
+    return RunPlan(result.plan, result.choice)

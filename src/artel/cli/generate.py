@@ -98,7 +98,7 @@ def generate(
     if is_one_prompt and not untrained:
         check_model_name(name)
     from artel.inference import open_model, open_untrained
-    from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
+    from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_checksum
     from artel.inference.retrieval import can_search, search
 
     options = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
@@ -125,7 +125,7 @@ def generate(
         _check_files(prompts, out, prompt or context)
         settings = {"overrides": overrides or [], "untrained": untrained, **_settings(options)}
         if best_of > 1:
-            settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_of(reward)}
+            settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_checksum(reward)}
         _generate_file(name, answers_to, prompts, out, settings, as_json)
         return
     text = _text_of_flag("--prompt", prompt)
@@ -258,10 +258,10 @@ def _generate_file(
     as_json: bool,
 ) -> None:
     """Answer the unanswered prompts of a file, with progress. Raise InputError if a file cannot be used."""
-    from artel.inference.batch import Results, read_prompts, weights_of
+    from artel.inference.batch import Results, read_prompts, weights_checksum
 
     prompts = read_prompts(prompts_file)
-    with Results.open(out, prompts, {"model": name, "weights": weights_of(name)} | settings) as results:
+    with Results.open(out, prompts, {"model": name, "weights": weights_checksum(name)} | settings) as results:
         before = results.done
         if before:
             echo(f"{before:,} of {len(prompts):,} prompts are already answered in {out}")

@@ -50,9 +50,9 @@ def new(
     quiet_libraries()
     from artel.config import run_from
     from artel.planning import Check, check_records, check_run
-    from artel.planning.new import Given, answer_questions, run_file
+    from artel.planning.new import PresetAnswers, answer_questions, run_file
 
-    answers = answer_questions(Given(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None)
+    answers = answer_questions(PresetAnswers(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None)
     content = run_file(answers, str(file))
     tree, lines = parse(content, str(file))
     run = run_from(tree, {}, lines)

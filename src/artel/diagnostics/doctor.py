@@ -58,8 +58,8 @@ class Examination:
         lines = []
         for title, facts in self.sections.items():
             width = max(map(len, facts), default=0)
-            for_all = title == "choices" and "run" not in self.sections
-            lines += [f"{title}, by default (artel doctor RUN prints the choices for a run)" if for_all else title]
+            is_default = title == "choices" and "run" not in self.sections
+            lines += [f"{title}, by default (artel doctor RUN prints the choices for a run)" if is_default else title]
             lines += [*(f"  {name:<{width}}  {fact.text}" for name, fact in facts.items()), ""]
         lines.append("warnings" if self.warnings else "no warnings")
         for problem in self.warnings:
@@ -76,22 +76,22 @@ def examine(config: RunConfig | None, variables: Mapping[str, str]) -> Examinati
     module HF_HUB_OFFLINE is set, and TORCHINDUCTOR_CACHE_DIR to an existing folder.
     """
     device = local_device()
-    examined = config or RunConfig()
-    model = _model(examined)
+    examined_run = config or RunConfig()
+    model = _model(examined_run)
     gpus = _gpus()
-    folders = {"cache folder": cache_folder(), "temporary files": _temporary(variables)}
+    folders = {"cache folder": cache_folder(), "temporary files": _compile_folder(variables)}
     if config is not None:
         folders = {"run folder": Path(config.run), **folders}
     disks = {name: machine.disk(folder) for name, folder in folders.items()}
-    chosen = _choices(_Case(examined, device, model))
+    choices = _choices(_Case(examined_run, device, model))
     sections = {
         "machine": _machine(gpus, disks),
         "software": _software(),
         "environment": {name: Fact(value, value) for name, value in environment(variables).items()},
         **({"run": _run(config, model)} if config is not None else {}),
-        "choices": {name: Fact(f"{choice.value} · {choice.why}", asdict(choice)) for name, choice in chosen.items()},
+        "choices": {name: Fact(f"{choice.value} · {choice.why}", asdict(choice)) for name, choice in choices.items()},
     }
-    return Examination(sections, machine_problems(examined, device, gpus, disks, variables))
+    return Examination(sections, machine_problems(examined_run, device, gpus, disks, variables))
 
 
 def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
@@ -129,7 +129,7 @@ def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict
 
 
 def _software() -> dict[str, Fact]:
-    build_of = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
     kernels = torch.backends.cpu.get_cpu_capability()
     facts = {
         "system": Fact(machine.system(), machine.system()),
@@ -140,15 +140,15 @@ def _software() -> dict[str, Fact]:
     for package in by_extra.pop("", []):
         name, text = package.requirement.name, str(package).partition(" ")[2]
         if name == "torch":
-            text += f" {build_of}, kernels for {kernels}"
+            text += f" {build}, kernels for {kernels}"
         facts[name] = Fact(text, {"version": package.installed, "fits": package.fits})
     if "torch" in facts:
         facts["torch"].data.update(cuda=torch.version.cuda, kernels=kernels)
     for extra, members in by_extra.items():
-        complete = all(package.fits for package in members)
-        text = ", ".join(map(str, members)) + ("" if complete else f": {install(extra)}")
+        is_complete = all(package.fits for package in members)
+        text = ", ".join(map(str, members)) + ("" if is_complete else f": {install(extra)}")
         versions = {package.requirement.name: package.installed for package in members}
-        data = {"packages": versions, "installed": complete, "install": None if complete else install(extra)}
+        data = {"packages": versions, "installed": is_complete, "install": None if is_complete else install(extra)}
         facts[f"extra {extra}"] = Fact(text, data)
     return facts
 
@@ -205,7 +205,7 @@ def _gpus() -> list[dict[str, Any]]:
     return gpus
 
 
-def _temporary(variables: Mapping[str, str]) -> Path:
+def _compile_folder(variables: Mapping[str, str]) -> Path:
     """Return the folder of compiled layers. `tempfile` would write a file to find it."""
     return Path(variables.get("TORCHINDUCTOR_CACHE_DIR") or variables.get("TMPDIR") or "/tmp")
 
@@ -258,8 +258,8 @@ def _compile(case: _Case) -> Choice:
 
 def _optimizer(case: _Case) -> Choice:
     name = case.config.train.optimizer
-    rounded = "; weights in bf16, rounded stochastically" if case.config.train.weights == "bf16" else ""
-    return Choice(name, f"{OPTIMIZERS[name].summary}{rounded}")
+    suffix = "; weights in bf16, rounded stochastically" if case.config.train.weights == "bf16" else ""
+    return Choice(name, f"{OPTIMIZERS[name].summary}{suffix}")
 
 
 def _micro_batch(case: _Case) -> Choice:

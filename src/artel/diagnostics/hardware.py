@@ -19,9 +19,9 @@ from artel.errors import WorkError
 from artel.host import usable_cores
 from artel.messages import logger
 from artel.parallel import local_device
-from artel.planning.rates import Points, Rates, about_here, save_rates
+from artel.planning.rates import Points, Rates, measurement_identity, save_rates
 
-_EXCHANGED = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and scattered"}
+_COLLECTIVE_VERBS = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and scattered"}
 _TIMEOUT_SECONDS = 1200  # on a busy host imports alone may take a minute
 
 
@@ -59,7 +59,7 @@ def measure_hardware() -> Measurement:
     """
     start = time.monotonic()
     device = local_device()
-    about = about_here(device)
+    about = measurement_identity(device)
     rates = []
     most_processes = torch.cuda.device_count() if device.type == "cuda" else 2
     for count in (1, most_processes) if most_processes > 1 else (1,):
@@ -93,26 +93,26 @@ def _measure(count: int) -> dict[str, Points]:
                 process.wait()
         if failed:
             text = (folder / f"{processes.index(failed[0])}.log").read_text(errors="replace")
-            last = tuple(text.splitlines()[-5:])
-            raise WorkError.at("artel hardware", f"{count} process(es) could not be measured", "", last)
+            log_tail = tuple(text.splitlines()[-5:])
+            raise WorkError.at("artel hardware", f"{count} process(es) could not be measured", "", log_tail)
         return orjson.loads((folder / "result.json").read_bytes())
 
 
 def _rate(key: str, points: Points) -> str:
     """Format the rate at the largest size, with that size and its time."""
     size, seconds = points[-1]
-    took = f"{1000 * seconds:,.2f} ms"
+    duration = f"{1000 * seconds:,.2f} ms"
     if key.startswith(("product", "attention")):
-        return f"{size / seconds / 1e9:,.4g} GFLOP/s ({size / 1e9:,.2f} GFLOP in {took})"
+        return f"{size / seconds / 1e9:,.4g} GFLOP/s ({size / 1e9:,.2f} GFLOP in {duration})"
     if key == "waiting":
         return f"{1000 * seconds:,.4g} ms for the slower process, after both computed for {1000 * size:,.0f} ms"
     if key == "exponentials":
-        return f"{size / seconds / 1e9:,.4g} 10^9/s ({size:,.0f} in {took}, compiled)"
+        return f"{size / seconds / 1e9:,.4g} 10^9/s ({size:,.0f} in {duration}, compiled)"
     if key in ("start", "dispatch"):
         what = "operators on DTensors" if key == "dispatch" else "operators"
-        return f"{1e6 * seconds / size:,.4g} µs ({size:,.0f} small {what} in {took})"
-    what = _EXCHANGED.get(key, "read and written")
-    return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {what} in {took})"
+        return f"{1e6 * seconds / size:,.4g} µs ({size:,.0f} small {what} in {duration})"
+    what = _COLLECTIVE_VERBS.get(key, "read and written")
+    return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {what} in {duration})"
 
 
 def _measure_as_process(folder: Path, count: int, compiles: bool) -> None:
@@ -132,9 +132,9 @@ def _measure_as_process(folder: Path, count: int, compiles: bool) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=count)
     with retained_host_memory(device):  # as in training: freed memory is kept and reused
-        measured = measure(device, compiles=compiles)
+        rates = measure(device, compiles=compiles)
     if rank == 0:
-        (folder / "result.json").write_bytes(orjson.dumps(measured))
+        (folder / "result.json").write_bytes(orjson.dumps(rates))
     if count > 1:
         dist.barrier()
         dist.destroy_process_group()

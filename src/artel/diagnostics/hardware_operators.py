@@ -33,15 +33,15 @@ from artel.parallel.tensor_styles import ColumnParallel, RowParallel
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
 from artel.planning.rates import Rates, rate_key
 
-Measured = dict[str, list[tuple[float, float]]]
+MeasuredPoints = dict[str, list[tuple[float, float]]]
 
 _ROUNDS = 2
-_FEWEST, _MOST = 3, 10
+_MIN_CALLS, _MAX_CALLS = 3, 10
 """Calls per round on a CPU."""
-_TOO_LONG = 2.0
+_MAX_ROUND_SECONDS = 2.0
 """Seconds of a first round above which the second is skipped, as with emulated bf16."""
-_MOST_ON_GPU, _TOGETHER_ON_GPU, _CALLS_ON_GPU = 20, 10, 10
-"""Sequences on a GPU: at most; if processes must run equally many; and calls per sequence."""
+_MAX_SEQUENCES_ON_GPU, _SYNCHRONIZED_SEQUENCES_ON_GPU, _CALLS_ON_GPU = 20, 10, 10
+"""Sequences on a GPU: the maximum, the number if all processes must run equally many, and calls per sequence."""
 _BARRIERS, _BARRIER_SECONDS = 30, 5.0
 """Maximum number of synchronizations of processes, and of seconds for them."""
 _PRODUCTS_BETWEEN_BARRIERS = (1, 8)
@@ -72,7 +72,7 @@ class Sizes:
     vocabulary: int = 16_384
     messages: Sequence[int] = (2**16, 2**20, 2**24)
     """Bytes to reduce or gather."""
-    others: int = 2**23
+    cache_elements: int = 2**23
     """Elements in float32 written between two calls, the size of an L3 cache."""
 
 
@@ -90,27 +90,27 @@ took 0.04 ms, and showed half of the rate that PyTorch reaches there."""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something to measure."""
+    """An operator, or several, to measure."""
 
     key: str
     size: float
     """FLOPs, bytes or a count, as in `Rates`."""
     run: Callable[[], object]
-    beside: tuple[str, float] | None = None
+    included: tuple[str, float] | None = None
     """Key and size of other work in it, measured earlier, whose seconds are subtracted."""
-    together: bool = False
+    is_synchronized: bool = False
     """True if all processes must run it equally often, because it waits for the others."""
 
 
-def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None) -> Measured:
+def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None) -> MeasuredPoints:
     """Measure all operators on this process's device; with several processes also collectives."""
     sizes = sizes or (ON_GPU if device.type == "cuda" else Sizes())
     works = _works(device, sizes, compiles)
     seconds = _on_gpu(works, device, sizes) if device.type == "cuda" else _on_cpu(list(works), sizes)
-    measured: Measured = defaultdict(list)
-    for work, taken in seconds:
-        rest = taken if work.beside is None else taken - Rates(1, measured).seconds(*work.beside)
-        measured[work.key] = sorted([*measured[work.key], (work.size, max(rest, 1e-9))])
+    measured: MeasuredPoints = defaultdict(list)
+    for work, total in seconds:
+        own_seconds = total if work.included is None else total - Rates(1, measured).seconds(*work.included)
+        measured[work.key] = sorted([*measured[work.key], (work.size, max(own_seconds, 1e-9))])
     if device.type == "cpu" and dist.is_initialized():
         measured["waiting"] = [_waiting(products, sizes) for products in _PRODUCTS_BETWEEN_BARRIERS]
     return dict(measured)
@@ -118,26 +118,26 @@ def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None)
 
 def _on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, float]]:
     """Yield each work with its median wall seconds."""
-    others = torch.zeros(sizes.others)
-    turns: list[list[float]] = [[] for _ in works]
+    cache_filler = torch.zeros(sizes.cache_elements)
+    rounds: list[list[float]] = [[] for _ in works]
     for _ in range(_ROUNDS):
-        for work, measured in zip(works, turns, strict=True):
-            if sum(measured) > _TOO_LONG and not work.together:
+        for work, times in zip(works, rounds, strict=True):
+            if sum(times) > _MAX_ROUND_SECONDS and not work.is_synchronized:
                 continue
             work.run()
             end = time.perf_counter() + sizes.seconds
-            for count in range(_MOST):
-                if count >= _FEWEST and time.perf_counter() >= end and not work.together:
+            for count in range(_MAX_CALLS):
+                if count >= _MIN_CALLS and time.perf_counter() >= end and not work.is_synchronized:
                     break
-                others += 1
-                measured.append(_seconds(work.run))
-    yield from zip(works, map(statistics.median, turns), strict=True)
+                cache_filler += 1
+                times.append(_seconds(work.run))
+    yield from zip(works, map(statistics.median, rounds), strict=True)
 
 
 def _on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterator[tuple[Work, float]]:
     """Yield each work with its seconds per call, from the fastest sequence of calls."""
 
-    def turn(run: Callable[[], object]) -> None:
+    def call_repeatedly(run: Callable[[], object]) -> None:
         for _ in range(_CALLS_ON_GPU):
             run()
         torch.cuda.synchronize(device)
@@ -145,11 +145,11 @@ def _on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterat
     for work in works:
         work.run()
         torch.cuda.synchronize(device)
-        measured = [_seconds(partial(turn, work.run))]
-        fitting = max(_FEWEST, min(_MOST_ON_GPU, int(sizes.seconds / max(measured[0], 1e-6))))
-        turns = _TOGETHER_ON_GPU if work.together else fitting
-        measured += [_seconds(partial(turn, work.run)) for _ in range(turns - 1)]
-        yield work, min(measured) / _CALLS_ON_GPU
+        times = [_seconds(partial(call_repeatedly, work.run))]
+        fitting = max(_MIN_CALLS, min(_MAX_SEQUENCES_ON_GPU, int(sizes.seconds / max(times[0], 1e-6))))
+        sequences = _SYNCHRONIZED_SEQUENCES_ON_GPU if work.is_synchronized else fitting
+        times += [_seconds(partial(call_repeatedly, work.run)) for _ in range(sequences - 1)]
+        yield work, min(times) / _CALLS_ON_GPU
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -162,28 +162,32 @@ def _works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[Work]
     for dtype in (torch.bfloat16, torch.float32):
         for layer in sizes.products:
             for run in _products(layer, dtype, device):
-                yield _recorded(run)
+                yield _record_work(run)
         for shape in sizes.heads:
             for run in _attention(shape, dtype, device):
-                yield _recorded(run)
+                yield _record_work(run)
     for count in sizes.numbers:
         for run in _memory_operators(count, sizes, device):
-            yield _recorded(run)
+            yield _record_work(run)
     if compiles:
-        yield from _compiled(sizes, device)
+        yield from _compiled_works(sizes, device)
     if device.type == "cpu":
-        yield from _host()
+        yield from _host_works()
     if dist.is_initialized():
-        reduce = dist.all_reduce if device.type == "cuda" else _reduced
+        reduce = dist.all_reduce if device.type == "cuda" else _all_reduce
         for size in sizes.messages:
-            part = torch.zeros(size // 4 // dist.get_world_size(), device=device)
-            whole = part.repeat(dist.get_world_size())
-            yield Work("all_reduce", whole.nbytes, partial(reduce, whole), together=True)
-            yield Work("all_gather", whole.nbytes, partial(dist.all_gather_into_tensor, whole, part), together=True)
-            yield Work("reduce_scatter", whole.nbytes, partial(dist.reduce_scatter_tensor, part, whole), together=True)
+            shard = torch.zeros(size // 4 // dist.get_world_size(), device=device)
+            full = shard.repeat(dist.get_world_size())
+            yield Work("all_reduce", full.nbytes, partial(reduce, full), is_synchronized=True)
+            yield Work(
+                "all_gather", full.nbytes, partial(dist.all_gather_into_tensor, full, shard), is_synchronized=True
+            )
+            yield Work(
+                "reduce_scatter", full.nbytes, partial(dist.reduce_scatter_tensor, shard, full), is_synchronized=True
+            )
 
 
-def _recorded(run: Callable[[], object]) -> Work:
+def _record_work(run: Callable[[], object]) -> Work:
     """Return the work under the key and size of its largest operation, as recorded in a trace."""
     with OperationRecorder(nn.Module()) as recorder:
         run()
@@ -265,21 +269,21 @@ def _adamw(count: int, device: torch.device) -> Callable[[], object]:
     return optimizer.step
 
 
-def _host() -> Iterator[Work]:
+def _host_works() -> Iterator[Work]:
     """Yield the host's overhead per operator, and per operator on DTensors, from layers that compute next to nothing.
 
     The first is measured on a model of transformers. It includes modules, autograd and autocast, which take as long as
     the operators themselves.
     """
     model, step = _small_model(), partial(_step, dtype=autocast_dtype(pick_precision("auto", torch.device("cpu"))))
-    yield Work("start", _counted(model, step)[0], partial(step, model))
+    yield Work("start", _count_operators(model, step)[0], partial(step, model))
     if dist.is_initialized():
         layers = _small_layers()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in layers:
             parallelize_module(layer, mesh, {"0": ColumnParallel(), "2": RowParallel()})
-        started, dispatched = _counted(layers, _pass)
-        yield Work("dispatch", dispatched, partial(_pass, layers), beside=("start", started), together=True)
+        started, dispatched = _count_operators(layers, _pass)
+        yield Work("dispatch", dispatched, partial(_pass, layers), included=("start", started), is_synchronized=True)
 
 
 def _small_model() -> PreTrainedModel:
@@ -305,7 +309,7 @@ def _pass(layers: nn.Module) -> None:
     layers(torch.ones(1, 8, requires_grad=True)).sum().backward()
 
 
-def _counted(model: nn.Module, run: Callable[[nn.Module], None]) -> tuple[int, int]:
+def _count_operators(model: nn.Module, run: Callable[[nn.Module], None]) -> tuple[int, int]:
     """Count the operators of a forward and backward pass: on plain tensors, and on DTensors."""
     run(model)
     with OperationRecorder(model) as recorder:
@@ -314,7 +318,7 @@ def _counted(model: nn.Module, run: Callable[[nn.Module], None]) -> tuple[int, i
     return sum(recorder.operations.values()) - dispatched, dispatched
 
 
-def _reduced(message: torch.Tensor) -> torch.Tensor:
+def _all_reduce(message: torch.Tensor) -> torch.Tensor:
     """Return the sum of all processes' messages, by the same call as tensor parallelism."""
     return wait_tensor(all_reduce(message, "sum", list(range(dist.get_world_size()))))
 
@@ -328,19 +332,19 @@ def _waiting(products: int, sizes: Sizes) -> tuple[float, float]:
     dtype = autocast_dtype(pick_precision("auto", torch.device("cpu"))) or torch.float32
     left, right = torch.ones(2, tokens, width, dtype=dtype)
     message = torch.zeros(1)
-    exchanging = statistics.median([_seconds(partial(_reduced, message)) for _ in range(_BARRIERS)])
+    exchange_seconds = statistics.median([_seconds(partial(_all_reduce, message)) for _ in range(_BARRIERS)])
     compute = partial(torch.mm, left.T, right)
-    seconds = float(_reduced(torch.tensor([_seconds(compute)]))) / dist.get_world_size()  # the same on all
+    seconds = float(_all_reduce(torch.tensor([_seconds(compute)]))) / dist.get_world_size()  # the same on all
     barriers = max(2, min(_BARRIERS, int(_BARRIER_SECONDS / (products * seconds))))
-    computing, waiting = 0.0, 0.0
+    compute_seconds, wait_seconds = 0.0, 0.0
     for _ in range(barriers):
-        _reduced(message)
-        computing += sum(_seconds(compute) for _ in range(products))
-        waiting += _seconds(partial(_reduced, message))
-    return computing / barriers, max(waiting / barriers - exchanging, 1e-9)
+        _all_reduce(message)
+        compute_seconds += sum(_seconds(compute) for _ in range(products))
+        wait_seconds += _seconds(partial(_all_reduce, message))
+    return compute_seconds / barriers, max(wait_seconds / barriers - exchange_seconds, 1e-9)
 
 
-class _Plain(nn.Module):
+class _ElementwiseLayer(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x * 0.5 + y
 
@@ -358,10 +362,10 @@ class _Layers(nn.Module):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.layers = nn.ModuleList([_Plain(), _Gelu()])
+        self.layers = nn.ModuleList([_ElementwiseLayer(), _Gelu()])
 
 
-def _compiled(sizes: Sizes, device: torch.device) -> Iterator[Work]:
+def _compiled_works(sizes: Sizes, device: torch.device) -> Iterator[Work]:
     """Yield fused chains: the time per byte, and the additional time per exponential."""
     layers = _Layers(device)
     compile_layers(layers, fixed=False)
@@ -369,4 +373,4 @@ def _compiled(sizes: Sizes, device: torch.device) -> Iterator[Work]:
     for count in sizes.numbers:
         x, y = torch.randn(2, count, device=device).bfloat16()
         yield Work("fused", 6 * count, torch.no_grad()(partial(plain, x, y)))
-        yield Work("exponentials", count, torch.no_grad()(partial(gelu, x)), beside=("fused", 4 * count))
+        yield Work("exponentials", count, torch.no_grad()(partial(gelu, x)), included=("fused", 4 * count))

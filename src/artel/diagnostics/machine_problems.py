@@ -27,7 +27,7 @@ def machine_problems(
     disks: dict[str, Disk],
     variables: Mapping[str, str],
 ) -> list[Problem]:
-    """Return the problems, each with a fix. `gpus`: those that PyTorch can use; `disks`: by what artel keeps there."""
+    """Return the problems, each with a fix. `gpus`: GPUs that PyTorch can use; `disks`: by purpose."""
     return [
         *_compiler_problems(device, config),
         *_gpu_problems(gpus, variables),

@@ -93,7 +93,10 @@ def try_parallel(config: RunConfig, processes: int) -> Agreement:
             parallel["data"] = "auto"
         actual = _train(Path(folder) / "parallel", run_file | {"parallel": parallel}, processes, on_gpus)
     differences = [
-        max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(actual[name], expected[name], strict=True))
+        max(
+            abs(value - reference) / abs(reference)
+            for value, reference in zip(actual[name], expected[name], strict=True)
+        )
         for name in ("loss", "gradient_norm")
     ]
     device = torch.cuda.get_device_name() if on_gpus else "cpu"
@@ -144,17 +147,17 @@ def _small_config(config: RunConfig) -> dict[str, Any]:
     }
     small = {}
     for key, value in values.items():
-        if any(part in key for part in _OMITTED_KEYS) or isinstance(value, dict):
+        if any(omitted in key for omitted in _OMITTED_KEYS) or isinstance(value, dict):
             continue
         if isinstance(value, list) and len(value) == layers:
             value = value[:num_layers]  # one entry per layer
         small[key] = 0 if "drop" in key and isinstance(value, int | float) else value
-    plain = kind.to_dict()
+    all_values = kind.to_dict()
     for key, value in sizes.items():
         name = names.get(key, key)
-        if name in plain and plain[name] is not None:
+        if name in all_values and all_values[name] is not None:
             small[name] = value
-    small |= {key: 0 for key, value in plain.items() if "drop" in key and isinstance(value, float)}
+    small |= {key: 0 for key, value in all_values.items() if "drop" in key and isinstance(value, float)}
     return small
 
 
@@ -180,12 +183,12 @@ def _train(folder: Path, run_file: dict[str, Any], processes: int, on_gpus: bool
         environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", "artel", "train", str(file), "--nproc", str(processes)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_SECONDS)
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         raise WorkError.at("parallel", f"{processes} process(es) did not finish within {_TIMEOUT_SECONDS} s") from None
-    if done.returncode:
-        kind = InputError if done.returncode == 2 else WorkError
-        raise kind([Problem("parallel", f"with a small copy of the model: {done.stderr.strip()[-1500:]}")])
+    if result.returncode:
+        kind = InputError if result.returncode == 2 else WorkError
+        raise kind([Problem("parallel", f"with a small copy of the model: {result.stderr.strip()[-1500:]}")])
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps = [line for line in lines if "loss" in line]
     metrics = {name: [float(line[name]) for line in steps] for name in ("loss", "gradient_norm")}

@@ -34,7 +34,7 @@ def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: 
     if not opened.objective.generates:
         raise InputError.at(
             "--tasks",
-            f"{opened.name} writes no text and gives no vectors: no harness of tasks can ask it",
+            f"{opened.name} generates neither text nor vectors, so neither harness can evaluate it",
             "evaluate it by the metrics of its objective, without --tasks",
         )
     task_harness.check_known(tasks, "--tasks", folder)
@@ -44,8 +44,8 @@ def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: 
 # MTEB
 
 
-_EMPTY = "."
-"""Replaces texts without words, which some tasks have."""
+_EMPTY_TEXT = "."
+"""Replacement for empty texts, which some tasks have."""
 
 
 def run_mteb(opened: OpenedModel, names: Sequence[str]) -> dict[str, Any]:
@@ -56,11 +56,11 @@ def run_mteb(opened: OpenedModel, names: Sequence[str]) -> dict[str, Any]:
     """
     if find_spec("mteb") is None:
         raise missing_extra("mteb", "mteb", "--tasks")
-    return {"results": {task.metadata.name: metrics_on(opened, task) for task in _known(names)}}
+    return {"results": {task.metadata.name: task_metrics(opened, task) for task in _find_tasks(names)}}
 
 
-def _known(names: Sequence[str]) -> list[Any]:
-    """Return tasks by name. Raise InputError with all that are unknown, or not about texts."""
+def _find_tasks(names: Sequence[str]) -> list[Any]:
+    """Return tasks by name. Raise InputError with all tasks that are unknown or not about text."""
     import mteb
 
     tasks, problems = [], []
@@ -80,26 +80,26 @@ def _known(names: Sequence[str]) -> list[Any]:
     return tasks
 
 
-def metrics_on(opened: OpenedModel, task: Any) -> dict[str, Any]:
-    """Return MTEB's metrics of a model on a task (an `mteb.AbsTask`). Raise InputError."""
+def task_metrics(opened: OpenedModel, task: Any) -> dict[str, Any]:
+    """Return MTEB's metrics of a model on a task (an `mteb.AbsTask`). Raise InputError without its data."""
     import mteb
 
     name = task.metadata.name
     try:
         task.load_data()
     except Exception as error:  # from the hub, its cache, or a reader of data
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        fix = "run it once with network access; its data stay in HF_HOME"
-        raise InputError.at("--tasks", f"the data of {name} cannot be read: {first}", fix) from None
+        detail = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        fix = "run it once with network access; its data is then cached in HF_HOME"
+        raise InputError.at("--tasks", f"the data of {name} cannot be read: {detail}", fix) from None
     model = _Encoder(opened) if "embed" in opened.decoding.tasks else _CrossEncoder(opened)
     try:
-        done = mteb.evaluate(model, tasks=[task], cache=None, overwrite_strategy="always", show_progress_bar=False)
+        results = mteb.evaluate(model, tasks=[task], cache=None, overwrite_strategy="always", show_progress_bar=False)
     except TypeError as error:
         if "cross" not in str(error).lower():
             raise
         fix = "use a task of retrieval or reranking, or a model of objective embedding"
         raise InputError.at("--tasks", f"{name} is not a task for a reranker", fix) from None
-    (result,) = done.task_results
+    (result,) = results.task_results
     metrics: dict[str, Any] = {task.metadata.main_score: float(result.get_score())}
     return metrics | {"splits": result.scores}
 
@@ -127,16 +127,18 @@ class _Encoder(_Model):
         vectors = []
         for batch in inputs:
             texts = [{"text": text, "input_type": kind} for text in _texts(batch)]
-            vectors.append(np.array([each["embedding"] for each in self._answers("embed", texts)], dtype=np.float32))
+            vectors.append(
+                np.array([answer["embedding"] for answer in self._answers("embed", texts)], dtype=np.float32)
+            )
         return np.concatenate(vectors)
 
-    def similarity(self, one: Any, other: Any) -> torch.Tensor:
+    def similarity(self, first: Any, second: Any) -> torch.Tensor:
         """Return the cosines of all pairs: (n, size), (m, size) -> (n, m)."""
-        return _unit(one) @ _unit(other).T
+        return _normalize(first) @ _normalize(second).T
 
-    def similarity_pairwise(self, one: Any, other: Any) -> torch.Tensor:
+    def similarity_pairwise(self, first: Any, second: Any) -> torch.Tensor:
         """Return the cosine of each pair of rows, (n,)."""
-        return (_unit(one) * _unit(other)).sum(dim=-1)
+        return (_normalize(first) * _normalize(second)).sum(dim=-1)
 
 
 class _CrossEncoder(_Model):
@@ -150,10 +152,10 @@ class _CrossEncoder(_Model):
 
 
 def _texts(batch: Any) -> list[str]:
-    return [text if text.strip() else _EMPTY for text in batch["text"]]
+    return [text if text.strip() else _EMPTY_TEXT for text in batch["text"]]
 
 
-def _unit(vectors: Any) -> torch.Tensor:
+def _normalize(vectors: Any) -> torch.Tensor:
     import torch
 
     vectors = torch.atleast_2d(torch.as_tensor(vectors, dtype=torch.float32))

@@ -30,7 +30,7 @@ from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _CONTEXT = 4096
-"""Tokens of a conversation that stay in the engine's cache, and are not computed again."""
+"""Tokens of a conversation that the engine caches, so that they are not computed again."""
 
 # The range of each setting. The bounds of the penalty keep logits within float32.
 _RANGES = {
@@ -59,21 +59,21 @@ class ChatSettings:
 
     def __post_init__(self) -> None:
         problems = []
-        for name, (least, most) in _RANGES.items():
+        for name, (minimum, maximum) in _RANGES.items():
             value = getattr(self, name)
-            if not least <= value <= most:
-                shown = f"{value:g}" if abs(value) < 10**15 or value != value else "a number so large"
-                problems.append(Problem(name, f"{shown} is out of range", f"it goes from {least} to {most:,}"))
+            if not minimum <= value <= maximum:
+                printed = f"{value:g}" if abs(value) < 10**15 or value != value else "a number so large"
+                problems.append(Problem(name, f"{printed} is out of range", f"use {minimum} to {maximum:,}"))
         if problems:
             raise InputError(problems)
 
-    def changed(self, name: str, value: str) -> ChatSettings:
+    def with_value(self, name: str, value: str) -> ChatSettings:
         """Return the settings with one of them set to a value like 0.7 or 1_000. Raise InputError."""
         types = {field.name: field.type for field in fields(self)}
         if name not in types:
             near = difflib.get_close_matches(name.replace("-", "_"), types, 1)
             fix = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(types)}"
-            raise InputError.at(name, "there is no such setting", fix)
+            raise InputError.at(name, "unknown setting", fix)
         try:
             number: Any = read_count(value) if types[name] == "int" else read_number(value)
         except (ValueError, OverflowError) as error:
@@ -87,7 +87,7 @@ class ChatSession:
     def __init__(self, opened: OpenedModel, settings: ChatSettings, system: str, tools: Tools = ()) -> None:
         """`tools` are functions that the model may call.
 
-        Raise InputError if the model does not generate text, or the chat template is wrong or takes no tools.
+        Raise InputError if the model does not generate text, or the chat template is wrong or does not support tools.
         """
         if not opened.objective.generates:
             what = f"it is a model for {opened.objective.config.objective}, which does not generate text"
@@ -98,8 +98,8 @@ class ChatSession:
         self._name = opened.name
         self._model, self._tokenizer = opened.model, opened.tokenizer
         self._window = position_limit(opened.model)
-        self._saved: set[Path] = set()
-        self._written = 0  # number of answers so far, since each has its own seed
+        self._own_files: set[Path] = set()
+        self._answer_count = 0  # each answer has its own seed
         self._engine = _ChatEngine(opened)
         weakref.finalize(self, self._engine.close)
         self._template = opened.chat_template()
@@ -107,7 +107,7 @@ class ChatSession:
         self._tools = tools
         style = tool_style(opened.tokenizer, self._template) if tools else None
         if tools and (style is None or not style.writes_tools):
-            what = "the chat template writes no functions"
+            what = "the chat template does not support functions"
             raise InputError.at("--tools", what, "use a model that was trained with tools, or chat.template: chatml")
         self._tool_style = style or ToolStyle()
         if opened.template_setting == "auto" and not self._tokenizer.hf.chat_template:
@@ -115,13 +115,13 @@ class ChatSession:
             logger.info("%s: its tokenizer has no chat template; the conversation is written as %s", opened.name, name)
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer to a message in chunks, which are added to the history as they come.
+        """Yield the answer to a message in chunks, which are added to the history as they are generated.
 
-        Raise InputError, without changing the conversation, if the model cannot take the message.
+        Raise InputError, without changing the conversation, if the model cannot process the message.
         """
         if self.open_calls:
             names = ", ".join(call.name for call in self.open_calls)
-            raise InputError.at("message", f"the model waits for what it called: {names}", "give the results")
+            raise InputError.at("message", f"the model waits for the results of its calls: {names}", "give the results")
         return self._answer(Exchange(message), self.exchanges)
 
     @property
@@ -144,20 +144,20 @@ class ChatSession:
         if not self.exchanges:
             raise InputError.at("retry", "nothing has been said yet", "write a message first")
         if self.settings.temperature == 0:
-            logger.info("at temperature 0 the likeliest answer is written again")
+            logger.info("at temperature 0 the same answer is generated again")
         last = self.exchanges[-1]
         return self._answer(Exchange(last.message, results=last.results), self.exchanges[:-1])
 
     def reset(self) -> None:
         """Start a new conversation. The system message and the settings stay; the seeds start again."""
         self.exchanges = []
-        self._written = 0
+        self._answer_count = 0
 
     def set(self, name: str, value: str) -> None:
         """Change a setting to a value like 0.7 or 1_000. Raise InputError for a wrong name or value."""
-        self.settings = self.settings.changed(name, value)
+        self.settings = self.settings.with_value(name, value)
         if name == "seed":
-            self._written = 0
+            self._answer_count = 0
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -172,12 +172,12 @@ class ChatSession:
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
         file = user_path(path, "save").absolute()
-        if file not in self._saved:
+        if file not in self._own_files:
             check_new_file(file)
         fields = {"messages": self.messages} | ({"tools": list(self._tools)} if self._tools else {})
         line = json.dumps(fields, ensure_ascii=False)
         write_output(file, line + "\n")
-        self._saved.add(file)
+        self._own_files.add(file)
 
     def load(self, path: str) -> None:
         """Replace this conversation, and its system message, by one that `save` wrote. Raise InputError.
@@ -189,16 +189,16 @@ class ChatSession:
         messages = fields["messages"]
         self.system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
         self.exchanges = exchanges_of(messages, path)
-        self._written = len(self.exchanges)
+        self._answer_count = len(self.exchanges)
         if fields.keys() <= {"messages", "tools"}:
-            self._saved.add(file)
+            self._own_files.add(file)
 
     def close(self) -> None:
         """Stop the engine. A closed conversation can be saved, and the next message starts the engine again."""
         self._engine.close()
 
-    def _answer(self, exchange: Exchange, before: list[Exchange]) -> Iterator[str]:
-        ids = self._prompt(exchange, before)
+    def _answer(self, exchange: Exchange, earlier: list[Exchange]) -> Iterator[str]:
+        ids = self._prompt(exchange, earlier)
         check_embedded(self._model, self._tokenizer, ids)
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
@@ -212,22 +212,22 @@ class ChatSession:
             settings.temperature,
             settings.top_k,
             settings.top_p,
-            settings.seed + self._written,
+            settings.seed + self._answer_count,
             settings.repetition_penalty,
         )
-        self._written += 1
-        self.exchanges = [*before, exchange]
+        self._answer_count += 1
+        self.exchanges = [*earlier, exchange]
         return self._write(exchange, ids, sampling)
 
     def _write(self, exchange: Exchange, ids: list[int], sampling: Sampling) -> Iterator[str]:
-        engine = self._engine.of(len(ids) + sampling.new_tokens)
+        engine = self._engine.for_length(len(ids) + sampling.new_tokens)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
         beginning = GenerationPrompt(ids, self._stop, special_tokens=bool(self._tools))
-        chunks = self._without_calls(exchange, write_text(engine, self._tokenizer, beginning, sampling))
-        space = ""
+        chunks = self._extract_calls(exchange, write_text(engine, self._tokenizer, beginning, sampling))
+        trailing_space = ""
         while True:
             try:
-                chunk = space + next(chunks)
+                chunk = trailing_space + next(chunks)
             except StopIteration as end:
                 exchange.finished = end.value == "stop"
                 break
@@ -236,17 +236,17 @@ class ChatSession:
             # Whitespace around an answer belongs to the template: after `Assistant:` the model generates the space that
             # the template puts before an answer in the history.
             text = chunk.rstrip() if exchange.answer else chunk.strip()
-            space = chunk[len(chunk.rstrip()) :]
+            trailing_space = chunk[len(chunk.rstrip()) :]
             if text:
                 exchange.answer += text
                 yield text
         if not exchange.finished:
             limit = "setting new_tokens"
             if self._window is not None and sampling.new_tokens < self.settings.new_tokens:
-                limit = f"the model's {self._window:,} positions hold the prompt and the answer"
+                limit = f"prompt and answer fill the model's {self._window:,} positions"
             logger.info("cut off after %s tokens (%s)", f"{sampling.new_tokens:,}", limit)
 
-    def _without_calls(
+    def _extract_calls(
         self, exchange: Exchange, chunks: Generator[str, None, FinishReason]
     ) -> Generator[str, None, FinishReason]:
         """Yield the text of an answer without its calls, in chunks, and store the calls in `exchange.calls`."""
@@ -267,29 +267,29 @@ class ChatSession:
                 exchange.calls = tuple(reader.calls)
                 return "stop"
 
-    def _prompt(self, exchange: Exchange, before: list[Exchange]) -> list[int]:
+    def _prompt(self, exchange: Exchange, earlier: list[Exchange]) -> list[int]:
         """Return the prompt's ids, with as many of the last exchanges as leave room for an answer. Raise InputError."""
-        history = from_a_message(before[-self.settings.history :] if self.settings.history else [])
+        history = start_at_message(earlier[-self.settings.history :] if self.settings.history else [])
         if exchange.results and not history:  # results belong to the message that led to the calls
-            history = from_a_message(before, last=True)
+            history = start_at_message(earlier, last=True)
         ids = self._ids([*history, exchange])
         if self._window is None:
             return ids
         # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
-        room = max(self._window - self.settings.new_tokens, self._window // 2)
+        max_prompt = max(self._window - self.settings.new_tokens, self._window // 2)
         available = len(history)
-        while len(ids) > room and (shorter := from_a_message(history[1:])) != history:
+        while len(ids) > max_prompt and (shorter := start_at_message(history[1:])) != history:
             if exchange.results and not shorter:
                 break
             history = shorter
             ids = self._ids([*history, exchange])
         if len(ids) >= self._window:
             what = f"with it the prompt is {len(ids):,} tokens, but the model accepts {self._window:,}"
-            raise InputError.at("message", what, "write less, or a shorter system message")
+            raise InputError.at("message", what, "shorten it, or the system message")
         if len(history) < available:
             dropped = available - len(history)
             full = f"the context of {self._window:,} tokens is full"
-            logger.info("%s; earlier exchanges left out: %s of %s, the oldest first", full, dropped, available)
+            logger.info("%s; earlier exchanges dropped: %s of %s, the oldest first", full, dropped, available)
         return ids
 
     def _ids(self, exchanges: list[Exchange]) -> list[int]:
@@ -299,7 +299,7 @@ class ChatSession:
             return prompt_ids(self._tokenizer, self._template, messages, list(self._tools) or None)
         except TemplateRefuses as refusal:
             fix = (
-                "many templates do not support a system message: try without"
+                "many templates do not support a system message: try without it"
                 if self.system
                 else "try another chat.template"
             )
@@ -314,16 +314,16 @@ class ChatSession:
 
 
 class _ChatEngine:
-    """The engine of a conversation, which stays in its cache as long as there is room."""
+    """The engine of a conversation, whose tokens stay in its cache while they fit."""
 
     def __init__(self, opened: OpenedModel) -> None:
         self._opened = opened
         self._engine: Engine | None = None
-        self._room = 0
+        self._length = 0
 
-    def of(self, tokens: int) -> Engine:
-        """Return an engine with room for `tokens` of prompt and answer."""
-        if self._engine is None or tokens > self._room:
+    def for_length(self, tokens: int) -> Engine:
+        """Return an engine whose context holds `tokens` of prompt and answer."""
+        if self._engine is None or tokens > self._length:
             self.close()
             self._engine = self._make(tokens)
         return self._engine
@@ -335,11 +335,11 @@ class _ChatEngine:
 
     def _make(self, tokens: int) -> Engine:
         opened = self._opened
-        self._room = min(_CONTEXT, position_limit(opened.model) or _CONTEXT)
-        if tokens <= self._room:
+        self._length = min(_CONTEXT, position_limit(opened.model) or _CONTEXT)
+        if tokens <= self._length:
             with suppress(InputError):  # too little memory for the keys and values
-                return make_engine(opened.model, opened.tokenizer, 1, self._room)
-        self._room = tokens
+                return make_engine(opened.model, opened.tokenizer, 1, self._length)
+        self._length = tokens
         return SequentialEngine(opened.model, opened.tokenizer, "")
 
 
@@ -360,7 +360,7 @@ class Exchange:
     """Instead of a message: the results of the previous answer's calls, in their order."""
 
 
-def from_a_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
+def start_at_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
     """Return the exchanges from the first (or `last`) that begins with a message, not with results."""
     starts = [number for number, exchange in enumerate(exchanges) if not exchange.results]
     return exchanges[starts[-1 if last else 0] :] if starts else []
@@ -371,8 +371,8 @@ def read_conversation(file: Path, name: str) -> dict[str, Any]:
     fix = "use a file that /save wrote"
     check_regular(file)
     try:
-        written = file.read_text(encoding="utf-8-sig").rstrip("\n")
-        lines = written.split("\n") if written else []  # str.splitlines would also split at U+2028
+        content = file.read_text(encoding="utf-8-sig").rstrip("\n")
+        lines = content.split("\n") if content else []  # str.splitlines would also split at U+2028
         fields = json.loads(lines[0]) if len(lines) == 1 else None
     except OSError as error:
         raise InputError.at("load", f"{name} cannot be read: {error.strerror}", fix) from None

@@ -22,7 +22,7 @@ _OPTION = "--tools"
 
 
 class ChatFunctions:
-    """Functions for a model to call. Those of a Python file are run."""
+    """Functions for a model to call; functions from a Python file can be run."""
 
     def __init__(self, tools: Tools, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.tools = tools
@@ -37,7 +37,7 @@ class ChatFunctions:
         """Run a call. Return text unchanged, other values as JSON, and an error as a sentence for the model."""
         function = self._functions.get(call.name)
         if function is None:
-            return f"error: there is no function {call.name}; there are {', '.join(self._functions)}"
+            return f"error: there is no function {call.name}; the functions are {', '.join(self._functions)}"
         try:
             value = function(**call.arguments)
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -53,10 +53,10 @@ def read_functions(file: str) -> ChatFunctions:
     check_regular(path)
     if not path.is_file():
         raise InputError.at(_OPTION, f"there is no file {file}", "use a .json or .py file")
-    return _from_module(path) if path.suffix == ".py" else ChatFunctions(_from_json(path), {})
+    return _read_module(path) if path.suffix == ".py" else ChatFunctions(_read_json(path), {})
 
 
-def _from_json(path: Path) -> Tools:
+def _read_json(path: Path) -> Tools:
     fix = 'write [{"name": "get_weather", "description": "…", "parameters": {"type": "object", "properties": {…}}}]'
     try:
         entries = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -73,15 +73,15 @@ def _from_json(path: Path) -> Tools:
     return tuple(tools)
 
 
-def _from_module(path: Path) -> ChatFunctions:
-    module = _imported(path)
+def _read_module(path: Path) -> ChatFunctions:
+    module = _import_file(path)
     functions = {
         name: value
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
     if not functions:
-        raise InputError.at(str(path), "has no function", "write one: def get_weather(city: str) -> str: …")
+        raise InputError.at(str(path), "defines no function", "add one: def get_weather(city: str) -> str: …")
     tools = []
     for name, function in functions.items():
         try:
@@ -94,7 +94,7 @@ def _from_module(path: Path) -> ChatFunctions:
     return ChatFunctions(tuple(tools), functions)
 
 
-def _imported(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"artel_tools_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -71,20 +71,20 @@ def assemble(folder: Path) -> AssembledModel:
     model_folder = folder if (folder / "latest").is_file() else folder.parent
     if not (model_folder / "config.json").is_file():
         fix = f"copy config.json and the tokenizer's files of the model that was trained to {model_folder}"
-        raise InputError.at(str(folder), "is a DeepSpeed checkpoint without its model", fix)
+        raise InputError.at(str(folder), "is a DeepSpeed checkpoint without the files of its model", fix)
     tokenizer = load_tokenizer(str(model_folder), where=str(folder))
     objective = objective_of_folder(str(model_folder), None, tokenizer)
     config, _ = read_config(str(model_folder))
     model = without_weights(config, objective.auto_class, objective.heads).float()
     read_generation_config(model, str(model_folder))
-    return AssembledModel(model, tokenizer, _named_as(model, read_zero_checkpoint(folder), folder))
+    return AssembledModel(model, tokenizer, _match_model(model, read_zero_checkpoint(folder), folder))
 
 
-def exchange_problems(run: RunConfig) -> list[Problem]:
+def conversion_problems(run: RunConfig) -> list[Problem]:
     """Return the reasons why checkpoints of `run` cannot be converted from or to DeepSpeed's."""
     problems = []
     if not OPTIMIZERS[run.train.optimizer].is_adam:
-        what = f"{run.train.optimizer}: only Adam's state goes between DeepSpeed's checkpoints and artel's"
+        what = f"{run.train.optimizer}: only Adam's state can be converted between DeepSpeed's checkpoints and artel's"
         problems.append(Problem("train.optimizer", what, "set adamw, or use the model alone"))
     if run.model.lora is not None:
         what = "only full models can be converted between DeepSpeed's checkpoints and artel's"
@@ -92,9 +92,9 @@ def exchange_problems(run: RunConfig) -> list[Problem]:
     return problems
 
 
-def check_beginning(run: RunConfig, folder: Path) -> None:
+def check_deepspeed_checkpoint(run: RunConfig, folder: Path) -> None:
     """Raise InputError if `folder` has no checkpoint, or `run` cannot continue from one. Read no tensors."""
-    problems = exchange_problems(run)
+    problems = conversion_problems(run)
     try:
         model_files(folder)
     except InputError as error:
@@ -103,7 +103,7 @@ def check_beginning(run: RunConfig, folder: Path) -> None:
         raise InputError(problems)
 
 
-def begin_run(run: RunConfig, prepared: Prepared, folder: Path) -> None:
+def write_first_checkpoint(run: RunConfig, prepared: Prepared, folder: Path) -> None:
     """Write the first checkpoint of `run` with the weights, averages and step of DeepSpeed's checkpoint in `folder`.
 
     Raise InputError for missing files, weights of another model, a checkpoint without Adam's averages, and a run that
@@ -114,32 +114,36 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path) -> None:
     opened, store = open_fresh(run, prepared), prepared.open()
     steps = run_length(run, opened.objective.dataset(store.train), store.train).steps
     if steps is not None and step >= steps:
-        what = f"is of step {step:,}, but this run ends after {steps:,}"
-        raise InputError.at(str(folder), what, "set train.steps, tokens or epochs for all of it")
-    weights, state = _of_run(opened.model, saved.weights(), state, folder)
+        what = f"was saved at step {step:,}, but this run ends after {steps:,}"
+        raise InputError.at(
+            str(folder),
+            what,
+            "set train.steps, tokens or epochs for the whole run, including the steps of the checkpoint",
+        )
+    weights, state = _match_run(opened.model, saved.weights(), state, folder)
     run_folder = RunFolder(Path(run.run))
     checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
     checkpoints.mkdir(parents=True, exist_ok=True)
     content = Content({Weights.file: weights, OptimizerState.file: state}, progress, dump_run(run))
     write_full(checkpoint_path(checkpoints, step), content)
     logger.info(
-        "step %s of %s is this run's: weights, averages, count of steps; the order of samples is its own",
+        "continuing from step %s of %s: weights, averages and step count; samples come in this run's own order",
         f"{step:,}",
         folder,
     )
 
 
-def _of_run(
+def _match_run(
     model: PreTrainedModel, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], folder: Path
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return weights and state with the names of artel's checkpoint of `model`, a tied weight once."""
     tensors, trained, prefix = model.state_dict(keep_vars=True), trained_tensors(model), _prefix(model, weights)
     state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-    stepped = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if unlike := sorted(stepped ^ {name.rpartition("|")[0] for name in state}):
-        what = f"trained other parameters than this run does ({unlike[0]} …, {len(unlike)} in all)"
-        raise InputError.at(str(folder), what, "set model.freeze as it was there")
-    by_tensor = {id(tensors[name]): value for name, value in _named_as(model, weights, folder).items()}
+    trained_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if different := sorted(trained_names ^ {name.rpartition("|")[0] for name in state}):
+        what = f"trained other parameters than this run does ({different[0]} …, {len(different)} in all)"
+        raise InputError.at(str(folder), what, "set model.freeze as in that training")
+    by_tensor = {id(tensors[name]): value for name, value in _match_model(model, weights, folder).items()}
     return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
 
 
@@ -149,7 +153,7 @@ def _prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
     return next((name.removesuffix(first) for name in saved if name.endswith(first)), "")
 
 
-def _named_as(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+def _match_model(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights in `saved` under the model's names. Raise InputError if they do not fit the model."""
     tensors, prefix = model.state_dict(keep_vars=True), _prefix(model, saved)  # tied weights are one tensor
     weights = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
@@ -163,16 +167,16 @@ def _named_as(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Pa
         if name.removeprefix(prefix) not in tensors and not any(re.search(pattern, name) for pattern in ignored)
     ]
     mismatched = [name for name in weights.keys() & tensors.keys() if weights[name].shape != tensors[name].shape]
-    whose = f"this {type(model).__name__}"
-    wrong = {
+    model_name = f"this {type(model).__name__}"
+    mismatches = {
         "has no weights for {} of {}": missing,
         "has {} that are not of {}": unexpected,
         "has {} in other shapes than {}": mismatched,
     }
     fix = "use the config.json of the trained model, and its version of transformers"
     problems = [
-        Problem(str(folder), what.format(f"{len(names)} tensors ({sorted(names)[0]} …)", whose), fix)
-        for what, names in wrong.items()
+        Problem(str(folder), what.format(f"{len(names)} tensors ({sorted(names)[0]} …)", model_name), fix)
+        for what, names in mismatches.items()
         if names
     ]
     if problems:
@@ -184,7 +188,7 @@ def _named_as(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Pa
 
 
 _CHUNK_BYTES = 2**30
-_VERSION = "0.19.8"  # of DeepSpeed, whose format this is; it refuses files without a version
+_DEEPSPEED_VERSION = "0.19.8"  # of DeepSpeed, whose format this is; it refuses files without a version
 
 
 def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
@@ -196,10 +200,10 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
     run = load_run(name)
     folder.check_config(run)
     folder.check_own_checkpoints()
-    problems = exchange_problems(run)
+    problems = conversion_problems(run)
     newest = folder.checkpoints / "latest"
     if not newest.exists():
-        problems.append(Problem(name, "has no checkpoint", "train it with checkpoint.every: 500, or so"))
+        problems.append(Problem(name, "has no checkpoint", "train it with checkpoint.every, e.g. 500"))
     if problems:
         raise InputError(problems)
     return run, newest.resolve()
@@ -215,7 +219,7 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
         "skipped_steps": 0,
         "dp_world_size": 1,
         "mp_world_size": 1,
-        "ds_version": _VERSION,
+        "ds_version": _DEEPSPEED_VERSION,
         "buffer_names": [],
         "module": {},
         "lr_scheduler": _scheduler(step),
@@ -236,7 +240,7 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
         # ZeRO stages 1 and 2 pair these groups with their own, whatever their number; stage 3 reads the first.
         shared = {
             "param_groups": groups * parameters,
-            "ds_version": _VERSION,
+            "ds_version": _DEEPSPEED_VERSION,
             "optimizer_state_dict": {"state": {0: {"step": count}}, "param_groups": groups},
         }
         _save(shared, zero / "optimizer_state.pt")
@@ -248,12 +252,12 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
 def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Yield each trained parameter in float32 and its Adam averages, by DeepSpeed's names."""
     shapes = stored_shapes(checkpoint)
-    stepped = [name.removesuffix(f"|{AVERAGES[0]}") for name in shapes if name.endswith(f"|{AVERAGES[0]}")]
-    while stepped:
+    trained_names = [name.removesuffix(f"|{AVERAGES[0]}") for name in shapes if name.endswith(f"|{AVERAGES[0]}")]
+    while trained_names:
         read: dict[str, torch.Tensor] = {}
         names = []
-        while stepped and sum(tensor.nbytes for tensor in read.values()) < _CHUNK_BYTES:
-            names.append(stepped.pop(0))
+        while trained_names and sum(tensor.nbytes for tensor in read.values()) < _CHUNK_BYTES:
+            names.append(trained_names.pop(0))
             for stored in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
                 shape, dtype = shapes[stored]
                 read[stored] = torch.empty(shape, dtype=dtype)

@@ -11,7 +11,7 @@ from typing import Any
 
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
 from artel.errors import InputError
-from artel.inference.batch.answers import write_beginnings
+from artel.inference.batch.answers import continue_prompts
 from artel.inference.open import OpenedModel, open_untrained
 from artel.messages import logger
 from artel.models.device import pick_precision
@@ -32,7 +32,7 @@ from artel.training.evaluation import ProgressMessages, Validation, micro_batch_
 from artel.training.teacher import set_cached_outputs, set_teacher
 
 _DEFAULT_BLOCK = 1024
-"""Tokens in a block: enough that its first tokens, with little context, matter little, and few enough for a laptop."""
+"""Default block size: large enough that tokens with little context weigh little, small enough for a laptop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class EvaluationResult:
     """None for a corpus, whose `samples` are queries."""
     seconds: float
     details: dict[str, Any] = field(default_factory=dict)
-    """More than metrics: tables by label, a confusion matrix (`Objective.details`)."""
+    """Further results: tables by label, a confusion matrix (`Objective.details`)."""
     predictions: Any = None
     """For questions: the content of the predictions file in the official format."""
 
@@ -88,7 +88,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
     if len(validation.samples) == 0:
         raise InputError.at(
             "data.validation",
-            "there is nothing to evaluate the model on",
+            "no text is held out to evaluate on",
             "use more text, a smaller data.block, or --data FILE",
         )
     # fp8 is for training: evaluate the model as it will be used.
@@ -100,18 +100,18 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         untrained = open_untrained(opened.run).model
         set_compute_precision(untrained, precision)
         reference = DataParallel(untrained, objective, world, precision)
-        size, news = micro_batch_size(run, world), ProgressMessages("evaluating the model before training:")
-        log_probs = reference_outputs(objective, store.validation, reference, size, news)
+        size, progress = micro_batch_size(run, world), ProgressMessages("evaluating the model before training:")
+        log_probs = reference_outputs(objective, store.validation, reference, size, progress)
         objective.set_reference(log_probs.numpy(), validation=True)
     if data is None:
         with_teacher(objective, run, store, world)
     started = time.monotonic()
-    size, news = micro_batch_size(run, world), ProgressMessages(f"evaluating {opened.name}:")
-    metrics, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
+    size, progress = micro_batch_size(run, world), ProgressMessages(f"evaluating {opened.name}:")
+    metrics, outputs = validation.evaluate(strategy, size, run.validate_.blocks, progress)
     split = store.validation
     details = objective.details(outputs, split)
-    if writing := objective.decoding.generation_eval(opened.model, split):
-        text_metrics, text_details = _evaluate_texts(opened, writing, world)
+    if generation_eval := objective.decoding.generation_eval(opened.model, split):
+        text_metrics, text_details = _evaluate_texts(opened, generation_eval, world)
         metrics, details = metrics | text_metrics, details | text_details
     return EvaluationResult(
         opened.name,
@@ -131,13 +131,13 @@ def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> Prepared:
     try:
         return prepare(run)
     except InputError:
-        if data is not None and (what := _mismatch(opened, run)):
+        if data is not None and (what := _mismatch_reason(opened, run)):
             fix = "use data with the labels of the model, or train a model on these"
             raise InputError.at(data, what, fix) from None
         raise
 
 
-def _mismatch(opened: OpenedModel, run: RunConfig) -> str:
+def _mismatch_reason(opened: OpenedModel, run: RunConfig) -> str:
     """Return why a model cannot be evaluated on a run's records; empty if it can, or if they cannot be read."""
     with suppress(InputError):
         return opened.objective.mismatch(document.record for document in read_documents(run.data, Ledger()))
@@ -154,12 +154,12 @@ def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world:
         return
     if teacher.settings is not None:
         if not set_cached_outputs(objective, store, note):
-            logger.info("no metrics of the teacher: its saved outputs were removed")
+            logger.info("metrics of the teacher omitted: its saved outputs were removed")
         return
     try:
         set_teacher(objective, run, store, world, note, True)
     except InputError as error:
-        logger.info("no metrics of the teacher: %s: %s", error.problems[0].where, error.problems[0].what)
+        logger.info("metrics of the teacher omitted: %s: %s", error.problems[0].where, error.problems[0].what)
 
 
 def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:
@@ -172,76 +172,76 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     model_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
-        if run.objective != opened.objective.config.objective and not _may_be_for(opened, objective_type(run)):
+        if run.objective != opened.objective.config.objective and not _can_evaluate(opened, objective_type(run)):
             raise InputError.at(
                 opened.name,
-                f"learned {opened.objective.config.objective}, {data} is for {run.objective}",
+                f"learned {opened.objective.config.objective}, but {data} is for {run.objective}",
                 "evaluate it on data for its own objective",
             )
         changes = {"run": "", "tokenizer": model_tokenizer, "model": ModelConfig(), **_decided_in_training(opened, run)}
         return run.model_copy(update=changes)
     base = opened.objective.config
-    named = overrides.get("objective")
-    if opened.run is None and named in OBJECTIVES.names:
-        base = base.model_copy(update={"objective": named})
+    objective_name = overrides.get("objective")
+    if opened.run is None and objective_name in OBJECTIVES.names:
+        base = base.model_copy(update={"objective": objective_name})
     source = _source_like(base, data)
     # Keep repeated documents: a document's score must not depend on the others in the file.
     values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
     values["data"]["decontaminate"] = None  # the data may be a benchmark
-    values["data"]["block"] = _block(opened)
+    values["data"]["block"] = _block_size(opened)
     run = run_from(values, overrides, {(): data})
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
 
 
 def _decided_in_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
     """Return the objective's section with the values that the model's training data decided, such as labels."""
-    kind, trained = objective_type(run), opened.objective.config
-    if not kind.decided_by_records or run.objective != trained.objective:
+    kind, trained_run = objective_type(run), opened.objective.config
+    if not kind.decided_by_records or run.objective != trained_run.objective:
         return {}
-    values = {key: getattr(getattr(trained, kind.section), key) for key in kind.decided_by_records}
+    values = {key: getattr(getattr(trained_run, kind.section), key) for key in kind.decided_by_records}
     return {kind.section: getattr(run, kind.section).model_copy(update=values)}
 
 
-def _may_be_for(opened: OpenedModel, objective: type[Objective]) -> bool:
+def _can_evaluate(opened: OpenedModel, objective: type[Objective]) -> bool:
     """True if an objective can evaluate a model that artel did not train: a causal model may also answer questions."""
     return opened.run is None and objective.is_per_token and objective.auto_class == opened.objective.auto_class
 
 
 def _source_like(base: RunConfig, path: str) -> SourceConfig:
     """Return a source with the settings of the run's first one, or else chosen by suffix and objective."""
-    first = base.data.sources[0] if base.data.sources else None
-    if first is not None and FORMATS[first.format].has_files:
-        return first.model_copy(update={"path": [path], "name": "", "format": first.format})
-    learned = set(objective_type(base).learns_from)
-    if "text" in learned:
+    first_source = base.data.sources[0] if base.data.sources else None
+    if first_source is not None and FORMATS[first_source.format].has_files:
+        return first_source.model_copy(update={"path": [path], "name": "", "format": first_source.format})
+    record_kinds = set(objective_type(base).learns_from)
+    if "text" in record_kinds:
         return SourceConfig(path=[path])
-    fitting = [name for name in FORMATS.names if learned & set(FORMATS[name].yields) and FORMATS[name].has_files]
-    by_suffix = [name for name in fitting if path.endswith(FORMATS[name].suffixes)]
-    return SourceConfig(path=[path], format=(by_suffix or fitting)[0])
+    formats = [name for name in FORMATS.names if record_kinds & set(FORMATS[name].yields) and FORMATS[name].has_files]
+    by_suffix = [name for name in formats if path.endswith(FORMATS[name].suffixes)]
+    return SourceConfig(path=[path], format=(by_suffix or formats)[0])
 
 
-def _block(opened: OpenedModel) -> int:
+def _block_size(opened: OpenedModel) -> int:
     if opened.run is not None:
         return opened.run.data.block
     return min(_DEFAULT_BLOCK, position_limit(opened.model) or _DEFAULT_BLOCK)
 
 
 def _evaluate_texts(
-    opened: OpenedModel, writing: GenerationEval, world: World
+    opened: OpenedModel, generation_eval: GenerationEval, world: World
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return metrics and details of greedily generated texts, which all processes share."""
-    for beginning in writing.prompts:
+    for beginning in generation_eval.prompts:
         check_embedded(opened.model, opened.tokenizer, beginning.ids)
-    sampling = Sampling(writing.new_tokens, temperature=0.0)
-    logger.info("%s writes %s", opened.name, writing.what)
+    sampling = Sampling(generation_eval.new_tokens, temperature=0.0)
+    logger.info("%s generates %s", opened.name, generation_eval.what)
 
     def write(beginnings: list[GenerationPrompt]) -> list[str]:
-        news = ProgressMessages(f"{opened.name} writes:")
+        progress = ProgressMessages(f"{opened.name} generates:")
         texts = []
-        for written in write_beginnings(opened, beginnings, sampling):
-            texts.append(written.text)
-            news(len(texts) / len(beginnings))
+        for answer in continue_prompts(opened, beginnings, sampling):
+            texts.append(answer.text)
+            progress(len(texts) / len(beginnings))
         return texts
 
-    return writing.judge(world.share(write, writing.prompts))
+    return generation_eval.judge(world.share(write, generation_eval.prompts))

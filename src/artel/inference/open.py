@@ -48,7 +48,7 @@ class OpenedModel:
 
     @property
     def decoding(self) -> Decoding:
-        """How it answers."""
+        """How the model answers."""
         return self.objective.decoding
 
     @property
@@ -88,9 +88,9 @@ def move_to_device(opened: OpenedModel, device: torch.device) -> None:
     except torch.OutOfMemoryError:
         model.to("cpu")
         needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        what = f"its weights take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of GPU memory are free"
-        fix = "write CUDA_VISIBLE_DEVICES= before the command: then it computes on the CPU"
-        raise InputError.at(opened.name, what, f"{fix}; artel serve takes --precision bf16") from None
+        what = f"its weights take {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of GPU memory are free"
+        fix = "set CUDA_VISIBLE_DEVICES= to use the CPU"
+        raise InputError.at(opened.name, what, f"{fix}; artel serve also has --precision bf16") from None
 
 
 def _open(name: str) -> OpenedModel:
@@ -102,11 +102,11 @@ def _open(name: str) -> OpenedModel:
         model = folder.newest_model()
         if model is not None:
             return _open_folder(name, str(model), run)
-        newest = folder.checkpoints / "latest"
-        if newest.exists():
-            step = int(newest.resolve().name.removeprefix("step-"))
-            logger.warning("%s is not complete: its newest checkpoint is used, step %d", name, step)
-            return open_checkpoint(run, prepare_silently(run), newest)
+        checkpoint = folder.checkpoints / "latest"
+        if checkpoint.exists():
+            step = int(checkpoint.resolve().name.removeprefix("step-"))
+            logger.warning("%s is not complete: using its newest checkpoint, step %d", name, step)
+            return open_checkpoint(run, prepare_silently(run), checkpoint)
     check_was_trained(folder)
     if folder.path.is_file():
         fix = "use the run's folder, or --untrained for the model before training"
@@ -117,7 +117,7 @@ def _open(name: str) -> OpenedModel:
         near = None if folder.path.is_dir() or is_in_hub_cache(name) else near_name(name)
         if near is None:
             raise
-        what = "no run, no model folder and no model of the hub has this name"
+        what = "is neither a run, a model folder nor a model on the hub"
         raise InputError.at(name, what, f"did you mean {near}?") from None
 
 
@@ -132,7 +132,7 @@ def check_was_trained(folder: RunFolder) -> None:
         raise InputError.at(name, "has not been trained yet: there is no checkpoint", f"train it: artel train {name}")
     if folder.identity():
         fix = f"train it by its run file: artel train RUN.yaml run={name}"
-        raise InputError.at(name, "has not been trained yet: its text is prepared, no more", fix)
+        raise InputError.at(name, "has not been trained yet: only its text is prepared", fix)
 
 
 def open_untrained(run: RunConfig) -> OpenedModel:
@@ -176,12 +176,12 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
         set_compute_precision(model, pick_precision("auto", model.device))
     check_finite(model, name)
     if run is None:
-        objective = _within_positions(objective, model)
+        objective = _limit_to_positions(objective, model)
     objective.read_model_files(Path(folder))
     return OpenedModel(name, folder, model, tokenizer, objective, run)
 
 
-def _within_positions(objective: Objective, model: PreTrainedModel) -> Objective:
+def _limit_to_positions(objective: Objective, model: PreTrainedModel) -> Objective:
     """Return the objective with `data.block` limited to the model's positions."""
     run, limit = objective.config, position_limit(model)
     if limit is None or limit >= run.data.block:
@@ -191,7 +191,7 @@ def _within_positions(objective: Objective, model: PreTrainedModel) -> Objective
 
 
 def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
-    """Return the objective of a model or an adapter in a folder: its run's, or the one that fits its head."""
+    """Return the objective of a model or adapter in a folder: that of its run, or the one that fits its head."""
     if run is None:
         adapter = read_adapter(folder)
         run = _run_of_folder(folder if adapter is None else adapter.base)
@@ -202,6 +202,6 @@ def _run_of_folder(folder: str) -> RunConfig:
     """Return a run with the objective that fits the class that saved a model; causal if none does."""
     config, _ = read_config(folder)
     architecture = (config.architectures or [""])[0]
-    claiming = (name for name in OBJECTIVES.names if OBJECTIVES[name].claims(architecture, folder))
-    name = next(claiming, OBJECTIVES.names[0])
+    matching_names = (name for name in OBJECTIVES.names if OBJECTIVES[name].claims(architecture, folder))
+    name = next(matching_names, OBJECTIVES.names[0])
     return RunConfig.model_validate({"objective": name, **OBJECTIVES[name].run_values(config, folder)})

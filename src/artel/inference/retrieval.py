@@ -1,7 +1,8 @@
 """Retrieval with a model of vectors or a reranker: search a text, mine hard negatives, evaluate on a corpus.
 
-Hard negatives are documents near a query that are not among its positives, and less near than those: a document that is
-as near may well answer the query without being labeled (Moreira et al. 2024, "NV-Retriever", positive-aware mining).
+Hard negatives are documents near a query that are not among its positives, and less similar than these: a document
+that is as similar may well answer the query without being labeled (Moreira et al. 2024, "NV-Retriever", positive-aware
+mining).
 
 A corpus (`artel evaluate --corpus`) is a file of texts next to matches, or a folder in the format of BEIR (Thakur et
 al. 2021, "BEIR: A Heterogenous Benchmark for Zero-shot Evaluation of Information Retrieval Models"): corpus.jsonl,
@@ -30,16 +31,16 @@ from artel.storage import check_new_file, write_output
 from artel.text import Document, Ledger, Match, count_drops, read_documents
 from artel.training.evaluation import ProgressMessages
 
-_TEXTS = 1024
-# The cosine of a mined negative is at least so much below that of the query's farthest positive.
-_MARGIN = 0.05
-"""Texts between two lines of progress."""
+_PROGRESS_TEXTS = 1024
+"""Texts between two progress messages."""
+_MINING_MARGIN = 0.05
+"""Minimum difference between the cosine of a query's farthest positive and that of a mined negative."""
 
 
 def check_embeds(opened: OpenedModel) -> None:
-    """Raise InputError if the model has no vectors for texts."""
+    """Raise InputError if the model does not embed texts."""
     if "embed" not in opened.decoding.tasks:
-        what = f"learned {opened.objective.config.objective}, which gives texts no vectors"
+        what = f"learned {opened.objective.config.objective}, which does not embed texts"
         raise InputError.at(opened.name, what, "use a model of objective embedding, or of sentence-transformers")
 
 
@@ -54,8 +55,8 @@ def _read_matches_and_corpus(
     matches = _merged_matches(data, data_ledger)
     texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
     if corpus is not None:
-        found = _documents({"path": corpus, "document": "line"}, corpus_ledger)
-        texts |= dict.fromkeys(document.record.text for document in found)
+        corpus_documents = _documents({"path": corpus, "document": "line"}, corpus_ledger)
+        texts |= dict.fromkeys(document.record.text for document in corpus_documents)
     for path, ledger in ((data, data_ledger), (corpus, corpus_ledger)):
         total = ledger.total
         if total.dropped:
@@ -78,7 +79,7 @@ def _merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str], lis
         match = document.record.fields
         assert isinstance(match, Match)
         if match.score is not None:
-            what = "is a pair with a score, which does not tell which documents answer a query"
+            what = "is a pair with a score, which does not say which documents answer a query"
             raise InputError.at(document.record.origin, what, "use queries with matching texts")
         positives, negatives = merged.setdefault(match.query, ([], []))
         positives += [text for text in match.positives if text not in positives]
@@ -93,22 +94,22 @@ def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
 
 def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str) -> np.ndarray:
     """Return normalized vectors, float32 (texts, size)."""
-    found = []
-    for start in range(0, len(texts), _TEXTS):
-        inputs = [{"text": text, "input_type": kind} for text in texts[start : start + _TEXTS]]
+    batches = []
+    for start in range(0, len(texts), _PROGRESS_TEXTS):
+        inputs = [{"text": text, "input_type": kind} for text in texts[start : start + _PROGRESS_TEXTS]]
         answers = opened.decoding.answers(opened.model, "embed", inputs)
-        found.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
+        batches.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
         logger.info(
-            "%s of %s %s texts have their vectors", f"{min(start + _TEXTS, len(texts)):,}", f"{len(texts):,}", kind
+            "%s of %s %s texts embedded", f"{min(start + _PROGRESS_TEXTS, len(texts)):,}", f"{len(texts):,}", kind
         )
-    vectors = np.concatenate(found)
+    vectors = np.concatenate(batches)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 # Search
 
 
-_PAIRS = 64  # scored by a reranker between two lines of progress
+_PROGRESS_PAIRS = 64  # scored by a reranker between two progress messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +134,18 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
     Raise InputError if the query is empty or the text has no words.
     """
     if not query.strip():
-        raise InputError.at("--prompt", "there is no query", 'write --prompt "WHAT TO LOOK FOR"')
-    found = list(paragraphs(text))
-    if not found:
-        raise InputError.at("--context", "the text to search has no words", "use a text, or a file with text")
-    texts = [text for _, text in found]
+        raise InputError.at("--prompt", "is empty", 'use --prompt "WHAT TO LOOK FOR"')
+    numbered = list(paragraphs(text))
+    if not numbered:
+        raise InputError.at("--context", "the text to search has no words", "use another text or file")
+    texts = [text for _, text in numbered]
     if "embed" in opened.decoding.tasks:
         with silenced():
             (vector,) = unit_vectors(opened, [query], "query")
         scores = (unit_vectors(opened, texts, "document") @ vector).tolist()
     else:
         scores = _pair_scores(opened, query, texts)
-    hits = [Hit(line, text, score) for (line, text), score in zip(found, scores, strict=True)]
+    hits = [Hit(line, text, score) for (line, text), score in zip(numbered, scores, strict=True)]
     return sorted(hits, key=lambda hit: -hit.score)  # equal scores stay in the order of the text
 
 
@@ -152,33 +153,33 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
     """Yield (first line from 1, paragraph). A text without blank lines has a paragraph a line."""
     separator = r"\n[ \t]*\n" if re.search(r"\S[ \t]*\n[ \t]*\n\s*\S", text) else r"\n"
     line, start = 1, 0
-    for end, after in [*(match.span() for match in re.finditer(separator, text)), (len(text), len(text))]:
+    for end, next_start in [*(match.span() for match in re.finditer(separator, text)), (len(text), len(text))]:
         paragraph = text[start:end]
         if paragraph.strip():
             blank = len(paragraph) - len(paragraph.lstrip())
             yield line + paragraph.count("\n", 0, blank), paragraph.strip()
-        line += text.count("\n", start, after)
-        start = after
+        line += text.count("\n", start, next_start)
+        start = next_start
 
 
 def _pair_scores(opened: OpenedModel, query: str, texts: list[str]) -> list[float]:
-    news, scores = ProgressMessages("scoring paragraphs:"), list[float]()
-    for start in range(0, len(texts), _PAIRS):
-        pairs = [(query, text) for text in texts[start : start + _PAIRS]]
+    progress, scores = ProgressMessages("scoring paragraphs:"), list[float]()
+    for start in range(0, len(texts), _PROGRESS_PAIRS):
+        pairs = [(query, text) for text in texts[start : start + _PROGRESS_PAIRS]]
         scores += [answer["score"] for answer in opened.decoding.answers(opened.model, "rerank", pairs)]
-        news(len(scores) / len(texts))
+        progress(len(scores) / len(texts))
     return scores
 
 
 # Hard negatives
 
 
-_CHUNK = 1 << 24
+_MAX_COSINES = 1 << 24
 """Cosines in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mined:
+class MiningCounts:
     """Counts of a file of mined negatives."""
 
     queries: int
@@ -191,7 +192,7 @@ class Mined:
     """Unusable records of data and corpus."""
 
 
-def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: str | None = None) -> Mined:
+def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: str | None = None) -> MiningCounts:
     """Add negatives from among all documents to the matches of `data`, and write them as JSON lines (format `matches`).
 
     Args:
@@ -201,7 +202,7 @@ def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: s
         negatives: maximum number for each query, nearest first.
         corpus: a file or glob of further documents, one a line, or JSON lines.
 
-    Raise InputError.
+    Raise InputError if the model, the data or the output file is unsuitable.
     """
     check_embeds(opened)
     check_new_file(out)
@@ -210,28 +211,28 @@ def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: s
     corpus_vectors = unit_vectors(opened, documents, "document")
     query_vectors = unit_vectors(opened, list(matches), "query")
     lines, count, without = [], 0, 0
-    chunk = max(1, _CHUNK // len(documents))
+    chunk = max(1, _MAX_COSINES // len(documents))
     for number, (query, (positives, known)) in enumerate(matches.items()):
         if number % chunk == 0:
             cosines = query_vectors[number : number + chunk] @ corpus_vectors.T
         row = cosines[number % chunk]
         answers = [positions[text] for text in positives]
-        limit = row[answers].min() - _MARGIN
+        limit = row[answers].min() - _MINING_MARGIN
         row[answers] = -np.inf
         row[[positions[text] for text in (query, *known) if text in positions]] = -np.inf
         nearest = np.argsort(-np.where(row <= limit, row, -np.inf), kind="stable")[:negatives]
-        found = [documents[position] for position in nearest if -np.inf < row[position] <= limit]
-        count, without = count + len(found), without + (not found)
-        lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *found]}))
+        mined = [documents[position] for position in nearest if -np.inf < row[position] <= limit]
+        count, without = count + len(mined), without + (not mined)
+        lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *mined]}))
     write_output(out, b"\n".join(lines) + b"\n")
-    return Mined(len(matches), len(documents), count, without, rejected)
+    return MiningCounts(len(matches), len(documents), count, without, rejected)
 
 
 # Evaluation on a corpus
 
 
 _SPLITS = ("test", "dev", "validation", "train")
-_SHOWN = 20  # problems of a folder
+_MAX_PROBLEMS = 20  # problems reported for a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +244,14 @@ class Corpus:
     judged: list[Judgements]
     """For each query: {index of a document: relevance, above 0}. Indices beyond the documents are of judged documents
     that are missing, and are never found."""
-    own: dict[int, int]
-    """{query: the document that is the query itself, which is not searched}."""
+    self_documents: dict[int, int]
+    """{query index: index of the document that is the query itself, which is not searched}."""
 
 
 def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> EvaluationResult:
     """Compute recall, MRR and nDCG of a model of vectors, with the queries of `data` or of a folder in BEIR's format.
 
-    All documents of `corpus` are searched. Raise InputError.
+    All documents of `corpus` are searched. Raise InputError if the model or the corpus is unsuitable.
     """
     check_embeds(opened)
     is_folder = Path(corpus).is_dir()
@@ -261,7 +262,7 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> Ev
     started = time.monotonic()
     documents = unit_vectors(opened, read.documents, "document")
     queries = unit_vectors(opened, read.queries, "query")
-    metrics = retrieval_metrics(queries, documents, read.judged, read.own)
+    metrics = retrieval_metrics(queries, documents, read.judged, read.self_documents)
     seconds = time.monotonic() - started
     objective = opened.objective.config.objective
     return EvaluationResult(opened.name, objective, metrics, len(read.queries), len(read.documents), None, seconds)
@@ -270,20 +271,20 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> Ev
 def _corpus_of_matches(corpus: str, data: str | None) -> Corpus:
     """Return the queries of `data`, with its documents and the texts of the file or glob `corpus`."""
     if data is None:
-        fix = "write --data FILE with matches, whose queries are asked; or a folder in BEIR's format"
+        fix = "add --data FILE with matches, whose queries are used; or give a folder in BEIR's format"
         raise InputError.at("--corpus", f"{corpus} has texts, but no queries", fix)
     matches, documents, _ = _read_matches_and_corpus(data, corpus)
     positions = {text: position for position, text in enumerate(documents)}
     judged = [dict.fromkeys((positions[text] for text in positives), 1.0) for positives, _ in matches.values()]
-    own = {number: positions[query] for number, query in enumerate(matches) if query in positions}
-    own = {number: position for number, position in own.items() if position not in judged[number]}
-    return Corpus(documents, list(matches), judged, own)
+    self_documents = {number: positions[query] for number, query in enumerate(matches) if query in positions}
+    self_documents = {number: position for number, position in self_documents.items() if position not in judged[number]}
+    return Corpus(documents, list(matches), judged, self_documents)
 
 
 def read_beir(folder: Path) -> Corpus:
     """Read a folder in BEIR's format, with the judgements of test, or else dev, validation or train.
 
-    A document is its title and text, without empty ones. As in BEIR, queries without a relevant document are left out,
+    A document is its title and text, without empty ones. As in BEIR, queries without a relevant document are skipped,
     and a document with a query's own id is not searched. Raise InputError with the first 20 wrong lines.
     """
     file = next((file for name in _SPLITS if (file := folder / "qrels" / f"{name}.tsv").is_file()), None)
@@ -294,16 +295,16 @@ def read_beir(folder: Path) -> Corpus:
         fix = "a folder in BEIR's format has corpus.jsonl, queries.jsonl and qrels/test.tsv"
         raise InputError.at(str(folder), f"has no {', '.join(missing)}", fix)
     problems: list[Problem] = []
-    read = dict(_texts(folder / "corpus.jsonl", ("title", "text"), problems))
-    documents = {name: text for name, text in read.items() if text}
+    texts = dict(_texts(folder / "corpus.jsonl", ("title", "text"), problems))
+    documents = {name: text for name, text in texts.items() if text}
     queries = {name: text for name, text in _texts(folder / "queries.jsonl", ("text",), problems) if text}
     judgements = list(_judgements(file, queries, problems))
     if not documents and not problems:
-        problems.append(Problem(str(folder / "corpus.jsonl"), "has no document with words", "give it texts"))
+        problems.append(Problem(str(folder / "corpus.jsonl"), "has no document with words", "add documents with text"))
     if problems:
-        raise InputError(problems[:_SHOWN])
-    if without := len(read) - len(documents):
-        logger.info("%s: %s documents without words are left out", folder / "corpus.jsonl", f"{without:,}")
+        raise InputError(problems[:_MAX_PROBLEMS])
+    if without := len(texts) - len(documents):
+        logger.info("%s: %s documents without words are skipped", folder / "corpus.jsonl", f"{without:,}")
     positions = {name: position for position, name in enumerate(documents)}
     by_query: dict[str, Judgements] = {}
     for query, document, score in judgements:
@@ -311,15 +312,17 @@ def read_beir(folder: Path) -> Corpus:
             position = positions.setdefault(document, len(positions))
             by_query.setdefault(query, {})[position] = score
     if not by_query:
-        raise InputError.at(str(file), "judges no document to answer a query", "use scores above 0")
+        raise InputError.at(str(file), "marks no document as relevant to a query", "use scores above 0")
     if unknown := len(positions) - len(documents):
         logger.info(
-            "%s: %s documents that answer a query are not in corpus.jsonl, and never found",
+            "%s: %s relevant documents are not in corpus.jsonl, so they are never found",
             file,
             f"{unknown:,}",
         )
-    own = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
-    return Corpus(list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), own)
+    self_documents = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
+    return Corpus(
+        list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), self_documents
+    )
 
 
 def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, str]]:

@@ -269,9 +269,9 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     remember(config, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
-        from artel.inference.deepspeed_checkpoints import begin_run
+        from artel.inference.deepspeed_checkpoints import write_first_checkpoint
 
-        begin_run(config, prepared, from_deepspeed)
+        write_first_checkpoint(config, prepared, from_deepspeed)
     return config
 
 
@@ -349,9 +349,9 @@ def _remove_earlier(config: RunConfig, folder: RunFolder) -> None:
 
 def _check_deepspeed(config: RunConfig, from_deepspeed: Path | None) -> None:
     if from_deepspeed is not None:
-        from artel.inference.deepspeed_checkpoints import check_beginning
+        from artel.inference.deepspeed_checkpoints import check_deepspeed_checkpoint
 
-        check_beginning(config, from_deepspeed)
+        check_deepspeed_checkpoint(config, from_deepspeed)
 
 
 def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> dict[str, Any]:

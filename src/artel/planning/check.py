@@ -29,8 +29,8 @@ from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.budget.sizes import auto_problems, smallest
-from artel.planning.limits import check_budget, check_memory
-from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
+from artel.planning.machine_limits import check_budget, check_memory
+from artel.planning.outline import is_within_reach, local_tokenizer, outline_model
 from artel.preparing import (
     check_claim,
     check_from_store,
@@ -93,7 +93,7 @@ def check_run(config: RunConfig, start: Start | None = None, further: Sequence[C
 
 def notes_on_length(config: RunConfig) -> list[str]:
     """Return notes on settings that have no effect in a run of this length, if it is known."""
-    if _has_begun(config):
+    if _has_started(config):
         return []
     length = None
     with suppress(InputError):  # reported by other checks
@@ -116,9 +116,9 @@ def _problems(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) ->
 
 def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:
     auto = auto_problems(config) if config.model.auto else []
-    yield Check(("model", "objective", "parallel", "train"), lambda: _refuse(auto))
-    is_chosen = config.model.auto
-    if is_chosen:
+    yield Check(("model", "objective", "parallel", "train"), lambda: _raise_if_any(auto))
+    is_auto = config.model.auto
+    if is_auto:
         config = smallest(config)  # the choice needs the text
     train = config.train
     texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
@@ -130,7 +130,7 @@ def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Che
     if config.parallel.deepspeed is not None:
         file = Path(config.parallel.deepspeed)
         yield Check(("parallel.deepspeed",), lambda: read_file(file))
-    if not _has_begun(config):
+    if not _has_started(config):
         yield Check(("train", "validate", "checkpoint", "log"), lambda: unreached_settings(config))
     yield Check(("track",), lambda: check_trackers(list(config.track)))
     yield Check(("train.optimizer", "train.weights", "train.precision"), lambda: check_optimizer(train))
@@ -143,32 +143,32 @@ def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Che
     if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
         return
     objective = objective_type(config)
-    yield Check(("objective",), lambda: _refuse(objective.problems(config)))
+    yield Check(("objective",), lambda: _raise_if_any(objective.problems(config)))
     yield Check(("validate.tasks", "objective"), lambda: check_tasks(config))
     yield Check(("tokenizer", "model.from", "data.from_store"), lambda: _check_tokenizer(config))
     auto_class = objective.auto_class
-    absent = _absent(config) if start.here and not _has_begun(config) else []
-    yield Check(("model.from", "tokenizer.from", "distill.teacher"), lambda: _refuse(absent))
-    if any(problem.where == "model.from" for problem in absent):
+    missing = _missing_models(config) if start.here and not _has_started(config) else []
+    yield Check(("model.from", "tokenizer.from", "distill.teacher"), lambda: _raise_if_any(missing))
+    if any(problem.where == "model.from" for problem in missing):
         return
     if auto or not (is_within_reach(config.model.from_) or start.hub):
         return
     yield Check(("model",), lambda: check_model(config.model, auto_class))
     model = ("model", "tokenizer", "data.block", "data.from_store")
-    outline = cache(lambda: _outline(config, auto_class))  # built once for all checks
+    outline = cache(lambda: _build_outline(config, auto_class))  # built once for all checks
     yield Check(model, outline)
     if start.here:
         yield Check(("parallel", "train", *model), lambda: _check_memory(config, outline, start))
-        if train.budget is not None and not is_chosen:
+        if train.budget is not None and not is_auto:
             yield Check(("parallel", "train", *model), lambda: _check_budget(config, outline, start))
     yield Check(("parallel", "train", *model), lambda: _check_layout(config, auto_class, start))
 
 
-def _has_begun(config: RunConfig) -> bool:
+def _has_started(config: RunConfig) -> bool:
     return bool(list_checkpoints(RunFolder(Path(config.run)).checkpoints))
 
 
-def _absent(config: RunConfig) -> list[Problem]:
+def _missing_models(config: RunConfig) -> list[Problem]:
     """Return a problem for each model and tokenizer that is neither local nor on the hub."""
     names = {"model.from": config.model.from_}
     if not (config.data.from_store or has_store(config)):
@@ -186,27 +186,27 @@ def _absent(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def _refuse(problems: list[Problem]) -> None:
+def _raise_if_any(problems: list[Problem]) -> None:
     if problems:
         raise InputError(problems)
 
 
 def _check_threads(threads: int | None) -> None:
-    """Raise InputError for so many threads that steps would hardly end: each waits for all the others."""
+    """Raise InputError for so many threads that a step would hardly end: each thread waits for all the others."""
     cores = usable_cores()
     if threads is not None and threads > max(128, 16 * cores):
-        what = f"{threads:,} threads would wait for one another on {cores} cores"
+        what = f"{threads:,} threads would slow each other down on {cores} cores"
         raise InputError.at("train.threads", what, f"use at most {cores}, or remove it")
 
 
 def _check_tokenizer(config: RunConfig) -> None:
     """Raise InputError for a local tokenizer that cannot be opened, or that the objective cannot use."""
-    tokenizer = tokenizer_here(config)
+    tokenizer = local_tokenizer(config)
     if tokenizer is not None:
         objective_of(config, tokenizer)
 
 
-def _outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None:
+def _build_outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None:
     """Return the run's model on the meta device. None if there is no such model, which another check reports.
 
     Raise InputError if it cannot be built, lacks weights, or does not take inputs of this length.
@@ -221,22 +221,22 @@ def _outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None:
 
 def _check_memory(config: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
     """Raise InputError if the model does not fit into this machine's memory."""
-    dims = _dims(config, start)
-    model = None if dims is None else _sound_model(outline)
+    dims = _parallel_dims(config, start)
+    model = None if dims is None else _valid_model(outline)
     if dims is not None and model is not None:
         check_memory(model, config, dims, start.on_host or dims.world_size)
 
 
 def _check_budget(config: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
     """Raise InputError if the budget is too short for the first steps. Skipped for a run that resumes."""
-    if config.parallel.deepspeed is not None or start.world_size is None or _has_begun(config):
+    if config.parallel.deepspeed is not None or start.world_size is None or _has_started(config):
         return
-    model = _sound_model(outline)
+    model = _valid_model(outline)
     if model is not None:
         check_budget(config, model, start.world_size, start.on_host or start.world_size)
 
 
-def _sound_model(outline: Callable[[], PreTrainedModel | None]) -> PreTrainedModel | None:
+def _valid_model(outline: Callable[[], PreTrainedModel | None]) -> PreTrainedModel | None:
     """Return the run's model without weights. None if it is missing or wrong, which other checks report."""
     try:
         return outline()
@@ -244,12 +244,12 @@ def _sound_model(outline: Callable[[], PreTrainedModel | None]) -> PreTrainedMod
         return None
 
 
-def _dims(config: RunConfig, start: Start) -> ParallelDims | None:
+def _parallel_dims(config: RunConfig, start: Start) -> ParallelDims | None:
     """Return the parallel dimensions. None if they are unknown or invalid, or if DeepSpeed or a plugin sets them."""
     name = config.parallel.data
     if config.parallel.deepspeed is not None or (isinstance(name, str) and STRATEGIES.module_of(name)):
         return None
-    world_size = start.world_size or _fewest(config.parallel)
+    world_size = start.world_size or _min_processes(config.parallel)
     try:
         dims = read_parallel_dims(config.parallel, world_size, start.on_host or world_size)
     except InputError:  # reported by the check of the layout
@@ -264,11 +264,11 @@ def _check_layout(config: RunConfig, auto_class: str, start: Start) -> None:
         return  # the DeepSpeed file depends on the number of processes and on their machine
     if config.model.from_ is not None and not (start.hub or Path(config.model.from_).is_dir()):
         return  # the structure is unknown; a wrong name is reported by another check
-    world_size = start.world_size or _fewest(config.parallel)
+    world_size = start.world_size or _min_processes(config.parallel)
     check_layout(config, auto_class, world_size, start.on_host or world_size)
 
 
-def _fewest(parallel: ParallelConfig) -> int:
+def _min_processes(parallel: ParallelConfig) -> int:
     """Return the smallest number of processes that `parallel` allows."""
     replicas = parallel.data if isinstance(parallel.data, int) else parallel.expert
     shard = parallel.shard if isinstance(parallel.shard, int) else 1

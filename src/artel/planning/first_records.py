@@ -9,7 +9,7 @@ from typing import Any
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
-from artel.planning.outline import tokenizer_here
+from artel.planning.outline import local_tokenizer
 from artel.preparing import check_sources_and_outputs, has_store
 from artel.preparing.build_store import notes_of
 from artel.storage import is_remote
@@ -45,23 +45,23 @@ def check_records(config: RunConfig) -> list[str]:
     is_undecided = bool(kind.undecided(config))
     if objective is not None and not is_undecided:
         records.make_samples(objective)
-    if records.are_all:
+    if records.is_complete:
         check_ledger(config.data, records.ledger)
         if is_undecided:
             is_one_set = config.data.held_out is not None
-            learned = (one.record for one in records.documents if is_one_set or one.split == "train")
-            kind.decide(config, learned)
+            training = (item.record for item in records.documents if is_one_set or item.split == "train")
+            kind.decide(config, training)
     if objective is None:
         return records.notes()
-    reviewed = objective.review(records.observed) if records.are_all else []
-    return [*records.notes(), *reviewed, *notes_of(objective, records.documents)]
+    review_notes = objective.review(records.observed) if records.is_complete else []
+    return [*records.notes(), *review_notes, *notes_of(objective, records.documents)]
 
 
 def _objective(config: RunConfig) -> Objective | None:
     """Return the run's objective; None if its tokenizer is not local. Raise InputError."""
     if problems := objective_type(config).problems(config):
         raise InputError(problems)
-    tokenizer = tokenizer_here(config)
+    tokenizer = local_tokenizer(config)
     return None if tokenizer is None else objective_of(config, tokenizer)
 
 
@@ -71,11 +71,11 @@ class _Records:
 
     documents: list[Document]
     rejected: list[Rejected]
-    read: int
+    num_read: int
     """Number of records read, usable or not."""
     ledger: Ledger
     """Counts all records, if all were read."""
-    are_all: bool
+    is_complete: bool
     observed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """(origin, `DocumentSamples.observed`) of documents, for the objective's review."""
 
@@ -85,11 +85,11 @@ class _Records:
         while chunk := list(islice(documents, _BATCH_DOCUMENTS)):
             for document, result in zip(chunk, objective.samples(chunk), strict=True):
                 if not isinstance(result, DocumentSamples):
-                    self._leave_out(document, result)
+                    self._discard(document, result)
                 elif result.observed:
                     self.observed.append((document.record.origin, result.observed))
 
-    def _leave_out(self, document: Document, result: Rejected | Dropped) -> None:
+    def _discard(self, document: Document, result: Rejected | Dropped) -> None:
         set_name = document.record.set_name
         counts = self.ledger.of(set_name)
         counts.kept -= 1
@@ -104,11 +104,11 @@ class _Records:
         if not self.rejected:
             return []
         first = self.rejected[0]
-        read = f"{self.ledger.total.read:,}" if self.are_all else f"the first {self.read:,}"
-        return [f"{len(self.rejected):,} of {read} records cannot be used, the first {first.origin}: {first.detail}"]
+        count = f"{self.ledger.total.read:,}" if self.is_complete else f"the first {self.num_read:,}"
+        return [f"{len(self.rejected):,} of {count} records cannot be used, the first {first.origin}: {first.detail}"]
 
 
-class _EnoughRejected(Exception):
+class _TooManyRejected(Exception):
     """Stops reading a text with many unusable records."""
 
 
@@ -121,20 +121,20 @@ def _read(config: RunConfig) -> _Records:
     def reject(item: Rejected) -> None:
         rejected.append(item)
         if not is_short and len(rejected) >= _MAX_REJECTED:
-            raise _EnoughRejected
+            raise _TooManyRejected
 
     ledger = Ledger(on_reject=reject)
-    documents, left = [], _MAX_BYTES
+    documents, remaining_bytes = [], _MAX_BYTES
     try:
         for document in read_documents(data, ledger, _MAX_BYTES):
             documents.append(document)
-            left -= len(document.record.text.encode())
-            if left < 0:
+            remaining_bytes -= len(document.record.text.encode())
+            if remaining_bytes < 0:
                 break
-    except _EnoughRejected:
-        left = -1
+    except _TooManyRejected:
+        remaining_bytes = -1
     except InputError:
         ledger.check_rejected(config.data.max_bad)  # the likely reason if no document is left
         raise
     ledger.on_reject = rejected.append
-    return _Records(documents, rejected, len(documents) + len(rejected), ledger, is_short and left >= 0)
+    return _Records(documents, rejected, len(documents) + len(rejected), ledger, is_short and remaining_bytes >= 0)

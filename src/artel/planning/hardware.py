@@ -15,9 +15,9 @@ from artel.host import memory, processor, usable_cores
 from artel.models.flops import data_sheet
 
 _GIGA = 10**9
-_MOST_DEVICES = 1024  # on one node; today's largest have 72
+_MAX_DEVICES = 1024  # on one node; today's largest have 72
 _RATE = re.compile(r"([\d.]+)\s*([GTM])(b|bit|B)(?:/s|ps)?")
-_RATE_EXAMPLE = "write it for one accelerator, in bits or bytes a second: 400Gb/s or 50GB/s"
+_RATE_EXAMPLE = "give the rate of one accelerator in bits or bytes per second: 400Gb/s or 50GB/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +159,11 @@ def find_hardware(
     Raise InputError at the wrong option, with the nearest names.
     """
     if nodes < 1:
-        raise InputError.at("--nodes", f"{nodes} is not a number of nodes", "write 1 or more")
+        raise InputError.at("--nodes", f"{nodes} is not a number of nodes", "use 1 or more")
     name, _, count = text.strip().partition(":")
-    if count and not (count.isdecimal() and 1 <= int(count) <= _MOST_DEVICES):
+    if count and not (count.isdecimal() and 1 <= int(count) <= _MAX_DEVICES):
         what = f"{count!r} is not a number of accelerators per node"
-        raise InputError.at("--hardware", what, f"write {name}:8, at most {_MOST_DEVICES:,}")
+        raise InputError.at("--hardware", what, f"use {name}:8, for example; at most {_MAX_DEVICES:,}")
     host = _size(host_memory) if host_memory else None
     network = Link(interconnect, _rate(interconnect)) if interconnect else None
     if name in ("", "cpu"):
@@ -174,15 +174,15 @@ def find_hardware(
 
 def _row(name: str) -> tuple[str, Accelerator]:
     """Look up an accelerator by artel's name or by the name that the device reports."""
-    asked = re.sub(r"[\s_]+", "-", name.lower().strip()).removeprefix("nvidia-")
-    if asked in ACCELERATORS:
-        return asked, ACCELERATORS[asked]
-    near = [key for key in ACCELERATORS if asked and key.startswith(asked)]
+    normalized = re.sub(r"[\s_]+", "-", name.lower().strip()).removeprefix("nvidia-")
+    if normalized in ACCELERATORS:
+        return normalized, ACCELERATORS[normalized]
+    near = [key for key in ACCELERATORS if normalized and key.startswith(normalized)]
     by_report = {row.reports.lower().replace(" ", "-"): key for key, row in ACCELERATORS.items()}
-    if asked in by_report and not near:
-        return by_report[asked], ACCELERATORS[by_report[asked]]
-    near = near or difflib.get_close_matches(asked, ACCELERATORS, 3, cutoff=0.5)
-    fix = f"did you mean {' or '.join(near)}?" if near else f"write cpu, or one of: {', '.join(ACCELERATORS)}"
+    if normalized in by_report and not near:
+        return by_report[normalized], ACCELERATORS[by_report[normalized]]
+    near = near or difflib.get_close_matches(normalized, ACCELERATORS, 3, cutoff=0.5)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"use cpu, or one of: {', '.join(ACCELERATORS)}"
     raise InputError.at("--hardware", f"{name!r} is not in the table of accelerators", fix)
 
 
@@ -229,15 +229,15 @@ def _this_machine(
 
 
 def _gpus_here(count: int, nodes: int, host_memory: int, network: Link | None) -> Hardware:
-    about = torch.cuda.get_device_properties(0)
-    reported = about.name.removeprefix("NVIDIA ")
+    properties = torch.cuda.get_device_properties(0)
+    reported = properties.name.removeprefix("NVIDIA ")
     row = next((row for row in ACCELERATORS.values() if row.reports == reported), None)
     return Hardware(
-        name=about.name,
+        name=properties.name,
         device="cuda",
         count=count,
         nodes=nodes,
-        memory_bytes=about.total_memory,
+        memory_bytes=properties.total_memory,
         memory_bandwidth=row.memory_bandwidth * _GIGA if row else None,
         peak_flops={precision: peak * 1e12 for precision, peak in data_sheet(reported).items()},
         link=Link(row.link, row.link_bandwidth * _GIGA) if row else None,

@@ -30,17 +30,17 @@ class Disk:
 
 def flags() -> list[str]:
     """Return the relevant instruction sets of the processor."""
-    found = {
+    words = {
         word for line in read_lines(_CPUINFO) if line.lower().startswith(("flags", "features")) for word in line.split()
     }
-    return [flag for flag in _FLAGS if flag in found]
+    return [flag for flag in _FLAGS if flag in words]
 
 
 def disk(folder: Path) -> Disk:
     """Return the disk that a folder is on, or would be on."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
-    usage = shutil.disk_usage(there)
-    return Disk(folder, usage.free, usage.total, os.access(there, os.W_OK))
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+    usage = shutil.disk_usage(existing)
+    return Disk(folder, usage.free, usage.total, os.access(existing, os.W_OK))
 
 
 def shared_memory() -> int | None:
@@ -59,8 +59,8 @@ def home() -> Path | None:
 
 def cpp_compiler() -> str | None:
     """Return the C++ compiler that torch.compile finds."""
-    wanted = os.environ.get("CXX")
-    return next((found for name in (wanted, "g++", "clang++") if name and (found := shutil.which(name))), None)
+    cxx = os.environ.get("CXX")
+    return next((path for name in (cxx, "g++", "clang++") if name and (path := shutil.which(name))), None)
 
 
 def python_headers() -> bool:

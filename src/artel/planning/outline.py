@@ -27,7 +27,7 @@ from artel.text.sources.inputs import input_shards
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.train import LARGEST_AUTO, TRAINING_BYTES, auto_vocabulary
 
-_FEW = 1000  # ids of an unknown tokenizer; some models cannot be built with only a few
+_PLACEHOLDER_IDS = 1000  # ids of an unknown tokenizer; some models cannot be built with only a few
 
 
 def is_within_reach(name: str | None) -> bool:
@@ -39,7 +39,7 @@ def is_within_reach(name: str | None) -> bool:
     return is_in_hub_cache(name) is not False
 
 
-def tokenizer_here(config: RunConfig) -> Tokenizer | None:
+def local_tokenizer(config: RunConfig) -> Tokenizer | None:
     """Load the run's tokenizer from its folder or the hub's cache. None if it is in a store or still to be trained.
 
     Raise InputError.
@@ -78,11 +78,11 @@ def _check_block(config: RunConfig, model: PreTrainedModel) -> None:
         block = position_limit(model)
         shorter = config.model_copy(update={"data": config.data.model_copy(update={"block": block})})
         objective = objective_type(config)
-        known = objective.problems(config)
+        problems = objective.problems(config)
         further = [
             replace(problem, what=f"with data.block: {block}, {problem.what}")
             for problem in objective.problems(shorter)
-            if problem not in known
+            if problem not in problems
         ]
         raise InputError([*error.problems, *further]) from None
 
@@ -90,15 +90,15 @@ def _check_block(config: RunConfig, model: PreTrainedModel) -> None:
 def known_tokenizer(config: RunConfig) -> Tokenizer:
     """Return the run's tokenizer, or a stand-in with the number of ids that it will probably have."""
     with suppress(InputError):  # reported by another check
-        there = tokenizer_here(config)
-        if there is not None:
-            return there
-    trained = config.tokenizer.train
-    if trained is None and tokenizer_name(config) is None and not config.data.from_store:
-        trained = TokenizerTraining()
-    written = (config.model.config or {}).get("vocab_size")
-    unknown = min(_FEW, written) if isinstance(written, int) else _FEW
-    size = unknown if trained is None else _planned_vocabulary(config, trained)
+        tokenizer = local_tokenizer(config)
+        if tokenizer is not None:
+            return tokenizer
+    training = config.tokenizer.train
+    if training is None and tokenizer_name(config) is None and not config.data.from_store:
+        training = TokenizerTraining()
+    config_size = (config.model.config or {}).get("vocab_size")
+    placeholder = min(_PLACEHOLDER_IDS, config_size) if isinstance(config_size, int) else _PLACEHOLDER_IDS
+    size = placeholder if training is None else _planned_vocabulary(config, training)
     ids: Any = SimpleNamespace(bos_token_id=0, pad_token_id=0, cls_token_id=0, sep_token_id=0)
     return cast(Tokenizer, SimpleNamespace(vocabulary=size, end_id=0, hf=ids))
 

@@ -47,7 +47,7 @@ _PRODUCT_SHARE = {
     "mi300x": 0.514,
 }
 # For other accelerators, as assumed by PyTorch's inductor (torch/utils/_runtime_estimation.py, flops_to_ns).
-_OTHER_PRODUCT_SHARE = 0.75
+_DEFAULT_PRODUCT_SHARE = 0.75
 # cuDNN on an H100, heads of 128, causal, forward: 539 of 989.5 TFLOP/s (Shah et al. 2024, "FlashAttention-3", figure
 # 5). On an A100 FlashAttention 2 reaches more of the peak (Dao 2023); that is not used.
 _ATTENTION_SHARE = 0.54
@@ -60,7 +60,7 @@ _MEMORY_SHARE = 0.84
 # NVLink 4, 240 of 300 for NVLink 3, 120 of 150 for NVLink 2, 720 of 900 for NVLink 5). For PCIe 24 of 32, from
 # PyTorch's torch/_inductor/comm_analysis.py.
 _LINK_SHARE = {"NVLink 4": 370 / 450, "NVLink 3": 0.8, "NVLink 2": 0.8, "NVLink 5": 0.8}
-_OTHER_LINK_SHARE = 0.75
+_DEFAULT_LINK_SHARE = 0.75
 # Seconds of a ring: at its start, and per hop (NCCL, src/graph/tuning.cc: base and hardware latency of LL).
 _RING_LATENCY = 6.6e-6
 _HOP_LATENCY, _NETWORK_HOP_LATENCY = 0.6e-6, 2.7e-6
@@ -130,25 +130,25 @@ def step_time(
     """
     cost: Cost = PublicCost(hardware) if rates is None else MeasuredCost(rates)
     by_kind: defaultdict[str, float] = defaultdict(float)
-    hidden, longest_hidden = 0.0, 0.0
+    overlapped, longest_overlapped = 0.0, 0.0
     for operation, count in operations.items():
         seconds = cost.seconds(operation)
         if operation.kind == COLLECTIVE and hardware.device != "cpu" and _is_overlapped(operation):
-            hidden += count * seconds
-            longest_hidden = max(longest_hidden, seconds)
+            overlapped += count * seconds
+            longest_overlapped = max(longest_overlapped, seconds)
         else:
             by_kind[operation.kind] += count * seconds
-    computing = sum(by_kind.values())
+    compute_seconds = sum(by_kind.values())
     counts: Counter[str] = Counter()
     for operation, count in operations.items():
         counts[operation.kind] += count
-    started = counts.total() - counts[COLLECTIVE] - counts[DISPATCH]
+    num_launches = counts.total() - counts[COLLECTIVE] - counts[DISPATCH]
     if hardware.device != "cpu":
-        by_kind["launches"] = max(0.0, _LAUNCH * (started - counts[VIEW]) - computing)
+        by_kind["launches"] = max(0.0, _LAUNCH * (num_launches - counts[VIEW]) - compute_seconds)
     elif rates is not None and "start" in rates:
-        by_kind["launches"] = rates.seconds("start", started)
-    computing += by_kind["launches"]
-    by_kind[COLLECTIVE] += max(hidden - computing, min(2 * longest_hidden, hidden))
+        by_kind["launches"] = rates.seconds("start", num_launches)
+    compute_seconds += by_kind["launches"]
+    by_kind[COLLECTIVE] += max(overlapped - compute_seconds, min(2 * longest_overlapped, overlapped))
     total = sum(by_kind.values())
     by_kind["waiting"] = bubble * total
     barriers = sum(count for operation, count in operations.items() if _synchronizes(operation))
@@ -160,7 +160,7 @@ def step_time(
     return StepTime(Range(total * (1 - error), total, total * (1 + error)), dict(by_kind), source)
 
 
-def extended(fewer: Mapping[Operation, int], more: Mapping[Operation, int], times: float) -> dict[Operation, int]:
+def extrapolate(fewer: Mapping[Operation, int], more: Mapping[Operation, int], times: float) -> dict[Operation, int]:
     """Extrapolate the operations of two models, `times` times their difference beyond `more`."""
     counts = {
         key: round(more.get(key, 0) + times * (more.get(key, 0) - fewer.get(key, 0))) for key in {**fewer, **more}
@@ -271,7 +271,7 @@ class PublicCost:
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
-        self._product_share = _PRODUCT_SHARE.get(hardware.name, _OTHER_PRODUCT_SHARE)
+        self._product_share = _PRODUCT_SHARE.get(hardware.name, _DEFAULT_PRODUCT_SHARE)
 
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
@@ -302,7 +302,7 @@ class PublicCost:
         hop = _NETWORK_HOP_LATENCY if across else _HOP_LATENCY
         passes = _passes(operation)
         latency = _RING_LATENCY + passes * (count - 1) * hop
-        share = 1.0 if link.name == "network" else _LINK_SHARE.get(link.name, _OTHER_LINK_SHARE)
+        share = 1.0 if link.name == "network" else _LINK_SHARE.get(link.name, _DEFAULT_LINK_SHARE)
         return latency + passes * (count - 1) / count * operation.bytes / (link.bandwidth * share)
 
 

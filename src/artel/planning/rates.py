@@ -27,7 +27,7 @@ from artel.storage import cache_folder, write_file
 _FILE = "hardware.json"
 _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_MEASURED = TypeAdapter(dict[int, dict[str, Annotated[list[tuple[_Size, _Seconds]], Field(min_length=1)]]])
+_MEASUREMENTS = TypeAdapter(dict[int, dict[str, Annotated[list[tuple[_Size, _Seconds]], Field(min_length=1)]]])
 _VERSIONS = {"cpu": 4, "cuda": 3}
 """Version of the set of measurements, by type of device."""
 
@@ -73,12 +73,12 @@ class Rates:
             return points[0][1] * size / points[0][0]
         for (small, first), (large, second) in pairwise(points):
             if size <= large:
-                part = math.log(size / small) / math.log(large / small)
-                return size / ((small / first) ** (1 - part) * (large / second) ** part)
+                fraction = math.log(size / small) / math.log(large / small)
+                return size / ((small / first) ** (1 - fraction) * (large / second) ** fraction)
         return points[-1][1] * size / points[-1][0]
 
 
-def about_here(device: torch.device) -> dict[str, Any]:
+def measurement_identity(device: torch.device) -> dict[str, Any]:
     """Return the device and the version of PyTorch, for which a measurement is valid."""
     name = processor() if device.type == "cpu" else device_name(device)
     return {"version": _VERSIONS.get(device.type, 1), "device": name, "torch": torch.__version__}
@@ -93,7 +93,7 @@ def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
 
 
 def read_rates(processes: int, device: torch.device) -> Rates | None:
-    """Return the rates measured here for so many processes. None without any for this device and PyTorch.
+    """Return the rates measured for this number of processes. None without any for this device and PyTorch.
 
     More processes than were measured share the same cores, and are slower in proportion.
     """
@@ -102,21 +102,23 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
         content = file.read_bytes()
     except OSError:
         return None
-    about, measured = _parsed(file, content)
-    if any(about.get(key) != value for key, value in about_here(device).items()) or not measured:
+    about, by_processes = _parse(file, content)
+    if any(about.get(key) != value for key, value in measurement_identity(device).items()) or not by_processes:
         return None
-    nearest = max((count for count in measured if count <= processes), default=min(measured))
-    slower = max(1.0, processes / nearest) if device.type == "cpu" else 1.0
-    points = {key: [(size, seconds * slower) for size, seconds in values] for key, values in measured[nearest].items()}
+    nearest = max((count for count in by_processes if count <= processes), default=min(by_processes))
+    slowdown = max(1.0, processes / nearest) if device.type == "cpu" else 1.0
+    points = {
+        key: [(size, seconds * slowdown) for size, seconds in values] for key, values in by_processes[nearest].items()
+    }
     return Rates(processes, points)
 
 
 @cache
-def _parsed(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Mapping[str, Points]]]:
+def _parse(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Mapping[str, Points]]]:
     """Parse a measurement into its validity and points by processes. Warn if it is damaged."""
     try:
         about = orjson.loads(content)
-        return about, _MEASURED.validate_python(about["processes"])
+        return about, _MEASUREMENTS.validate_python(about["processes"])
     except (ValueError, KeyError, TypeError, IndexError):
         what = f"{file}: is damaged, so the speed of this machine is not known; artel hardware measures it again"
         logger.warning(what)

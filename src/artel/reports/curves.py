@@ -16,13 +16,13 @@ from artel.config import near_name
 from artel.errors import InputError, Problem, WorkError
 from artel.host import usable_cores
 from artel.messages import logger
-from artel.reports.metric_lines import Lines, Points, deserialize, read_lines, thinned
+from artel.reports.metric_lines import Lines, Points, deserialize, read_lines, thin_out
 from artel.storage import check_regular
 
 _PARALLEL_BYTES = 64 << 20
 """Bytes from which a file is read by several processes. One process reads this many in half a second."""
 _MAX_PROCESSES = 4
-_BLOCK = 1 << 16
+_BLOCK_BYTES = 1 << 16
 Column = NDArray[np.float64]
 
 
@@ -94,7 +94,7 @@ class CurveReader:
         """
         check_regular(self._path)
         try:
-            torn = self._read_on()
+            torn = self._read_new_lines()
         except (FileNotFoundError, NotADirectoryError):
             return Curves()
         except OSError as error:
@@ -115,7 +115,7 @@ class CurveReader:
             for line, what in lines.problems
         ]
 
-    def _read_on(self) -> bool:
+    def _read_new_lines(self) -> bool:
         """Read the added lines. Return True if the last one is incomplete."""
         stat = self._path.stat()
         file = (stat.st_dev, stat.st_ino)
@@ -132,27 +132,27 @@ class CurveReader:
         for name, arrays in lines.points.items():
             points = np.concatenate(arrays)
             if self._points is not None and len(points) > self._points:
-                points = thinned(points, self._points // 4)
+                points = thin_out(points, self._points // 4)
             lines.points[name] = [points]
-        named = {name: points for name, (points,) in lines.points.items() if len(points)}
-        training = {name: points for name, points in named.items() if not name.startswith("validation/")}
+        points_by_name = {name: points for name, (points,) in lines.points.items() if len(points)}
+        training = {name: points for name, points in points_by_name.items() if not name.startswith("validation/")}
         loss = training.get("loss")
         return Curves(
             training={name: _curve(points, lines.nulls.get(name, 0)) for name, points in training.items()},
             validation={
                 name.removeprefix("validation/"): _curve(_with_positions(points, loss), lines.nulls.get(name, 0))
-                for name, points in named.items()
+                for name, points in points_by_name.items()
                 if name not in training
             },
             newest=lines.training,
-            validation_line=_as_written(lines.validation),
-            tasks_line=_as_written(lines.tasks),
+            validation_line=_logged_keys(lines.validation),
+            tasks_line=_logged_keys(lines.tasks),
             lines=lines.lines,
             torn=torn,
         )
 
 
-def _as_written(line: dict[str, Any]) -> dict[str, Any]:
+def _logged_keys(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not name.startswith("validation/")}
 
 
@@ -165,17 +165,17 @@ def _with_positions(points: Points, training: Points | None) -> Points:
     """Fill in tokens and seconds of validation points, interpolated from the training steps around them."""
     if training is None:
         return points
-    filled = points.copy()
+    result = points.copy()
     for column in (1, 2):
-        filled[:, column] = np.interp(points[:, 0], training[:, 0], training[:, column])
-    return filled
+        result[:, column] = np.interp(points[:, 0], training[:, 0], training[:, column])
+    return result
 
 
 def _last_line_end(path: Path, begin: int, end: int) -> int:
     """Return the offset after the last complete line between two offsets; `begin` if there is none."""
     with path.open("rb") as file:
         while end > begin:
-            block = max(begin, end - _BLOCK)
+            block = max(begin, end - _BLOCK_BYTES)
             file.seek(block)
             position = file.read(end - block).rfind(b"\n")
             if position >= 0:
@@ -212,7 +212,7 @@ def _start_reader(path: Path, begin: int, end: int, points: int) -> subprocess.P
 
 
 def read_curves(path: Path) -> Curves:
-    """Return the curves of a run's metrics.jsonl. An incomplete last line is left out and logged.
+    """Return the curves of a run's metrics.jsonl. An incomplete last line is ignored and logged.
 
     Raise InputError if the file is missing, unreadable or has damaged lines.
     """

@@ -26,13 +26,13 @@ class Matrix:
 
     def confusions(self) -> list[tuple[str, str, int]]:
         """Return (true label, predicted label, count) of the most frequent confusions."""
-        found = [
+        pairs = [
             (true, predicted, count)
             for true, row in zip(self.labels, self.counts, strict=True)
             for predicted, count in zip(self.labels, row, strict=True)
             if true != predicted and count
         ]
-        return sorted(found, key=lambda item: -item[2])[:_MAX_LABELS]
+        return sorted(pairs, key=lambda item: -item[2])[:_MAX_LABELS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def read_details(content: Any) -> Details:
 
 
 def columns_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the columns of a table, including those that only some rows have."""
+    """Return the columns of a table, including columns that only some rows have."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -73,26 +73,26 @@ def detail_lines(details: Details) -> Iterator[str]:
     for title, rows in details.tables.items():
         columns = columns_of(rows)
         yield f"{title}:"
-        yield from _aligned([columns, *([_format_value(row.get(name, "")) for name in columns] for row in rows)])
+        yield from _align([columns, *([_format_value(row.get(name, "")) for name in columns] for row in rows)])
     for title, matrix in details.matrices.items():
         if matrix.is_small:
             yield f"{title} (rows: true, columns: predicted):"
             rows_shown = zip(matrix.labels, matrix.counts, strict=True)
-            yield from _aligned([["", *matrix.labels], *([label, *map(str, row)] for label, row in rows_shown)])
+            yield from _align([["", *matrix.labels], *([label, *map(str, row)] for label, row in rows_shown)])
         else:
             yield f"{title}, most frequent confusions:"
-            yield from _aligned([["true", "predicted", "count"], *(list(map(str, row)) for row in matrix.confusions())])
+            yield from _align([["true", "predicted", "count"], *(list(map(str, row)) for row in matrix.confusions())])
 
 
-def _aligned(rows: list[list[str]]) -> Iterator[str]:
+def _align(rows: list[list[str]]) -> Iterator[str]:
     """Align columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        first, *others = (
+        head, *values = (
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield "  ".join(["", first, *others]).rstrip()
+        yield "  ".join(["", head, *values]).rstrip()
 
 
 def _format_value(value: Any) -> str:

@@ -22,11 +22,14 @@ from artel.reports.page import Page
 from artel.reports.run_data import RunData, RunsReader
 
 _HOST = "127.0.0.1"
-_NOT_FREE = {errno.EADDRINUSE: "is in use by another program", errno.EACCES: "may not be used by you"}
+_PORT_ERRORS = {
+    errno.EADDRINUSE: "is in use by another program",
+    errno.EACCES: "may not be used without more permissions",
+}
 _POLL_SECONDS = 1.0
 _READ_SECONDS = 5.0
 """Interval of reading folders that did not change: a run that died changes nothing."""
-_SIGN_SECONDS = 15.0
+_KEEPALIVE_SECONDS = 15.0
 """Interval of comments sent to an open page, which reveal that it was closed."""
 
 
@@ -39,9 +42,9 @@ def serve(folders: Sequence[str], port: int, language: str) -> None:
     try:
         server = _Server((_HOST, port), report)
     except OSError as error:
-        if error.errno not in _NOT_FREE:
+        if error.errno not in _PORT_ERRORS:
             raise
-        what = f"{port} {_NOT_FREE[error.errno]}"
+        what = f"{port} {_PORT_ERRORS[error.errno]}"
         raise InputError.at("--port", what, "use another one; --port 0 picks a free one") from None
     try:
         logger.info(
@@ -69,8 +72,8 @@ class LiveReport:
         self._runs = self._reader.read()
         self._event = self._page.event(self._runs)
         self._number = 1
-        self._changed = threading.Condition()
-        self._over = threading.Event()
+        self._condition = threading.Condition()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="live report", daemon=True)
 
     def __enter__(self) -> LiveReport:
@@ -78,14 +81,14 @@ class LiveReport:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop_event.set()
         self._thread.join()
-        with self._changed:
-            self._changed.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
     @property
-    def is_over(self) -> bool:
-        return self._over.is_set()
+    def is_closed(self) -> bool:
+        return self._stop_event.is_set()
 
     def html(self) -> bytes:
         """Return the current page."""
@@ -93,24 +96,24 @@ class LiveReport:
 
     def event_after(self, number: int, wait: float) -> tuple[int, bytes] | None:
         """Wait up to `wait` seconds for an event newer than `number`. Return (its number, its data), or None."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._number != number or self.is_over, wait) or self.is_over:
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._number != number or self.is_closed, wait) or self.is_closed:
                 return None
             return self._number, self._event
 
     def _newest(self) -> list[RunData]:
-        with self._changed:
+        with self._condition:
             return self._runs
 
     def _follow(self) -> None:
-        before: list[Any] = []
+        old_state: list[Any] = []
         waited = 0.0
-        while not self._over.wait(_POLL_SECONDS):
+        while not self._stop_event.wait(_POLL_SECONDS):
             waited += _POLL_SECONDS
-            now = [_sizes_and_times(folder) for folder in self._folders]
-            if now == before and waited < _READ_SECONDS:
+            new_state = [_sizes_and_times(folder) for folder in self._folders]
+            if new_state == old_state and waited < _READ_SECONDS:
                 continue
-            before, waited = now, 0.0
+            old_state, waited = new_state, 0.0
             self._read()
 
     def _read(self) -> None:
@@ -119,22 +122,22 @@ class LiveReport:
             event = self._page.event(runs)
         except InputError as error:  # a damaged line or a removed folder: the page stays as it was and shows the error
             runs, event = self._runs, orjson.dumps({"problem": error.in_a_line})
-        with self._changed:
+        with self._condition:
             if event != self._event:
                 self._runs, self._event, self._number = runs, event, self._number + 1
-                self._changed.notify_all()
+                self._condition.notify_all()
 
 
 def _sizes_and_times(folder: Path) -> list[tuple[str, int, int]]:
     """Return (path, size, mtime) of the files in a run's folder, which change when the run writes."""
-    found = []
+    entries = []
     for path in [folder, *folder.glob("*"), *folder.glob("ranks/*"), *folder.glob("profile/*")]:
         try:
             stat = path.stat()
         except OSError:
             continue
-        found.append((str(path), stat.st_size, stat.st_mtime_ns))
-    return sorted(found)
+        entries.append((str(path), stat.st_size, stat.st_mtime_ns))
+    return sorted(entries)
 
 
 class _Server(ThreadingHTTPServer):
@@ -180,8 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         report, number = self.server.report, 0
-        while not report.is_over:
-            event = report.event_after(number, _SIGN_SECONDS)
+        while not report.is_closed:
+            event = report.event_after(number, _KEEPALIVE_SECONDS)
             if event is None:
                 self.wfile.write(b": nothing new\n\n")
             else:

@@ -24,7 +24,7 @@ Points = NDArray[np.float64]
 """(points, 4): step, tokens, seconds, value; NaN where a line has none."""
 
 MAX_METRIC = 1e100  # a plot computes differences
-_PIECE = 1 << 18
+_PIECE_BYTES = 1 << 18
 _MAX_PROBLEMS = 20
 _EVALUATIONS = ("validation", "tasks")
 """Kinds of lines that hold their metrics in an object of that name."""
@@ -68,7 +68,7 @@ class Lines:
         self.tasks = later.tasks or self.tasks
 
 
-def checked(line: object) -> dict[str, Any]:
+def check_line(line: object) -> dict[str, Any]:
     """Return a line of metrics.jsonl after checking it. Raise ValueError if no run writes such a line."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
         raise ValueError("it has no valid step")
@@ -89,35 +89,35 @@ def read_lines(path: Path, begin: int, end: int, points: int | None) -> Lines:
     About `points` points are kept of each metric, or all if None.
     """
     result = Lines()
-    parts = None if points is None else max(1, points * _PIECE // (4 * max(_PIECE, end - begin)))
+    parts = None if points is None else max(1, points * _PIECE_BYTES // (4 * max(_PIECE_BYTES, end - begin)))
     for piece in _pieces(path, begin, end):
         result.add(_read_piece(piece, parts))
     return result
 
 
-def thinned(points: Points, parts: int) -> Points:
+def thin_out(points: Points, parts: int) -> Points:
     """Divide points into `parts` parts and keep the first, lowest, highest and last point of each."""
-    return points[_kept_rows(points[:, 3], parts)]
+    return points[_rows_to_keep(points[:, 3], parts)]
 
 
-def _kept_rows(values: NDArray[np.float64], parts: int) -> NDArray[np.intp]:
-    count, kept = len(values), set[int]()
+def _rows_to_keep(values: NDArray[np.float64], parts: int) -> NDArray[np.intp]:
+    count, rows = len(values), set[int]()
     if count <= 4 * parts:
         return np.arange(count)
     bounds = [count * number // parts for number in range(parts + 1)]
     for begin, end in pairwise(bounds):
         part = values[begin:end]
-        kept |= {begin, begin + int(part.argmin()), begin + int(part.argmax()), end - 1}
-    return np.array(sorted(kept))
+        rows |= {begin, begin + int(part.argmin()), begin + int(part.argmax()), end - 1}
+    return np.array(sorted(rows))
 
 
 def _pieces(path: Path, begin: int, end: int) -> Iterator[bytes]:
     """Yield complete lines, about 256 KiB at a time."""
     with path.open("rb") as file:
         file.seek(begin)
-        left, rest = end - begin, b""
-        while left > 0 and (block := file.read(min(_PIECE, left))):
-            left -= len(block)
+        remaining, rest = end - begin, b""
+        while remaining > 0 and (block := file.read(min(_PIECE_BYTES, remaining))):
+            remaining -= len(block)
             cut = block.rfind(b"\n") + 1
             if cut:
                 yield rest + block[:cut]
@@ -130,7 +130,7 @@ def _read_piece(piece: bytes, parts: int | None) -> Lines:
         tables = list(_tables(piece, lines))
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):  # some line is unusual, or no dictionary
         return _read_line_by_line(piece, lines, parts)
-    return _lines_of(lines, tables, parts)
+    return _to_lines(lines, tables, parts)
 
 
 Table = tuple[dict[str, Any], list[str], NDArray[np.float64]]
@@ -144,7 +144,7 @@ def _tables(piece: bytes, count: int) -> Iterator[Table]:
         raise ValueError("a line has several values")
     if b'"validation"' in piece or b'"tasks"' in piece:
         for line in [line for line in lines if _is_evaluation(line)]:
-            yield _table([line | _validation(checked(line))])
+            yield _table([line | _evaluation_metrics(check_line(line))])
         lines = [line for line in lines if not _is_evaluation(line)]
     if lines:
         yield _table(lines)
@@ -168,7 +168,7 @@ def _is_evaluation(line: dict[str, Any]) -> bool:
     return any(kind in line for kind in _EVALUATIONS)
 
 
-def _validation(line: dict[str, Any]) -> dict[str, Any]:
+def _evaluation_metrics(line: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of a line of a validation or of tasks, by curve name."""
     metrics = (item for kind in _EVALUATIONS for item in line.get(kind, {}).items())
     return {f"validation/{name}": value for name, value in metrics}
@@ -178,16 +178,16 @@ def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
     problems, tables = [], list[Table]()
     for number, content in enumerate(piece[:-1].split(b"\n"), 1):
         try:
-            line = checked(orjson.loads(content))
-            tables.append(_table([line | _validation(line)]))
+            line = check_line(orjson.loads(content))
+            tables.append(_table([line | _evaluation_metrics(line)]))
         except ValueError as error:
             problems.append((number, str(error)))
-    result = _lines_of(count, tables, parts)
+    result = _to_lines(count, tables, parts)
     result.problems = problems
     return result
 
 
-def _lines_of(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
+def _to_lines(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
     result, points = Lines(lines=count), dict[str, list[Points]]()
     for newest, names, values in tables:
         kind = next((kind for kind in _EVALUATIONS if kind in newest), "training")
@@ -198,16 +198,16 @@ def _lines_of(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
                 present = np.flatnonzero(~np.isnan(metric))
                 if len(present) < len(metric):
                     result.nulls[name] = result.nulls.get(name, 0) + len(metric) - len(present)
-                rows = present if parts is None else present[_kept_rows(metric[present], parts)]
-                kept = np.full((len(rows), 4), np.nan)
-                kept[:, 3] = metric[rows]
+                rows = present if parts is None else present[_rows_to_keep(metric[present], parts)]
+                table = np.full((len(rows), 4), np.nan)
+                table[:, 3] = metric[rows]
                 for column, index in enumerate(indices):
                     if index is not None:
-                        kept[:, column] = values[rows, index]
-                points.setdefault(name, []).append(kept)
+                        table[:, column] = values[rows, index]
+                points.setdefault(name, []).append(table)
     for name, arrays in points.items():
         joined = np.concatenate(arrays)
-        result.points[name] = [joined if parts is None else thinned(joined, parts)]
+        result.points[name] = [joined if parts is None else thin_out(joined, parts)]
     return result
 
 

@@ -30,9 +30,9 @@ from artel.training.run_folder import RunFolder, written_checkpoints
 
 T = TypeVar("T")
 
-_MOST_PROBLEMS = 20
-_MOST_REJECTED = 1000
-_MOST_STACKS = 20_000  # characters of a file of hangs/
+_MAX_PROBLEMS = 20
+_MAX_REJECTED = 1000
+_MAX_STACK_CHARS = 20_000  # of a file in hangs/
 _PACE_WINDOW = 0.2
 """Fraction of the logged steps, counted from the newest, over which the pace is measured."""
 
@@ -105,7 +105,7 @@ class RunData:
     ranks: list[RankStatus] = field(default_factory=list)
     hangs: list[Hang] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
-    """Files whose last line is incomplete, because of a kill or because it is being written. The line is left out."""
+    """Files whose last line is incomplete, because of a kill or because it is being written. The line is ignored."""
 
     @property
     def objective(self) -> str:
@@ -175,36 +175,36 @@ class RunReader:
 
     def read(self) -> RunData:
         """Return the current contents. Raise InputError listing every damaged line and file."""
-        folder, found = self._folder, _Found()
-        curves = found.tried(self._curves.read) or Curves()
+        folder, files = self._folder, _FileReader()
+        curves = files.try_read(self._curves.read) or Curves()
         if curves.torn:
-            found.torn.append(str(folder.metrics))
-        starts = list(found.lines(folder.starts, _start))
+            files.torn.append(str(folder.metrics))
+        starts = list(files.lines(folder.starts, _start))
         ranks = _ranks(folder)
-        begun = bool(curves.lines or starts)
-        status = status_of(ranks, self._signs, complete=folder.is_complete, step=curves.step, begun=begun)
+        has_started = bool(curves.lines or starts)
+        status = status_of(ranks, self._signs, complete=folder.is_complete, step=curves.step, has_started=has_started)
         data = RunData(
             folder=folder.path,
             status=status,
             curves=curves,
-            config=_config(found, folder.config),
-            samples=list(found.lines(folder.samples, _sample)),
-            ledger=found.object(folder.ledger),
-            rejected=list(found.lines(folder.path / "rejected.jsonl", _rejected, most=_MOST_REJECTED)),
-            plan=found.object(folder.plan),
-            choice=found.object(folder.choice),
-            result=found.object(folder.result),
-            validation=found.object(folder.validation),
-            profile=found.object(folder.profile / "table.json"),
-            bad_steps=list(found.lines(folder.bad_steps, _bad_step)),
+            config=_config(files, folder.config),
+            samples=list(files.lines(folder.samples, _sample)),
+            ledger=files.object(folder.ledger),
+            rejected=list(files.lines(folder.path / "rejected.jsonl", _rejected, limit=_MAX_REJECTED)),
+            plan=files.object(folder.plan),
+            choice=files.object(folder.choice),
+            result=files.object(folder.result),
+            validation=files.object(folder.validation),
+            profile=files.object(folder.profile / "table.json"),
+            bad_steps=list(files.lines(folder.bad_steps, _bad_step)),
             starts=starts,
             checkpoints=_checkpoints(folder),
             ranks=ranks,
             hangs=list(_hangs(folder.hangs)),
-            torn=found.torn,
+            torn=files.torn,
         )
-        if found.problems:
-            raise InputError(found.problems[:_MOST_PROBLEMS])
+        if files.problems:
+            raise InputError(files.problems[:_MAX_PROBLEMS])
         return data
 
 
@@ -221,11 +221,11 @@ class RunsReader:
 
     def __init__(self, folders: Sequence[str]) -> None:
         """Raise InputError listing every folder that is not a run's."""
-        self._readers = _collected(partial(RunReader, folder) for folder in dict.fromkeys(folders))
+        self._readers = _collect_results(partial(RunReader, folder) for folder in dict.fromkeys(folders))
 
     def read(self) -> list[RunData]:
         """Return the current contents of every folder. Raise InputError listing all problems."""
-        return _collected(reader.read for reader in self._readers)
+        return _collect_results(reader.read for reader in self._readers)
 
 
 def read_runs(folders: Sequence[str]) -> list[RunData]:
@@ -233,8 +233,8 @@ def read_runs(folders: Sequence[str]) -> list[RunData]:
     return RunsReader(folders).read()
 
 
-def _collected(calls: Iterable[Callable[[], T]]) -> list[T]:
-    """Results of all calls. Raise InputError with the problems of every call that failed."""
+def _collect_results(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """Return the results of all calls. Raise InputError with the problems of every call that failed."""
     results: list[T] = []
     problems: list[Problem] = []
     for call in calls:
@@ -249,8 +249,10 @@ def _collected(calls: Iterable[Callable[[], T]]) -> list[T]:
 
 def read_status(folder: RunFolder, curves: Curves) -> Status:
     """Return the status of a run whose curves have been read."""
-    begun = bool(curves.lines)
-    return status_of(_ranks(folder), SignsOfLife(), complete=folder.is_complete, step=curves.step, begun=begun)
+    has_started = bool(curves.lines)
+    return status_of(
+        _ranks(folder), SignsOfLife(), complete=folder.is_complete, step=curves.step, has_started=has_started
+    )
 
 
 def check_is_run(folder: RunFolder) -> None:
@@ -265,28 +267,28 @@ def check_is_run(folder: RunFolder) -> None:
         raise InputError.at(str(path), what, "use the folder of `run` in the run file")
 
 
-class _Found:
+class _FileReader:
     """Reads small files and collects their problems, to report them together."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.torn: list[str] = []
 
-    def tried(self, read: Callable[[], T]) -> T | None:
+    def try_read(self, read: Callable[[], T]) -> T | None:
         try:
             return read()
         except InputError as error:
             self.problems += error.problems
             return None
 
-    def content(self, file: Path, most_lines: int | None = None) -> bytes:
+    def content(self, file: Path, max_lines: int | None = None) -> bytes:
         """Return the bytes of a file or of its first lines; empty if it does not exist."""
         try:
             check_regular(file)
-            if most_lines is None:
+            if max_lines is None:
                 return file.read_bytes()
             with file.open("rb") as opened:
-                return b"".join(islice(opened, most_lines))
+                return b"".join(islice(opened, max_lines))
         except FileNotFoundError:
             return b""
         except InputError as error:
@@ -310,22 +312,22 @@ class _Found:
         self.problems.append(Problem(str(file), what, "remove it, or restore it from a copy"))
         return None
 
-    def lines(self, file: Path, read: Callable[[dict[str, Any]], T], most: int | None = None) -> Iterator[T]:
-        """Yield `read(line)` for each complete line of a JSONL file, or for its first `most` lines."""
-        *complete, last = self.content(file, most).split(b"\n")
+    def lines(self, file: Path, read: Callable[[dict[str, Any]], T], limit: int | None = None) -> Iterator[T]:
+        """Yield `read(line)` for each complete line of a JSONL file, or for its first `limit` lines."""
+        *complete, last = self.content(file, limit).split(b"\n")
         if last:
             self.torn.append(str(file))
         for number, content in enumerate(complete, 1):
             try:
                 yield read(orjson.loads(content))
             except KeyError as error:
-                self._is_no_line(file, number, f"it has no {error.args[0]}")
+                self._add_line_problem(file, number, f"it has no {error.args[0]}")
             except (TypeError, AttributeError):
-                self._is_no_line(file, number, "its values have the wrong types")
+                self._add_line_problem(file, number, "its values have the wrong types")
             except (ValueError, OverflowError) as error:
-                self._is_no_line(file, number, str(error))
+                self._add_line_problem(file, number, str(error))
 
-    def _is_no_line(self, file: Path, number: int, what: str) -> None:
+    def _add_line_problem(self, file: Path, number: int, what: str) -> None:
         self.problems.append(Problem(f"{file}:{number}", f"is not a line of a run: {what}", "remove the line"))
 
 
@@ -346,8 +348,8 @@ def _bad_step(line: dict[str, Any]) -> dict[str, Any]:
     return from_json(line) | {"step": int(line["step"])}
 
 
-def _config(found: _Found, file: Path) -> dict[str, Any]:
-    content = found.content(file)
+def _config(files: _FileReader, file: Path) -> dict[str, Any]:
+    content = files.content(file)
     if not content:
         return {}
     try:
@@ -357,7 +359,7 @@ def _config(found: _Found, file: Path) -> dict[str, Any]:
         what = "is not a mapping"
     except (yaml.YAMLError, ValueError) as error:
         what = f"is damaged: {' '.join(str(error).split())}"
-    found.problems.append(Problem(str(file), what, "restore it from a copy, or from checkpoints/latest/run.yaml"))
+    files.problems.append(Problem(str(file), what, "restore it from a copy, or from checkpoints/latest/run.yaml"))
     return {}
 
 
@@ -374,7 +376,7 @@ def _ranks(folder: RunFolder) -> list[RankStatus]:
 
 
 def _checkpoints(folder: RunFolder) -> list[Checkpoint]:
-    marked = {name: (folder.checkpoints / name).resolve().name for name in ("best", "latest")}
+    targets = {name: (folder.checkpoints / name).resolve().name for name in ("best", "latest")}
     checkpoints = []
     for path in written_checkpoints(folder.checkpoints):
         try:
@@ -382,11 +384,11 @@ def _checkpoints(folder: RunFolder) -> list[Checkpoint]:
         except OSError:  # just removed: a newer one has taken its place
             continue
         step = int(path.name.removeprefix("step-"))
-        checkpoints.append(Checkpoint(step, size, marked["best"] == path.name, marked["latest"] == path.name))
+        checkpoints.append(Checkpoint(step, size, targets["best"] == path.name, targets["latest"] == path.name))
     return checkpoints
 
 
 def _hangs(folder: Path) -> Iterator[Hang]:
     for file in sorted(folder.glob("*.txt")):
         if re.fullmatch(r"[\w-]+-process-\d+\.txt", file.name) and file.is_file():
-            yield Hang(file.name, file.read_text(encoding="utf-8", errors="replace")[:_MOST_STACKS])
+            yield Hang(file.name, file.read_text(encoding="utf-8", errors="replace")[:_MAX_STACK_CHARS])

@@ -12,7 +12,7 @@ from artel.host import process_exists
 
 State = Literal["not begun", "running", "complete", "stopped", "failed", "dead", "unknown"]
 
-_SLACK = 5.0
+_SLACK_SECONDS = 5.0
 """Seconds that a sign of life may be late on a busy machine, in addition to three intervals."""
 
 
@@ -73,29 +73,29 @@ class SignsOfLife:
     def __init__(self, now: Callable[[], float] = time.time, watch: Callable[[], float] = time.monotonic) -> None:
         self._now, self._watch = now, watch
         # rank -> (its time, when it was seen, True once it changed)
-        self._seen: dict[int, tuple[float, float, bool]] = {}
+        self._observations: dict[int, tuple[float, float, bool]] = {}
 
     def silence(self, rank: RankStatus) -> float:
         """Return the seconds since the last sign of life, by its file's last change or the clocks of both hosts."""
         watch = self._watch()
-        before = self._seen.get(rank.rank)
-        if before is None or before[0] != rank.time:
-            before = self._seen[rank.rank] = (rank.time, watch, before is not None)
-        _, seen, moved = before
+        observation = self._observations.get(rank.rank)
+        if observation is None or observation[0] != rank.time:
+            observation = self._observations[rank.rank] = (rank.time, watch, observation is not None)
+        _, seen, has_changed = observation
         by_clock = max(0.0, self._now() - rank.time)
-        return watch - seen if moved else max(by_clock, watch - seen)
+        return watch - seen if has_changed else max(by_clock, watch - seen)
 
     def is_dead(self, rank: RankStatus) -> bool:
         """True if there was no sign for three intervals, or for some seconds if the process is gone from this host."""
         silence = self.silence(rank)
-        gone = rank.host == socket.gethostname() and not process_exists(rank.pid)
-        return silence > (min(rank.every, _SLACK) + 1 if gone else 3 * rank.every + _SLACK)
+        is_gone = rank.host == socket.gethostname() and not process_exists(rank.pid)
+        return silence > (min(rank.every, _SLACK_SECONDS) + 1 if is_gone else 3 * rank.every + _SLACK_SECONDS)
 
 
-def status_of(ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, step: int, begun: bool) -> Status:
+def status_of(ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, step: int, has_started: bool) -> Status:
     """Return the status of a run with newest logged step `step`. `complete`: its result and model exist."""
     if not ranks or ranks[0].rank != 0:
-        state: State = "complete" if complete else "unknown" if begun else "not begun"
+        state: State = "complete" if complete else "unknown" if has_started else "not begun"
         return Status(state, step)
     first = ranks[0]
     step = max(step, first.step)

@@ -20,18 +20,18 @@ def loss_curve(curves: Curves, width: int = 64, height: int = 12) -> list[str]:
     points = training + validation
     if not points:
         return ["(nothing logged yet)"]
-    last = max(step for step, _ in points)
+    last_step = max(step for step, _ in points)
     low, high = min(loss for _, loss in points), max(loss for _, loss in points)
     grid = [[" "] * width for _ in range(height)]
     for mark, series in (("·", training), ("o", validation)):
         for step, loss in series:
-            column = min(width - 1, int(step / max(1, last) * (width - 1)))
+            column = min(width - 1, int(step / max(1, last_step) * (width - 1)))
             row = 0 if high == low else round((high - loss) / (high - low) * (height - 1))
             grid[row][column] = mark
     labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
     lines = [f"{labels.get(row, ''):>7} │{''.join(cells)}" for row, cells in enumerate(grid)]
     axis = f"{'':>7} └{'─' * width}"
-    return [*lines, axis, f"{'':>9}0{'step ' + str(last):>{width - 1}}", f"{'':>9}· training   o validation"]
+    return [*lines, axis, f"{'':>9}0{'step ' + str(last_step):>{width - 1}}", f"{'':>9}· training   o validation"]
 
 
 def _points(curve: Curve | None) -> list[tuple[int, float]]:
@@ -41,7 +41,7 @@ def _points(curve: Curve | None) -> list[tuple[int, float]]:
 
 
 def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
-    """State, step, training loss and newest validation of each run: as data, and as the lines of a table."""
+    """Return state, step, training loss and newest validation of each run: as data, and as the lines of a table."""
     metrics = dict.fromkeys(name for run in runs for name in run.curves.newest_validation)
     rows: list[dict[str, Any]] = [
         {
@@ -60,17 +60,17 @@ def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     for row in rows:
         values = [_number(row["validation"].get(name)) if name in row["validation"] else "" for name in metrics]
         speed = row["tokens_per_second"]
-        about = [row["run"], row["objective"], row["state"], f"{row['steps']:,}", _number(row["loss"])]
-        lines.append([*about, "" if speed is None else f"{speed:,.0f}", *values])
+        cells = [row["run"], row["objective"], row["state"], f"{row['steps']:,}", _number(row["loss"])]
+        lines.append([*cells, "" if speed is None else f"{speed:,.0f}", *values])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(cell.ljust(width) if at < 3 else cell.rjust(width)
-                       for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+    texts = ["  ".join(cell.ljust(width) if index < 3 else cell.rjust(width)
+                       for index, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
              for line in lines]  # fmt: skip
     return rows, texts
 
 
 def _title(name: str) -> str:
-    """Column title of a validation metric."""
+    """Return the column title of a validation metric."""
     return "validation loss" if name == "loss" else name.replace("_", " ")
 
 
@@ -84,10 +84,10 @@ def compression(train: StoreSplit, validation: StoreSplit, tokenizer: Tokenizer)
     The second is the fair comparison with a model: size(training + validation) - size(training).
     """
     training_text, text = _text(train, tokenizer), _text(validation, tokenizer)
-    alone = _xz(text)
-    after = _xz(training_text + text) - _xz(training_text)
+    validation_bytes = _xz(text)
+    added_bytes = _xz(training_text + text) - _xz(training_text)
     bits = 8 / max(1, len(text))
-    return {"xz": alone * bits, "xz_after_training_text": after * bits}
+    return {"xz": validation_bytes * bits, "xz_after_training_text": added_bytes * bits}
 
 
 def _text(split: StoreSplit, tokenizer: Tokenizer) -> bytes:

@@ -22,8 +22,8 @@ from artel.reports.terminal import loss_curve
 
 _POLL_SECONDS = 1.0
 _LINE_SECONDS = 10.0
-_MOST_RANKS = 16
-_ENDED: tuple[State, ...] = ("complete", "stopped", "failed", "dead", "unknown")
+_MAX_RANKS = 16
+_END_STATES: tuple[State, ...] = ("complete", "stopped", "failed", "dead", "unknown")
 _STYLES = {"complete": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "dead": "red"}
 
 
@@ -47,7 +47,7 @@ def watch(folder: str, console: Console) -> RunData:
 
 
 def _follow(reader: RunReader, run: RunData, show: Callable[[RunData], None]) -> RunData:
-    while run.status.state not in _ENDED:
+    while run.status.state not in _END_STATES:
         time.sleep(_POLL_SECONDS)
         run = reader.read()
         show(run)
@@ -62,7 +62,7 @@ def _raise_if_it_failed(run: RunData) -> None:
     if status.state == "failed":
         raise WorkError.at(folder, f"failed after step {status.step}: {status.message}", "the same command resumes")
     if status.state == "unknown":
-        what = "leaves no signs of life, so whether it is at work is not known; shown is what it has logged"
+        what = "has no status files, so it is unknown whether it is running; its logged metrics are shown"
         raise InputError.at(folder, what, "artel report shows it too")
 
 
@@ -115,13 +115,13 @@ def _ranks(run: RunData) -> Table:
     silent = set(run.status.silent_ranks)
     # Silent ranks first, then those that are behind.
     ranks = sorted(run.ranks, key=lambda rank: (rank.rank not in silent, rank.step, rank.rank))
-    for rank in ranks[:_MOST_RANKS]:
+    for rank in ranks[:_MAX_RANKS]:
         state = "silent" if rank.rank in silent else rank.state
         memory = f"{rank.memory_gib:.2f} GiB"
         cells = (str(rank.rank), in_a_line(rank.host), rank.device, f"{rank.step:,}", memory, state)
         table.add_row(*cells, style="red" if state == "silent" else None)
-    if len(ranks) > _MOST_RANKS:
-        table.add_row("", f"and {len(ranks) - _MOST_RANKS} more")
+    if len(ranks) > _MAX_RANKS:
+        table.add_row("", f"and {len(ranks) - _MAX_RANKS} more")
     return table
 
 
@@ -144,20 +144,20 @@ def time_left(run: RunData) -> str:
 def newest_metrics(run: RunData) -> list[str]:
     """Return the newest metrics, each with its name."""
     newest, validation = run.curves.newest, run.curves.newest_validation
-    found = []
+    metrics = []
     if isinstance(newest.get("loss"), int | float):
-        found.append(f"loss {newest['loss']:.4f}")
+        metrics.append(f"loss {newest['loss']:.4f}")
     if isinstance(validation.get("loss"), int | float):
-        found.append(f"validation {validation['loss']:.4f} (step {run.curves.newest_validation_step:,})")
+        metrics.append(f"validation {validation['loss']:.4f} (step {run.curves.newest_validation_step:,})")
     if run.tokens_per_second is not None:
-        found.append(f"{run.tokens_per_second:,.0f} tokens/s")
+        metrics.append(f"{run.tokens_per_second:,.0f} tokens/s")
     if isinstance(newest.get("mfu"), int | float):
-        found.append(f"MFU {newest['mfu']:.1%}")
+        metrics.append(f"MFU {newest['mfu']:.1%}")
     if isinstance(newest.get("memory_gib"), int | float):
-        found.append(f"{newest['memory_gib']:.2f} GiB")
+        metrics.append(f"{newest['memory_gib']:.2f} GiB")
     if (elapsed := run.elapsed_seconds) is not None:
-        found.append(f"{timedelta(seconds=round(elapsed))}{' so far' if run.status.state == 'running' else ''}")
-    return found
+        metrics.append(f"{timedelta(seconds=round(elapsed))}{' so far' if run.status.state == 'running' else ''}")
+    return metrics
 
 
 class _Lines:
@@ -165,12 +165,12 @@ class _Lines:
 
     def __init__(self, console: Console, seconds: float = _LINE_SECONDS) -> None:
         self._console, self._seconds = console, seconds
-        self._shown, self._newest = -math.inf, ""
+        self._last_print, self._last_text = -math.inf, ""
 
     def __call__(self, run: RunData) -> None:
         now = time.monotonic()
-        if now - self._shown >= self._seconds:
-            self._shown = now
+        if now - self._last_print >= self._seconds:
+            self._last_print = now
             self._print(run)
 
     def end(self, run: RunData) -> None:
@@ -180,7 +180,7 @@ class _Lines:
     def _print(self, run: RunData) -> None:
         parts = [run.status.state, position(run), *newest_metrics(run), time_left(run)]
         text = " · ".join(part for part in parts if part)
-        if text == self._newest:
+        if text == self._last_text:
             return
-        self._newest = text
+        self._last_text = text
         self._console.print(in_a_line(f"{run.folder}: {text}"), soft_wrap=True, highlight=False, markup=False)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from artel.errors import InputError, Problem
-from artel.inference.batch.files import RESERVED, Prompt, refuse
+from artel.inference.batch.files import RESERVED, Prompt, raise_if_any
 from artel.inference.engine.make import SequentialEngine, make_engine
 from artel.inference.engine.write import WrittenText, write_texts
 from artel.inference.open import OpenedModel
@@ -35,12 +35,12 @@ def answers(
     if _GENERATE in opened.decoding.tasks:
         yield from _task_answers(opened, prompts[start:], start, sampling)
         return
-    generation_prompts = _beginnings(opened, prompts[start:])
+    generation_prompts = _generation_prompts(opened, prompts[start:])
     if generation_prompts is None:
         for number, prompt in enumerate(prompts[start:], start):
             yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
         return
-    with closing(write_beginnings(opened, generation_prompts, sampling, first=start)) as texts:
+    with closing(continue_prompts(opened, generation_prompts, sampling, first_index=start)) as texts:
         for prompt, written in zip(prompts[start:], texts, strict=True):
             text = written.text
             if prompt.messages is not None:
@@ -50,22 +50,22 @@ def answers(
             yield prompt.fields | {"text": text, "finish_reason": written.finish_reason, "tokens": written.tokens}
 
 
-def write_beginnings(
-    opened: OpenedModel, begin: Sequence[GenerationPrompt], sampling: Sampling, first: int = 0
+def continue_prompts(
+    opened: OpenedModel, prompts: Sequence[GenerationPrompt], sampling: Sampling, first_index: int = 0
 ) -> Generator[WrittenText, None, None]:
-    """Yield the text that the model generates for each, in order, the i-th with the seed of prompt `first` + i."""
+    """Yield the text generated for each prompt, in order, the i-th with the seed of prompt `first_index` + i."""
     window = position_limit(opened.model)
     concurrent = _CONCURRENT_ON_CPU if opened.model.device.type == "cpu" else _CONCURRENT
-    longest = max(len(one.ids) for one in begin) + sampling.new_tokens
+    longest = max(len(prompt.ids) for prompt in prompts) + sampling.new_tokens
     context = longest if window is None else min(longest, window + 1)
     try:
         engine = make_engine(opened.model, opened.tokenizer, concurrent, context)
-    except InputError as error:  # too little memory for the keys and values of such a text
+    except InputError as error:  # too little memory for keys and values
         note = f"one prompt after another: {error.problems[0].what}"
         engine = SequentialEngine(opened.model, opened.tokenizer, note)
     logger.info(engine.note)
     with closing(engine):
-        texts = write_texts(engine, opened.tokenizer, begin, sampling, window, concurrent, first=first)
+        texts = write_texts(engine, opened.tokenizer, prompts, sampling, window, concurrent, first_index)
         with closing(texts):
             yield from texts
 
@@ -91,50 +91,52 @@ def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         if opened.decoding.needs_context and prompt.context is None:
             what = f"{opened.name} answers questions about texts"
-            problems.append(Problem(prompt.place, what, 'write {"question": "…", "context": "…"}'))
+            problems.append(Problem(prompt.location, what, 'write {"question": "…", "context": "…"}'))
         elif prompt.context is not None and not (opened.decoding.needs_context or opened.decoding.takes_context):
-            problems.append(Problem(prompt.place, f"{opened.name} answers no questions", 'write {"prompt": "…"}'))
+            problems.append(
+                Problem(prompt.location, f"{opened.name} does not answer questions", 'write {"prompt": "…"}')
+            )
         elif prompt.messages is not None and not opened.objective.generates:
-            problems.append(Problem(prompt.place, f"{opened.name} does not talk", 'write {"prompt": "…"}'))
-    refuse(problems)
+            problems.append(Problem(prompt.location, f"{opened.name} is not a chat model", 'write {"prompt": "…"}'))
+    raise_if_any(problems)
 
 
-def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
+def _generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
     """Return the ids that the model continues for each prompt; None if it does not continue text."""
     template = opened.chat_template() if any(prompt.messages for prompt in prompts) else None
     end = None if template is None else opened.turn_end(template)
-    found, problems = [], []
+    generation_prompts, problems = [], []
     for prompt in prompts:
         try:
             if prompt.messages is not None and template is not None and end is not None:
                 ids = prompt_ids(opened.tokenizer, template, list(prompt.messages))
-                begin: GenerationPrompt | None = GenerationPrompt(ids, end)
+                generation_prompt: GenerationPrompt | None = GenerationPrompt(ids, end)
             else:
-                begin = opened.decoding.generation_prompt(opened.model, prompt.text)
-            if begin is None:
+                generation_prompt = opened.decoding.generation_prompt(opened.model, prompt.text)
+            if generation_prompt is None:
                 return None
-            check_embedded(opened.model, opened.tokenizer, begin.ids)
-            found.append(begin)
+            check_embedded(opened.model, opened.tokenizer, generation_prompt.ids)
+            generation_prompts.append(generation_prompt)
         except TemplateRefuses as refusal:
             what = f"the chat template raises an error: {refusal}"
-            problems.append(Problem(prompt.place, what, "write it as the template expects"))
+            problems.append(Problem(prompt.location, what, "change the messages to what the template expects"))
         except InputError as error:
-            problems += [Problem(prompt.place, problem.what, problem.fix) for problem in error.problems]
-    refuse(problems)
-    return found
+            problems += [Problem(prompt.location, problem.what, problem.fix) for problem in error.problems]
+    raise_if_any(problems)
+    return generation_prompts
 
 
 def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     try:
         reply = opened.decoding.reply(opened.model, prompt.text, prompt.context or "", sampling)
-        made = reply.to_json or {"text": "".join(reply.pieces)}
+        result = reply.to_json or {"text": "".join(reply.pieces)}
     except InputError as error:
-        problems = [Problem(prompt.place, problem.what, problem.fix) for problem in error.problems]
+        problems = [Problem(prompt.location, problem.what, problem.fix) for problem in error.problems]
         raise InputError(problems) from None
     for name, value in prompt.fields.items():
-        if made.get(name, value) != value:
-            raise InputError.at(prompt.place, f"has a field {name!r}, which the result is to have", "call it otherwise")
-    return prompt.fields | made
+        if result.get(name, value) != value:
+            raise InputError.at(prompt.location, f"has a field {name!r}, which is reserved for the result", "rename it")
+    return prompt.fields | result
 
 
 # Best of n
@@ -148,10 +150,10 @@ _FIELDS = ("score", "answers")
 def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
     """Raise InputError if the model does not generate answers, or the reward model does not score them."""
     if not opened.objective.generates:
-        raise InputError.at("--best-of", f"{opened.name} writes no answers to choose from", "remove it")
+        raise InputError.at("--best-of", f"{opened.name} does not generate answers to choose from", "remove it")
     if _SCORE not in reward.decoding.tasks:
         learned = reward.objective.config.objective
-        what = f"{reward.name} is a model for {learned}, which gives answers no score"
+        what = f"{reward.name} is a model for {learned}, which does not score answers"
         raise InputError.at("--reward", what, "use a model of objective reward")
 
 
@@ -164,9 +166,9 @@ def best_answers(
     2021, "WebGPT"); of equal scores the first wins. Answer j to prompt i is sampled with the seed `sampling.seed + i *
     count + j`. Raise InputError as `answers` does, and for a prompt with a field that the result will have.
     """
-    refuse(
+    raise_if_any(
         [
-            Problem(prompt.place, f"has a field {name!r}, which the result is to have", "call it otherwise")
+            Problem(prompt.location, f"has a field {name!r}, which is reserved for the result", "rename it")
             for prompt in prompts[start:]
             for name in _FIELDS
             if name in prompt.fields
@@ -179,10 +181,12 @@ def best_answers(
             question = prompt.text if prompt.messages is None else prompt.messages
             pairs = [(question, answer["text"]) for answer in written]
             try:
-                scored = reward.decoding.answers(reward.model, _SCORE, pairs)
+                reward_answers = reward.decoding.answers(reward.model, _SCORE, pairs)
             except InputError as error:
-                raise InputError([Problem(prompt.place, one.what, one.fix) for one in error.problems]) from None
-            scores = [answer["score"] for answer in scored]
+                raise InputError(
+                    [Problem(prompt.location, problem.what, problem.fix) for problem in error.problems]
+                ) from None
+            scores = [answer["score"] for answer in reward_answers]
             best = max(range(count), key=scores.__getitem__)
             yield prompt.fields | {
                 "text": written[best]["text"],
@@ -193,9 +197,9 @@ def best_answers(
                     {
                         "text": answer["text"],
                         "score": score,
-                        "seed": sampling.seed + number * count + place,
+                        "seed": sampling.seed + number * count + index,
                         "finish_reason": answer["finish_reason"],
                     }
-                    for place, (answer, score) in enumerate(zip(written, scores, strict=True))
+                    for index, (answer, score) in enumerate(zip(written, scores, strict=True))
                 ],
             }

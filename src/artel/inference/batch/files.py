@@ -21,17 +21,17 @@ from artel.storage import check_new, check_regular, disk_errors, lock, user_path
 
 
 _PROMPTS = "--prompts"
-_JSON = (".jsonl", ".ndjson", ".json")
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 RESERVED = ("text", "finish_reason", "tokens")
 """Fields of results, which prompts may not have."""
-_SHOWN_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A line of the file, with a text or messages."""
 
-    place: str
+    location: str
     """FILE:LINE."""
     fields: dict[str, Any]
     """The line's fields, which the result repeats."""
@@ -48,24 +48,24 @@ class _BadLine(Exception):
 
 def read_prompts(name: str) -> list[Prompt]:
     """Return the prompts of a file, without empty lines. Raise InputError with all wrong lines."""
-    parse = _json_prompt if name.lower().endswith(_JSON) else _text_prompt
+    parse = _json_prompt if name.lower().endswith(_JSON_SUFFIXES) else _text_prompt
     prompts, problems = [], []
-    for place, line in _lines(name):
+    for location, line in _lines(name):
         try:
-            prompts.append(parse(place, _decoded(line)))
+            prompts.append(parse(location, _decode(line)))
         except _BadLine as error:
-            problems.append(Problem(place, *error.args))
-    refuse(problems)
+            problems.append(Problem(location, *error.args))
+    raise_if_any(problems)
     if not prompts:
         raise InputError.at(_PROMPTS, f"{name} has no prompts", "write one on each line")
     return prompts
 
 
-def refuse(problems: list[Problem]) -> None:
+def raise_if_any(problems: list[Problem]) -> None:
     """Raise InputError with the first problems of lines, if there are any."""
-    more = len(problems) - _SHOWN_PROBLEMS
+    more = len(problems) - _MAX_PROBLEMS
     if more > 0:
-        problems = [*problems[:_SHOWN_PROBLEMS], Problem(_PROMPTS, f"{more:,} more lines are wrong")]
+        problems = [*problems[:_MAX_PROBLEMS], Problem(_PROMPTS, f"{more:,} more lines are wrong")]
     if problems:
         raise InputError(problems)
 
@@ -82,45 +82,45 @@ def _lines(name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name}:{number}", line.removesuffix(b"\r")
 
 
-def _decoded(line: bytes) -> str:
+def _decode(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
         raise _BadLine(f"is not UTF-8 (byte {error.start + 1} of the line)", "save it as UTF-8") from None
 
 
-def _text_prompt(place: str, line: str) -> Prompt:
-    return Prompt(place, {"prompt": line}, line)
+def _text_prompt(location: str, line: str) -> Prompt:
+    return Prompt(location, {"prompt": line}, line)
 
 
-def _json_prompt(place: str, line: str) -> Prompt:
+def _json_prompt(location: str, line: str) -> Prompt:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise _BadLine(f"is not JSON: {error}", "write one object per line, or name the file .txt") from None
     if not isinstance(fields, dict):
         raise _BadLine(f"is {type(fields).__name__}, not an object", 'write {"prompt": "…"}')
-    taken = [name for name in RESERVED if name in fields]
-    if taken:
-        raise _BadLine(f"has a field {taken[0]!r}, which the result is to have", "call it otherwise")
-    kinds = [name for name in _KINDS if name in fields]
-    if len(kinds) != 1:
-        what = f"has {' and '.join(kinds)}" if kinds else f"has none of the fields {', '.join(_KINDS)}"
+    reserved = [name for name in RESERVED if name in fields]
+    if reserved:
+        raise _BadLine(f"has a field {reserved[0]!r}, which is reserved for the result", "rename it")
+    names = [name for name in _PARSERS if name in fields]
+    if len(names) != 1:
+        what = f"has {' and '.join(names)}" if names else f"has none of the fields {', '.join(_PARSERS)}"
         raise _BadLine(what, 'write {"prompt": "…"}, {"messages": […]} or {"question": "…", "context": "…"}')
-    return _KINDS[kinds[0]](place, fields)
+    return _PARSERS[names[0]](location, fields)
 
 
-def _of_text(place: str, fields: dict[str, Any]) -> Prompt:
-    return Prompt(place, fields, _text(fields, "prompt"))
+def _text_only_prompt(location: str, fields: dict[str, Any]) -> Prompt:
+    return Prompt(location, fields, _text(fields, "prompt"))
 
 
-def _of_question(place: str, fields: dict[str, Any]) -> Prompt:
+def _question_prompt(location: str, fields: dict[str, Any]) -> Prompt:
     if "context" not in fields:
-        raise _BadLine("has a question and no context", "add the answer as context")
-    return Prompt(place, fields, _text(fields, "question"), context=_text(fields, "context"))
+        raise _BadLine("has a question but no context", "add a `context` that contains the answer")
+    return Prompt(location, fields, _text(fields, "question"), context=_text(fields, "context"))
 
 
-def _of_messages(place: str, fields: dict[str, Any]) -> Prompt:
+def _messages_prompt(location: str, fields: dict[str, Any]) -> Prompt:
     messages = fields["messages"]
     if not isinstance(messages, list) or not messages:
         raise _BadLine("its messages are not a list of objects", 'write [{"role": "user", "content": "…"}]')
@@ -132,24 +132,24 @@ def _of_messages(place: str, fields: dict[str, Any]) -> Prompt:
         turns.append({name: _text(message, name, where) for name in ("role", "content")})
     if turns[-1]["role"] == "assistant":
         raise _BadLine("the last message is the assistant's own", "remove it: the model writes it")
-    return Prompt(place, fields, messages=turns)
+    return Prompt(location, fields, messages=turns)
 
 
-_KINDS: dict[str, Callable[[str, dict[str, Any]], Prompt]] = {
-    "prompt": _of_text,
-    "messages": _of_messages,
-    "question": _of_question,
+_PARSERS: dict[str, Callable[[str, dict[str, Any]], Prompt]] = {
+    "prompt": _text_only_prompt,
+    "messages": _messages_prompt,
+    "question": _question_prompt,
 }
 
 
 def _text(fields: dict[str, Any], name: str, where: str = "") -> str:
     text = fields[name]
     if not isinstance(text, str):
-        raise _BadLine(f"{where}{name} is {type(text).__name__}, not text", "write it in quotes")
+        raise _BadLine(f"{where}{name} is {type(text).__name__}, not a string", "write it in quotes")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _BadLine(f"{where}{name} holds half a character (\\ud800 to \\udfff)", "fix it") from None
+        raise _BadLine(f"{where}{name} contains a lone surrogate (\\ud800 to \\udfff)", "fix it") from None
     return text
 
 
@@ -158,7 +158,7 @@ def _text(fields: dict[str, Any], name: str, where: str = "") -> str:
 
 _OUT = "--out"
 _CHECKSUM_BYTES = 2**16
-"""Bytes read of each file of weights: training changes all weights."""
+"""Bytes to read of each weight file: training changes all weights."""
 
 
 class Results:
@@ -170,7 +170,7 @@ class Results:
         self._file, self._path = file, path
 
     def add(self, result: dict[str, Any]) -> None:
-        """Write the next result, which survives the death of this process. Raise WorkError."""
+        """Write and flush the next result. Raise WorkError if the disk fails."""
         with disk_errors(self._path.parent):
             self._file.write(json.dumps(result, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
             self._file.flush()
@@ -179,7 +179,7 @@ class Results:
     @classmethod
     @contextmanager
     def open(cls, name: str, prompts: Sequence[Prompt], settings: dict[str, Any]) -> Iterator[Results]:
-        """Open a file after its last complete line, and lock it.
+        """Open and lock a file, to append after its last complete line.
 
         Raise InputError for results of other prompts or settings, WorkError if another process has the file.
         """
@@ -208,21 +208,21 @@ def _check_settings(name: str, path: Path, settings_file: Path, settings: dict[s
     if not settings_file.exists():
         check_new(path, _OUT)
     try:
-        written = json.loads(settings_file.read_text(encoding="utf-8"))
+        recorded = json.loads(settings_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError.at(
             _OUT, f"{settings_file} cannot be read", f"remove it and {name}, or choose another name"
         ) from None
-    if not isinstance(written, dict):
-        written = {}
-    changed = [
-        f"{key} {written.get(key)} then, {settings.get(key)} now"
-        for key in {**written, **settings}
-        if written.get(key) != settings.get(key)
+    if not isinstance(recorded, dict):
+        recorded = {}
+    differences = [
+        f"{key} was {recorded.get(key)}, now {settings.get(key)}"
+        for key in {**recorded, **settings}
+        if recorded.get(key) != settings.get(key)
     ]
-    if changed:
-        fix = "write the same again, or choose another --out"
-        raise InputError.at(_OUT, f"{name} was begun with other settings: {'; '.join(changed)}", fix)
+    if differences:
+        fix = "use the same settings, or choose another --out"
+        raise InputError.at(_OUT, f"{name} was started with other settings: {'; '.join(differences)}", fix)
 
 
 def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
@@ -230,32 +230,32 @@ def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
     end = done = 0
     with path.open("r+b") as file:
         for line in file:
-            result = _parsed(line)
+            result = _parse_result(line)
             if result is None:
                 if file.read(1):
                     raise InputError.at(
                         f"{name}:{done + 1}", "is not a result, but results follow", "fix it or remove it"
                     )
                 break
-            where = prompts[done].place if done < len(prompts) else name
-            if done >= len(prompts) or not _has(result, prompts[done].fields):
+            where = prompts[done].location if done < len(prompts) else name
+            if done >= len(prompts) or not _has_fields(result, prompts[done].fields):
                 what = f"is another prompt than the one that {name}:{done + 1} answers"
                 if done >= len(prompts):
                     what = f"has more results than the {len(prompts):,} prompts"
-                raise InputError.at(where, what, "put the prompts back as they were, or choose another --out")
+                raise InputError.at(where, what, "restore the prompts, or choose another --out")
             end += len(line)
             done += 1
         file.truncate(end)
     return done
 
 
-def _has(result: dict[str, Any], fields: dict[str, Any]) -> bool:
+def _has_fields(result: dict[str, Any], fields: dict[str, Any]) -> bool:
     """True if the result has these fields, compared as JSON, in which NaN equals NaN."""
     return json.dumps({name: result.get(name) for name in fields}) == json.dumps(fields)
 
 
-def weights_of(name: str) -> str:
-    """Return a short checksum of the weights in a run's or a model's folder, over the ends of files; empty without."""
+def weights_checksum(name: str) -> str:
+    """Return a short checksum of the weights of a run or model folder, over the ends of its files; empty without."""
     folder = Path(name)
     files = [*folder.glob("*.safetensors"), *folder.glob("model/*.safetensors")]
     files += folder.glob("checkpoints/latest/**/*.safetensors")
@@ -268,7 +268,7 @@ def weights_of(name: str) -> str:
     return f"{checksum:08x}" if files else ""
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse_result(line: bytes) -> dict[str, Any] | None:
     """Return None for a line that was torn when the process was killed."""
     try:
         result = json.loads(line) if line.endswith(b"\n") else None

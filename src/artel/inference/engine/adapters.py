@@ -28,47 +28,47 @@ class AdapterTurns:
         """The engine must not share prefixes of prompts: their keys and values depend on the adapter."""
         self._engine, self._model = engine, model
         self._adapter: str | None = None
-        self._running: set[str] = set()
-        self._waiting: list[_Request] = []
+        self._running_names: set[str] = set()
+        self._waiting_requests: list[_Request] = []
         use_adapter(model, None)
 
-    def of(self, adapter: str | None) -> Engine:
+    def engine_for(self, adapter: str | None) -> Engine:
         """Return the engine for requests to an adapter, or to the model without one."""
-        note = f"{self._engine.note}, of one adapter at a time"
-        return _EngineOfAdapter(self, adapter, note, self._engine.requests)
+        note = f"{self._engine.note}, one adapter at a time"
+        return _AdapterEngine(self, adapter, note, self._engine.requests)
 
     def submit(self, request: _Request) -> None:
-        if self._running and (self._waiting or request.adapter != self._adapter):
-            self._waiting.append(request)
+        if self._running_names and (self._waiting_requests or request.adapter != self._adapter):
+            self._waiting_requests.append(request)
         else:
-            self._begin([request])
+            self._start([request])
 
     def cancel(self, generation: Generation) -> None:
         self._engine.cancel(generation)
-        self._running.discard(generation.name)
-        self._waiting = [request for request in self._waiting if request.generation is not generation]
-        if self._waiting and not self._running:
-            adapter = self._waiting[0].adapter
-            turn = [request for request in self._waiting if request.adapter == adapter]
-            self._waiting = [request for request in self._waiting if request.adapter != adapter]
-            self._begin(turn)
+        self._running_names.discard(generation.name)
+        self._waiting_requests = [request for request in self._waiting_requests if request.generation is not generation]
+        if self._waiting_requests and not self._running_names:
+            adapter = self._waiting_requests[0].adapter
+            next_requests = [request for request in self._waiting_requests if request.adapter == adapter]
+            self._waiting_requests = [request for request in self._waiting_requests if request.adapter != adapter]
+            self._start(next_requests)
 
     def close(self) -> None:
         self._engine.close()
 
-    def _begin(self, requests: list[_Request]) -> None:
+    def _start(self, requests: list[_Request]) -> None:
         if requests[0].adapter != self._adapter:
             self._adapter = requests[0].adapter
             use_adapter(self._model, self._adapter)
         for request in requests:
-            self._running.add(request.generation.name)
+            self._running_names.add(request.generation.name)
             try:
                 self._engine.submit(request.prompt, request.generation)
             except EngineError as error:
                 request.generation.fail(str(error))
 
 
-class _EngineOfAdapter(Engine):
+class _AdapterEngine(Engine):
     """The engine as one adapter sees it."""
 
     def __init__(self, turns: AdapterTurns, adapter: str | None, note: str, requests: int) -> None:

@@ -24,7 +24,7 @@ class EngineError(Exception):
     """The model failed on a request."""
 
 
-def reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the message of an error in one line."""
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
@@ -73,10 +73,10 @@ class Generation:
             self.is_over = True
             self._deliver(None)
 
-    def fail(self, why: str) -> None:
+    def fail(self, message: str) -> None:
         if not self.is_over:
             self.is_over = True
-            self._deliver(EngineError(why))
+            self._deliver(EngineError(message))
 
 
 class Engine(ABC):
@@ -89,7 +89,7 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        """Start an answer. Raise EngineError."""
+        """Start an answer. Raise EngineError if it is too long, or the engine is stopping."""
 
     @abstractmethod
     def cancel(self, generation: Generation) -> None:
@@ -106,12 +106,12 @@ class Engine(ABC):
 _MEMORY_FRACTION = 0.25
 """Fraction of free memory for the keys and values of all requests."""
 DEFAULT_REQUESTS = 16
-"""Concurrent requests."""
+"""Default number of concurrent requests."""
 _MAX_REQUESTS = 64
 _STEP_SECONDS = 0.5
 """Target time of a step, in which each answer gets a token."""
 _CORE_FLOPS = 50e9
-"""Per second, in float32: measured with SmolLM2-135M on one core of an EPYC (benchmarks/results.md)."""
+"""FLOPs per second of a core, in float32: measured with SmolLM2-135M on one core of an EPYC (benchmarks/results.md)."""
 
 
 def concurrent_requests(model: PreTrainedModel) -> int:
@@ -127,8 +127,8 @@ def concurrent_requests(model: PreTrainedModel) -> int:
 def tokens_in_memory(device: torch.device, token_bytes: int, context: int) -> int:
     """Return the number of tokens whose keys and values fit in memory. Raise InputError if `context` tokens do not."""
     free = memory().free if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    room = int(free * _MEMORY_FRACTION / token_bytes)
-    if room < context:
+    fitting_tokens = int(free * _MEMORY_FRACTION / token_bytes)
+    if fitting_tokens < context:
         what = f"{context:,} tokens of context need {context * token_bytes / 2**30:.1f} GiB for keys and values"
-        raise InputError.at("--context", what, f"write at most {max(1, room)}")
-    return room
+        raise InputError.at("--context", what, f"use at most {max(1, fitting_tokens)}")
+    return fitting_tokens

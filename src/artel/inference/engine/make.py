@@ -10,7 +10,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
-from artel.inference.engine.base import DEFAULT_REQUESTS, Engine, EngineError, Generation, concurrent_requests, reason
+from artel.inference.engine.base import (
+    DEFAULT_REQUESTS,
+    Engine,
+    EngineError,
+    Generation,
+    concurrent_requests,
+    first_line,
+)
 from artel.inference.engine.paged import BatchingEngine
 from artel.inference.engine.slot_model import CannotSlot
 from artel.inference.engine.slots import SlotEngine
@@ -28,44 +35,46 @@ def make_engine(
     `context` tokens of prompt and answer. With `share_prefixes`, equal prefixes of prompts are computed once; the model
     must not change then. Raise InputError if `context` does not fit in memory.
     """
-    steady = steady_length(model)
-    if steady is not None and context > steady:
-        far = f"beyond {steady:,} tokens its positions follow the longest text (rope_type)"
-        return SequentialEngine(model, tokenizer, f"one request after another: {far}")
+    constant_length = constant_rope_length(model)
+    if constant_length is not None and context > constant_length:
+        reason = f"beyond {constant_length:,} tokens its positions follow the longest text (rope_type)"
+        return SequentialEngine(model, tokenizer, f"one request after another: {reason}")
     reasons = []
     if model.device.type == "cpu":
         try:
             return SlotEngine(model, requests or concurrent_requests(model), context, share_prefixes)
         except CannotSlot as error:
-            reasons.append(reason(error))
+            reasons.append(first_line(error))
     try:
         engine = BatchingEngine(model, requests or DEFAULT_REQUESTS, context, share_prefixes)
     except InputError:
         raise
     except Exception as error:  # transformers raises many types for models that it cannot batch
-        return SequentialEngine(model, tokenizer, f"one request after another: {'; '.join([*reasons, reason(error)])}")
+        return SequentialEngine(
+            model, tokenizer, f"one request after another: {'; '.join([*reasons, first_line(error)])}"
+        )
     if reasons:
         engine.note += f" by transformers' batching ({reasons[0]})"
     return engine
 
 
-def steady_length(model: PreTrainedModel) -> int | None:
+def constant_rope_length(model: PreTrainedModel) -> int | None:
     """Return the length up to which rotary frequencies are constant; None if they never change.
 
     With `rope_type: dynamic` or `longrope`, transformers chooses them by the highest position in a forward pass
-    (`dynamic_rope_update`), of any text: in a batch, an answer would depend on the other answers.
+    (`dynamic_rope_update`), whichever text it belongs to: in a batch, an answer would depend on the other answers.
     """
     config: Any = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     lengths = []
-    for parameters in (rope, *rope.values()):  # of all layers, or by layer type
+    for parameters in (rope, *rope.values()):  # one for all layers, or one per layer type
         if not isinstance(parameters, dict):
             continue
-        kind = str(parameters.get("rope_type"))
-        if kind == "longrope":
+        rope_type = str(parameters.get("rope_type"))
+        if rope_type == "longrope":
             original = parameters.get("original_max_position_embeddings")
             lengths.append(original or config.max_position_embeddings)
-        elif "dynamic" in kind:
+        elif "dynamic" in rope_type:
             lengths.append(config.max_position_embeddings)
     return min(lengths, default=None)
 

@@ -14,9 +14,9 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation, tokens_in_memory
 from artel.models.device import release_helpers
 
-_PAGE = 32
+_PAGE_TOKENS = 32
 """Tokens per page of the cache."""
-_NO_END = -1
+_NO_END_ID = -1
 _TRIAL_SECONDS = 300.0
 """Time for the first token, on a busy machine."""
 
@@ -26,16 +26,16 @@ class BatchingEngine(Engine):
 
     def __init__(self, model: PreTrainedModel, requests: int, context: int, share_prefixes: bool = True) -> None:
         """Raise an error of any type if a trial shows that transformers cannot batch the model."""
-        self.note = f"up to {requests} requests at once"
+        self.note = f"up to {requests} concurrent requests"
         self.requests = requests
         self._model = model.eval()
         self._generations: dict[str, Generation] = {}
         self._attention = model.config._attn_implementation
         if model.device.type == "cpu":
             model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
-        pages = _pages(model, requests, context)
+        pages = _page_count(model, requests, context)
         config = ContinuousBatchingConfig(
-            page_size=_PAGE,
+            page_size=_PAGE_TOKENS,
             num_blocks=pages,
             max_batch_tokens=BATCH_TOKENS,
             max_requests_per_batch=requests,
@@ -43,26 +43,26 @@ class BatchingEngine(Engine):
             use_async_batching=False,
             use_cuda_graph=False,
         )
-        # `_Choosing` samples; the sampling settings of the model's generation_config are not used.
-        greedy = GenerationConfig(do_sample=False, eos_token_id=_NO_END, pad_token_id=0)
+        # `_SamplingProcessor` samples; the sampling settings of the model's generation_config are not used.
+        greedy = GenerationConfig(do_sample=False, eos_token_id=_NO_END_ID, pad_token_id=0)
         self._manager = model.init_continuous_batching(greedy, config)
         processors = self._manager.logit_processor
-        processors.logits_processor.append(_Choosing(self._generations))
+        processors.logits_processor.append(_SamplingProcessor(self._generations))
         processors.tensors_required += 1
         processors.do_processing = True
         self._start()
-        self._try()
+        self._run_trial()
 
     def _start(self) -> None:
         """Start the manager in a daemon thread: its threads inherit that, and the process does not wait for them."""
         release_helpers()  # of this thread: the computing thread starts its own
-        starter = threading.Thread(target=self._manager.start, daemon=True)
-        starter.start()
-        starter.join()
+        thread = threading.Thread(target=self._manager.start, daemon=True)
+        thread.start()
+        thread.join()
 
-    def _try(self) -> None:
+    def _run_trial(self) -> None:
         """Raise EngineError if the model fails in continuous batching."""
-        self._manager.add_request([0], max_new_tokens=1, eos_token_id=[_NO_END])
+        self._manager.add_request([0], max_new_tokens=1, eos_token_id=[_NO_END_ID])
         result = self._manager.get_result(timeout=_TRIAL_SECONDS)
         error = self._manager.background_thread_status.fatal_error
         if result is None or result.error or error is not None:
@@ -75,16 +75,16 @@ class BatchingEngine(Engine):
         if not self._manager.is_running():  # a forward pass failed, with all running answers
             self._start()
 
-        def finished(output: Any) -> None:
+        def on_finish(output: Any) -> None:
             if output.error:
                 generation.fail(output.error)
 
-        self._manager.output_router.result_handlers[generation.name] = (finished, _DirectLoop())
-        ends = sorted(generation.stop) or [_NO_END]
-        taken = self._manager.add_request(
+        self._manager.output_router.result_handlers[generation.name] = (on_finish, _DirectLoop())
+        ends = sorted(generation.stop) or [_NO_END_ID]
+        request_id = self._manager.add_request(
             prompt, generation.name, max_new_tokens=generation.new_tokens, eos_token_id=ends
         )
-        if taken is None:
+        if request_id is None:
             self.cancel(generation)
             raise EngineError("the engine is stopping")
 
@@ -106,7 +106,7 @@ class _DirectLoop:
         callback(*arguments)
 
 
-class _Choosing(ContinuousBatchingLogitsProcessor):
+class _SamplingProcessor(ContinuousBatchingLogitsProcessor):
     """Chooses the token of each request with the request's sampler, by making its logit the highest."""
 
     supported_kwargs: ClassVar[dict[str, type]] = {}
@@ -114,31 +114,31 @@ class _Choosing(ContinuousBatchingLogitsProcessor):
 
     def __init__(self, generations: dict[str, Generation]) -> None:
         self._generations = generations
-        self._rows: list[str] = []
+        self._request_ids: list[str] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
-        self._rows = [request.state.request_id for request in requests_with_new_token]
-        return torch.zeros(len(self._rows), dtype=torch.int32)
+        self._request_ids = [request.state.request_id for request in requests_with_new_token]
+        return torch.zeros(len(self._request_ids), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        for row, name in enumerate(self._rows):
+        for row, name in enumerate(self._request_ids):
             generation = self._generations.get(name)
             if generation is None or generation.is_over:
                 continue
             try:
-                chosen = generation.choose(scores[row].clone())
+                token_id = generation.choose(scores[row].clone())
             except Exception as error:  # one request fails, the others continue
                 generation.fail(str(error) or type(error).__name__)
                 continue
-            scores[row, chosen] = torch.inf
+            scores[row, token_id] = torch.inf
         return scores
 
 
-def _pages(model: PreTrainedModel, requests: int, context: int) -> int:
-    """Return the number of pages of the cache. Raise InputError if there is no room for one request.
+def _page_count(model: PreTrainedModel, requests: int, context: int) -> int:
+    """Return the number of pages of the cache. Raise InputError if one request does not fit in memory.
 
     The cache holds a quarter of the maximum of all requests, since few fill their context. If it is full, the batcher
     evicts a request and computes it again later.
@@ -147,6 +147,6 @@ def _pages(model: PreTrainedModel, requests: int, context: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    one = -(-context // _PAGE) + 1
-    room = tokens_in_memory(model.device, token_bytes, one * _PAGE) // _PAGE
-    return min(max(one, requests * one // 4), room)
+    request_pages = -(-context // _PAGE_TOKENS) + 1
+    max_pages = tokens_in_memory(model.device, token_bytes, request_pages * _PAGE_TOKENS) // _PAGE_TOKENS
+    return min(max(request_pages, requests * request_pages // 4), max_pages)

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from artel.host import memory
-from artel.inference.engine.base import reason
+from artel.inference.engine.base import first_line
 from artel.models.cpu.packed import pack, packable_bytes
 
 NAME = "artel_slots"
@@ -29,8 +29,8 @@ _MAX_PADDING = 2.0
 _PACKED_FRACTION = 0.25
 """Fraction of free memory for packed copies of weights."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_PRECISION = {torch.float32: 1e-3}
-_LOW_PRECISION = 5e-2
+_MAX_ERROR = {torch.float32: 1e-3}
+_MAX_ERROR_16_BIT = 5e-2
 
 
 class CannotSlot(Exception):
@@ -42,13 +42,13 @@ class Chunk:
     """Tokens of a text to compute in a pass."""
 
     slot: int
-    seen: int
+    start: int
     """Tokens of the text that are cached in the slot."""
     ids: Sequence[int]
 
     @property
     def end(self) -> int:
-        return self.seen + len(self.ids)
+        return self.start + len(self.ids)
 
 
 class SlotModel:
@@ -58,21 +58,21 @@ class SlotModel:
         """Raise CannotSlot if a trial fails, or if its logits differ from those of the unmodified model."""
         self._model = model
         self._context = context
-        self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self._selects_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self._attention = model.config._attn_implementation
         self._unpack: Callable[[], None] | None = None
         self._check_config()
         try:
-            expected = self._expected()
+            expected = self._reference_logits()
             if packable_bytes(model) <= _PACKED_FRACTION * memory().free:
                 self._unpack = pack(model)
             AttentionInterface.register(NAME, slot_attention)
             model.set_attn_implementation(NAME)
-            self._try(expected)
+            self._run_trial(expected)
         except BaseException as error:
             self.close()
             if isinstance(error, Exception):
-                raise CannotSlot(reason(error)) from error
+                raise CannotSlot(first_line(error)) from error
             raise
 
     @property
@@ -91,14 +91,14 @@ class SlotModel:
     def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Return the next-token logits of each chunk, float32 (chunks, vocabulary), and cache the chunks."""
         step = _Step(self._cache, chunks, self._context)
-        keep = {"logits_to_keep": step.ends} if self._keeps_logits else {}
+        selection = {"logits_to_keep": step.ends} if self._selects_logits else {}
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             logits = self._model(
-                input_ids=step.ids, position_ids=step.positions, use_cache=False, artel_step=step, **keep
+                input_ids=step.ids, position_ids=step.positions, use_cache=False, artel_step=step, **selection
             ).logits[0]
-            if not self._keeps_logits:
+            if not self._selects_logits:
                 logits = logits[step.ends]
-            return step.in_order(logits.float())
+            return step.restore_order(logits.float())
 
     def close(self) -> None:
         """Restore the model."""
@@ -121,9 +121,9 @@ class SlotModel:
         """Two texts without the padding token: transformers would warn about a missing mask."""
         pad_id = getattr(self._model.config.get_text_config(), "pad_token_id", None)
         ids = [id for id in range(9) if id != pad_id]
-        return ids[:8], [ids[place] for place in (4, 2, 0, 1, 3)]
+        return ids[:8], [ids[index] for index in (4, 2, 0, 1, 3)]
 
-    def _expected(self) -> torch.Tensor:
+    def _reference_logits(self) -> torch.Tensor:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             return torch.stack(
                 [
@@ -132,7 +132,7 @@ class SlotModel:
                 ]
             )
 
-    def _try(self, expected: torch.Tensor) -> None:
+    def _run_trial(self, expected: torch.Tensor) -> None:
         self._cache = _Cache()
         self.resize([None] * 3, 16)
         first, second = self._texts
@@ -143,7 +143,7 @@ class SlotModel:
         if self._cache.layers != layers:
             raise CannotSlot(f"{self._cache.layers} of {layers} layers attend")
         error = float((computed - expected).norm() / expected.norm())
-        if not error <= _PRECISION.get(self._model.dtype, _LOW_PRECISION):
+        if not error <= _MAX_ERROR.get(self._model.dtype, _MAX_ERROR_16_BIT):
             raise CannotSlot(f"logits computed in slots differ from the model's own by {error:.1%}")
 
 
@@ -167,10 +167,10 @@ class _Cache:
         return self._capacity
 
     def resize(self, slots: Sequence[int | None], capacity: int) -> None:
-        """Leave everything unchanged if memory is short. Old layers are freed one by one as new ones are filled."""
+        """Resize all layers, or none if memory is short. Old layers are freed one by one as new ones are filled."""
         tokens = min(capacity, self._capacity)
 
-        def larger(tensor: torch.Tensor) -> torch.Tensor:
+        def allocate(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.new_empty(len(slots), capacity, *tensor.shape[2:])  # takes no memory yet
 
         def fill(tensor: torch.Tensor, old_tensor: torch.Tensor) -> None:
@@ -179,8 +179,8 @@ class _Cache:
                 if old is not None:
                     tensor[new, :tokens] = old_tensor[old, :tokens]
 
-        made = {index: (larger(keys), larger(values)) for index, (keys, values) in self._layers.items()}
-        for index, pair in made.items():
+        new_layers = {index: (allocate(keys), allocate(values)) for index, (keys, values) in self._layers.items()}
+        for index, pair in new_layers.items():
             for tensor, old_tensor in zip(pair, self._layers[index], strict=True):
                 fill(tensor, old_tensor)
             self._layers[index] = pair
@@ -212,53 +212,53 @@ class _Step:
         order = sorted(range(len(chunks)), key=lambda number: len(chunks[number].ids) > 1)
         self._order = None if order == list(range(len(chunks))) else torch.tensor(order).argsort()
         ordered = [chunks[number] for number in order]
-        self.singles = [chunk for chunk in ordered if len(chunk.ids) == 1]
-        self.longer = ordered[len(self.singles) :]
+        self.single_tokens = [chunk for chunk in ordered if len(chunk.ids) == 1]
+        self.long_chunks = ordered[len(self.single_tokens) :]
         self.ids = torch.tensor([[id for chunk in ordered for id in chunk.ids]])
-        positions = [position for chunk in ordered for position in range(chunk.seen, chunk.end)]
+        positions = [position for chunk in ordered for position in range(chunk.start, chunk.end)]
         self.positions = torch.tensor([positions])
         starts = torch.tensor([chunk.slot * cache.capacity for chunk in ordered for _ in chunk.ids])
         self._cache_positions = starts + self.positions[0]
         self.ends = torch.tensor([len(chunk.ids) for chunk in ordered]).cumsum(0) - 1
 
-    def in_order(self, rows: torch.Tensor) -> torch.Tensor:
+    def restore_order(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows in the original order of the chunks."""
         return rows if self._order is None else rows[self._order]
 
     @cached_property
     def _slots(self) -> int:
-        return max(chunk.slot for chunk in self.singles) + 1
+        return max(chunk.slot for chunk in self.single_tokens) + 1
 
     @cached_property
     def _longest(self) -> int:
-        return max(chunk.end for chunk in self.singles)
+        return max(chunk.end for chunk in self.single_tokens)
 
     @cached_property
-    def _attend_batched(self) -> bool:
-        keys = sum(chunk.end for chunk in self.singles)
-        return len(self.singles) > 1 and self._slots * self._longest <= _MAX_PADDING * keys
+    def _can_batch(self) -> bool:
+        keys = sum(chunk.end for chunk in self.single_tokens)
+        return len(self.single_tokens) > 1 and self._slots * self._longest <= _MAX_PADDING * keys
 
     @cached_property
     def _slot_numbers(self) -> torch.Tensor | None:
         """Slots of single tokens; None if they are 0, 1, 2 …"""
-        numbers = [chunk.slot for chunk in self.singles]
-        return None if numbers == list(range(len(numbers))) else torch.tensor(numbers)
+        slot_numbers = [chunk.slot for chunk in self.single_tokens]
+        return None if slot_numbers == list(range(len(slot_numbers))) else torch.tensor(slot_numbers)
 
     @cached_property
     def _mask(self) -> torch.Tensor:
         """Additive attention mask (slots, 1, 1, longest) that hides keys beyond the end of each text."""
         lengths = torch.ones(self._slots, dtype=torch.long)
-        for chunk in self.singles:
+        for chunk in self.single_tokens:
             lengths[chunk.slot] = chunk.end
-        hidden = torch.arange(self._longest) >= lengths[:, None]
-        return torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)[:, None, None]
+        is_hidden = torch.arange(self._longest) >= lengths[:, None]
+        return torch.zeros(is_hidden.shape).masked_fill(is_hidden, -torch.inf)[:, None, None]
 
     @cached_property
     def _causal_masks(self) -> list[torch.Tensor | None]:
         """Masks of the longer chunks (tokens, keys); None for the beginning of a text."""
         return [
-            torch.arange(chunk.seen, chunk.end)[:, None] >= torch.arange(chunk.end) if chunk.seen else None
-            for chunk in self.longer
+            torch.arange(chunk.start, chunk.end)[:, None] >= torch.arange(chunk.end) if chunk.start else None
+            for chunk in self.long_chunks
         ]
 
     def attend(
@@ -267,55 +267,55 @@ class _Step:
         """Attend from each token to its text: query (tokens, heads, size) -> (tokens, heads, size of values)."""
         keys, values = self.cache.write(layer, self._cache_positions, key, value)
         output = query.new_empty(*query.shape[:2], values.shape[-1])
-        start = len(self.singles)
-        if self.singles:
-            attend = self._batched if self._attend_batched else self._one_by_one
+        first = len(self.single_tokens)
+        if self.single_tokens:
+            attend = self._attend_batched if self._can_batch else self._attend_one_by_one
             # Heads that share keys become queries, so that keys are not repeated.
-            grouped = query[:start].unflatten(1, (keys.shape[2], -1))
-            output[:start] = attend(grouped, keys, values, scale).flatten(1, 2)
-        for chunk, mask in zip(self.longer, self._causal_masks, strict=True):
-            tokens = slice(start, start + len(chunk.ids))
+            grouped = query[:first].unflatten(1, (keys.shape[2], -1))
+            output[:first] = attend(grouped, keys, values, scale).flatten(1, 2)
+        for chunk, mask in zip(self.long_chunks, self._causal_masks, strict=True):
+            tokens = slice(first, first + len(chunk.ids))
             attended = F.scaled_dot_product_attention(
                 query[None, tokens].transpose(1, 2),
-                _of_slots(keys, chunk.slot, chunk.slot + 1, chunk.end),
-                _of_slots(values, chunk.slot, chunk.slot + 1, chunk.end),
+                _slot_view(keys, chunk.slot, chunk.slot + 1, chunk.end),
+                _slot_view(values, chunk.slot, chunk.slot + 1, chunk.end),
                 attn_mask=mask,
                 is_causal=mask is None,
                 scale=scale,
                 enable_gqa=query.shape[1] != keys.shape[2],
             )
             output[tokens] = attended[0].transpose(0, 1)
-            start = tokens.stop
+            first = tokens.stop
         return output
 
-    def _batched(
+    def _attend_batched(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """query (texts, key heads, heads of each, size)."""
-        numbers = self._slot_numbers
-        if numbers is not None:
+        slot_numbers = self._slot_numbers
+        if slot_numbers is not None:
             rows = query.new_zeros(self._slots, *query.shape[1:])
-            rows[numbers] = query
+            rows[slot_numbers] = query
             query = rows
-        keys, values = (_of_slots(tensor, 0, self._slots, self._longest) for tensor in (keys, values))
+        keys, values = (_slot_view(tensor, 0, self._slots, self._longest) for tensor in (keys, values))
         mask = self._mask.to(query.dtype).expand(-1, -1, query.shape[2], -1)
         attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
-        return attended if numbers is None else attended[numbers]
+        return attended if slot_numbers is None else attended[slot_numbers]
 
-    def _one_by_one(
+    def _attend_one_by_one(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         attended = []
-        for number, chunk in enumerate(self.singles):
-            own_keys = _of_slots(keys, chunk.slot, chunk.slot + 1, chunk.end)
-            own_values = _of_slots(values, chunk.slot, chunk.slot + 1, chunk.end)
+        for number, chunk in enumerate(self.single_tokens):
+            own_keys = _slot_view(keys, chunk.slot, chunk.slot + 1, chunk.end)
+            own_values = _slot_view(values, chunk.slot, chunk.slot + 1, chunk.end)
             attended.append(
                 F.scaled_dot_product_attention(query[number : number + 1], own_keys, own_values, scale=scale)
             )
         return torch.cat(attended)
 
 
-def _of_slots(cached: torch.Tensor, first: int, last: int, tokens: int) -> torch.Tensor:
+def _slot_view(cached: torch.Tensor, first: int, last: int, tokens: int) -> torch.Tensor:
     """Return the first tokens of some slots, transposed for attention: (slots, heads, tokens, size)."""
     return cached[first:last, :tokens].transpose(1, 2)
 
@@ -329,7 +329,7 @@ def slot_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     artel_step: _Step | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """An attention function for transformers, (1, heads, tokens, size) -> ((1, tokens, heads, size), None).
 
@@ -339,12 +339,14 @@ def slot_attention(
     if artel_step is None:
         rows, tokens = query.shape[0], query.shape[2]
         if attention_mask is None and (rows > 1 or 1 < tokens < key.shape[2]):
-            raise CannotSlot("outside slots one row is computed, whole or by its next token: others need a mask")
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+            raise CannotSlot(
+                "outside slots, attention computes one full row or its next token; anything else needs a mask"
+            )
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     window = sliding_window is not None and sliding_window < artel_step.context
-    changed = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
-    if window or changed or attention_mask is not None:
-        raise CannotSlot(f"attention with {'a window' if window else changed or 'a mask'} is not computed in slots")
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if window or unsupported or attention_mask is not None:
+        raise CannotSlot(f"attention with {'a window' if window else unsupported or 'a mask'} is not computed in slots")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer: Any = module.layer_idx
     return artel_step.attend(layer, query, key, value, scaling)[None], None

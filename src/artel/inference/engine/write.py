@@ -28,10 +28,10 @@ def write_text(
         while (item := items.get()) is not None:
             if isinstance(item, EngineError):
                 raise item
-            piece = stream.add(item.id)
-            if piece.text:
-                yield piece.text
-            if piece.stopped:
+            chunk = stream.add(item.id)
+            if chunk.text:
+                yield chunk.text
+            if chunk.stopped:
                 return "stop"
         if rest := stream.rest():
             yield rest
@@ -40,8 +40,8 @@ def write_text(
         engine.cancel(generation)
 
 
-_SUBMITTED = 2
-"""Texts submitted per text in progress, so that the next one is ready."""
+_SUBMITTED_PER_TEXT = 2
+"""Texts to submit per concurrent text, so that the next one is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class WrittenText:
 def write_texts(
     engine: Engine,
     tokenizer: Tokenizer,
-    beginnings: Sequence[GenerationPrompt],
+    prompts: Sequence[GenerationPrompt],
     sampling: Sampling,
     window: int | None,
     concurrent: int,
-    first: int = 0,
+    first_index: int = 0,
 ) -> Generator[WrittenText, None, None]:
     """Yield the text that a model generates for each prompt, in order, equal to that of `generate_from_ids`.
 
@@ -69,52 +69,50 @@ def write_texts(
     """
     events: queue.SimpleQueue[tuple[int, Token | EngineError | None]] = queue.SimpleQueue()
     running: dict[int, _Text] = {}
-    written: dict[int, WrittenText] = {}
-    begun = 0
+    finished_texts: dict[int, WrittenText] = {}
+    submitted = 0
 
-    def submit(number: int) -> None:
-        writing = running[number]
-        prompt, new_tokens = writing.next_input(window)
-        writing.generation = Generation(
-            writing.sampler, new_tokens, writing.beginning.end.ids, lambda item: events.put((number, item))
-        )
-        engine.submit(prompt, writing.generation)
+    def submit(index: int) -> None:
+        job = running[index]
+        prompt, new_tokens = job.next_input(window)
+        job.generation = Generation(job.sampler, new_tokens, job.prompt.end.ids, lambda item: events.put((index, item)))
+        engine.submit(prompt, job.generation)
 
-    def finish(number: int, reason: FinishReason) -> None:
-        writing = running.pop(number)
-        engine.cancel(writing.generation)
-        text = writing.text if writing.is_stopped else writing.text + writing.stream.rest()
-        written[number] = WrittenText(text, reason, writing.tokens)
+    def finish(index: int, reason: FinishReason) -> None:
+        job = running.pop(index)
+        engine.cancel(job.generation)
+        text = job.text if job.is_stopped else job.text + job.stream.rest()
+        finished_texts[index] = WrittenText(text, reason, job.tokens)
 
     try:
-        for number in range(len(beginnings)):
-            while number not in written:
-                while begun < len(beginnings) and len(running) < _SUBMITTED * concurrent:
-                    seed = sampling.seed + first + begun
-                    running[begun] = _Text(tokenizer, beginnings[begun], sampling, seed)
-                    submit(begun)
-                    begun += 1
-                which, item = events.get()
-                if which not in running:  # a stop text ended it after the engine chose more tokens
+        for position in range(len(prompts)):
+            while position not in finished_texts:
+                while submitted < len(prompts) and len(running) < _SUBMITTED_PER_TEXT * concurrent:
+                    seed = sampling.seed + first_index + submitted
+                    running[submitted] = _Text(tokenizer, prompts[submitted], sampling, seed)
+                    submit(submitted)
+                    submitted += 1
+                index, item = events.get()
+                if index not in running:  # a stop text ended it after the engine chose more tokens
                     continue
-                writing = running[which]
+                job = running[index]
                 if isinstance(item, EngineError):
                     raise item
                 if item is not None:
-                    writing.add(item)
-                    if writing.is_stopped:
-                        finish(which, "stop")
-                elif writing.generation.finish_reason == "length" and writing.left:
-                    engine.cancel(writing.generation)
-                    submit(which)  # the window is full
+                    job.add(item)
+                    if job.is_stopped:
+                        finish(index, "stop")
+                elif job.generation.finish_reason == "length" and job.tokens_left:
+                    engine.cancel(job.generation)
+                    submit(index)  # the window is full
                 else:
-                    finish(which, writing.generation.finish_reason)
-            yield written.pop(number)
+                    finish(index, job.generation.finish_reason)
+            yield finished_texts.pop(position)
     except EngineError as error:
         raise WorkError.at("the model", f"failed on a prompt: {error}") from None
     finally:
-        for writing in running.values():
-            engine.cancel(writing.generation)
+        for job in running.values():
+            engine.cancel(job.generation)
 
 
 class _Text:
@@ -122,24 +120,24 @@ class _Text:
 
     generation: Generation
 
-    def __init__(self, tokenizer: Tokenizer, beginning: GenerationPrompt, sampling: Sampling, seed: int) -> None:
-        self.beginning = beginning
+    def __init__(self, tokenizer: Tokenizer, prompt: GenerationPrompt, sampling: Sampling, seed: int) -> None:
+        self.prompt = prompt
         options = replace(sampling, seed=seed).options
-        self.sampler = Sampler(options, beginning.ids, tokenizer.vocabulary)
-        self.stream = TextStream(tokenizer, beginning.ids, beginning.end.texts, special_tokens=beginning.special_tokens)
+        self.sampler = Sampler(options, prompt.ids, tokenizer.vocabulary)
+        self.stream = TextStream(tokenizer, prompt.ids, prompt.end.texts, special_tokens=prompt.special_tokens)
         self.text = ""
         self.tokens = 0
-        self.left = sampling.new_tokens
+        self.tokens_left = sampling.new_tokens
         self.is_stopped = False
-        self._ids = list(beginning.ids)
+        self._ids = list(prompt.ids)
 
     def add(self, token: Token) -> None:
-        piece = self.stream.add(token.id)
-        self.text += piece.text
-        self.is_stopped = piece.stopped
+        chunk = self.stream.add(token.id)
+        self.text += chunk.text
+        self.is_stopped = chunk.stopped
         self._ids.append(token.id)
         self.tokens += 1
-        self.left -= 1
+        self.tokens_left -= 1
 
     def next_input(self, window: int | None) -> tuple[list[int], int]:
         """Return the model's next input, and the number of tokens to generate from it.
@@ -147,6 +145,6 @@ class _Text:
         A full window loses its older half, as in `continue_ids`.
         """
         if window is None:
-            return self._ids, self.left
+            return self._ids, self.tokens_left
         ids = self._ids if len(self._ids) <= window else self._ids[-max(1, window // 2) :]
-        return ids, min(self.left, window - len(ids) + 1)
+        return ids, min(self.tokens_left, window - len(ids) + 1)

@@ -67,28 +67,28 @@ def export(
     source, run = _source(name)
     if run is not None:
         refuse_overlaps(run, [("DIR", folder)])
-    adapted = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
-    if merge and not adapted:
-        raise InputError.at("--merge", f"{name} has no adapter to be merged", "remove it")
-    if to is not None and adapted and not merge:
+    has_adapter = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
+    if merge and not has_adapter:
+        raise InputError.at("--merge", f"{name} has no adapter to merge", "remove it")
+    if to is not None and has_adapter and not merge:
         raise InputError.at(f"--to {to}", f"{name} is an adapter, not a full model", "add --merge")
-    kind = to or ("adapter" if adapted and not merge else "model")
-    done = Exported(str(folder), kind)
+    kind = to or ("adapter" if has_adapter and not merge else "model")
+    exported = Exported(str(folder), kind)
     with new_folder(folder) as partial:
-        work = partial / "work"  # on the same disk as the result; removed before the result appears
-        work.mkdir()
-        model = partial if exporter is None else work / "model"
+        scratch = partial / "work"  # on the same disk as the result; removed before the result appears
+        scratch.mkdir()
+        model = partial if exporter is None else scratch / "model"
         if merge:
             logger.info("merging: base model in float32")
-            adapter = source if isinstance(source, Path) else _write_source(source, work / "adapter")
-            done = replace(done, **_merge(adapter, run, model))
+            adapter = source if isinstance(source, Path) else _write_source(source, scratch / "adapter")
+            exported = replace(exported, **_merge(adapter, run, model))
         else:
             _write_source(source, model)
         if exporter is not None:
             logger.info("converting to %s", to)
             exporter.write(model, partial)
-        shutil.rmtree(work)
-    return done
+        shutil.rmtree(scratch)
+    return exported
 
 
 def export_for_deepspeed(name: str, folder: Path) -> Exported:
@@ -149,7 +149,7 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
     return folder
 
 
-def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
+def _merge(folder: Path, run: RunConfig | None, target: Path) -> dict[str, str]:
     """Merge an adapter into its base model, and write it in the base's dtypes. Return fields of `Exported`."""
     adapter = read_adapter(str(folder))
     assert adapter is not None
@@ -159,19 +159,21 @@ def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
     objective.read_model_files(folder)
     merged = load_model(request, tokenizer, merge=True)
     dtype = _restore_dtypes(merged, adapter.base)
-    into.mkdir(exist_ok=True)
-    write_model(merged, tokenizer, into, files=objective.model_files(merged))
+    target.mkdir(exist_ok=True)
+    write_model(merged, tokenizer, target, files=objective.model_files(merged))
     return {"merged_into": adapter.base, "dtype": str(dtype).removeprefix("torch.")}
 
 
 def _restore_dtypes(merged: PreTrainedModel, base: str) -> torch.dtype:
     """Convert each tensor to its dtype in the base's files, new tensors to the main dtype. Return the main dtype."""
     config, _ = read_config(base)
-    saved = saved_dtypes(base, config)
-    named = config.dtype or config.get_text_config().dtype
-    main = named if isinstance(named, torch.dtype) else Counter(saved.values()).most_common(1)[0][0]
+    saved_types = saved_dtypes(base, config)
+    config_dtype = config.dtype or config.get_text_config().dtype
+    main_dtype = (
+        config_dtype if isinstance(config_dtype, torch.dtype) else Counter(saved_types.values()).most_common(1)[0][0]
+    )
     for name, parameter in merged.named_parameters():
-        parameter.data = parameter.data.to(saved.get(name, main))
+        parameter.data = parameter.data.to(saved_types.get(name, main_dtype))
     for name, buffer in merged.named_buffers():  # such as DeepSeek's router correction, in float32
-        buffer.data = buffer.data.to(saved.get(name, buffer.dtype))
-    return main
+        buffer.data = buffer.data.to(saved_types.get(name, buffer.dtype))
+    return main_dtype

@@ -20,9 +20,9 @@ from artel.errors import InputError, WorkError
 from artel.tokens import Tokenizer, load_tokenizer
 
 _SCRIPT = "convert_hf_to_gguf.py"
-_CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")  # types of the converter
+_CONVERTER_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")  # types of the converter
 # Types of llama-quantize that do not need calibration text.
-_QUANTIZED = tuple(
+_QUANTIZER_TYPES = tuple(
     "q2_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k_s q4_k_m q5_0 q5_1 q5_k_s q5_k_m q6_k iq4_nl iq4_xs".split()
 )
 # Keys that the converter needs and transformers 5 no longer writes: {model type: {key: its new name}}.
@@ -45,33 +45,31 @@ def find_gguf_tools(type_: str) -> GgufTools:
     The folder is the environment variable LLAMA_CPP. Raise InputError with the fix.
     """
     weights_type = type_.lower()
-    if weights_type not in _CONVERTED + _QUANTIZED:
-        near = difflib.get_close_matches(weights_type, _CONVERTED + _QUANTIZED, 1)
-        fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(_CONVERTED + _QUANTIZED)}"
-        raise InputError.at("--gguf", f"there is no type {type_}", fix)
+    if weights_type not in _CONVERTER_TYPES + _QUANTIZER_TYPES:
+        near = difflib.get_close_matches(weights_type, _CONVERTER_TYPES + _QUANTIZER_TYPES, 1)
+        fix = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(_CONVERTER_TYPES + _QUANTIZER_TYPES)}"
+        raise InputError.at("--gguf", f"unknown type {type_}", fix)
     folder = os.environ.get("LLAMA_CPP")
-    converter = _converter(Path(folder) if folder else None)
+    converter = _find_converter(Path(folder) if folder else None)
     if converter is None and folder:
-        raise InputError.at("LLAMA_CPP", f"{folder} holds no {_SCRIPT}", "use llama.cpp's folder, as cloned")
+        raise InputError.at("LLAMA_CPP", f"{folder} has no {_SCRIPT}", "set it to a clone of llama.cpp")
     if converter is None:
         fix = (
             "git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
-            "then LLAMA_CPP=FOLDER before the command"
+            "then set LLAMA_CPP=FOLDER"
         )
-        raise InputError.at("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, nor named", fix)
+        raise InputError.at("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, and LLAMA_CPP is not set", fix)
     quantize = None
-    if weights_type in _QUANTIZED:
-        quantize = _quantize(Path(folder) if folder else None)
+    if weights_type in _QUANTIZER_TYPES:
+        quantize = _find_quantizer(Path(folder) if folder else None)
         if quantize is None:
-            what = (
-                f"{weights_type} is written by llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
-            )
-            fix = "build it: cmake -B build && cmake --build build --target llama-quantize; or write --gguf q8_0"
+            what = f"{weights_type} needs llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
+            fix = "build it: cmake -B build && cmake --build build --target llama-quantize; or use --gguf q8_0"
             raise InputError.at("--gguf", what, fix)
     return GgufTools(weights_type, converter, quantize)
 
 
-def _converter(folder: Path | None) -> Path | None:
+def _find_converter(folder: Path | None) -> Path | None:
     if folder is not None:
         return folder / _SCRIPT if (folder / _SCRIPT).is_file() else None
     on_path = shutil.which(_SCRIPT)
@@ -81,9 +79,9 @@ def _converter(folder: Path | None) -> Path | None:
     return None if package is None or package.origin is None else Path(package.origin)
 
 
-def _quantize(folder: Path | None) -> Path | None:
+def _find_quantizer(folder: Path | None) -> Path | None:
     folders = [] if folder is None else [folder / "build" / "bin", folder / "bin", folder]
-    built = next((each / "llama-quantize" for each in folders if (each / "llama-quantize").is_file()), None)
+    built = next((file for parent in folders if (file := parent / "llama-quantize").is_file()), None)
     on_path = shutil.which("llama-quantize")
     return built or (None if on_path is None else Path(on_path))
 
@@ -129,15 +127,17 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
 
 def _restore_keys(file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
-    former = _RENAMED_KEYS.get(config.get("model_type"), {})
-    file.write_text(json.dumps({**{key: config.get(now) for key, now in former.items()}, **config}), encoding="utf-8")
+    old_keys = _RENAMED_KEYS.get(config.get("model_type"), {})
+    file.write_text(
+        json.dumps({**{key: config.get(new_key) for key, new_key in old_keys.items()}, **config}), encoding="utf-8"
+    )
 
 
 def _run(program: Path, command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    if done.returncode != 0:
-        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        reason = lines[-1][:300] if lines else f"exit status {done.returncode}"
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if result.returncode != 0:
+        lines = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()]
+        reason = lines[-1][:300] if lines else f"exit status {result.returncode}"
         fix = "it must support the model's architecture and tokenizer; a newer llama.cpp may"
         raise WorkError.at(program.name, f"failed: {reason}", fix)
 
@@ -196,9 +196,9 @@ def _writes_chatml(tokenizer: Tokenizer) -> bool:
     for messages in (turns, turns[1:]):
         plain = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages)
         try:
-            written = tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rendered = tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception:  # a template may refuse a role
             return False
-        if written != f"{plain}<|im_start|>assistant\n":
+        if rendered != f"{plain}<|im_start|>assistant\n":
             return False
     return True

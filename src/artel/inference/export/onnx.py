@@ -23,7 +23,7 @@ from artel.tokens import Tokenizer, load_tokenizer
 _TEXTS = ("A crew who pool their labour.", "Артель", "One, two, three, four, five, six, seven, eight.")
 """Texts for tracing and comparing the graph: several rows, some of them padded."""
 _TOLERANCE = 1e-3
-"""Maximum difference of an output, in its standard deviations: another order of float32 operations has about 1e-5."""
+"""Maximum difference of an output, in its standard deviations. Reordered float32 operations give about 1e-5."""
 
 
 class OnnxExporter:
@@ -69,8 +69,8 @@ def _open(folder: Path) -> PreTrainedModel:
         what = f"transformers has no class {architecture or 'for it'}"
         raise InputError.at("--to onnx", what, "use a model that transformers saved")
     if kind.can_generate():
-        what = f"{architecture} writes token by token, which takes more than one graph"
-        raise InputError.at("--to onnx", what, "write --gguf q8_0 for llama.cpp, or serve it: artel serve")
+        what = f"{architecture} generates token by token, which one graph cannot do"
+        raise InputError.at("--to onnx", what, "use --gguf q8_0 for llama.cpp, or serve it: artel serve")
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -82,11 +82,11 @@ def _inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     hf = tokenizer.hf
     rows = hf(list(_TEXTS))
     longest = max(map(len, rows["input_ids"]))
-    fill = {"input_ids": tokenizer.pad_id, "attention_mask": 0, "token_type_ids": 0}
+    padding = {"input_ids": tokenizer.pad_id, "attention_mask": 0, "token_type_ids": 0}
     return {
-        name: torch.tensor([row + [fill[name]] * (longest - len(row)) for row in rows[name]])
+        name: torch.tensor([row + [padding[name]] * (longest - len(row)) for row in rows[name]])
         for name in rows
-        if name in fill
+        if name in padding
     }
 
 
@@ -127,4 +127,4 @@ def _compare(file: Path, inputs: dict[str, torch.Tensor], expected: dict[str, to
         difference = float(np.abs(tensor.numpy() - array).max() / max(float(tensor.std()), 1e-6))
         if not difference < _TOLERANCE:
             what = f"the graph's {name} differs from the model's by {difference:.2g} standard deviations"
-            raise WorkError.at("--to onnx", what, "use the Hugging Face folder; and please report it")
+            raise WorkError.at("--to onnx", what, "use the Hugging Face folder, and please report this")

@@ -51,46 +51,46 @@ def push(name: str, repo: str, options: PushOptions) -> Pushed:
     repo = hub.full_name(repo)
     private = hub.ready(repo, public=options.public)
     with scratch_folder(model.folder.path / "push") as folder:
-        _tell_left_out(write_folder(model, repo, options, folder, links=True))
-        files = _sizes(folder)
-        whose = "private" if private else "public"
+        _log_skipped(write_folder(model, repo, options, folder, links=True))
+        files = _file_sizes(folder)
+        visibility = "private" if private else "public"
         logger.info(
             "uploading %s files, %s MB, to %s (%s), %s",
             len(files),
             f"{sum(files.values()) / 1e6:,.1f}",
             repo,
-            whose,
+            visibility,
             revision,
         )
-        done = hub.upload(folder, repo, revision, _message(model))
-    if done.removed:
-        logger.info("removed there, since they belong to an earlier model: %s", ", ".join(done.removed))
-    logger.info("%s" if done.changed else "%s: nothing has changed since it was pushed last", done.url)
-    return Pushed(repo, revision, files, model.step, private, done.url, done.commit)
+        upload = hub.upload(folder, repo, revision, _commit_message(model))
+    if upload.removed:
+        logger.info("removed from the hub, since they belong to an earlier model: %s", ", ".join(upload.removed))
+    logger.info("%s" if upload.changed else "%s: nothing has changed since the last push", upload.url)
+    return Pushed(repo, revision, files, model.step, private, upload.url, upload.commit)
 
 
-def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, into: Path) -> Pushed:
+def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, target: Path) -> Pushed:
     """Write what would be uploaded to a new folder."""
-    refuse_overlaps(model.run, [("--dry-run", into)])
-    with new_folder(into) as folder:
-        _tell_left_out(write_folder(model, repo, options, folder, links=False))
-        files = _sizes(folder)
+    refuse_overlaps(model.run, [("--dry-run", target)])
+    with new_folder(target) as folder:
+        _log_skipped(write_folder(model, repo, options, folder, links=False))
+        files = _file_sizes(folder)
     for file, size in files.items():
-        logger.info("%s bytes  %s", f"{size:>14,}", into / file)
-    logger.info("nothing was sent; without --dry-run these files are uploaded to %s, %s", repo, revision)
-    return Pushed(repo, revision, files, model.step, not options.public, folder=str(into))
+        logger.info("%s bytes  %s", f"{size:>14,}", target / file)
+    logger.info("nothing was uploaded; without --dry-run these files go to %s, %s", repo, revision)
+    return Pushed(repo, revision, files, model.step, not options.public, folder=str(target))
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def _file_sizes(folder: Path) -> dict[str, int]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
-def _tell_left_out(names: list[str]) -> None:
+def _log_skipped(names: list[str]) -> None:
     if names:
-        logger.info("left out, since artel did not write it: %s", ", ".join(names))
+        logger.info("not uploaded, since artel did not write it: %s", ", ".join(names))
 
 
-def _message(model: PushedModel) -> str:
-    at = f" of step {model.step:,}" if model.step is not None else ""
-    return f"{'Model' if model.checkpoint is None else 'Checkpoint'}{at}, pushed by artel"
+def _commit_message(model: PushedModel) -> str:
+    step = f" of step {model.step:,}" if model.step is not None else ""
+    return f"{'Model' if model.checkpoint is None else 'Checkpoint'}{step}, pushed by artel"

@@ -23,10 +23,10 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 from artel.errors import ArtelError, InputError, WorkError
 from artel.reports.model_card import MAIN
 
-_LOG_IN = "log in once with hf auth login, or set HF_TOKEN: https://huggingface.co/settings/tokens (of the kind write)"
-_AGAIN = "run the same command again: what was uploaded is not sent again"
-_DECIDES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-_NAMES = ("config.json", "adapter_config.json")
+_LOG_IN = "log in once with hf auth login, or set HF_TOKEN: https://huggingface.co/settings/tokens (type: write)"
+_RETRY = "run the same command again: files that were uploaded are not sent again"
+_MODEL_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+_MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 class Hub:
@@ -42,7 +42,7 @@ class Hub:
             self._user = str(user["name"])
             role = user.get("auth", {}).get("accessToken", {}).get("role")
         if role == "read":
-            raise InputError.at(self._api.endpoint, f"the token of {self._user} may only read", _LOG_IN)
+            raise InputError.at(self._api.endpoint, f"the token of {self._user} has only read access", _LOG_IN)
 
     def full_name(self, repo: str) -> str:
         """Return OWNER/NAME. A name without an owner is the user's own."""
@@ -74,7 +74,7 @@ class Hub:
                 self._api.create_branch(repo, branch=revision, exist_ok=True)
             before = self._api.repo_info(repo, revision=revision).sha
             names = self._api.list_repo_files(repo, revision=revision)
-            stale = [name for name in names if _decides(name) and not (folder / name).is_file()]
+            stale = [name for name in names if _selects_model(name) and not (folder / name).is_file()]
             commit = self._api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
@@ -97,9 +97,9 @@ class Uploaded:
     removed: tuple[str, ...]
 
 
-def _decides(name: str) -> bool:
+def _selects_model(name: str) -> bool:
     """True if a file decides which model is loaded from a repository."""
-    return "/" not in name and (name in _NAMES or name.endswith(_DECIDES))
+    return "/" not in name and (name in _MODEL_FILES or name.endswith(_MODEL_SUFFIXES))
 
 
 @contextmanager
@@ -123,10 +123,10 @@ def hub_errors(where: str) -> Iterator[None]:
     except (ArtelError, KeyboardInterrupt):
         raise
     except Exception as error:
-        known = _as_artel_error(where, error)
-        if known is None:
+        artel_error = _as_artel_error(where, error)
+        if artel_error is None:
             raise
-        raise known from error
+        raise artel_error from error
 
 
 def _as_artel_error(where: str, error: Exception) -> ArtelError | None:
@@ -135,23 +135,23 @@ def _as_artel_error(where: str, error: Exception) -> ArtelError | None:
         return InputError.at(where, "there is no token for the hub", _LOG_IN)
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return InputError.at("HF_HUB_OFFLINE", "is set, so the hub is not used", "unset it")
-    refused = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
-    if refused is not None and refused.response is not None:
-        return _refusal(where, refused)
+    http_error = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
+    if http_error is not None and http_error.response is not None:
+        return _http_problem(where, http_error)
     # By name, since huggingface_hub has changed its HTTP library.
     names = {base.__name__ for cause in causes for base in type(cause).__mro__}
     if names & {"TransportError", "ConnectionError", "TimeoutError"}:
         what = f"the hub cannot be reached: {_shortened(causes[-1])}"
-        return WorkError.at(where, what, f"check the network, HF_ENDPOINT and proxies, and {_AGAIN}")
+        return WorkError.at(where, what, f"check the network, HF_ENDPOINT and proxies, and {_RETRY}")
     if isinstance(error, KeyError | IndexError | TypeError | AttributeError | JSONDecodeError):
         what = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({_shortened(repr(error))})"
         return InputError.at(where, what, "set HF_ENDPOINT to the address of a hub, or unset it")
     if isinstance(error, ValueError | RuntimeError):  # from checks of responses and model cards, and from hf_xet
-        return WorkError.at(where, f"the upload failed: {_shortened(error)}", _AGAIN)
+        return WorkError.at(where, f"the upload failed: {_shortened(error)}", _RETRY)
     return None
 
 
-def _refusal(where: str, error: HfHubHTTPError) -> ArtelError:
+def _http_problem(where: str, error: HfHubHTTPError) -> ArtelError:
     """Return the error for an unsuccessful response."""
     status = error.response.status_code
     message = _shortened(error.server_message or error.response.reason_phrase or error)
@@ -159,16 +159,16 @@ def _refusal(where: str, error: HfHubHTTPError) -> ArtelError:
         return InputError.at(where, f"the hub does not accept the token (401): {message}", _LOG_IN)
     if status == 403:
         fix = "use a token with write access, or another OWNER"
-        return InputError.at(where, f"the token may not write there (403): {message}", fix)
+        return InputError.at(where, f"the token has no write access there (403): {message}", fix)
     if status == 404:
         fix = "check OWNER/NAME, and the permissions of the token"
         return InputError.at(where, f"the hub has no such repository or revision (404): {message}", fix)
     if status == 409:
-        return WorkError.at(where, f"something else changes the repository just now (409): {message}", _AGAIN)
+        return WorkError.at(where, f"the repository is being changed by another process (409): {message}", _RETRY)
     if status == 429:
-        return WorkError.at(where, f"the hub takes no more requests for now (429): {message}", f"wait, and {_AGAIN}")
+        return WorkError.at(where, f"too many requests to the hub (429): {message}", f"wait, and {_RETRY}")
     if status >= 500:
-        return WorkError.at(where, f"the hub fails ({status}): {message}", f"wait, and {_AGAIN}")
+        return WorkError.at(where, f"the hub failed ({status}): {message}", f"wait, and {_RETRY}")
     return InputError.at(where, f"the hub rejected it ({status}): {message}", "fix that, and push again")
 
 

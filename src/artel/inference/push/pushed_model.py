@@ -24,7 +24,7 @@ from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare_silently
 from artel.registry import OBJECTIVES
-from artel.reports.model_card import MAIN, Published, model_card
+from artel.reports.model_card import MAIN, PublishedModel, model_card
 from artel.reports.run_data import RunData, check_is_run, read_run
 from artel.storage import check_new
 from artel.tokens import load_tokenizer
@@ -64,21 +64,21 @@ class PushOptions:
             check_new(self.dry_run)
 
     def _problems(self, repo: str) -> Iterator[Problem]:
-        yield from _id_problems("REPO", repo, bare=True)
+        yield from _id_problems("REPO", repo, owner_optional=True)
         if self.base_model:
-            yield from _id_problems("--base-model", self.base_model, bare=False)
+            yield from _id_problems("--base-model", self.base_model, owner_optional=False)
         if self.step and not re.fullmatch(r"\d+|latest|best", self.step):
-            fix = "write the number of a checkpoint's step, latest or best"
+            fix = "use the number of a checkpoint's step, latest or best"
             yield Problem("--step", f"{self.step!r} is not a step", fix)
         if self.revision and not _BRANCH.fullmatch(self.revision):
             fix = f"use a name, e.g. {MAIN} or step-1500"
-            yield Problem("--revision", f"{self.revision!r} cannot be a branch", fix)
+            yield Problem("--revision", f"{self.revision!r} is not a valid branch name", fix)
         if self.license and not _LICENSE.fullmatch(self.license):
-            fix = "write it as the hub names licences: apache-2.0, cc-by-4.0, other"
+            fix = "use the hub's name of the licence: apache-2.0, cc-by-4.0, other"
             yield Problem("--license", f"{self.license!r} is not the name of a licence", fix)
         for language in self.languages:
             if not _LANGUAGE.fullmatch(language):
-                yield Problem("--language", f"{language!r} is not a language code", "write it by ISO 639: en, ru")
+                yield Problem("--language", f"{language!r} is not a language code", "use an ISO 639 code: en, ru")
 
 
 def is_repo_id(name: str) -> bool:
@@ -90,25 +90,25 @@ def is_repo_id(name: str) -> bool:
     return True
 
 
-def _id_problems(where: str, name: str, *, bare: bool) -> Iterator[Problem]:
-    """Yield the problems of a repository's id. A `bare` name without an owner is the user's own."""
+def _id_problems(where: str, name: str, *, owner_optional: bool) -> Iterator[Problem]:
+    """Yield the problems of a repository's id. With `owner_optional`, a name without an owner is the user's own."""
     fix = "write OWNER/NAME: letters, digits, - _ . in each"
     address = _ADDRESS.match(name)
     if address is not None:
         yield Problem(where, f"{name} is an address, not the name of a repository", f"write {address[1]}")
         return
-    if os.path.lexists(name) and not bare:
-        yield Problem(where, f"{name} is a folder here, not the name of a repository", fix)
+    if os.path.lexists(name) and not owner_optional:
+        yield Problem(where, f"{name} is a local folder, not the name of a repository", fix)
         return
     if not is_repo_id(name):
         yield Problem(where, f"{name!r} is not the name of a hub repository", fix)
         return
-    if "/" not in name and not bare:
+    if "/" not in name and not owner_optional:
         yield Problem(where, f"{name} has no owner", fix)
 
 
 CARD = "README.md"
-_POINTS = 100_000  # of each curve: those of a step are looked up, and a run rarely logs more
+_MAX_POINTS = 100_000  # points per curve: the values of one step are looked up, and a run rarely logs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +175,17 @@ def _run_folder(name: str) -> RunFolder:
 
 def _check_model(folder: RunFolder) -> None:
     """Raise InputError if RUN/model does not hold the model that artel wrote."""
-    written = {path.name for path in _written(folder)}
-    has_config = bool(written & {"config.json", CONFIG})
-    if not has_config or not any(name.endswith(".safetensors") for name in written):
+    names = {path.name for path in _files_by_artel(folder)}
+    has_config = bool(names & {"config.json", CONFIG})
+    if not has_config or not any(name.endswith(".safetensors") for name in names):
         foreign = ", ".join(path.name for path in folder.foreign_in_model())
-        what = "does not hold the model that artel wrote there"
+        what = "does not contain the model that artel wrote there"
         what += f"; artel did not write {foreign}" if foreign else ": it lacks a configuration or weights"
-        fix = "move other files away, and write the model again: artel train RUN"
+        fix = "move other files away, and save the model again: artel train RUN"
         raise InputError.at(str(folder.model), what, fix)
 
 
-def _written(folder: RunFolder) -> list[Path]:
+def _files_by_artel(folder: RunFolder) -> list[Path]:
     """Return the files that artel wrote into RUN/model."""
     foreign = set(folder.foreign_in_model())
     return sorted(path for path in folder.model.iterdir() if path not in foreign)
@@ -197,12 +197,12 @@ def _steps(folder: RunFolder) -> list[int]:
 
 def _checkpoint(folder: RunFolder, step: str) -> Path:
     """Return the checkpoint of a step, or the latest or best one."""
-    numbered = step.isdecimal()
-    path = checkpoint_path(folder.checkpoints, int(step)) if numbered else (folder.checkpoints / step).resolve()
+    is_number = step.isdecimal()
+    path = checkpoint_path(folder.checkpoints, int(step)) if is_number else (folder.checkpoints / step).resolve()
     if path.is_dir():
         return path
-    steps = ", ".join(f"{one}" for one in _steps(folder))
-    fix = f"write one of: {steps}" if steps else f"train it: artel train {folder.config}"
+    steps = ", ".join(str(number) for number in _steps(folder))
+    fix = f"use one of: {steps}" if steps else f"train it: artel train {folder.config}"
     raise InputError.at("--step", f"{folder.path} has no checkpoint {step}", fix)
 
 
@@ -214,36 +214,36 @@ def _hub_id(name: str | None) -> str:
 
 
 def _unknown_base(base: str) -> InputError:
-    what = f"the base model of this adapter is the folder {base}, which nobody else has"
-    fix = "name it on the hub: --base-model OWNER/NAME (push its run first if it is yours)"
+    what = f"the base model of this adapter is the folder {base}, which is not on the hub"
+    fix = "give its id on the hub: --base-model OWNER/NAME (push its run first if it is yours)"
     return InputError.at("--base-model", what, fix)
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
-    """Write the files of the repository into `folder`; with `links` those of RUN/model are only linked.
+    """Write the files of the repository into `folder`; with `links`, link those of RUN/model instead of copying.
 
-    Return the names in RUN/model that were left out. Raise InputError for links there, which may lead to any file.
+    Return the names in RUN/model that were skipped. Raise InputError for links there, which may lead to any file.
     """
-    left_out = []
+    skipped = []
     if model.checkpoint is not None:
         opened = open_checkpoint(model.run, prepare_silently(model.run), model.checkpoint)
         write_model(opened.model, opened.tokenizer, folder, files=opened.objective.model_files(opened.model))
         del opened
     else:
-        _copy(_written(model.folder), folder, links=links)
-        left_out = [path.name for path in model.folder.foreign_in_model() if path.name != CARD or path.is_symlink()]
+        _copy(_files_by_artel(model.folder), folder, links=links)
+        skipped = [path.name for path in model.folder.foreign_in_model() if path.name != CARD or path.is_symlink()]
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
         name_base(folder, model.base_model)
     card_file = model.folder.model / CARD
-    is_users = card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_in_model()
-    if model.checkpoint is None and is_users:
+    has_user_card = card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_in_model()
+    if model.checkpoint is None and has_user_card:
         shutil.copyfile(card_file, folder / CARD)
     else:
-        data = read_run(model.folder.path, _POINTS)
+        data = read_run(model.folder.path, _MAX_POINTS)
         card = model_card(data, describe(model, data, repo, options, folder))
         (folder / CARD).unlink(missing_ok=True)  # peft may have written one
         (folder / CARD).write_text(card, encoding="utf-8")
-    return left_out
+    return skipped
 
 
 def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
@@ -252,7 +252,7 @@ def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
         target = folder / path.name
         if path.is_symlink():
             fix = f"put the file itself there: {path.readlink()}"
-            raise InputError.at(str(path), "is a link, but only files are uploaded", fix)
+            raise InputError.at(str(path), "is a symbolic link, but only files are uploaded", fix)
         if path.is_dir():
             target.mkdir()
             _copy(sorted(path.iterdir()), target, links=links)
@@ -262,12 +262,12 @@ def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
             shutil.copyfile(path, target)
 
 
-def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> Published:
+def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> PublishedModel:
     """Return the facts for the card of the model in a folder."""
     run = model.run
     objective = objective_of(run, load_tokenizer(str(folder)))
     is_adapter = (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
-    return Published(
+    return PublishedModel(
         repo=repo,
         auto_class=_auto_class(objective, folder if not is_adapter else run.model.from_),
         objective=run.objective,
@@ -286,22 +286,22 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
     )
 
 
-def _auto_class(objective: Objective, place: Path | str | None) -> str:
+def _auto_class(objective: Objective, source: Path | str | None) -> str:
     """Return the transformers class that opens the model (or an adapter's base model), vision tower included."""
     try:
-        config = None if place is None else read_config(str(place))[0]
+        config = None if source is None else read_config(str(source))[0]
     except InputError:  # the base model is not on this machine
         config = None
-    takes = config is not None and is_multimodal(config, objective.auto_class)
-    return "AutoModelForImageTextToText" if takes else objective.auto_class
+    is_image_model = config is not None and is_multimodal(config, objective.auto_class)
+    return "AutoModelForImageTextToText" if is_image_model else objective.auto_class
 
 
 def _model_type(data: RunData, folder: Path, *, is_adapter: bool) -> str:
     if not is_adapter:
         return str(read_config(str(folder))[0].model_type)
-    chosen = str(data.starts[-1].chosen.get("model", "")) if data.starts else ""
-    named = re.match(r"[\w-]+(?=,)", chosen)
-    return named[0] if named else ""
+    description = str(data.starts[-1].chosen.get("model", "")) if data.starts else ""
+    match = re.match(r"[\w-]+(?=,)", description)
+    return match[0] if match else ""
 
 
 def _sizes(folder: Path) -> Iterator[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -20,11 +20,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json")
-"""Paths that need no key; neither do the files of the page."""
+"""Paths that need no API key. Files below /page/ need none either."""
 _MAX_HEADER_BYTES = 64 * 2**10
-"""Bytes of headers in a request."""
+"""Maximum bytes of headers in a request."""
 _MIN_UPLOAD_RATE = 32 * 2**10
-"""Bytes per second at which the largest allowed body must arrive; every body has at least a minute."""
+"""Minimum upload rate in bytes/s, which sets the timeout for bodies (at least 60 s)."""
 
 
 def is_loopback(host: str) -> bool:
@@ -39,15 +39,15 @@ def is_loopback(host: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
     key: str | None
-    largest_body: int
-    """Bytes."""
+    max_body_bytes: int
+    """Maximum bytes of a request body."""
     loopback: bool
     """True if the server listens on a loopback address only. Other host names are then refused (DNS rebinding)."""
 
     @property
     def body_seconds(self) -> float:
         """Seconds within which a body must arrive."""
-        return max(60.0, self.largest_body / _MIN_UPLOAD_RATE)
+        return max(60.0, self.max_body_bytes / _MIN_UPLOAD_RATE)
 
 
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
@@ -116,30 +116,30 @@ class AccessControl:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = exceeded = complete = False
-        read = 0
+        has_started = is_too_large = is_complete = False
+        received_bytes = 0
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.body_seconds
 
         async def limited_receive() -> MutableMapping[str, Any]:
-            nonlocal read, exceeded, complete
+            nonlocal received_bytes, is_too_large, is_complete
             try:
-                async with asyncio.timeout_at(None if complete else deadline):
+                async with asyncio.timeout_at(None if is_complete else deadline):
                     message = await receive()
             except TimeoutError:
                 what = f"the body did not arrive within {self._options.body_seconds:g} s"
                 raise ApiError(408, what, code="timeout") from None
-            complete = complete or not message.get("more_body", False)
-            read += len(message.get("body", b""))
-            exceeded = read > self._options.largest_body
-            if exceeded:
+            is_complete = is_complete or not message.get("more_body", False)
+            received_bytes += len(message.get("body", b""))
+            is_too_large = received_bytes > self._options.max_body_bytes
+            if is_too_large:
                 raise _TooLarge  # the application may turn this into another error, which is not sent
             return message
 
         async def guarded_send(message: MutableMapping[str, Any]) -> None:
-            nonlocal began
-            if began or not exceeded:
-                began = True
+            nonlocal has_started
+            if has_started or not is_too_large:
+                has_started = True
                 await send(message)
 
         headers = {name.lower(): value for name, value in scope["headers"]}
@@ -147,7 +147,7 @@ class AccessControl:
             self._check(scope["path"], headers)
             with suppress(_TooLarge):
                 await self._app(scope, limited_receive, guarded_send)
-            if exceeded and not began:
+            if is_too_large and not has_started:
                 raise self._too_large()
         except ApiError as error:
             await error.response()(scope, receive, send)
@@ -163,12 +163,12 @@ class AccessControl:
         if options.key is not None and path not in _PUBLIC_PATHS and not path.startswith("/page/"):
             kind, _, key = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), options.key.encode()):
-                raise ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+                raise ApiError(401, "an API key is required: Authorization: Bearer KEY", code="invalid_api_key")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > options.largest_body:
+        if not length.isdigit() or int(length) > options.max_body_bytes:
             raise self._too_large()
 
     def _too_large(self) -> ApiError:
         return ApiError(
-            413, f"request body too large: the limit is {self._options.largest_body:,} bytes", code="body_too_large"
+            413, f"request body too large: the limit is {self._options.max_body_bytes:,} bytes", code="body_too_large"
         )

@@ -24,10 +24,10 @@ from starlette.exceptions import HTTPException
 import artel
 from artel.inference.serve import tasks
 from artel.inference.serve.access import AccessControl, AccessOptions, App
+from artel.inference.serve.api_errors import ApiError, invalid_body
 from artel.inference.serve.chat import ChatCompletions, Responses
-from artel.inference.serve.completions import Answering, Completions
-from artel.inference.serve.errors import ApiError, invalid_body
-from artel.inference.serve.limits import AdmissionLimit, Deadline, out_of_time
+from artel.inference.serve.completions import Completions, RequestAnswers
+from artel.inference.serve.limits import AdmissionLimit, Deadline, timeout_error
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (
     AnswerRequest,
@@ -66,13 +66,13 @@ class Limits:
     """Limits of the server."""
 
     requests: int | None = None
-    """Answers computed concurrently; None: chosen for the model."""
+    """Answers computed concurrently. None: chosen for the model."""
     queue: int = 64
-    """Answers that wait."""
+    """Answers that may wait."""
     body: int = 2 * 2**20
-    """Size of a request's body in bytes."""
+    """Maximum size of a request body in bytes."""
     seconds: float = 600.0
-    """Time for an answer, which is then cut off."""
+    """Time after which an answer is cut off."""
 
 
 def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loopback: bool, origins: list[str]) -> App:
@@ -90,9 +90,9 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     weights = MappedFiles()
 
     def check_weights() -> None:
-        """Raise ApiError 503 if a file of weights was overwritten: answers would mix old and new weights."""
-        if changed := weights.written_over():
-            what = f"{', '.join(changed)} was written over under the running server: start the server again"
+        """Raise ApiError 503 if a weight file was overwritten: answers would mix old and new weights."""
+        if overwritten := weights.written_over():
+            what = f"{', '.join(overwritten)} was overwritten while the server was running: restart the server"
             models[0].log_once(what)
             raise ApiError(503, what, code="weights_changed")
 
@@ -173,15 +173,15 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def respond_with(answering: Answering, stream: bool | None, request: Request) -> Response:
+    async def respond_with(answering: RequestAnswers, stream: bool | None, request: Request) -> Response:
         with ExitStack() as stack:
             stack.enter_context(admission.admit(answering.count))
-            await _while_connected(request, _in_time(answering.prepare(), limits.seconds))
+            await _cancel_on_disconnect(request, _with_timeout(answering.prepare(), limits.seconds))
             if stream:
                 return _Stream(answering.stream(), stack.pop_all(), limits.seconds)
-            return JSONResponse(await _while_connected(request, answering.whole()))
+            return JSONResponse(await _cancel_on_disconnect(request, answering.full_response()))
 
     async def seq2seq(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
         with ExitStack() as stack:
@@ -189,9 +189,9 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
             deadline = stack.enter_context(Deadline(limits.seconds))
             texts = Seq2SeqCompletions(served, body, metrics, deadline)
             if not body.stream:
-                return JSONResponse(await _while_connected(request, texts.whole()))
+                return JSONResponse(await _cancel_on_disconnect(request, texts.full_response()))
             events = texts.stream()
-            first = await _while_connected(request, anext(events))  # a refusal gets its own status
+            first = await _cancel_on_disconnect(request, anext(events))  # an error gets its own status
             return _Stream(_prepend(first, events), stack.pop_all(), limits.seconds)
 
     async def run_task(served: ServedModel, task: Callable[[], dict[str, Any]], request: Request) -> JSONResponse:
@@ -202,7 +202,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
                 with deadline.enforce_on(served.opened.model):
                     return task()
 
-            return JSONResponse(await _while_connected(request, _in_time(served.work(work), limits.seconds)))
+            return JSONResponse(await _cancel_on_disconnect(request, _with_timeout(served.work(work), limits.seconds)))
 
     protected: App = AccessControl(app, AccessOptions(key, limits.body, loopback))
     if origins:
@@ -213,7 +213,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 def _other_use(served: ServedModel) -> str:
     """Return what a model does instead, and at which endpoints."""
     does = served.opened.objective.presentation.does
-    return (does and f": it {does}") + f"; ask it at {' or '.join(served.endpoints)}"
+    return (does and f": it {does}") + f"; use {' or '.join(served.endpoints)}"
 
 
 def _generates(served: ServedModel) -> bool:
@@ -250,7 +250,7 @@ async def _prepend(first: str, events: AsyncGenerator[str, None]) -> AsyncIterat
             yield event
 
 
-async def _in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
+async def _with_timeout(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
     """Await the work. Cancel it and raise ApiError after `seconds`."""
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -258,26 +258,26 @@ async def _in_time(work: Coroutine[Any, Any, Result], seconds: float) -> Result:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise out_of_time(seconds) from None
+        raise timeout_error(seconds) from None
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """Await the work. Cancel it and raise _ClientGone if the client disconnects."""
 
-    async def disconnected() -> None:
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, leaving = asyncio.create_task(work), asyncio.create_task(disconnected())
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect())
     try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise _ClientGone
         return await task
     finally:
-        for each in (task, leaving):
-            each.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)
+        for pending in (task, disconnect):
+            pending.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 class _RequestCounter:
@@ -287,56 +287,56 @@ class _RequestCounter:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def sending(message: Any) -> None:
+        async def counted_send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 route = scope.get("route")
-                self._metrics.request(getattr(route, "path", "other"), message["status"])
+                self._metrics.count_request(getattr(route, "path", "other"), message["status"])
             await send(message)
 
-        await self._app(scope, receive, sending if scope["type"] == "http" else send)
+        await self._app(scope, receive, counted_send if scope["type"] == "http" else send)
 
 
 def _add_page(app: FastAPI) -> None:
     """Serve the chat page and its files."""
     files = {file.name: file for file in _PAGE.rglob("*") if file.suffix in _TYPES} if _PAGE.is_dir() else {}
 
-    def give(name: str) -> Response:
+    def send_file(name: str) -> Response:
         file = files.get(name)
         if file is None:
-            raise ApiError(404, "there is no such page")
+            raise ApiError(404, "page not found")
         return FileResponse(file, media_type=_TYPES[file.suffix], headers=_PAGE_HEADERS)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return give("index.html")
+        return send_file("index.html")
 
     @app.get("/page/{name}", include_in_schema=False)
     async def page_file(name: str) -> Response:
-        return give(name)
+        return send_file(name)
 
 
 def _add_errors(app: FastAPI) -> None:
     """Answer every error as OpenAI's error object."""
 
     @app.exception_handler(ApiError)
-    async def known(_: Request, error: ApiError) -> JSONResponse:
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
         return error.response()
 
     @app.exception_handler(_ClientGone)
-    async def gone(_: Request, error: _ClientGone) -> Response:
+    async def client_gone(_: Request, error: _ClientGone) -> Response:
         return Response(status_code=499)  # the client has disconnected
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
         return ApiError(error.status_code, str(error.detail)).response()
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        # A page of another site could send such a body without a CORS preflight, so it is not read.
+    async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
+        # Do not read it: a page of another site could send such a body without a CORS preflight.
         return ApiError(422, NOT_AN_OBJECT, None, "invalid_request").response()
 
     @app.exception_handler(Exception)
-    async def unknown(_: Request, error: Exception) -> JSONResponse:
+    async def unexpected_error(_: Request, error: Exception) -> JSONResponse:
         traceback.print_exception(error, file=sys.stderr)
         return ApiError(500, "internal error; the server's log has the reason").response()
 
@@ -344,7 +344,7 @@ def _add_errors(app: FastAPI) -> None:
 # Bodies of requests
 
 
-_thread = ThreadPoolExecutor(1, "artel-bodies")
+_body_thread = ThreadPoolExecutor(1, "artel-bodies")
 NOT_AN_OBJECT = "the body must be a JSON object, with the header Content-Type: application/json"
 
 
@@ -369,7 +369,7 @@ class _Request(Request):
     async def json(self) -> Any:
         """Return the body as its pydantic model. Raise ApiError."""
         content = await self.body()
-        return await asyncio.get_running_loop().run_in_executor(_thread, read_body, content, self._model)
+        return await asyncio.get_running_loop().run_in_executor(_body_thread, read_body, content, self._model)
 
 
 def read_body(content: bytes, model: type[BaseModel]) -> BaseModel:

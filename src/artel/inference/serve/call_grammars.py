@@ -18,7 +18,7 @@ from artel.tokens.tokenizer.chat_template import added_tokens
 from artel.tokens.tokenizer.template_calls import NUMBER, ArgumentTags, CallForm
 
 _MAX_CALLS = 16
-"""Calls in one answer: small models may never stop."""
+"""Maximum calls in one answer: small models may never stop."""
 _TEMPLATE_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as templates write it, which the model has learned."""
 _PLAIN_KEYS = {
@@ -29,17 +29,17 @@ _PLAIN_KEYS = {
 
 
 class UnsupportedParameters(Exception):
-    """A function whose call cannot be forced, and the reason."""
+    """Raised with the name of a function whose call cannot be forced, and the reason."""
 
 
-def required_calls_grammar(form: CallForm, tools: Tools, tokenizer: Tokenizer, *, several: bool) -> str:
-    """Return a grammar of answers that are a call of `tools`, or, if the form allows it, `several` calls.
+def required_calls_grammar(form: CallForm, tools: Tools, tokenizer: Tokenizer, *, parallel_calls: bool) -> str:
+    """Return a grammar of answers that are a call of `tools`, or, if the form allows it, `parallel_calls` calls.
 
     Raise UnsupportedParameters for parameters that the form cannot express.
     """
     symbols = _Symbols(tokenizer)
-    rules = _call_rules(form, [(tool["function"], True) for tool in tools], symbols, several=several)
-    return "\n".join([f"start: {symbols.of(form.opens)} calls", *rules])
+    rules = _call_rules(form, [(tool["function"], True) for tool in tools], symbols, parallel_calls=parallel_calls)
+    return "\n".join([f"start: {symbols.encode(form.opens)} calls", *rules])
 
 
 def optional_calls_grammar(
@@ -48,10 +48,10 @@ def optional_calls_grammar(
     tokenizer: Tokenizer,
     ends: Collection[int],
     *,
-    several: bool,
+    parallel_calls: bool,
     answer: dict[str, Any] | None = None,
 ) -> str:
-    """Return a grammar of answers that are text, calls of `tools` (one or `several`), or text and then calls.
+    """Return a grammar of answers that are text, calls of `tools` (one or `parallel_calls`), or text and then calls.
 
     After the mark that opens calls, only calls are allowed. A `strict` function takes arguments that fit its schema,
     any other function any object. `ends` are the ids that end an answer. With `answer`, a JSON schema, an answer is
@@ -63,25 +63,25 @@ def optional_calls_grammar(
     functions = [(tool["function"], bool(tool["function"].get("strict"))) for tool in tools]
     if answer is not None:
         start = [
-            f"start: answer | {symbols.of(form.opens_after_text)} calls",
+            f"start: answer | {symbols.encode(form.opens_after_text)} calls",
             f"answer: %json {json.dumps({'x-guidance': WHITESPACE} | answer)}",
         ]
     else:
         start = [*_text_rules(form, symbols, added_tokens(tokenizer), ends)]
-    return "\n".join([*start, *_call_rules(form, functions, symbols, several=several)])
+    return "\n".join([*start, *_call_rules(form, functions, symbols, parallel_calls=parallel_calls)])
 
 
 def _text_rules(form: CallForm, symbols: _Symbols, added: dict[str, int], ends: Collection[int]) -> Iterator[str]:
     """Yield the rules of an answer that begins with text, which contains the mark neither as a token nor in letters."""
     mark = re.escape(form.mark).replace("/", "\\/")
     allowed = sorted({number for text, number in added.items() if text != form.mark} - {*ends})
-    rest = symbols.of(form.opens_after_text[len(form.mark) :])
+    rest = symbols.encode(form.opens_after_text[len(form.mark) :])
     yield f"start: {'added* ' if allowed else ''}(TEXT? | begin {rest} calls)"
     if allowed:
         yield f"added: TEXT? <[{','.join(map(str, allowed))}]>"
     yield f"TEXT: /(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/"
     if form.mark in added:
-        yield f"begin: TEXT? {symbols.of(form.mark)}"
+        yield f"begin: TEXT? {symbols.encode(form.mark)}"
     else:
         yield "begin[lazy]: MARKED"
         yield f"MARKED: /(?s:.*){mark}/"
@@ -95,7 +95,7 @@ class _Symbols:
         longest_first = sorted([*self._ids, NUMBER], key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
-    def of(self, text: str) -> str:
+    def encode(self, text: str) -> str:
         return " ".join(map(self._symbol, filter(None, self._split.split(text)))) or '""'
 
     def _symbol(self, piece: str) -> str:
@@ -105,18 +105,22 @@ class _Symbols:
 
 
 def _call_rules(
-    form: CallForm, functions: Sequence[tuple[dict[str, Any], bool]], symbols: _Symbols, *, several: bool
+    form: CallForm, functions: Sequence[tuple[dict[str, Any], bool]], symbols: _Symbols, *, parallel_calls: bool
 ) -> Iterator[str]:
     """Yield the rules of `calls`: what follows the opening of a form. `functions`: (function, True if it is strict)."""
     names = " | ".join(f"call{number}" for number in range(len(functions)))
-    more = f"({symbols.of(form.between)} call){{0,{_MAX_CALLS - 1}}}" if several and form.between is not None else ""
-    yield f"calls: call {more} {symbols.of(form.closes)}"
+    more = (
+        f"({symbols.encode(form.between)} call){{0,{_MAX_CALLS - 1}}}"
+        if parallel_calls and form.between is not None
+        else ""
+    )
+    yield f"calls: call {more} {symbols.encode(form.closes)}"
     yield f"call: {names}"
     for number, (function, strict) in enumerate(functions):
-        rule, name = f"call{number}", symbols.of(function["name"])
+        rule, name = f"call{number}", symbols.encode(function["name"])
         if form.tags is None:
             schema = _arguments_schema(function) if strict else {"type": "object"}
-            yield f"{rule}: {name} {symbols.of(form.named)} {rule}_arguments"
+            yield f"{rule}: {name} {symbols.encode(form.named)} {rule}_arguments"
             yield f"{rule}_arguments: {_json(schema)}"
         else:
             schema = _arguments_schema(function) if strict else _any_texts(function)
@@ -138,7 +142,7 @@ def _arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     _check_shape(function["name"], schema)
     if schema.get("type", "object") != "object":
-        raise UnsupportedParameters(f"{function['name']}: parameters of the type {schema['type']!r}; write object")
+        raise UnsupportedParameters(f"{function['name']}: parameters must have the type object, not {schema['type']!r}")
     # Few schemas say that there are no other arguments, and a weak model invents some.
     closed = schema.keys() <= _PLAIN_KEYS and "properties" in schema
     return {"type": "object"} | ({"additionalProperties": False} if closed else {}) | schema
@@ -160,39 +164,43 @@ def _json(schema: Any) -> str:
 def _tag_rules(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, symbols: _Symbols) -> Iterator[str]:
     """Yield the rules of arguments in tags, in the order of the schema; those not required are optional."""
     if unknown := sorted(schema.keys() - _PLAIN_KEYS):
-        raise UnsupportedParameters(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
+        raise UnsupportedParameters(
+            f"{name}: {unknown[0]!r} is not supported in parameters that the model writes in tags"
+        )
     required, properties = dict.fromkeys(schema.get("required", [])), schema.get("properties", {})
     properties = properties | {key: {} for key in required if key not in properties}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for number, (key, value) in enumerate(properties.items()):
         if not re.fullmatch(r"[^<>\s]+", key):
-            raise UnsupportedParameters(f"{name}: a parameter by the name {key!r}, which the model writes in tags")
-        argument = f"{symbols.of(key + tags.value)} {rule}_value{number} {rule}_next{number + 1}"
+            raise UnsupportedParameters(
+                f"{name}: {key!r} is not a valid name for a parameter that the model writes in tags"
+            )
+        argument = f"{symbols.encode(key + tags.value)} {rule}_value{number} {rule}_next{number + 1}"
         for before, state in ((tags.first, "first"), (tags.next.removeprefix(tags.value_end), "next")):
             skipped = "" if key in required else f" | {rule}_{state}{number + 1}"
-            yield f"{rule}_{state}{number}: {symbols.of(before)} {argument}{skipped}"
+            yield f"{rule}_{state}{number}: {symbols.encode(before)} {argument}{skipped}"
         yield from _value_rules(f"{rule}_value{number}", f"{name}: {key}", value, shared, tags.value_end, symbols)
-    yield f"{rule}_first{len(properties)}: {symbols.of(tags.none)}"
-    yield f"{rule}_next{len(properties)}: {symbols.of(tags.last.removeprefix(tags.value_end))}"
+    yield f"{rule}_first{len(properties)}: {symbols.encode(tags.none)}"
+    yield f"{rule}_next{len(properties)}: {symbols.encode(tags.last.removeprefix(tags.value_end))}"
 
 
 def _value_rules(
-    rule: str, place: str, schema: Any, shared: dict[str, Any], end: str, symbols: _Symbols
+    rule: str, location: str, schema: Any, shared: dict[str, Any], end: str, symbols: _Symbols
 ) -> Iterator[str]:
     """Yield the rules of a value and its closing tag: a string without quotes, anything else as JSON."""
     if not isinstance(schema, dict) or schema.get("type") != "string":
-        yield f"{rule}: {rule}_json {symbols.of(end)}"
+        yield f"{rule}: {rule}_json {symbols.encode(end)}"
         yield f"{rule}_json: {_json(shared | schema if isinstance(schema, dict) else schema)}"
         return
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
         if not isinstance(choices, list):
-            raise UnsupportedParameters(f"{place}: enum must be an array")
+            raise UnsupportedParameters(f"{location}: enum must be an array")
         words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices if isinstance(choice, str))
-        yield f"{rule}: ({words}) {symbols.of(end)}"
+        yield f"{rule}: ({words}) {symbols.encode(end)}"
         return
     if "pattern" in schema:
-        raise UnsupportedParameters(f"{place}: a pattern of a text that the model writes in tags")
+        raise UnsupportedParameters(f"{location}: pattern is not supported in parameters that the model writes in tags")
     size = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
     # CallReader must find the end of the value and of the call, and recognize the form.
     marks = "|".join(map(re.escape, (end.strip(), "</tool_call>", "<function="))).replace("/", "\\/")

@@ -12,8 +12,8 @@ from typing import Any
 
 from artel import text
 from artel.errors import InputError
-from artel.inference.serve.completions import Answering, event, options_of, stop_texts
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
+from artel.inference.serve.completions import RequestAnswers, event, sampling_options, stop_texts
 from artel.inference.serve.grammars import ANY_OBJECT
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (
@@ -57,7 +57,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
     style = served.tool_style
     if tools and (style is None or not style.writes_tools):
         fix = "serve a model whose template does, or train one with chat.template: chatml"
-        raise ApiError(400, f"the model's chat template takes no tools; {fix}", "tools")
+        raise ApiError(400, f"the model's chat template does not support tools; {fix}", "tools")
     style = style or ToolStyle()
     messages = style.linked([as_record(number, message) for number, message in enumerate(body.messages)])
     fields = [
@@ -67,7 +67,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
     try:
         json.dumps([fields, tools], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ApiError(400, "half a character (\\ud800 to \\udfff) is not text", "messages") from None
+        raise ApiError(400, "a lone surrogate (\\ud800 to \\udfff) is not valid text", "messages") from None
     except RecursionError:
         pass  # reported below
     try:
@@ -91,7 +91,7 @@ def _check_results(messages: Sequence[Message]) -> None:
             raise ApiError(400, f"{param}: {what}", f"{param}.role")
         identity = message.tool_call_id
         if identity and identity not in ids:
-            what = f"the message before has no call {identity[:100]!r}; its calls are {', '.join(sorted(ids))[:500]}"
+            what = f"the previous message has no call {identity[:100]!r}; its calls are {', '.join(sorted(ids))[:500]}"
             raise ApiError(400, f"{param}.tool_call_id: {what}", f"{param}.tool_call_id")
 
 
@@ -119,7 +119,7 @@ class _ChatDelta:
     finish_reason: str | None
 
 
-class ChatCompletions(Answering):
+class ChatCompletions(RequestAnswers):
     """Answers to a conversation, at /v1/chat/completions."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -135,7 +135,7 @@ class ChatCompletions(Answering):
         await self._log_ignored_fields(messages=body.messages, tools=body.tools)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "needs logprobs: true", "top_logprobs")
-        options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        options = sampling_options(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
         make_matcher = None
         schema = _answer_schema(body)
         if schema is not None:
@@ -199,7 +199,7 @@ class ChatCompletions(Answering):
     async def _chat_deltas(self, index: int) -> AsyncGenerator[_ChatDelta, None]:
         """Yield an answer as it is generated, with text and calls separated."""
         reader = self._reader()
-        begun = False
+        has_text = False
         async with aclosing(self._deltas(index)) as deltas:
             async for delta in deltas:
                 text = delta.text
@@ -208,9 +208,9 @@ class ChatCompletions(Answering):
                     text = reader.add(text) + (reader.rest() if finish is not None else "")
                     if reader.count and (reader.is_full or finish == "stop"):
                         finish = "tool_calls"
-                text = text if begun else text.lstrip()  # whitespace before an answer belongs to the template
-                begun = begun or bool(text)
-                yield _ChatDelta(text, [] if reader is None else reader.take(), delta.tokens, finish)
+                text = text if has_text else text.lstrip()  # whitespace before an answer belongs to the template
+                has_text = has_text or bool(text)
+                yield _ChatDelta(text, [] if reader is None else reader.take_deltas(), delta.tokens, finish)
                 if finish is not None:
                     return
 
@@ -269,16 +269,16 @@ class Responses(ChatCompletions):
             error.param = {"messages": "input", "response_format": "text"}.get(error.param or "", error.param)
             raise
 
-    async def whole(self) -> dict[str, Any]:
+    async def full_response(self) -> dict[str, Any]:
         """Return the response. Raise ApiError."""
         choice = await self.choice(0)
-        return self._finished(choice["message"]["content"], choice["finish_reason"])
+        return self._final_response(choice["message"]["content"], choice["finish_reason"])
 
     async def stream(self) -> AsyncGenerator[str, None]:
         """Yield server-sent events: the response, its one message, and its text as it is generated."""
         sent = 0
 
-        def named(kind: str, **fields: Any) -> str:
+        def named_event(kind: str, **fields: Any) -> str:
             nonlocal sent
             sent += 1
             content = {"type": kind, "sequence_number": sent - 1} | fields
@@ -289,25 +289,25 @@ class Responses(ChatCompletions):
         text, finish = "", None
         try:
             for kind in ("response.created", "response.in_progress"):
-                yield named(kind, response=self._object("in_progress", []))
-            yield named("response.output_item.added", **item, item=self._message("in_progress", []))
-            yield named("response.content_part.added", **part, part=_text_part(""))
+                yield named_event(kind, response=self._response_object("in_progress", []))
+            yield named_event("response.output_item.added", **item, item=self._message("in_progress", []))
+            yield named_event("response.content_part.added", **part, part=_text_part(""))
             async with aclosing(self._chat_deltas(0)) as deltas:
                 async for delta in deltas:
                     text += delta.text
                     finish = delta.finish_reason
                     if delta.text:
-                        yield named("response.output_text.delta", **part, delta=delta.text, logprobs=[])
-            response = self._finished(text, finish)
-            yield named("response.output_text.done", **part, text=text, logprobs=[])
-            yield named("response.content_part.done", **part, part=_text_part(text))
-            yield named("response.output_item.done", **item, item=response["output"][0])
-            yield named(f"response.{response['status']}", response=response)
+                        yield named_event("response.output_text.delta", **part, delta=delta.text, logprobs=[])
+            response = self._final_response(text, finish)
+            yield named_event("response.output_text.done", **part, text=text, logprobs=[])
+            yield named_event("response.content_part.done", **part, part=_text_part(text))
+            yield named_event("response.output_item.done", **item, item=response["output"][0])
+            yield named_event(f"response.{response['status']}", response=response)
         except ApiError as error:
             problem = {"code": "server_error", "message": str(error)}
-            yield named("response.failed", response=self._object("failed", [], error=problem))
+            yield named_event("response.failed", response=self._response_object("failed", [], error=problem))
 
-    def _finished(self, text: str, finish: str | None) -> dict[str, Any]:
+    def _final_response(self, text: str, finish: str | None) -> dict[str, Any]:
         """Return the response at the end of its answer."""
         status = "incomplete" if finish == "length" else "completed"
         usage = {
@@ -317,7 +317,7 @@ class Responses(ChatCompletions):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
         }
-        return self._object(
+        return self._response_object(
             status,
             [self._message(status, [_text_part(text)])],
             incomplete_details={"reason": "max_output_tokens"} if finish == "length" else None,
@@ -325,7 +325,7 @@ class Responses(ChatCompletions):
             usage=usage,
         )
 
-    def _object(self, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    def _response_object(self, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         body = self._responses_request
         format_ = None if body.text is None else body.text.format
         return {

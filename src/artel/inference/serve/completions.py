@@ -15,7 +15,7 @@ from typing import Any
 
 from artel.errors import InputError
 from artel.inference.engine.base import EngineError, FinishReason, Generation
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.grammars import grammar_error
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import CompletionRequest, SamplingBody
@@ -26,7 +26,7 @@ from artel.models.text_stream import TextStream
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
 _MAX_DIGITS = 9
-"""Digits of a token id: int() refuses very long numbers."""
+"""Maximum digits of a token id: int() refuses very long numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class Usage:
         }
 
 
-def options_of(body: SamplingBody, served: ServedModel, *, logprobs: int | None) -> SamplingOptions:
+def sampling_options(body: SamplingBody, served: ServedModel, *, logprobs: int | None) -> SamplingOptions:
     """Return the sampling options of a request. Raise ApiError."""
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
-        if not (name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < served.written_ids):
-            what = f"{name[:50]!r} is not the id of a token that the model writes; use 0 to {served.written_ids - 1}"
+        if not (name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < served.num_output_ids):
+            what = f"{name[:50]!r} is not the id of a token of the model; use 0 to {served.num_output_ids - 1}"
             raise ApiError(400, what, "logit_bias")
         biases[int(name)] = bias
     options = {
@@ -100,13 +100,13 @@ def stop_texts(body: SamplingBody) -> tuple[str, ...]:
 
 
 def answer_limit(served: ServedModel, ids: list[int], requested: int | None, param: str) -> int:
-    """Return the token limit of an answer. Raise ApiError if the prompt leaves no room for it."""
-    room = served.context - len(ids)
-    if room < 1 or (requested or 1) > room:
-        answer = f", and {requested:,} of an answer" if requested else ""
-        message = f"the prompt has {len(ids):,} tokens{answer}; prompt and answer may have {served.context:,} in all"
+    """Return the token limit of an answer. Raise ApiError if it does not fit after the prompt."""
+    available = served.context - len(ids)
+    if available < 1 or (requested or 1) > available:
+        answer = f" and the answer {requested:,}" if requested else ""
+        message = f"the prompt has {len(ids):,} tokens{answer}, but the context holds {served.context:,} in all"
         raise ApiError(400, message, param, "context_length_exceeded")
-    return requested or room
+    return requested or available
 
 
 async def write(
@@ -129,19 +129,19 @@ async def write(
     finish: FinishReason | None = None
     try:
         served.engine.submit(prompt.ids, generation)
-        with metrics.answer() as timer:
+        with metrics.track_answer() as timer:
             async with asyncio.timeout(seconds):
                 async for token in tokens:
-                    timer.token()
+                    timer.count_token()
                     usage.completion_tokens += 1
                     pending.append(token)
-                    piece = stream.add(token.id)
-                    if piece.stopped:
+                    chunk = stream.add(token.id)
+                    if chunk.stopped:
                         finish = "length" if prompt.must_fit else "stop"
-                        yield Delta(piece.text, pending, finish)
+                        yield Delta(chunk.text, pending, finish)
                         return
-                    if piece.text:
-                        yield Delta(piece.text, pending)
+                    if chunk.text:
+                        yield Delta(chunk.text, pending)
                         pending = []
         yield Delta(stream.rest(), pending, generation.finish_reason)
     except TimeoutError:
@@ -149,7 +149,7 @@ async def write(
     except EngineError as error:
         if matcher is not None and matcher.is_error():
             what = f"the schema cannot be satisfied after {usage.completion_tokens} tokens: {grammar_error(error)}"
-            raise ApiError(400, f"{what}; write a simpler one", "response_format") from None
+            raise ApiError(400, f"{what}; use a simpler one", "response_format") from None
         raise ApiError(500, f"the model failed: {error}") from None
     finally:
         served.engine.cancel(generation)
@@ -173,7 +173,7 @@ class _TokenQueue:
             yield item
 
 
-class Answering(ABC):
+class RequestAnswers(ABC):
     """The answers to one request."""
 
     prefix: str
@@ -194,7 +194,7 @@ class Answering(ABC):
     async def prepare(self) -> None:
         """Make the prompts. Raise ApiError."""
         await self._make_prompts()
-        self._metrics.prompt(self.usage.prompt_tokens)
+        self._metrics.count_prompt(self.usage.prompt_tokens)
 
     @abstractmethod
     async def _make_prompts(self) -> None:
@@ -213,7 +213,7 @@ class Answering(ABC):
         """Number of answers."""
         return self._body.answers
 
-    async def whole(self) -> dict[str, Any]:
+    async def full_response(self) -> dict[str, Any]:
         """Return the response. Raise ApiError for the first answer that fails, and cancel the others."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -227,7 +227,7 @@ class Answering(ABC):
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
         try:
-            async with aclosing(_merged([self.chunks(index) for index in range(self.count)])) as chunks:
+            async with aclosing(_merge_streams([self.chunks(index) for index in range(self.count)])) as chunks:
                 async for chunk in chunks:
                     yield event(self._response(self.chunk_kind, [chunk]) | usage)
             if usage:
@@ -271,7 +271,7 @@ class Answering(ABC):
         }
 
 
-class Completions(Answering):
+class Completions(RequestAnswers):
     """Continuations of prompts, at /v1/completions."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
@@ -282,7 +282,7 @@ class Completions(Answering):
 
     async def _make_prompts(self) -> None:
         served, body = self._served, self._request
-        options = options_of(body, served, logprobs=body.logprobs)
+        options = sampling_options(body, served, logprobs=body.logprobs)
         end, tokenizer = TurnEnd(served.text_end.ids, stop_texts(body)), served.opened.tokenizer
         if body.echo and (body.logprobs is None or body.stream or end.texts):
             raise ApiError(
@@ -324,16 +324,16 @@ class Completions(Answering):
         return {
             "tokens": [self._served.token_name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [None if token.logprob is None else self._likeliest(token) for token in tokens],
+            "top_logprobs": [None if token.logprob is None else self._top_logprobs(token) for token in tokens],
             "text_offset": offsets,
         }
 
-    def _likeliest(self, token: Token) -> dict[str, float]:
-        """Return the likeliest tokens at this position. If two have the same name, keep the likelier."""
+    def _top_logprobs(self, token: Token) -> dict[str, float]:
+        """Return the most likely tokens at this position. Of two with the same name, keep the more likely one."""
         return {self._served.token_name(other): logprob for other, logprob in reversed(token.top)}
 
 
-async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
+async def _merge_streams(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the items of several streams as they come. Raise the first error."""
     items: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
 
@@ -348,13 +348,13 @@ async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncG
 
     tasks = [asyncio.create_task(feed(stream)) for stream in streams]
     try:
-        left = len(tasks)
-        while left:
+        remaining = len(tasks)
+        while remaining:
             item = await items.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:
-                left -= 1
+                remaining -= 1
             else:
                 yield item
     finally:

@@ -1,6 +1,6 @@
 """Constrained answers: llguidance masks the tokens that a JSON schema or a grammar does not allow.
 
-A schema may take any amount of work (`multipleOf: 999983` takes a minute: one state per remainder), and some fail only
+A schema may take any amount of time (`multipleOf: 999983` takes a minute: one state per remainder), and some fail only
 when the first token is masked (`{"$ref": "#"}`). So every grammar is first compiled in a child process that can be
 killed.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.template_limits import run_in_child
 
@@ -44,7 +44,7 @@ class Grammars:
         )
 
     def lark_matcher(self, grammar: str, param: str) -> Callable[[], Any]:
-        """Like `matcher`, for a Lark grammar with JSON schemas inside. `param`: the key to blame in an ApiError."""
+        """Like `matcher`, for a Lark grammar with JSON schemas inside. `param`: the key that an ApiError names."""
         from llguidance import LLMatcher
 
         return self._checked_factory(lambda: LLMatcher.grammar_from_lark(grammar), param)
@@ -53,18 +53,18 @@ class Grammars:
         try:
             grammar = make_grammar()
         except ValueError as error:
-            raise _refusal(str(error), param) from None
+            raise _schema_error(str(error), param) from None
         if grammar not in self._matchers:
             _ = self._tokenizer  # created in the parent, so that it is cached
             result = run_in_child(
-                lambda: self._try(grammar), _COMPILE_SECONDS, otherwise="it cannot be compiled to a grammar"
+                lambda: self._compile_error(grammar), _COMPILE_SECONDS, otherwise="it cannot be compiled to a grammar"
             )
             if result != "fine":
                 limits = {
                     "end": f"compiling it takes more than {_COMPILE_SECONDS} s",
                     "memory": "compiling it takes too much memory",
                 }
-                raise _refusal(limits.get(result, result), param)
+                raise _schema_error(limits.get(result, result), param)
             while len(self._matchers) >= _CACHE_SIZE:
                 del self._matchers[next(iter(self._matchers))]
             self._matchers[grammar] = self._matcher(grammar)
@@ -81,16 +81,16 @@ class Grammars:
 
         return LLMatcher(self._tokenizer, grammar, limits=LLParserLimits(max_lexer_states=_MAX_STATES))
 
-    def _try(self, grammar: str) -> str:
+    def _compile_error(self, grammar: str) -> str:
         """Return "fine", or the error that a grammar causes up to the first token of an answer."""
         from llguidance import LLMatcher, LLParserLimits
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-        wrong = LLMatcher.validate_grammar(
+        error = LLMatcher.validate_grammar(
             grammar, self._tokenizer, limits=LLParserLimits(max_lexer_states=_MAX_STATES)
         )
-        if wrong:
-            return str(wrong)
+        if error:
+            return str(error)
         matcher = self._matcher(grammar)
         if not matcher.is_error():
             fill_next_token_bitmask(matcher, allocate_token_bitmask(1, self._tokenizer.vocab_size), 0)
@@ -102,5 +102,5 @@ def grammar_error(error: object) -> str:
     return str(error).partition("\n")[0][:300].replace("NoExtensionBias", "no answer can satisfy it")
 
 
-def _refusal(why: str, param: str) -> ApiError:
-    return ApiError(400, f"the schema cannot be used: {grammar_error(why)}", param)
+def _schema_error(message: str, param: str) -> ApiError:
+    return ApiError(400, f"the schema cannot be used: {grammar_error(message)}", param)

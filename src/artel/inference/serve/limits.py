@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from transformers import PreTrainedModel
 
-from artel.inference.serve.errors import ApiError
+from artel.inference.serve.api_errors import ApiError
 
 
 class AdmissionLimit:
@@ -41,22 +41,22 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._until = time.monotonic() + seconds
+        self._end = time.monotonic() + seconds
 
     def __enter__(self) -> Deadline:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._until = -math.inf
+        self._end = -math.inf
 
     def expired(self) -> bool:
-        """True if the time is over, or nobody waits any more."""
-        return time.monotonic() >= self._until
+        """True if the deadline has passed, or the context was left."""
+        return time.monotonic() >= self._end
 
     def check(self) -> None:
         """Raise ApiError 504 if the deadline has passed."""
         if self.expired():
-            raise out_of_time(self._seconds)
+            raise timeout_error(self._seconds)
 
     @contextmanager
     def enforce_on(self, model: PreTrainedModel) -> Iterator[None]:
@@ -68,6 +68,6 @@ class Deadline:
             hook.remove()
 
 
-def out_of_time(seconds: float) -> ApiError:
+def timeout_error(seconds: float) -> ApiError:
     """Return the error for a request that has no answer after `seconds`."""
     return ApiError(504, f"no answer after {seconds:g} s: send less text, or try again later", code="timeout")

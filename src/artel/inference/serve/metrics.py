@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
@@ -21,26 +21,26 @@ class Metrics:
             "artel_requests", "Requests by path and status.", ["path", "status"], registry=self._registry
         )
         self._tokens = Counter("artel_tokens", "Tokens of prompts and of answers.", ["kind"], registry=self._registry)
-        self._answers = Gauge("artel_answers", "Answers that are being written or wait.", registry=self._registry)
-        self._first = Histogram(
-            "artel_first_token_seconds", "Time to the first token.", buckets=_SECONDS, registry=self._registry
+        self._answers = Gauge("artel_answers", "Answers that are being generated or wait.", registry=self._registry)
+        self._first_token_seconds = Histogram(
+            "artel_first_token_seconds", "Time to the first token.", buckets=_BUCKETS, registry=self._registry
         )
-        self._between = Histogram(
-            "artel_token_seconds", "Time from one token to the next.", buckets=_SECONDS, registry=self._registry
+        self._token_seconds = Histogram(
+            "artel_token_seconds", "Time from one token to the next.", buckets=_BUCKETS, registry=self._registry
         )
 
-    def request(self, path: str, status: int) -> None:
+    def count_request(self, path: str, status: int) -> None:
         self._requests.labels(path, str(status)).inc()
 
-    def prompt(self, tokens: int) -> None:
+    def count_prompt(self, tokens: int) -> None:
         self._tokens.labels("prompt").inc(tokens)
 
-    def written(self, tokens: int) -> None:
+    def count_answer(self, tokens: int) -> None:
         """Count the tokens of a whole answer."""
         self._tokens.labels("answer").inc(tokens)
 
     @contextmanager
-    def answer(self) -> Iterator[_Timer]:
+    def track_answer(self) -> Iterator[_Timer]:
         """Count an answer as running inside the block."""
         self._answers.inc()
         try:
@@ -48,7 +48,7 @@ class Metrics:
         finally:
             self._answers.dec()
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
@@ -56,11 +56,11 @@ class Metrics:
 class _Timer:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._last = metrics._clock()
-        self._histogram = metrics._first
+        self._last_time = metrics._clock()
+        self._histogram = metrics._first_token_seconds
 
-    def token(self) -> None:
+    def count_token(self) -> None:
         now = self._metrics._clock()
-        self._histogram.observe(now - self._last)
+        self._histogram.observe(now - self._last_time)
         self._metrics._tokens.labels("answer").inc()
-        self._last, self._histogram = now, self._metrics._between
+        self._last_time, self._histogram = now, self._metrics._token_seconds

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 _MAX_ANSWERS = 8
-"""Answers to one request: its prompts times `n`."""
+"""Maximum answers to one request: its prompts times `n`."""
 Text = Annotated[str, StringConstraints(max_length=4_000_000)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -62,10 +62,12 @@ class StreamOptions(Body):
 class SamplingBody(Body):
     """Settings of both completions and chats."""
 
-    model: str = Field(default="", description="The name of a model that is served; the first one where it is empty.")
-    temperature: float | None = Field(default=None, ge=0, le=100, description="0 takes the likeliest token.")
+    model: str = Field(default="", description="Name of a served model (default: the first one).")
+    temperature: float | None = Field(default=None, ge=0, le=100, description="0 always selects the most likely token.")
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=2**31, description="0 and -1: all.")
+    top_k: int | None = Field(
+        default=None, ge=-1, le=2**31, description="Number of most likely tokens to sample from; 0 or -1: all."
+    )
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -99,18 +101,16 @@ class CompletionRequest(SamplingBody):
     )
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    echo: bool | None = Field(default=None, description="With logprobs: those of the prompt's tokens too.")
+    echo: bool | None = Field(default=None, description="With logprobs: also return those of the prompt's tokens.")
     suffix: None = None
     best_of: Literal[1] | None = None
 
     @field_validator("prompt")
     @classmethod
-    def _few_answers(cls, prompt: Any, info: ValidationInfo) -> Any:
-        count, each = len(_prompts(prompt)), info.data.get("n") or 1
-        if count * each > _MAX_ANSWERS:
-            what = (
-                f"{count} prompts with n: {each} ask for more than {_MAX_ANSWERS} answers; write fewer, or a smaller n"
-            )
+    def _check_answer_count(cls, prompt: Any, info: ValidationInfo) -> Any:
+        count, per_prompt = len(_prompts(prompt)), info.data.get("n") or 1
+        if count * per_prompt > _MAX_ANSWERS:
+            what = f"{count} prompts with n: {per_prompt} need more than {_MAX_ANSWERS} answers; use fewer prompts or n"
             raise PydanticCustomError("too_many_answers", what)
         return prompt
 
@@ -240,7 +240,7 @@ def _unsupported(fix: str, *without_effect: Any) -> BeforeValidator:
 
 
 _IN_CHAT = "remove it, or use /v1/chat/completions"
-_NO_MEMORY = "nothing is stored here: send the earlier messages in input"
+_NO_MEMORY = "this server stores nothing: send the earlier messages in input"
 
 
 class ResponsesPart(ClientObject):
@@ -298,7 +298,7 @@ class ResponsesRequest(SamplingBody):
     conversation: Annotated[None, _unsupported(_NO_MEMORY)] = None
     background: Annotated[None, _unsupported("remove it", False)] = None
     include: Annotated[None, _unsupported("remove it", [])] = None
-    prompt: Annotated[None, _unsupported("write the text in input and instructions")] = None
+    prompt: Annotated[None, _unsupported("put the text in input and instructions")] = None
     reasoning: Annotated[None, _unsupported("remove it", {})] = None
     truncation: Annotated[None, _unsupported("remove it", "disabled")] = None
 

@@ -1,4 +1,4 @@
-"""/v1/completions of encoder-decoder models, which write a text for a text."""
+"""/v1/completions of encoder-decoder models, which transform one text into another."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.completions import Usage, event
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.limits import Deadline
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import CompletionRequest
 from artel.inference.serve.served import ServedModel
-from artel.inference.serve.tasks import ask
+from artel.inference.serve.tasks import run_task
 
-_NEUTRAL: dict[str, Any] = {
+_NEUTRAL_VALUES: dict[str, Any] = {
     "stop": [],
     "logprobs": None,
     "logit_bias": {},
@@ -37,22 +37,22 @@ class Seq2SeqCompletions:
         self._served, self._body, self._metrics = served, body, metrics
         self._inputs = _inputs(served, body, deadline)
         self._usage = Usage()
-        self._shared = {
+        self._response_fields = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.name,
         }
 
-    async def whole(self) -> dict[str, Any]:
+    async def full_response(self) -> dict[str, Any]:
         """Return the response. Raise ApiError."""
-        answers = await self._served.work(lambda: ask(self._served, "generate", self._inputs, "prompt"))
+        answers = await self._served.work(lambda: run_task(self._served, "generate", self._inputs, "prompt"))
         for answer in answers:
             _check_complete(answer)
         for answer in answers:
             self._count(answer)
         choices = [_choice(index, answer["text"], answer) for index, answer in enumerate(answers)]
-        return self._shared | {"choices": choices, "usage": self._usage.to_json()}
+        return self._response_fields | {"choices": choices, "usage": self._usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
         """Yield server-sent events, one text after another, in chunks or, with beam search, as a whole.
@@ -61,19 +61,19 @@ class Seq2SeqCompletions:
         """
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
-        has_begun = False
+        has_started = False
         try:
             async with aclosing(self._choices()) as choices:
                 async for choice in choices:
-                    yield event(self._shared | {"choices": [choice]} | usage)
-                    has_begun = True
+                    yield event(self._response_fields | {"choices": [choice]} | usage)
+                    has_started = True
         except ApiError as error:
-            if not has_begun:
+            if not has_started:
                 raise
             yield event(error.body())
             return
         if usage:
-            yield event(self._shared | {"choices": [], "usage": self._usage.to_json()})
+            yield event(self._response_fields | {"choices": [], "usage": self._usage.to_json()})
         yield "data: [DONE]\n\n"
 
     async def _choices(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -93,45 +93,45 @@ class Seq2SeqCompletions:
             finally:
                 put(None)
 
-        writing = asyncio.ensure_future(self._served.work(write))
+        generation = asyncio.ensure_future(self._served.work(write))
         try:
             while (chunk := await chunks.get()) is not None:
                 yield chunk
-            await writing
+            await generation
         finally:
             is_read = False  # start no further text after the client disconnects
 
     def _write(self, index: int, item: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
         """Generate one text, and `put` its chunks. Raise ApiError."""
-        written = ""
+        sent_text = ""
 
         def on_text(text: str) -> None:
-            nonlocal written
-            written += text
+            nonlocal sent_text
+            sent_text += text
             put(_choice(index, text))
 
-        (answer,) = ask(self._served, "generate", [item | {"on_text": on_text}], "prompt")
+        (answer,) = run_task(self._served, "generate", [item | {"on_text": on_text}], "prompt")
         _check_complete(answer)
         self._count(answer)
-        put(_choice(index, answer["text"].removeprefix(written), answer))
+        put(_choice(index, answer["text"].removeprefix(sent_text), answer))
 
     def _count(self, answer: dict[str, Any]) -> None:
         self._usage.prompt_tokens += answer["prompt_tokens"]
         self._usage.completion_tokens += answer["tokens"]
-        self._metrics.prompt(answer["prompt_tokens"])
-        self._metrics.written(answer["tokens"])
+        self._metrics.count_prompt(answer["prompt_tokens"])
+        self._metrics.count_answer(answer["tokens"])
 
 
 def _check_complete(answer: dict[str, Any]) -> None:
     """Raise ApiError if the prompt was truncated."""
     if answer["truncated"]:
-        what = f"a prompt has more tokens than the model reads: {answer['prompt_tokens']:,}"
+        what = f"a prompt has {answer['prompt_tokens']:,} tokens, more than the model reads"
         raise ApiError(400, what, "prompt", "context_length_exceeded")
 
 
 def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
     """Return the objective's input for each text. Raise ApiError."""
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in _NEUTRAL_VALUES.items():
         if getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{served.name} transforms texts and does not support {name}", name)
     sampling = served.opened.decoding.sampling(
@@ -148,7 +148,7 @@ def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) ->
     # Special tokens and the prefix of a prompt are the objective's own, so ids cannot be prompts.
     texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
     if len(texts) < len(body.prompts):
-        raise ApiError(400, "this model is given texts, not ids", "prompt")
+        raise ApiError(400, "this model accepts texts, not token ids", "prompt")
     first = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
     seeds = [(first + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
     return [

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 _CONTEXT = 4096
 """Default context length in tokens, if the model has no smaller limit."""
 _MAX_LINES = 100
-"""Log lines about a model: they quote what clients send."""
+"""Maximum log lines about a model: they quote what clients send."""
 
 
 class ServedModel:
@@ -45,28 +45,28 @@ class ServedModel:
         self._logged: set[str] = set()
         limit = position_limit(opened.model)
         if context is not None and limit is not None and context > limit:
-            raise InputError.at("--context", f"the model takes {limit:,} tokens", f"write at most {limit}")
+            raise InputError.at("--context", f"the model supports {limit:,} tokens", f"use at most {limit}")
         self.context = context or min(_CONTEXT, limit or _CONTEXT)
         self._worker = ThreadPoolExecutor(1, "artel-text")  # a tokenizer is not thread-safe
         self.engine: Engine | None = None
-        self._turns: AdapterTurns | None = None
+        self._adapter_turns: AdapterTurns | None = None
         if not self.generates:
             release_helpers()  # of this thread: `_worker` starts its own
             return
         self._read_ends()
         engine = make_engine(opened.model, opened.tokenizer, requests, self.context, share_prefixes=not adapters)
         if adapters:
-            self._turns = AdapterTurns(engine, opened.model)
-            engine = self._turns.of(None)
+            self._adapter_turns = AdapterTurns(engine, opened.model)
+            engine = self._adapter_turns.engine_for(None)
         self.engine = engine
 
     def with_adapter(self, opened: OpenedModel, name: str) -> ServedModel:
         """Return this model with another active adapter, and the tokenizer and run of `opened`."""
-        assert self._turns is not None
+        assert self._adapter_turns is not None
         served = copy(self)
         served.opened, served.name, served._logged = opened, name, set()
         served._read_ends()
-        served.engine = self._turns.of(name)
+        served.engine = self._adapter_turns.engine_for(name)
         return served
 
     def _read_ends(self) -> None:
@@ -96,7 +96,7 @@ class ServedModel:
 
     @property
     def requests(self) -> int:
-        """Requests admitted besides the queue, even if the model answers one at a time."""
+        """Number of requests admitted besides the queue, even if the model answers one at a time."""
         return DEFAULT_REQUESTS if self.engine is None else max(DEFAULT_REQUESTS, self.engine.requests)
 
     @property
@@ -108,9 +108,9 @@ class ServedModel:
     def endpoints(self) -> list[str]:
         """Paths of the API that the model answers, the most suitable first."""
         if self.generates:
-            talks = not self.opened.objective.packs_text or bool(self.opened.tokenizer.hf.chat_template)
-            return [*["/v1/chat/completions", "/v1/completions"][:: 1 if talks else -1], "/v1/responses"]
-        offered = {
+            is_chat_model = not self.opened.objective.packs_text or bool(self.opened.tokenizer.hf.chat_template)
+            return [*["/v1/chat/completions", "/v1/completions"][:: 1 if is_chat_model else -1], "/v1/responses"]
+        by_path = {
             "/v1/completions": self.can("generate"),
             "/v1/classify": self.can("classify"),
             "/v1/entities": self.can("entities"),
@@ -120,7 +120,7 @@ class ServedModel:
             "/v1/answers": self.answers_questions,
             "/v1/embeddings": self.embeds,
         }
-        return [path for path, is_offered in offered.items() if is_offered]
+        return [path for path, is_offered in by_path.items() if is_offered]
 
     def can(self, task: str) -> bool:
         """True if its objective answers a task (`Decoding.tasks`)."""
@@ -140,7 +140,7 @@ class ServedModel:
         return self.can("answer")
 
     @property
-    def written_ids(self) -> int:
+    def num_output_ids(self) -> int:
         """Number of token ids that can be generated: tokenizer and model may each have more."""
         config: Any = self.opened.model.config.get_text_config()
         return min(self.opened.tokenizer.vocabulary, config.vocab_size)
@@ -168,7 +168,7 @@ class ServedModel:
 
     def describe(self) -> dict[str, Any]:
         """Return the entry in /v1/models."""
-        described: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "id": self.name,
             "object": "model",
             "created": 0,
@@ -178,8 +178,8 @@ class ServedModel:
             "endpoints": self.endpoints,
         }
         if self.fills_masks:
-            described["mask_token"] = self.opened.tokenizer.hf.mask_token
-        return described
+            entry["mask_token"] = self.opened.tokenizer.hf.mask_token
+        return entry
 
     def close(self) -> None:
         """Finish running answers, and stop."""

@@ -63,11 +63,11 @@ class ServerOptions:
 
 
 def serve(name: str, options: ServerOptions) -> None:
-    """Serve a model until a signal comes. Raise InputError, if possible before loading the model."""
+    """Serve a model until a signal stops it. Raise InputError, if possible before loading the model."""
     loopback = check_key(options)
     report_bus_errors()  # weights are memory-mapped
     with ExitStack() as stack:
-        listening = stack.enter_context(_listen(options.host, options.port))
+        listener = stack.enter_context(_listen(options.host, options.port))
         logger.info("loading the model")
         models = open_models(name, options)
         served = models[0]
@@ -77,7 +77,7 @@ def serve(name: str, options: ServerOptions) -> None:
                 "%s: %s, %s tokens of prompt and answer each", served.name, served.engine.note, f"{served.context:,}"
             )
         app = make_app(models, options.limits, key=options.key, loopback=loopback, origins=options.origins)
-        host, port = listening.getsockname()[:2]
+        host, port = listener.getsockname()[:2]
         names = ", ".join(model.name for model in models)
         logger.info("%s is served at http://%s:%s/v1; Ctrl-C ends", names, f"[{host}]" if ":" in host else host, port)
         avoid_full_collections()
@@ -86,7 +86,7 @@ def serve(name: str, options: ServerOptions) -> None:
         )
         server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt), paused():  # uvicorn raises the signal again after all answers
-            server.run(sockets=[listening])
+            server.run(sockets=[listener])
 
 
 def avoid_full_collections() -> None:
@@ -104,34 +104,36 @@ def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
     cast_weights(opened.model, options.precision, name)
     move_to_device(opened, own_device())  # after the cast: bf16 takes half of the memory there
     if options.adapters:
-        _check_takes_adapters(opened, options.adapters)
-    with_adapters = {label: _with_adapter(opened, label, place) for label, place in options.adapters.items()}
+        _check_supports_adapters(opened, options.adapters)
+    with_adapters = {label: _with_adapter(opened, label, path) for label, path in options.adapters.items()}
     served = ServedModel(opened, name_of(name), options.limits.requests, options.context, tuple(options.adapters))
-    return [served, *(served.with_adapter(each, label) for label, each in with_adapters.items())]
+    return [served, *(served.with_adapter(adapted, label) for label, adapted in with_adapters.items())]
 
 
-def _check_takes_adapters(opened: OpenedModel, adapters: dict[str, str]) -> None:
+def _check_supports_adapters(opened: OpenedModel, adapters: dict[str, str]) -> None:
     """Raise InputError if the model cannot be served with adapters."""
     if is_adapted(opened.model):
         raise InputError.at("--adapter", f"{opened.name} is an adapter itself", "use its base model")
     if not opened.objective.generates:
-        raise InputError.at("--adapter", f"{opened.name} writes no text", "serve the adapter alone: artel serve FOLDER")
+        raise InputError.at(
+            "--adapter", f"{opened.name} does not generate text", "serve the adapter alone: artel serve FOLDER"
+        )
     if name_of(opened.name) in adapters:
         what = f"{name_of(opened.name)} is the name of the model itself"
         raise InputError.at("--adapter", what, "use another name for the adapter")
 
 
-def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
+def _with_adapter(opened: OpenedModel, label: str, path: str) -> OpenedModel:
     """Load an adapter into the model. Return the model with the adapter's tokenizer, objective and run."""
-    run_folder = RunFolder(Path(place))
-    run = load_run(place) if run_folder.config.is_file() else None
+    run_folder = RunFolder(Path(path))
+    run = load_run(path) if run_folder.config.is_file() else None
     if run is not None:
         run_folder.check_config(run)
         run_folder.newest_model()
-    folder = place if run is None else str(run_folder.model)
+    folder = path if run is None else str(run_folder.model)
     adapter = read_adapter(folder)
     if adapter is None:
-        fix = f"write {label}=FOLDER of one, or of a run with model.lora"
+        fix = f"use {label}=FOLDER with an adapter, or a run with model.lora"
         raise InputError.at("--adapter", f"{folder} has no adapter", fix)
     if adapter.base_config is not None:
         what = f"{folder} was trained over a base whose configuration a run changed (model.rope, model.attention)"
@@ -139,9 +141,9 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
     with renamed_for_language_part(opened.model, adapter) as named:
         load_adapter(opened.model, named, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
-    tokenizer = load_tokenizer(folder, where=place) if has_tokenizer else opened.tokenizer
+    tokenizer = load_tokenizer(folder, where=path) if has_tokenizer else opened.tokenizer
     objective = objective_of_folder(folder, run, tokenizer)
-    return replace(opened, name=place, tokenizer=tokenizer, objective=objective, run=run)
+    return replace(opened, name=path, tokenizer=tokenizer, objective=objective, run=run)
 
 
 def check_key(options: ServerOptions) -> bool:
@@ -172,16 +174,18 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         (family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise InputError.at("--host", f"{host}: {error.strerror}", "write an address of this machine") from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
+        raise InputError.at("--host", f"{host}: {error.strerror}", "use an address of this machine") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
     except OSError as error:
-        listening.close()
-        raise InputError.at("--port", f"{host}:{port}: {error.strerror}", "write another --port, 0 for any") from None
-    return listening
+        listener.close()
+        raise InputError.at(
+            "--port", f"{host}:{port}: {error.strerror}", "use another --port; 0 picks a free one"
+        ) from None
+    return listener
 
 
 # vLLM
@@ -220,13 +224,15 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
     Raise InputError if a run has no model yet.
     """
     folder = _model_folder(name)
-    trained = read_adapter(folder)
-    arguments = ["serve", folder, "--served-model-name", name_of(name)] if trained is None else ["serve", trained.base]
-    adapters = {} if trained is None else {name_of(name): trained}
-    for label, place in options.adapters.items():
-        adapter = read_adapter(_model_folder(place))
+    own_adapter = read_adapter(folder)
+    arguments = (
+        ["serve", folder, "--served-model-name", name_of(name)] if own_adapter is None else ["serve", own_adapter.base]
+    )
+    adapters = {} if own_adapter is None else {name_of(name): own_adapter}
+    for label, path in options.adapters.items():
+        adapter = read_adapter(_model_folder(path))
         if adapter is None:
-            raise InputError.at("--adapter", f"{place} has no adapter", f"write {label}=FOLDER of one")
+            raise InputError.at("--adapter", f"{path} has no adapter", f"use {label}=FOLDER with an adapter")
         adapters[label] = adapter
     for label, adapter in adapters.items():
         if adapter.base_config is not None:
@@ -254,5 +260,5 @@ def _model_folder(name: str) -> str:
     folder.check_config(load_run(name))
     model = folder.newest_model()
     if model is None:
-        raise InputError.at(name, "has no final model yet", f"end it first: artel train {folder.config}")
+        raise InputError.at(name, "has no final model yet", f"finish it first: artel train {folder.config}")
     return str(model)

@@ -11,8 +11,8 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.chat import as_record
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import (
     AnswerRequest,
     ClassifyRequest,
@@ -49,7 +49,7 @@ def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
         "object": "list",
         "model": served.name,
         "data": [
-            {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+            {"object": "embedding", "index": index, "embedding": _encode(vector, body.encoding_format)}
             for index, vector in enumerate(vectors)
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -68,7 +68,7 @@ def _learned_vectors(served: ServedModel, texts: list[Any], body: EmbeddingReque
         raise ApiError(400, problem.what, problem.where) from None
     for number, answer in enumerate(answers):
         if answer["truncated"]:
-            what = f"text {number} has over {answer['tokens']:,} tokens, which is what the model takes"
+            what = f"text {number} has over {answer['tokens']:,} tokens, the limit of the model"
             raise ApiError(400, what, "input")
     vectors = [np.array(answer["embedding"], dtype=np.float32) for answer in answers]
     return vectors, sum(answer["tokens"] for answer in answers)
@@ -84,9 +84,11 @@ def _mean_vectors(served: ServedModel, texts: list[Any], body: EmbeddingRequest)
     for number, row in enumerate(rows):
         if not 0 < len(row) <= served.context:
             raise ApiError(
-                400, f"text {number} has {len(row):,} tokens; the model takes 1 to {served.context:,}", "input"
+                400, f"text {number} has {len(row):,} tokens; the model supports 1 to {served.context:,}", "input"
             )
-    vectors = [vector for at in range(0, len(rows), _BATCH) for vector in _vectors(served, rows[at : at + _BATCH])]
+    vectors = [
+        vector for start in range(0, len(rows), _BATCH) for vector in _vectors(served, rows[start : start + _BATCH])
+    ]
     return vectors, sum(map(len, rows))
 
 
@@ -103,7 +105,7 @@ def _vectors(served: ServedModel, rows: list[list[int]]) -> np.ndarray:
     return torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
 
 
-def _encoded(vector: np.ndarray, encoding: str | None) -> list[float] | str:
+def _encode(vector: np.ndarray, encoding: str | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(value) for value in vector]
@@ -131,16 +133,16 @@ def answer(served: ServedModel, body: AnswerRequest) -> dict[str, Any]:
         reply = opened.decoding.reply(opened.model, body.question, body.context, Sampling())
     except InputError as error:
         raise ApiError(400, str(error.problems[0].what), "context") from None
-    found = reply.to_json or {}
-    score = found.get("score")
+    result = reply.to_json or {}
+    score = result.get("score")
     return {
         "object": "answer",
         "model": served.name,
-        "answer": found.get("answer") or "",
-        "start": found.get("start"),
-        "end": found.get("end"),
+        "answer": result.get("answer") or "",
+        "start": result.get("start"),
+        "end": result.get("end"),
         "score": score if score is not None and math.isfinite(score) else None,
-        "kind": found.get("class"),
+        "kind": result.get("class"),
     }
 
 
@@ -149,22 +151,22 @@ def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
     inputs: list[Any] = [body.input] if isinstance(body.input, str) else body.input
     reads_pairs = _reads_pairs(served.opened.run)
     for number, entry in enumerate(inputs):
-        place = "input" if isinstance(body.input, str) else f"input.{number}"
+        path = "input" if isinstance(body.input, str) else f"input.{number}"
         if isinstance(entry, str):
-            _refuse_empty(entry, place)
+            _check_not_empty(entry, path)
             continue
         if not reads_pairs:
-            what = f"{place} is a pair of texts, but the model was trained on single texts"
+            what = f"{path} is a pair of texts, but the model was trained on single texts"
             raise ApiError(400, what, "input")
         for side, text in enumerate(entry):
-            _refuse_empty(text, f"{place}.{side}")
-    return _listed(served, ask(served, "classify", inputs))
+            _check_not_empty(text, f"{path}.{side}")
+    return _list_response(served, run_task(served, "classify", inputs))
 
 
 def entities(served: ServedModel, body: EntitiesRequest) -> dict[str, Any]:
     """Return the entities of each text, as spans of characters. Raise ApiError."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
-    return _listed(served, ask(served, "entities", inputs))
+    return _list_response(served, run_task(served, "entities", inputs))
 
 
 def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
@@ -173,10 +175,10 @@ def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
     Some of the documents may be empty, as with Cohere's server.
     """
     documents = body.texts
-    _refuse_empty(body.query, "query")
+    _check_not_empty(body.query, "query")
     if not any(document.strip() for document in documents):
         raise ApiError(400, "all documents are empty", "documents")
-    answers = ask(served, "rerank", [[body.query, document] for document in documents])
+    answers = run_task(served, "rerank", [[body.query, document] for document in documents])
     scores = [float(answer["score"]) for answer in answers]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     results = [
@@ -194,8 +196,8 @@ def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
     first = first * len(second) if len(first) == 1 else first
     if len(first) != len(second):
         raise ApiError(400, f"has {len(first)} texts, but text_2 has {len(second)}: use one, or equally many", "text_1")
-    answers = ask(served, "score", list(zip(first, second, strict=True)))
-    return _listed(served, [{"object": "score", **answer} for answer in answers])
+    answers = run_task(served, "score", list(zip(first, second, strict=True)))
+    return _list_response(served, [{"object": "score", **answer} for answer in answers])
 
 
 def _first_texts(text_1: str | list[str] | list[Message]) -> list[Any]:
@@ -206,7 +208,7 @@ def _first_texts(text_1: str | list[str] | list[Message]) -> list[Any]:
     return [turns] if turns else list(text_1)
 
 
-def ask(served: ServedModel, task: str, inputs: list[Any], param: str = "input") -> list[dict[str, Any]]:
+def run_task(served: ServedModel, task: str, inputs: list[Any], param: str = "input") -> list[dict[str, Any]]:
     """Return the answers of the model's objective. Raise ApiError for the key `param`."""
     opened = served.opened
     try:
@@ -222,12 +224,12 @@ def _reads_pairs(run: RunConfig | None) -> bool:
     return any(source.second or FORMATS.module_of(source.format) for source in run.data.sources)
 
 
-def _refuse_empty(text: str, place: str) -> None:
-    """Raise ApiError for a text without a word. `place`: its path in the body."""
+def _check_not_empty(text: str, path: str) -> None:
+    """Raise ApiError for a blank text. `path`: its path in the body."""
     if not text.strip():
-        raise ApiError(400, f"{place} is empty", place.partition(".")[0])
+        raise ApiError(400, f"{path} is empty", path.partition(".")[0])
 
 
-def _listed(served: ServedModel, answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _list_response(served: ServedModel, answers: list[dict[str, Any]]) -> dict[str, Any]:
     data = [{"index": index, **answer} for index, answer in enumerate(answers)]
     return {"object": "list", "model": served.name, "data": data}

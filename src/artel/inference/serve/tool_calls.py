@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.call_grammars import UnsupportedParameters, optional_calls_grammar, required_calls_grammar
-from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import AllowedToolChoice, ChatRequest, NamedTool
 from artel.inference.serve.served import ServedModel
 from artel.models.text_stream import up_to_stop
@@ -57,35 +57,39 @@ def constrain_calls(
     if not (must_call or names or strict or (answer is not None and tools)):
         return None
     try:
-        return _constrained(served, body, tools, must_call, answer)
+        return _constrain(served, body, tools, must_call, answer)
     except UnsupportedParameters as reason:
-        refusal = ApiError(400, f"a call cannot be forced of {reason}", "tools")
+        refusal = ApiError(400, f"a call cannot be forced: {reason}", "tools")
     except ApiError as error:
         refusal = error
     if must_call or names:
         raise refusal
-    what = "strict is not kept" if strict else "no function is called with response_format"
+    what = "strict is ignored" if strict else "response_format disables function calls"
     served.log_once(f"{what}: {refusal}")
     return None
 
 
-def _constrained(
+def _constrain(
     served: ServedModel, body: ChatRequest, tools: Tools, must_call: bool, answer: dict[str, Any] | None
 ) -> ConstrainedCalls:
-    """Raise CannotForce or ApiError if calls cannot be constrained."""
+    """Constrain calls. Raise UnsupportedParameters or ApiError if that is not possible."""
     form, tokenizer = served.call_form, served.opened.tokenizer
     if form is None:
         what = "calls cannot be forced in the form in which this model's chat template writes them"
-        fix = f"write auto{' or none' if must_call else ', and list only the allowed functions in tools'}"
+        fix = f"use auto{' or none' if must_call else ', and list only the allowed functions in tools'}"
         raise ApiError(400, f"{what}: {fix}", "tool_choice")
     if not (must_call or form.mark):
         what = "this model may call without a mark: use auto, and list only the allowed functions in tools"
         raise ApiError(400, what, "tool_choice")
-    several = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
+    parallel_calls = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
     if must_call:
-        matcher = served.grammars.lark_matcher(required_calls_grammar(form, tools, tokenizer, several=several), "tools")
+        matcher = served.grammars.lark_matcher(
+            required_calls_grammar(form, tools, tokenizer, parallel_calls=parallel_calls), "tools"
+        )
         return ConstrainedCalls(matcher, lambda: required_calls(form, tools), True, "")
-    grammar = optional_calls_grammar(form, tools, tokenizer, served.turn_end.ids, several=several, answer=answer)
+    grammar = optional_calls_grammar(
+        form, tools, tokenizer, served.turn_end.ids, parallel_calls=parallel_calls, answer=answer
+    )
     matcher, no_text = served.grammars.lark_matcher(grammar, "tools"), answer is not None
     return ConstrainedCalls(matcher, lambda: optional_calls(form, tools, no_text=no_text), False, form.mark)
 
@@ -109,7 +113,7 @@ class CallDeltas(ABC):
 
     def __init__(self) -> None:
         self.count = 0
-        """Calls that have begun."""
+        """Number of calls that have started."""
         self._deltas: list[dict[str, Any]] = []
 
     @abstractmethod
@@ -120,8 +124,8 @@ class CallDeltas(ABC):
         """Return the text still pending at the end."""
         return ""
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return the deltas since the last time: beginnings of calls, and more of their arguments."""
+    def take_deltas(self) -> list[dict[str, Any]]:
+        """Return the deltas since the last call: starts of tool calls, and more of their arguments."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -130,7 +134,7 @@ class CallDeltas(ABC):
         """True if the answer ends here, since it may have no more calls."""
         return False
 
-    def _begin(self, name: str, arguments: str) -> None:
+    def _start_call(self, name: str, arguments: str) -> None:
         call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
         self._deltas.append({"index": self.count, **call, "function": {"name": name, "arguments": arguments}})
         self.count += 1
@@ -151,7 +155,7 @@ class FreeCalls(CallDeltas):
     """Reads calls without a grammar; text that may become a call is pending."""
 
     def __init__(self, tools: Tools, limit: int | None = None, *, drop_text: bool = False) -> None:
-        """Leave out calls beyond `limit`."""
+        """Ignore calls beyond `limit`."""
         super().__init__()
         self._reader, self._limit, self._drop_text = CallReader(tools), limit, drop_text
 
@@ -168,7 +172,9 @@ class FreeCalls(CallDeltas):
     def _take_calls(self, text: str) -> str:
         for call in self._reader.calls[self.count : self._limit]:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
-            self._begin(call.name, arguments.encode(errors="backslashreplace").decode())  # half a character is no text
+            self._start_call(
+                call.name, arguments.encode(errors="backslashreplace").decode()
+            )  # lone surrogates are not text
         return "" if self._drop_text else text
 
 
@@ -199,7 +205,7 @@ class _JsonCalls(CallDeltas):
                     break
                 self._pending = self._pending[match.end() :]
                 self._arguments = _ObjectEnd()
-                self._begin(match["name"], "")
+                self._start_call(match["name"], "")
             end = self._arguments.find(self._pending)
             arguments, self._pending = self._pending[:end], "" if end is None else self._pending[end:]
             if arguments:
@@ -224,7 +230,7 @@ class _ObjectEnd:
 
     def find(self, chunk: str) -> int | None:
         """Return the end of the object in the chunk, exclusive; None if it does not end there."""
-        for at, sign in enumerate(chunk):
+        for index, sign in enumerate(chunk):
             if self._in_string:
                 self._in_string = self._escaped or sign != '"'
                 self._escaped = sign == "\\" and not self._escaped
@@ -235,7 +241,7 @@ class _ObjectEnd:
             elif sign in "]}":
                 self._depth -= 1
                 if not self._depth:
-                    return at + 1
+                    return index + 1
         return None
 
 
@@ -272,15 +278,15 @@ class _CallsAfterText(CallDeltas):
         pending, self._pending = self._pending, ""
         return pending
 
-    def take(self) -> list[dict[str, Any]]:
-        return self._calls.take()
+    def take_deltas(self) -> list[dict[str, Any]]:
+        return self._calls.take_deltas()
 
     def _text_end(self, pending: str) -> tuple[int, bool]:
         """Return (end of what is certainly text, True if calls follow)."""
         if not self._no_text:
             return up_to_stop(pending, (self._mark,))
-        begun = pending.lstrip()
-        if self._in_text or not self._mark.startswith(begun[: len(self._mark)]):
+        stripped = pending.lstrip()
+        if self._in_text or not self._mark.startswith(stripped[: len(self._mark)]):
             self._in_text = True
             return len(pending), False
-        return (len(pending) - len(begun), True) if begun.startswith(self._mark) else (0, False)
+        return (len(pending) - len(stripped), True) if stripped.startswith(self._mark) else (0, False)

@@ -21,33 +21,33 @@ from artel.planning.budget.speed import Speed, measure_smallest, measure_speed, 
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.length import planned_length
-from artel.planning.plan.plan import processes_on_host
+from artel.planning.plan.run_plan import processes_on_host
 from artel.preparing import prepare_silently
 from artel.text import Ledger, read_documents
 from artel.training.comparison import expected_range
 
-CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer if other programs run"
+CHOOSING = "choosing the model: trying two small ones, which takes about 15 s, longer if other programs run"
 """Announced before `choose`."""
 TRYING = "trying whether train.budget is long enough for the smallest model, which takes about 5 s"
 """Announced before `check_before_text`."""
 
 BLOCKS = (256, 128, 64)
 """Block lengths to choose from, in tokens. The fits were made with the first."""
-_DOCUMENTS = 200  # of a text that is not prepared, to count its bytes and characters
-_FEWEST_BLOCKS = 16
+_MAX_DOCUMENTS = 200  # of a text that is not prepared, to count its bytes and characters
+_MIN_BLOCKS = 16
 """Minimum size of the training text."""
-_FEWEST_STEPS = 50
+_MIN_STEPS = 50
 """In shorter runs, warmup and decay would take all of the steps."""
-_LEAST = 4.0
+_MIN_BUDGET_SECONDS = 4.0
 """Shortest budget in seconds: loading, the first steps, a validation and a save took 2 to 3 on two busy cores."""
-_DOUBTFUL = 120.0
+_DOUBTFUL_SECONDS = 120.0
 """Seconds below which a budget may be too short: 50 steps of the smallest model took 62 on two busy cores."""
-_MOST_BATCH = 2**20  # tokens
-_LEAST_BATCH = 2048  # tokens, as in the runs with many epochs; smaller batches ended higher, at the same learning rates
-_IN_STEPS = 0.93
+_MAX_BATCH_TOKENS = 2**20
+_MIN_BATCH_TOKENS = 2048  # as in the runs with many epochs; smaller batches ended higher, at the same learning rates
+_STEP_FRACTION = 0.93
 """Fraction of a budget spent on steps; the rest goes to loading, validation and saving."""
-_BYTES = 16
-"""Per parameter: weights, gradients and two averages in float32. The same again is left for everything else."""
+_BYTES_PER_PARAMETER = 16
+"""Weights, gradients and two averages in float32. The same amount is reserved for everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedResults:
     """Expected results of the chosen run. RUN/choice.json keeps them, next to the measured ones."""
 
     bits_per_byte: float | None
@@ -91,7 +91,7 @@ class Choice:
     """The run with the chosen values in place of `auto`."""
     lines: tuple[str, ...]
     """The choice and its reasons, for people."""
-    expected: Expected
+    expected: ExpectedResults
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of RUN/choice.json: the chosen model and the expected results."""
@@ -122,8 +122,8 @@ def choose(config: RunConfig, hardware: Hardware, processes: int, on_host: int) 
     On this machine's CPU a few steps are measured. For GPUs, one per process, public figures are used: measuring would
     hold memory of one. Without a token store a sample of the text is read. Raise InputError.
     """
-    text = text_of(config)
-    config = fitting_block(config, text)
+    text = measure_text(config)
+    config = with_fitting_block(config, text)
     if hardware.shares_memory:
         speed = measure_speed(config, planned_data(config), processes, on_host)
         memory = hardware.memory_bytes / on_host
@@ -136,7 +136,7 @@ def choose(config: RunConfig, hardware: Hardware, processes: int, on_host: int) 
 
 def is_doubtful(config: RunConfig, hardware: Hardware) -> bool:
     """True if the budget may be too short for any model, so that it is worth checking before the text is prepared."""
-    return hardware.shares_memory and config.train.budget is not None and config.train.budget < _DOUBTFUL
+    return hardware.shares_memory and config.train.budget is not None and config.train.budget < _DOUBTFUL_SECONDS
 
 
 def check_before_text(config: RunConfig, processes: int, on_host: int) -> None:
@@ -157,7 +157,7 @@ def decide(config: RunConfig, text: Text, speed: Speed, processes: int, memory: 
     best = min(options, key=lambda option: option.loss)
     expected = _expected(config, text, speed, best, fits)
     return Choice(
-        _chosen(config, text, best, fits), tuple(_reasons(config, text, expected, options, best, fits)), expected
+        _apply_choice(config, text, best, fits), tuple(_reasons(config, text, expected, options, best, fits)), expected
     )
 
 
@@ -167,7 +167,7 @@ def choose_for_plan(config: RunConfig, hardware: Hardware, nproc: int | None) ->
     return choose(config, hardware, on_host * hardware.nodes, on_host)
 
 
-def text_of(config: RunConfig) -> Text:
+def measure_text(config: RunConfig) -> Text:
     """Measure a text by its token store, else by a sample. Raise InputError if no sample is representative."""
     if "block" not in config.data.model_fields_set:
         config = with_block(config, BLOCKS[-1])  # a small text has no larger block
@@ -176,17 +176,23 @@ def text_of(config: RunConfig) -> Text:
     data = planned_data(config)
     if data.store is not None:
         vocabulary = data.tokenizer.vocabulary
-        letters = _bytes_per_character(prepare_silently(config).ledger()["parts"])
+        bytes_per_character = _bytes_per_character(prepare_silently(config).ledger()["parts"])
         return Text(
-            data.store.train.tokens, data.store.validation.tokens, vocabulary, "counted in the prepared text", letters
+            data.store.train.tokens,
+            data.store.validation.tokens,
+            vocabulary,
+            "counted in the prepared text",
+            bytes_per_character,
         )
     length = planned_length(config, data)
     if length is None or length.epoch_tokens is None:
-        raise InputError.at("data.sources", "no sample tells how much text there is", "run artel prepare first")
-    texts = [document.record.text for document in islice(read_documents(config.data, Ledger()), _DOCUMENTS)]
+        raise InputError.at(
+            "data.sources", "the amount of text cannot be estimated from a sample", "run artel prepare first"
+        )
+    texts = [document.record.text for document in islice(read_documents(config.data, Ledger()), _MAX_DOCUMENTS)]
     counts = {"bytes": sum(len(text.encode()) for text in texts), "characters": sum(map(len, texts))}
-    letters = _bytes_per_character({"train": counts})
-    return Text(round(length.epoch_tokens), None, data.tokenizer.vocabulary, length.note, letters)
+    bytes_per_character = _bytes_per_character({"train": counts})
+    return Text(round(length.epoch_tokens), None, data.tokenizer.vocabulary, length.note, bytes_per_character)
 
 
 def _bytes_per_character(parts: dict[str, Any]) -> float | None:
@@ -199,23 +205,21 @@ def with_block(config: RunConfig, block: int) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"block": block})})
 
 
-def fitting_block(config: RunConfig, text: Text) -> RunConfig:
+def with_fitting_block(config: RunConfig, text: Text) -> RunConfig:
     """Return the run with a block that suits its text. Raise InputError if the text is too small for any."""
     if "block" in config.data.model_fields_set:
         return config
     held_out = text.validation_tokens or None
     for block in BLOCKS:
-        if text.tokens > _FEWEST_BLOCKS * block and (held_out is None or held_out > block):
+        if text.tokens > _MIN_BLOCKS * block and (held_out is None or held_out > block):
             return with_block(config, block)
     problems = []
-    if text.tokens <= _FEWEST_BLOCKS * block:
-        what = (
-            f"the training text has {text.tokens:,} tokens, but {_FEWEST_BLOCKS * block:,} are the fewest to learn from"
-        )
-        problems.append(Problem("data.sources", what, "give more text"))
+    if text.tokens <= _MIN_BLOCKS * block:
+        what = f"the training text has {text.tokens:,} tokens, but at least {_MIN_BLOCKS * block:,} are needed"
+        problems.append(Problem("data.sources", what, "add more text"))
     if held_out is not None and held_out <= block:
         what = f"the validation part has {held_out:,} tokens, too few for one block of {block}"
-        problems.append(Problem("data.validation", what, "use a larger share, or more text"))
+        problems.append(Problem("data.validation", what, "use a larger fraction, or more text"))
     raise InputError(problems)
 
 
@@ -227,12 +231,15 @@ def _options(
     for depth in DEPTHS:
         size = Size(depth)
         parameters = size.parameters(text.vocabulary)
-        too_large = 2 * _BYTES * parameters > memory or parameters > fits.largest["parameters_a_token"] * text.tokens
+        too_large = (
+            2 * _BYTES_PER_PARAMETER * parameters > memory
+            or parameters > fits.largest["parameters_a_token"] * text.tokens
+        )
         if depth > DEPTHS[0] and too_large:
             return
         for batch in _batches(config, processes):
             step = speed.seconds(size, batch * block)
-            if _FEWEST_STEPS * step <= seconds:
+            if _MIN_STEPS * step <= seconds:
                 tokens = seconds / step * batch * block
                 for each in _regularizations(config, fits, tokens, text.tokens / (batch * block)):
                     loss = fits.loss(each, size.layer_parameters, parameters, tokens, batch * block, text.tokens)
@@ -243,9 +250,11 @@ def _batches(config: RunConfig, processes: int) -> list[int]:
     """Return the batches to choose from, in blocks, divisible by the processes; or the one set in the run file."""
     if "batch" in config.train.model_fields_set:
         return [config.train.batch]
-    each = [2**power for power in range(20)]
+    rows_per_process = [2**power for power in range(20)]
     block = config.data.block * processes
-    return [processes * rows for rows in each if _LEAST_BATCH <= rows * block <= _MOST_BATCH] or [processes]
+    return [
+        processes * rows for rows in rows_per_process if _MIN_BATCH_TOKENS <= rows * block <= _MAX_BATCH_TOKENS
+    ] or [processes]
 
 
 def _regularizations(config: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Regularization]:
@@ -253,8 +262,8 @@ def _regularizations(config: RunConfig, fits: Fits, tokens: float, steps_a_pass:
     plain, forgetting = fits.regularizations
     yield plain
     train = config.train
-    own = {"weight_decay", "learning_rate", "muon_learning_rate"} & train.model_fields_set
-    if own or ("optimizer" in train.model_fields_set and train.optimizer != fits.optimizer):
+    user_keys = {"weight_decay", "learning_rate", "muon_learning_rate"} & train.model_fields_set
+    if user_keys or ("optimizer" in train.model_fields_set and train.optimizer != fits.optimizer):
         return
     if forgetting.decay(fits.layers_rate(tokens), steps_a_pass) > plain.weight_decay:
         yield forgetting
@@ -262,7 +271,7 @@ def _regularizations(config: RunConfig, fits: Fits, tokens: float, steps_a_pass:
 
 def _seconds_for_steps(config: RunConfig) -> float:
     assert config.train.budget is not None
-    return _IN_STEPS * config.train.budget
+    return _STEP_FRACTION * config.train.budget
 
 
 def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], float]) -> None:
@@ -270,42 +279,44 @@ def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], 
 
     `seconds(tokens)` is the time of a step of that many tokens.
     """
-    fewest = min(seconds(batch * config.data.block) for batch in _batches(config, processes))
-    least = max(_LEAST, _FEWEST_STEPS * fewest / _IN_STEPS)
+    min_step_seconds = min(seconds(batch * config.data.block) for batch in _batches(config, processes))
+    min_seconds = max(_MIN_BUDGET_SECONDS, _MIN_STEPS * min_step_seconds / _STEP_FRACTION)
     assert config.train.budget is not None
-    if least > config.train.budget:
-        shortest = math.ceil(least * 1.1)  # a repeated measurement may be a little slower
-        steps = f"{_FEWEST_STEPS} steps of the smallest model, loading, a validation and a save"
+    if min_seconds > config.train.budget:
+        shortest = math.ceil(min_seconds * 1.1)  # a repeated measurement may be a little slower
+        steps = f"{_MIN_STEPS} steps of the smallest model, loading, a validation and a save"
         what = f"{duration(config.train.budget)} is too short: {steps} take {shortest} s"
-        raise InputError.at("train.budget", what, f"write {shortest}s or more")
+        raise InputError.at("train.budget", what, f"use {shortest}s or more")
 
 
-def _chosen(config: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfig:
+def _apply_choice(config: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfig:
     """Return the run with the choice, in the keys that its file does not set."""
     values: dict[str, Any] = {"batch": option.batch, **fits.keys}
     if "optimizer" not in config.train.model_fields_set:
         values["optimizer"] = fits.optimizer
     for key, law in fits.rates.get(values.get("optimizer", config.train.optimizer), {}).items():
-        values[key] = float(f"{law.at(option.tokens):.2g}")
+        values[key] = float(f"{law.value_at(option.tokens):.2g}")
     steps_a_pass = text.tokens / (option.batch * config.data.block)
     values["weight_decay"] = float(f"{option.regularization.decay(fits.layers_rate(option.tokens), steps_a_pass):.2g}")
-    chosen = {key: value for key, value in values.items() if key not in config.train.model_fields_set}
-    train = TrainConfig.model_validate({**config.train.model_dump(), **chosen})
+    new_values = {key: value for key, value in values.items() if key not in config.train.model_fields_set}
+    train = TrainConfig.model_validate({**config.train.model_dump(), **new_values})
     return with_model(config.model_copy(update={"train": train}), option.size)
 
 
-def _expected(config: RunConfig, text: Text, speed: Speed, best: _Option, fits: Fits) -> Expected:
+def _expected(config: RunConfig, text: Text, speed: Speed, best: _Option, fits: Fits) -> ExpectedResults:
     assert config.train.budget is not None
-    letters = text.bytes_per_character
-    bits = None if letters is None else fits.bits_per_byte(best.loss, letters)
-    return Expected(bits, best.tokens / _seconds_for_steps(config), config.train.budget, speed.source, speed.method)
+    bytes_per_character = text.bytes_per_character
+    bits = None if bytes_per_character is None else fits.bits_per_byte(best.loss, bytes_per_character)
+    return ExpectedResults(
+        bits, best.tokens / _seconds_for_steps(config), config.train.budget, speed.source, speed.method
+    )
 
 
 def _reasons(
-    config: RunConfig, text: Text, expected: Expected, options: list[_Option], best: _Option, fits: Fits
+    config: RunConfig, text: Text, expected: ExpectedResults, options: list[_Option], best: _Option, fits: Fits
 ) -> Iterator[str]:
     """Yield the reasons, in a few lines."""
-    size, train = best.size, _chosen(config, text, best, fits).train
+    size, train = best.size, _apply_choice(config, text, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
     yield (
         f"model.auto: {_count(size.parameters(text.vocabulary))} parameters in {size.layers} layers of {size.width}; "
@@ -320,20 +331,20 @@ def _reasons(
     if expected.bits_per_byte is not None:
         low, high = expected_range(expected.bits_per_byte)
         yield f"expected: {low:.2f} to {high:.2f} bits per byte of held-out text, estimated from small runs on a novel"
-    others: dict[int, list[float]] = {}
+    losses: dict[int, list[float]] = {}
     for option in options:
-        others.setdefault(option.size.depth, []).append(option.loss)
-    depths = sorted(others)
-    place = depths.index(size.depth)
-    beside = [
-        f"{100 * (min(others[depth]) / best.loss - 1):.1f} % with "
+        losses.setdefault(option.size.depth, []).append(option.loss)
+    depths = sorted(losses)
+    index = depths.index(size.depth)
+    neighbors = [
+        f"{100 * (min(losses[depth]) / best.loss - 1):.1f} % with "
         f"{_count(Size(depth).parameters(text.vocabulary))} parameters"
-        for depth in depths[max(0, place - 1) : place + 2]
+        for depth in depths[max(0, index - 1) : index + 2]
         if depth != size.depth
     ]
-    if beside:
-        yield f"other sizes would end with more bits per byte (estimated from small runs): {', '.join(beside)}"
-    beyond = [
+    if neighbors:
+        yield f"other sizes would end with more bits per byte (estimated from small runs): {', '.join(neighbors)}"
+    extrapolated = [
         f"{_count(value)} {key.replace('_', ' ')}, measured up to {_count(fits.largest[key])}"
         for key, value in (
             ("layer_parameters", size.layer_parameters),
@@ -344,8 +355,8 @@ def _reasons(
     ]
     if fits.assumed:
         yield f"assumed, not measured: {'; '.join(fits.assumed)}"
-    if beyond:
-        yield f"the estimate extrapolates: {'; '.join(beyond)}"
+    if extrapolated:
+        yield f"the estimate extrapolates: {'; '.join(extrapolated)}"
 
 
 def _count(number: float) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 
-_MOST_OF_A_STEP = 0.1
+_MAX_DECAY_PER_STEP = 0.1
 """Maximum decay of a weight per step, if a pass has few steps; up to 0.13 was measured."""
 
 
@@ -38,7 +38,7 @@ class PowerLaw:
     unit: float
     power: float
 
-    def at(self, quantity: float) -> float:
+    def value_at(self, quantity: float) -> float:
         return self.value * (quantity / self.unit) ** self.power
 
 
@@ -50,7 +50,7 @@ class Overfit:
     passes_power: float
     size_power: float
 
-    def at(self, passes: float, parameters_a_token: float) -> float:
+    def value_at(self, passes: float, parameters_a_token: float) -> float:
         return self.value * passes**self.passes_power * parameters_a_token**self.size_power
 
 
@@ -72,13 +72,13 @@ class Regularization:
         """Return the weight decay for a peak learning rate."""
         if not self.timescale:
             return self.weight_decay
-        of_a_step = min(_MOST_OF_A_STEP, 1 / (steps_a_pass * self.timescale))
-        return max(self.weight_decay, of_a_step / rate)
+        decay_per_step = min(_MAX_DECAY_PER_STEP, 1 / (steps_a_pass * self.timescale))
+        return max(self.weight_decay, decay_per_step / rate)
 
     def worth(self, tokens: float, unique: float) -> float:
         """Return the number of new tokens worth as much as `tokens` of a text with `unique` tokens."""
-        again = tokens / unique - 1
-        return tokens if again <= 0 else unique * (1 + self.repeats * (1 - math.exp(-again / self.repeats)))
+        repeats = tokens / unique - 1
+        return tokens if repeats <= 0 else unique * (1 + self.repeats * (1 - math.exp(-repeats / self.repeats)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Fits:
 
     def layers_rate(self, tokens: float) -> float:
         """Return its peak learning rate for layers, which also scales their weight decay."""
-        return self.rates[self.optimizer]["muon_learning_rate"].at(tokens)
+        return self.rates[self.optimizer]["muon_learning_rate"].value_at(tokens)
 
     def bits_per_byte(self, loss: float, bytes_per_character: float) -> float:
         """Convert a result of `loss` to a text with another number of bytes per character.
@@ -130,10 +130,10 @@ class Fits:
         unique: float,
     ) -> float:
         """Return bits per byte after `tokens` tokens in steps of `batch` tokens, for a text of `unique` tokens."""
-        serial = tokens / (1 + batch / self.critical_batch.at(tokens))  # tokens that small batches would need
+        serial = tokens / (1 + batch / self.critical_batch.value_at(tokens))  # tokens that small batches would need
         worth = regularization.worth(serial, unique)
-        overfit = regularization.overfit.at(tokens / unique, parameters / unique) + regularization.cost
-        return self.floor + self.size.at(layer_parameters) + self.data.at(worth) + overfit
+        overfit = regularization.overfit.value_at(tokens / unique, parameters / unique) + regularization.cost
+        return self.floor + self.size.value_at(layer_parameters) + self.data.value_at(worth) + overfit
 
 
 @cache

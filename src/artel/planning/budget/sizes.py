@@ -2,7 +2,7 @@
 
 The shape is that of karpathy/nanochat (scripts/base_train.py; `nanochat` in transformers): rotary positions, norms
 without weights, also of embeddings, queries and keys, squared ReLU, no biases, an untied head. The cap on its logits is
-left out, so that artel can compute head and loss together. Of the families that were tried it learned fastest
+omitted, so that artel can compute head and loss together. Of the families that were tried it learned fastest
 (benchmarks/budget_fits.md). Heads are 64 wide.
 """
 
@@ -73,13 +73,13 @@ def auto_problems(config: RunConfig) -> list[Problem]:
         problems.append(Problem("model.auto", what, "remove parallel.deepspeed, or set the model's sizes"))
     for key in ("tensor", "pipeline", "context"):
         if getattr(config.parallel, key) > 1:
-            what = "which heads and layers there are to share is known only when model.auto has chosen"
+            what = "cannot be combined with model.auto, which chooses the number of heads and layers"
             fix = "remove it (parallel.data: fsdp shards weights too), or set the model's sizes"
             problems.append(Problem(f"parallel.{key}", what, fix))
-    given, measured = config.train.model_fields_set, read_fits().rates
-    if "optimizer" in given and config.train.optimizer not in measured and "learning_rate" not in given:
-        what = f"no learning rate can be chosen for {config.train.optimizer}: it was not measured"
-        problems.append(Problem("train.learning_rate", what, f"write one, or train.optimizer: {' or '.join(measured)}"))
+    user_keys, rates = config.train.model_fields_set, read_fits().rates
+    if "optimizer" in user_keys and config.train.optimizer not in rates and "learning_rate" not in user_keys:
+        what = f"must be set: learning rates of {config.train.optimizer} were not measured"
+        problems.append(Problem("train.learning_rate", what, f"set it, or train.optimizer: {' or '.join(rates)}"))
     return problems
 
 

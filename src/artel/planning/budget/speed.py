@@ -27,21 +27,21 @@ from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.hardware import Hardware
 from artel.planning.operations import VIEW
 from artel.planning.plan.batches import PlannedData
-from artel.planning.plan.plan import make_plan
+from artel.planning.plan.run_plan import make_plan
 from artel.training.memory import release_free_memory
 from artel.training.optim.optimizer import Optimizer
 
-_MEASURED = (Size(2), Size(5))
-_PLANNED = (Size(8), Size(20))
+_MEASURED_SIZES = (Size(2), Size(5))
+_PLANNED_SIZES = (Size(8), Size(20))
 _ROWS = 8  # rows of a measured micro-batch; another one has a single row
-_FEWEST, _MOST, _SECONDS = 3, 30, 2.0
-"""Steps to measure for each size, as many as fit into the seconds; the first one allocates. If one takes twice the
-seconds, it is enough."""
-_WAITING = 2.0
+_MIN_STEPS, _MAX_STEPS, _MEASURE_SECONDS = 3, 30, 2.0
+"""Steps to measure for each size: as many as fit into the seconds. The first one allocates. One is enough if it
+takes twice the seconds."""
+_MAX_WALL_RATIO = 2.0
 """Maximum wall time of a step, in multiples of its CPU time. Wall time includes threads waiting for one another, which
 belongs to a step: by CPU time alone 5 × 320 on two cores had 9,746 tokens/s, and a run of it 5,030. It also includes
 other programs, which do not: beside a busy one the same model had 875, 7,551 and 24,327 tokens/s by wall time alone."""
-_LAUNCH = 5e-6
+_LAUNCH_SECONDS = 5e-6
 """Minimum seconds per operation on a GPU: the host launches one after another. Not measured by artel."""
 
 
@@ -74,48 +74,50 @@ class Speed:
     def seconds(self, size: Size, tokens: int) -> float:
         """Return the seconds of a step of `tokens` tokens."""
         flops = size.flops_per_token(self.vocabulary, self.block)
-        place = _place(flops, self.small.flops, self.large.flops)
+        position = _log_position(flops, self.small.flops, self.large.flops)
         rates = (point.flops / point.per_token for point in (self.small, self.large))
-        rate = _between(min(1.0, max(0.0, place)), *rates)
-        place = _place(size.layer_parameters, self.small.size.layer_parameters, self.large.size.layer_parameters)
-        return tokens * flops / rate + _between(place, self.small.per_step, self.large.per_step)
+        rate = _interpolate(min(1.0, max(0.0, position)), *rates)
+        position = _log_position(
+            size.layer_parameters, self.small.size.layer_parameters, self.large.size.layer_parameters
+        )
+        return tokens * flops / rate + _interpolate(position, self.small.per_step, self.large.per_step)
 
 
-def _place(value: float, first: float, last: float) -> float:
+def _log_position(value: float, first: float, last: float) -> float:
     """Return the position of a value between two others on a log scale: 0 at the first, 1 at the last."""
     return math.log(value / first) / math.log(last / first)
 
 
-def _between(place: float, first: float, last: float) -> float:
-    return first * (last / first) ** place
+def _interpolate(position: float, first: float, last: float) -> float:
+    return first * (last / first) ** position
 
 
 def measure_speed(config: RunConfig, data: PlannedData, processes: int, on_host: int) -> Speed:
     """Measure a few steps of two small models on a CPU, with a process's share of the cores. Takes seconds."""
     threads = config.train.threads or max(1, usable_cores() // on_host)
-    with _measuring(threads):
+    with _use_threads(threads):
         points = []
-        for number, size in enumerate(_MEASURED, 1):
+        for number, size in enumerate(_MEASURED_SIZES, 1):
             logger.info(
-                "measuring small model %s of %s: %s layers of %s", number, len(_MEASURED), size.layers, size.width
+                "measuring small model %s of %s: %s layers of %s", number, len(_MEASURED_SIZES), size.layers, size.width
             )
             points.append(_measure(config, data, size, processes))
     first, last = points
-    small, large = within_reach(first, last), within_reach(last, first)
-    each = f"{processes} processes with " if processes > 1 else ""
+    small, large = limit_slowness(first, last), limit_slowness(last, first)
+    prefix = f"{processes} processes with " if processes > 1 else ""
     plural = "" if threads == 1 else "s"
-    source = f"measured just now for {each}{threads} thread{plural}"
+    source = f"measured just now for {prefix}{threads} thread{plural}"
     return Speed(small, large, data.tokenizer.vocabulary, config.data.block, source, "measured on two small models")
 
 
 def measure_smallest(config: RunConfig, data: PlannedData, processes: int, on_host: int) -> Callable[[int], float]:
     """Measure only the smallest model, in a few seconds. Return a function from tokens to seconds of a step."""
-    with _measuring(config.train.threads or max(1, usable_cores() // on_host)):
+    with _use_threads(config.train.threads or max(1, usable_cores() // on_host)):
         point = _measure(config, data, Size(DEPTHS[0]), processes)
     return lambda tokens: tokens * point.per_token + point.per_step
 
 
-def within_reach(point: Point, other: Point) -> Point:
+def limit_slowness(point: Point, other: Point) -> Point:
     """Return the point with at least half of the other's FLOP/s.
 
     On an idle processor 128 × 2 reaches 0.8 of the FLOP/s of 320 × 5. If other programs use the cores, two threads wait
@@ -137,58 +139,61 @@ def _measure(config: RunConfig, data: PlannedData, size: Size, processes: int) -
     strategy = DataParallel(model, objective, World(0, 1, 0, device), precision)
     optimizer = Optimizer(model, config.train, config.seed, None, precision)
     tokens: list[int] = []
-    in_pass: list[float] = []
-    in_step: list[float] = []
+    pass_seconds: list[float] = []
+    step_seconds: list[float] = []
     for batch in (data.batch(1), data.batch(_ROWS)):
         passes, steps = zip(*_steps(strategy, optimizer, batch), strict=True)
         tokens.append(batch.tokens)
-        in_pass.append(usual(passes))
-        in_step.append(usual(steps))
+        pass_seconds.append(typical_seconds(passes))
+        step_seconds.append(typical_seconds(steps))
     # Measured times are noisy: another row takes at least half of the mean time per row.
-    per_token = max((in_pass[1] - in_pass[0]) / (tokens[1] - tokens[0]), in_pass[1] / tokens[1] / 2)
-    fixed = max(0.0, in_pass[1] - per_token * tokens[1])
+    per_token = max((pass_seconds[1] - pass_seconds[0]) / (tokens[1] - tokens[0]), pass_seconds[1] / tokens[1] / 2)
+    fixed = max(0.0, pass_seconds[1] - per_token * tokens[1])
     flops = size.flops_per_token(data.tokenizer.vocabulary, config.data.block)
-    return Point(size, flops, per_token / processes, min(in_step) + fixed)
+    return Point(size, flops, per_token / processes, min(step_seconds) + fixed)
 
 
 _Times = tuple[float, float]
 """Wall seconds, and CPU seconds of this thread."""
 
 
-def usual(times: Sequence[_Times]) -> float:
-    """Return the median wall time, capped by CPU time to leave out other programs.
+def typical_seconds(times: Sequence[_Times]) -> float:
+    """Return the median wall time, capped by CPU time to exclude other programs.
 
     Not the minimum, because a run has slow steps too. By its fastest step 6 × 384 was chosen for 3,151 tokens/s on two
     cores of a shared host, and reached 2,265.
     """
-    wall, cpu = (statistics.median(each) for each in zip(*times, strict=True))
-    return min(wall, _WAITING * cpu)
+    wall, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+    return min(wall, _MAX_WALL_RATIO * cpu)
 
 
 def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterator[tuple[_Times, _Times]]:
     """Yield the times of a few steps: in forward and backward, and in the optimizer."""
-    end = time.perf_counter() + _SECONDS
-    for count in range(_MOST):
+    end = time.perf_counter() + _MEASURE_SECONDS
+    for count in range(_MAX_STEPS):
         now = time.perf_counter()
-        if (count >= _FEWEST and now >= end) or (count and now >= end + _SECONDS):
+        if (count >= _MIN_STEPS and now >= end) or (count and now >= end + _MEASURE_SECONDS):
             return
         started = time.perf_counter(), time.thread_time()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)
-        passed = time.perf_counter(), time.thread_time()
+        pass_end = time.perf_counter(), time.thread_time()
         optimizer.clip_and_step(0.01, strategy.gradient_norm())
-        ended = time.perf_counter(), time.thread_time()
-        yield (passed[0] - started[0], passed[1] - started[1]), (ended[0] - passed[0], ended[1] - passed[1])
+        step_end = time.perf_counter(), time.thread_time()
+        yield (
+            (pass_end[0] - started[0], pass_end[1] - started[1]),
+            (step_end[0] - pass_end[0], step_end[1] - pass_end[1]),
+        )
 
 
 @contextmanager
-def _measuring(threads: int) -> Iterator[None]:
+def _use_threads(threads: int) -> Iterator[None]:
     """Use `threads` threads inside the block, then return free memory: training would begin with 450 MB more."""
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
         gc.collect()
         release_free_memory()
 
@@ -202,9 +207,9 @@ def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
         what = f"true needs the planned speed, but {hardware.name} is not in the table of accelerators"
         raise InputError.at("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}")
     if config.parallel.offload != "none":
-        what = "the model is chosen by a plan's speed, and transfers of offloaded weights are not planned"
+        what = "model.auto needs the planned speed, but transfers of offloaded weights are not planned"
         raise InputError.at("parallel.offload", what, "remove it, or set the model's sizes")
-    small, large = (_planned(config, size, vocabulary, hardware) for size in _PLANNED)
+    small, large = (_planned(config, size, vocabulary, hardware) for size in _PLANNED_SIZES)
     return Speed(
         small, large, vocabulary, config.data.block, f"by {hardware.source}", "computed from the plans of two models"
     )
@@ -219,10 +224,10 @@ def _planned(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware)
         train = config.train.model_copy(update={**batch, "budget": None, "steps": 1})
         plan = make_plan(config.model_copy(update={"model": model, "train": train}), hardware)
         assert plan.step is not None
-        launched = _LAUNCH * max(
+        launch_seconds = _LAUNCH_SECONDS * max(
             sum(count for operation, count in rank.operations.items() if operation.kind != VIEW) for rank in plan.ranks
         )
-        times.append(max(plan.step.seconds.mid, launched if hardware.device == "cuda" else 0.0))
+        times.append(max(plan.step.seconds.mid, launch_seconds if hardware.device == "cuda" else 0.0))
         tokens.append(plan.tokens)
     flops = size.flops_per_token(vocabulary, config.data.block)
     per_token = max((times[1] - times[0]) / (tokens[1] - tokens[0]), times[1] / tokens[1] / 10)

@@ -16,16 +16,16 @@ from artel.host import usable_cores
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.fit.estimate import ActivationModel, ModelSize
 from artel.planning.fit.layouts import Layout, layouts
-from artel.planning.fit.search import Budget, Found, Search
+from artel.planning.fit.search import Budget, PlannedLayout, Search
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
 from artel.planning.machine import in_gib
 from artel.planning.plan import Plan, PlannedText
 from artel.planning.plan.models import ModelOutline
-from artel.planning.plan.plan import planned_precision
+from artel.planning.plan.run_plan import planned_precision
 from artel.training.optim.optimizer import check_optimizer
 
 SAME, DIFFERENT, LARGER = "same_training", "different_training", "larger_hardware"
-_MOST = 3
+_MAX_SUGGESTIONS = 3
 # Maximum number of traced plans, for each part of the advice.
 _PLANS, _OFFLOAD_PLANS, _PLANS_OF_A_CHANGE, _HARDWARE_PLANS = 9, 3, 2, 5
 _KEYS = (
@@ -34,14 +34,14 @@ _KEYS = (
     "train.micro_batch",
 )  # fmt: skip
 _LORA_RANK = 16
-_WORTH = 0.95  # of the time of a step: a different training must be this much faster
-_COUNTS = (1, 2, 4, 8)
-_MOST_ACCELERATORS = 1024
+_MAX_TIME_RATIO = 0.95  # of the time of a step: a different training must be this much faster
+_ACCELERATOR_COUNTS = (1, 2, 4, 8)
+_MAX_ACCELERATORS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
-    """A way to run it, with its plan."""
+class Suggestion:
+    """A suggested configuration, with its plan."""
 
     overrides: Mapping[str, Any]
     """Dotted keys of the run file with their new values; empty if nothing changes."""
@@ -55,40 +55,40 @@ class Advised:
 
     @property
     def words(self) -> list[str]:
-        """The overrides as words of a command line."""
+        """The overrides as command-line arguments."""
         return Overrides(self.overrides).words
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Ways that fit, the fastest first."""
+    """Configurations that fit, the fastest first."""
 
-    same: tuple[Advised, ...]
+    same: tuple[Suggestion, ...]
     """The same training, with the same results."""
-    different: tuple[Advised, ...]
+    different: tuple[Suggestion, ...]
     """A different training, which is faster than all of `same`, or fits if nothing else does."""
-    larger: tuple[Advised, ...]
+    larger: tuple[Suggestion, ...]
     """The smallest hardware that would do, if nothing fits."""
 
 
-def advise(config: RunConfig, own: Plan, text: PlannedText, nproc: int | None = None) -> Advice:
-    """Search around `own`, the plan of the unchanged run, with its `planned_text`.
+def advise(config: RunConfig, base_plan: Plan, text: PlannedText, nproc: int | None = None) -> Advice:
+    """Search around `base_plan`, the plan of the unchanged run, with its `planned_text`.
 
     `nproc` fixes the processes per host. Logs a line for each traced plan. Raise InputError if the run cannot be
     planned.
     """
-    return _Adviser(config, own, text, nproc).advice()
+    return _Adviser(config, base_plan, text, nproc).advice()
 
 
 class _Adviser:
     """One run on one kind of hardware."""
 
-    def __init__(self, config: RunConfig, own: Plan, text: PlannedText, nproc: int | None) -> None:
-        self._config, self._own, self._hardware = config, own, own.hardware
+    def __init__(self, config: RunConfig, base_plan: Plan, text: PlannedText, nproc: int | None) -> None:
+        self._config, self._base_plan, self._hardware = config, base_plan, base_plan.hardware
         self._text = text
-        self._known = ActivationModel()
+        self._activations = ActivationModel()
         self._models: dict[tuple[Any, ...], PreTrainedModel] = {}
-        self._on_host = own.processes // own.hardware.nodes
+        self._on_host = base_plan.processes // base_plan.hardware.nodes
         self._counts = [self._on_host]
         """Numbers of processes per host to try."""
         if self._hardware.shares_memory and nproc is None:
@@ -98,58 +98,62 @@ class _Adviser:
     def advice(self) -> Advice:
         same = self._same()
         different = list(self._different(same))
-        larger: list[Found] = []
+        larger: list[PlannedLayout] = []
         if not any(self._is_sure(each) for each in [*same, *(found for _, found in different)]):
             larger = list(self._larger())
         return Advice(
-            tuple(self._advised(each) for each in same),
-            tuple(self._advised(each) for _, each in different),
-            tuple(self._advised(each) for each in larger),
+            tuple(self._suggestion(each) for each in same),
+            tuple(self._suggestion(each) for _, each in different),
+            tuple(self._suggestion(each) for each in larger),
         )
 
-    def _same(self) -> list[Found]:
+    def _same(self) -> list[PlannedLayout]:
         """Return the fastest layouts of the unchanged run."""
-        dims = read_parallel_dims(self._config.parallel, self._own.processes, self._on_host)
-        own = Layout(self._config, dims, self._on_host)
-        self._known.add(own, self._own)
+        dims = read_parallel_dims(self._config.parallel, self._base_plan.processes, self._on_host)
+        base_layout = Layout(self._config, dims, self._on_host)
+        self._activations.add(base_layout, self._base_plan)
         search, candidates = self._search(self._config, self._hardware), self._layouts(self._config)
-        estimated = search.seconds(own, self._own.recompute, self._own.micro_batch)
-        found = [Found(self._config, self._own, estimated)] if self._own.share <= 1 else []
-        best = search.fastest(candidates, Budget(_PLANS), found, _MOST)
-        if len(best) == _MOST or self._hardware.shares_memory:
+        estimated_seconds = search.seconds(base_layout, self._base_plan.recompute, self._base_plan.micro_batch)
+        found = [PlannedLayout(self._config, self._base_plan, estimated_seconds)] if self._base_plan.share <= 1 else []
+        best = search.fastest(candidates, Budget(_PLANS), found, _MAX_SUGGESTIONS)
+        if len(best) == _MAX_SUGGESTIONS or self._hardware.shares_memory:
             return best
-        return search.fastest(self._layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS), best, _MOST)
+        return search.fastest(
+            self._layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS), best, _MAX_SUGGESTIONS
+        )
 
-    def _different(self, same: list[Found]) -> Iterator[tuple[RunConfig, Found]]:
+    def _different(self, same: list[PlannedLayout]) -> Iterator[tuple[RunConfig, PlannedLayout]]:
         """Yield the fastest layout of each change of the training, if it gains anything."""
         fastest = min((each.seconds for each in same if each.seconds is not None), default=None)
         for changes in self._changes():
-            config = _with(self._config, changes)
+            config = _apply(self._config, changes)
             if config is None:
                 continue
             search = self._search(config, self._hardware)
-            for found in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE), most=1):
-                is_faster = fastest is not None and found.seconds is not None and found.seconds < _WORTH * fastest
+            for found in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE), limit=1):
+                is_faster = (
+                    fastest is not None and found.seconds is not None and found.seconds < _MAX_TIME_RATIO * fastest
+                )
                 if is_faster or not same:
                     yield config, found
 
     def _changes(self) -> Iterator[dict[str, Any]]:
         """Yield changes that make a different training. Quantized weights are not advised yet."""
         peaks = self._hardware.peak_flops
-        if self._own.precision == "fp32" and ("bf16" in peaks or "fp16" in peaks):
+        if self._base_plan.precision == "fp32" and ("bf16" in peaks or "fp16" in peaks):
             yield {"train.precision": "bf16" if "bf16" in peaks else "fp16"}
-        if self._own.precision == "bf16" and self._config.train.weights == "fp32":
+        if self._base_plan.precision == "bf16" and self._config.train.weights == "fp32":
             yield {"train.weights": "bf16"}
         if self._config.model.from_ is not None and self._config.model.lora is None and not self._config.model.freeze:
             yield {"model.lora.rank": _LORA_RANK}
 
-    def _larger(self) -> Iterator[Found]:
+    def _larger(self) -> Iterator[PlannedLayout]:
         """Yield the smallest sufficient number of the same accelerators, and of larger ones if fewer are enough."""
         most: int | None = None
         for kinds in (more_of(self._hardware), larger_accelerators(self._hardware)):
             budget = Budget(_HARDWARE_PLANS)
             for hardware in kinds:
-                if budget.left <= 0 or (most is not None and hardware.world_size >= most):
+                if budget.remaining <= 0 or (most is not None and hardware.world_size >= most):
                     break
                 found = self._smallest(hardware, budget)
                 if found is not None:
@@ -157,22 +161,22 @@ class _Adviser:
                     most = hardware.world_size
                     break
 
-    def _smallest(self, hardware: Hardware, budget: Budget) -> Found | None:
+    def _smallest(self, hardware: Hardware, budget: Budget) -> PlannedLayout | None:
         """Return the layout with the least memory that fits that hardware; None if none does."""
         model, search = self._model(self._config), self._search(self._config, hardware)
-        held = search.size.training_bytes
+        training_bytes = search.size.training_bytes
         candidates: list[Layout] = []
-        if held // hardware.world_size <= hardware.memory_bytes:
+        if training_bytes // hardware.world_size <= hardware.memory_bytes:
             candidates += layouts(self._config, model, hardware.world_size, hardware.count)
-        if hardware.host_memory_bytes is not None and held // hardware.nodes <= hardware.host_memory_bytes:
+        if hardware.host_memory_bytes is not None and training_bytes // hardware.nodes <= hardware.host_memory_bytes:
             candidates += layouts(self._config, model, hardware.world_size, hardware.count, offload="pinned")
         return search.smallest(candidates, budget)
 
     def _search(self, config: RunConfig, hardware: Hardware) -> Search:
-        size = ModelSize.measure(config, self._model(config), self._own.parameters["active"])
+        size = ModelSize.measure(config, self._model(config), self._base_plan.parameters["active"])
         # The price is known only for the accelerators of the command.
-        price = self._own.price if hardware.name == self._hardware.name else None
-        return Search(self._text, size, self._known, hardware, planned_precision(config, hardware), price)
+        price = self._base_plan.price if hardware.name == self._hardware.name else None
+        return Search(self._text, size, self._activations, hardware, planned_precision(config, hardware), price)
 
     def _layouts(self, config: RunConfig, offload: str = "none") -> list[Layout]:
         model, nodes = self._model(config), self._hardware.nodes
@@ -189,24 +193,24 @@ class _Adviser:
             self._models[key] = outline.build(precision)
         return self._models[key]
 
-    def _is_sure(self, found: Found) -> bool:
+    def _is_sure(self, found: PlannedLayout) -> bool:
         """True if it fits without host memory of unknown size."""
         return found.config.parallel.offload == "none" or self._hardware.host_memory_bytes is not None
 
-    def _advised(self, found: Found) -> Advised:
-        return Advised(_differences(self._config, found.config), found.plan, found.config.parallel.offload != "none")
+    def _suggestion(self, found: PlannedLayout) -> Suggestion:
+        return Suggestion(_differences(self._config, found.config), found.plan, found.config.parallel.offload != "none")
 
 
 def more_of(hardware: Hardware) -> Iterator[Hardware]:
     """Yield more accelerators of the same kind: first in a node, then in more nodes. Nothing for a CPU."""
     if hardware.shares_memory:
         return
-    for count in _COUNTS:
+    for count in _ACCELERATOR_COUNTS:
         if count > hardware.count:
             yield replace(hardware, count=count)
-    count = max(hardware.count, *_COUNTS)
+    count = max(hardware.count, *_ACCELERATOR_COUNTS)
     nodes = hardware.nodes if count == hardware.count else hardware.nodes or 1
-    while count * nodes * 2 <= _MOST_ACCELERATORS:
+    while count * nodes * 2 <= _MAX_ACCELERATORS:
         nodes *= 2
         yield replace(hardware, count=count, nodes=nodes)
 
@@ -217,23 +221,23 @@ def larger_accelerators(hardware: Hardware) -> list[Hardware]:
     For a CPU, return all accelerators.
     """
     least = 0 if hardware.shares_memory else hardware.memory_bytes
-    kinds = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _COUNTS]
+    kinds = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _ACCELERATOR_COUNTS]
     kinds = [replace(kind, host_memory_bytes=hardware.host_memory_bytes) for kind in kinds if kind.memory_bytes > least]
     larger = [*kinds]
     for kind in kinds:
-        if kind.count == _COUNTS[-1]:
+        if kind.count == _ACCELERATOR_COUNTS[-1]:
             larger += list(more_of(kind))
     return sorted(larger, key=lambda kind: (kind.world_size, kind.memory_bytes))
 
 
-def _with(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
+def _apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
     """Return the run with other values; None if they are invalid for it."""
     try:
-        other = run_from(config.model_dump(mode="json", by_alias=True), changes, {})
-        check_optimizer(other.train)
+        changed_run = run_from(config.model_dump(mode="json", by_alias=True), changes, {})
+        check_optimizer(changed_run.train)
     except InputError:
         return None
-    return other
+    return changed_run
 
 
 def _differences(before: RunConfig, after: RunConfig) -> dict[str, Any]:
@@ -257,40 +261,44 @@ class CommandLine:
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of `artel plan` besides the hardware: `--host-memory` and its value."""
 
-    def train(self, advised: Advised) -> str:
-        hardware = advised.hardware
-        words = ["--nproc", str(advised.plan.processes // hardware.nodes)] if advised.plan.processes > 1 else []
+    def train(self, suggestion: Suggestion) -> str:
+        hardware = suggestion.hardware
+        words = ["--nproc", str(suggestion.plan.processes // hardware.nodes)] if suggestion.plan.processes > 1 else []
         words += ["--nnodes", str(hardware.nodes)] if hardware.nodes > 1 else []
-        return self._line("train", words, advised)
+        return self._line("train", words, suggestion)
 
-    def plan(self, advised: Advised) -> str:
-        hardware = advised.hardware
+    def plan(self, suggestion: Suggestion) -> str:
+        hardware = suggestion.hardware
         nodes = ["--nodes", str(hardware.nodes)] if hardware.nodes > 1 else []
         return self._line(
-            "plan", ["--hardware", f"{hardware.name}:{hardware.count}", *nodes, *chain(*self.options.items())], advised
+            "plan",
+            ["--hardware", f"{hardware.name}:{hardware.count}", *nodes, *chain(*self.options.items())],
+            suggestion,
         )
 
-    def _line(self, command: str, options: Sequence[str], advised: Advised) -> str:
-        kept = Overrides({key: value for key, value in self.overrides.items() if key not in advised.overrides}).words
-        return shlex.join(["artel", command, self.name, *options, *kept, *advised.words])
+    def _line(self, command: str, options: Sequence[str], suggestion: Suggestion) -> str:
+        overrides = Overrides(
+            {key: value for key, value in self.overrides.items() if key not in suggestion.overrides}
+        ).words
+        return shlex.join(["artel", command, self.name, *options, *overrides, *suggestion.words])
 
 
 def advice_json(advice: Advice, line: CommandLine) -> list[dict[str, Any]]:
     """Return the `advice` of `artel plan --json --fit`. `group` tells what would change."""
     groups = {SAME: advice.same, DIFFERENT: advice.different, LARGER: advice.larger}
-    return [_entry(group, advised, line) for group, each in groups.items() for advised in each]
+    return [_entry(group, suggestion, line) for group, each in groups.items() for suggestion in each]
 
 
-def _entry(group: str, advised: Advised, line: CommandLine) -> dict[str, Any]:
-    plan = advised.plan
+def _entry(group: str, suggestion: Suggestion, line: CommandLine) -> dict[str, Any]:
+    plan = suggestion.plan
     planned = plan.to_json()
-    kept = ("fits", "verdict", "processes", "micro_batch", "activation_checkpointing", "precision", "hours", "cost")
+    keys = ("fits", "verdict", "processes", "micro_batch", "activation_checkpointing", "precision", "hours", "cost")
     return {
         "group": group,
-        "overrides": advised.words,
-        "command": line.plan(advised) if group == LARGER else line.train(advised),
+        "overrides": suggestion.words,
+        "command": line.plan(suggestion) if group == LARGER else line.train(suggestion),
         "hardware": {"name": plan.hardware.name, "count": plan.hardware.count, "nodes": plan.hardware.nodes},
-        **{key: planned[key] for key in kept},
+        **{key: planned[key] for key in keys},
         "per_rank_gib": planned["per_rank_gib"],
         "host_gib": planned["host_gib"],
         "tokens_per_second": None if plan.tokens_per_second is None else asdict(plan.tokens_per_second),
@@ -312,20 +320,20 @@ def describe_advice(advice: Advice, line: CommandLine, hardware: Hardware) -> st
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _entries(advised: Sequence[Advised], command: Callable[[Advised], str]) -> list[str]:
+def _entries(suggestions: Sequence[Suggestion], command: Callable[[Suggestion], str]) -> list[str]:
     lines = []
-    for number, each in enumerate(advised, 1):
-        lines += [f"  {number}  {command(each)}", f"     {_memory_and_speed(each)}"]
+    for number, suggestion in enumerate(suggestions, 1):
+        lines += [f"  {number}  {command(suggestion)}", f"     {_memory_and_speed(suggestion)}"]
     return lines
 
 
-def _memory_and_speed(advised: Advised) -> str:
-    plan = advised.plan
+def _memory_and_speed(suggestion: Suggestion) -> str:
+    plan = suggestion.plan
     speed = "speed unknown"
     if plan.tokens_per_second is not None:
         speed = f"{plan.tokens_per_second.mid:,.0f} tokens/s"
     text = f"{plan.verdict}: {plan.fullest.reserved / 2**30:.1f} GiB on the fullest rank, {speed}"
-    if advised.offloads:
+    if suggestion.offloads:
         unknown = "if each host has" if plan.host_capacity is None else "with"
         text += f", {unknown} {in_gib(plan.host_bytes)} of host memory"
     return text

@@ -72,16 +72,16 @@ class ModelSize:
         )
 
 
-def device_floor(layout: Layout, size: ModelSize, precision: str) -> int:
+def min_state_bytes(layout: Layout, size: ModelSize, precision: str) -> int:
     """Return the minimum bytes of a process on its device, without activations."""
     tensor, pipeline, *_ = layout.splits
     gathered = 0
-    if not layout.dims.reshard_after_forward and not layout.is_whole:
+    if not layout.dims.reshard_after_forward and not layout.is_unsharded:
         gathered = size.weights * _bytes(precision) // (tensor * pipeline)
     return gathered if layout.offloads else size.training_bytes // layout.shards + gathered
 
 
-def host_floor(layout: Layout, size: ModelSize) -> int:
+def min_host_bytes(layout: Layout, size: ModelSize) -> int:
     """Return the minimum host memory of all processes on a host, in bytes."""
     offloaded = size.training_bytes if layout.offloads else 0
     copied = size.checkpoint_bytes if copies_checkpoints(layout.config) else 0
@@ -91,14 +91,14 @@ def host_floor(layout: Layout, size: ModelSize) -> int:
 def estimate_buffers(layout: Layout, size: ModelSize, precision: str) -> float:
     """Estimate the bytes of a gathered layer and of its gradients before they are reduced."""
     tensor, _, _, expert = layout.splits
-    return 0 if layout.is_whole else size.gathered_parameters * (_bytes(precision) + 8) / (tensor * expert)
+    return 0 if layout.is_unsharded else size.gathered_parameters * (_bytes(precision) + 8) / (tensor * expert)
 
 
 def estimate_activations(layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int) -> float:
     """Estimate the bytes of activations per row of a micro-batch."""
     tensor, pipeline, context, _ = layout.splits
-    share = tensor * context * pipeline
-    return row_tokens * size.hidden * size.layers * _ACTIVATION_BYTES[mode] / share * min(pipeline, 2)
+    splits = tensor * context * pipeline
+    return row_tokens * size.hidden * size.layers * _ACTIVATION_BYTES[mode] / splits * min(pipeline, 2)
 
 
 def step_seconds(
@@ -106,14 +106,16 @@ def step_seconds(
 ) -> float:
     """Estimate the seconds of a step."""
     micro_batches = -(-layout.config.train.batch // (layout.dims.dp_degree * rows))
-    computing = _compute_seconds(layout, size, mode, row_tokens, hardware, precision)
-    reducing = _data_parallel_seconds(layout, size, micro_batches, hardware, precision)
-    waiting = _model_parallel_seconds(layout, size, mode, row_tokens, hardware, precision)
+    compute_seconds = _compute_seconds(layout, size, mode, row_tokens, hardware, precision)
+    reduce_seconds = _data_parallel_seconds(layout, size, micro_batches, hardware, precision)
+    exchange_seconds = _model_parallel_seconds(layout, size, mode, row_tokens, hardware, precision)
     memory_rate = (hardware.memory_bandwidth or _DEFAULT_BANDWIDTH) * _UTILIZATION
-    stepping = 2 * size.training_bytes / layout.shards / memory_rate  # reads and writes all of it
-    overlapped = computing + reducing if hardware.shares_memory else max(computing, reducing)
+    optimizer_seconds = 2 * size.training_bytes / layout.shards / memory_rate  # reads and writes all of it
+    overlapped_seconds = (
+        compute_seconds + reduce_seconds if hardware.shares_memory else max(compute_seconds, reduce_seconds)
+    )
     bubble = pipeline_bubble(layout.config.parallel.schedule, layout.splits[1], micro_batches)
-    return (overlapped + waiting + stepping) * (1 + bubble)
+    return (overlapped_seconds + exchange_seconds + optimizer_seconds) * (1 + bubble)
 
 
 def _compute_seconds(
@@ -180,8 +182,8 @@ class ActivationModel:
         """Return the minimum bytes of activations."""
         points = self._points_for(layout, mode)
         if len(points) == 1:  # more rows need at least as much; of fewer rows a part is constant
-            known, size = points[0]
-            return size * min(1.0, rows / known)
+            known_rows, size = points[0]
+            return size * min(1.0, rows / known_rows)
         return self.estimate(layout, mode, rows) or 0.0
 
     def estimate(self, layout: Layout, mode: Recompute, rows: int) -> float | None:
@@ -189,10 +191,10 @@ class ActivationModel:
         points = self._points_for(layout, mode)
         if not points:
             return None
-        (fewer, less), (more, most) = points[0], points[-1]
-        if fewer == more:
-            return less * rows / fewer
-        return less + (rows - fewer) * (most - less) / (more - fewer)
+        (rows_0, bytes_0), (rows_1, bytes_1) = points[0], points[-1]
+        if rows_0 == rows_1:
+            return bytes_0 * rows / rows_0
+        return bytes_0 + (rows - rows_0) * (bytes_1 - bytes_0) / (rows_1 - rows_0)
 
     def _points_for(self, layout: Layout, mode: Recompute) -> list[tuple[int, int]]:
         return sorted(self._points.get(self._key(layout, mode), {}).items())
@@ -200,14 +202,14 @@ class ActivationModel:
     def _key(self, layout: Layout, mode: Recompute) -> tuple[Any, ...]:
         config = layout.config
         dtypes = (config.train.weights, config.train.precision, config.model.lora is None)
-        return (layout.splits, layout.is_whole, mode, dtypes)
+        return (layout.splits, layout.is_unsharded, mode, dtypes)
 
 
 def min_device_bytes(
-    layout: Layout, size: ModelSize, known: ActivationModel, mode: Recompute, rows: int, precision: str
+    layout: Layout, size: ModelSize, activations: ActivationModel, mode: Recompute, rows: int, precision: str
 ) -> float:
     """Return the minimum bytes of a process on its device, using earlier plans."""
-    return device_floor(layout, size, precision) + known.lower_bound(layout, mode, rows) + FRAMEWORK_BYTES
+    return min_state_bytes(layout, size, precision) + activations.lower_bound(layout, mode, rows) + FRAMEWORK_BYTES
 
 
 def _bytes(precision: str) -> int:

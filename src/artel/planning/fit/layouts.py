@@ -17,8 +17,8 @@ from artel.objectives import objective_type
 from artel.parallel.mesh import ADVISED_MODES, ParallelDims, read_parallel_dims
 from artel.training.model_setup import check_layout
 
-_MOST_STAGES = 16
-_SPLITS_AT_ONCE = 2  # of tensor, pipeline, context and expert; three together are for thousands of accelerators
+_MAX_STAGES = 16
+_MAX_COMBINED_SPLITS = 2  # of tensor, pipeline, context and expert; three together are for thousands of accelerators
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class Layout:
         return self.dims.world_size // self.dims.dp_replicate
 
     @property
-    def is_whole(self) -> bool:
+    def is_unsharded(self) -> bool:
         """True if weights need not be gathered before use."""
         return self.dims.dp_shard * self.config.parallel.context == 1 and not self.offloads
 
@@ -53,9 +53,9 @@ class Layout:
         parallel = self.config.parallel
         return parallel.tensor, parallel.pipeline, parallel.context, parallel.expert
 
-    def at(self, mode: Recompute, rows: int) -> RunConfig:
+    def with_micro_batch(self, mode: Recompute, rows: int) -> RunConfig:
         """Return the run with micro-batches of `rows` rows, and this activation checkpointing."""
-        return changed(self.config, {"train.activation_checkpointing": mode, "train.micro_batch": rows})
+        return with_changes(self.config, {"train.activation_checkpointing": mode, "train.micro_batch": rows})
 
 
 def layouts(
@@ -67,7 +67,7 @@ def layouts(
     within a host.
     """
     auto_class = objective_type(config).auto_class
-    seen = set()
+    known_keys = set()
     for tensor, pipeline, context, expert in _splits(processes, on_host):
         for data in ADVISED_MODES:
             parallel = _parallel(config, data, tensor, pipeline, context, expert, offload)
@@ -76,11 +76,13 @@ def layouts(
             except InputError:
                 continue
             key = (dims.sizes, expert, dims.holds_full_model, dims.reshard_after_forward)
-            alone = processes == 1 and not dims.holds_full_model and offload == "none"  # nothing to shard
-            if key in seen or alone or dims.dp_degree > config.train.batch:
+            has_nothing_to_shard = (
+                processes == 1 and not dims.holds_full_model and offload == "none"
+            )  # nothing to shard
+            if key in known_keys or has_nothing_to_shard or dims.dp_degree > config.train.batch:
                 continue
-            seen.add(key)
-            candidate = config.model_copy(update={"parallel": _as_written(config, parallel, dims, on_host)})
+            known_keys.add(key)
+            candidate = config.model_copy(update={"parallel": _keep_user_keys(config, parallel, dims, on_host)})
             try:
                 check_layout(candidate, auto_class, processes, on_host, model)
             except InputError:
@@ -88,7 +90,7 @@ def layouts(
             yield Layout(candidate, dims, on_host)
 
 
-def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return the run with new values for keys `section.key`, unchecked."""
     for dotted, value in changes.items():
         section, key = dotted.split(".")
@@ -98,18 +100,18 @@ def changed(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 def _splits(processes: int, on_host: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (tensor, pipeline, context, expert), the fewest splits first."""
-    within = _powers(on_host)
-    stages = _powers(min(processes, _MOST_STAGES))
-    for splits in product(within, stages, within, within):
+    host_sizes = _powers(on_host)
+    stages = _powers(min(processes, _MAX_STAGES))
+    for splits in product(host_sizes, stages, host_sizes, host_sizes):
         tensor, pipeline, context, expert = splits
-        if sum(size > 1 for size in splits) > _SPLITS_AT_ONCE or tensor * max(context, expert) > on_host:
+        if sum(size > 1 for size in splits) > _MAX_COMBINED_SPLITS or tensor * max(context, expert) > on_host:
             continue
         if processes % (tensor * pipeline * context) == 0:
             yield splits
 
 
-def _powers(most: int) -> list[int]:
-    return [2**power for power in range(most.bit_length()) if most % 2**power == 0]
+def _powers(limit: int) -> list[int]:
+    return [2**power for power in range(limit.bit_length()) if limit % 2**power == 0]
 
 
 def _parallel(
@@ -121,11 +123,13 @@ def _parallel(
     return config.parallel.model_copy(update={"data": data, "shard": "auto", "offload": offload, **sizes})
 
 
-def _as_written(config: RunConfig, parallel: ParallelConfig, dims: ParallelDims, on_host: int) -> ParallelConfig:
+def _keep_user_keys(config: RunConfig, parallel: ParallelConfig, dims: ParallelDims, on_host: int) -> ParallelConfig:
     """Keep the run file's own `data` if it means the same, so that the advice shows only necessary changes."""
-    own = parallel.model_copy(update={"data": config.parallel.data, "shard": config.parallel.shard})
+    user_parallel = parallel.model_copy(update={"data": config.parallel.data, "shard": config.parallel.shard})
     try:
-        same = isinstance(own.data, str) and read_parallel_dims(own, dims.world_size, on_host) == dims
+        is_same = (
+            isinstance(user_parallel.data, str) and read_parallel_dims(user_parallel, dims.world_size, on_host) == dims
+        )
     except InputError:
         return parallel
-    return own if same else parallel
+    return user_parallel if is_same else parallel

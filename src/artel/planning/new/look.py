@@ -16,9 +16,11 @@ from artel.text.formats.format import format_of
 from artel.text.sources.find import is_table_name
 from artel.text.sources.inputs import Input
 
-_RECORDS = 20  # records that a format must be able to read
-_BYTES = 2_000_000
-_COLUMNS = "name its columns text, or text and label, or input and output …; or name them in a run file (docs/text.md)"
+_MAX_RECORDS = 20  # records that a format must be able to read
+_MAX_BYTES = 2_000_000
+_COLUMNS_FIX = (
+    "name its columns text, or text and label, or input and output …; or name them in a run file (docs/text.md)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,14 @@ class Look:
     files: int
     bytes: int
     formats: dict[str, str] = field(hash=False)
-    """Formats that can read it, the likeliest first, with their kind of record: text, conversations …"""
+    """Formats that can read it, the most likely first, with their kind of record: text, conversations …"""
 
     @property
     def kinds(self) -> set[str]:
         return set(self.formats.values())
 
     def format_for(self, learns_from: tuple[str, ...]) -> str:
-        """Return the likeliest format with records that an objective learns from."""
+        """Return the most likely format with records that an objective learns from."""
         return next(name for name, kind in self.formats.items() if kind in learns_from)
 
     def describe(self) -> str:
@@ -46,26 +48,28 @@ class Look:
 
 def look_at(paths: list[str]) -> Look:
     """Look at files, globs or folders. Raise InputError if there is no text, or no format can read it."""
-    data, refused = _data(paths, FORMATS.names[0]), None
+    data, table_problem = _data(paths, FORMATS.names[0]), None
     try:
         check_sources(data)
     except InputError as error:  # a table without texts may hold pairs or labels, see below
-        refused = error.problems[0]
+        table_problem = error.problems[0]
         data = _data(paths, next(name for name in FORMATS.names if _takes_any_file(name)))
     try:
         check_sources(data)
         inputs = [entry for _, _, entries in all_inputs(data) for entry in entries]
     except InputError as error:
-        problem = refused or error.problems[0]
+        problem = table_problem or error.problems[0]
         raise InputError.at("--text", problem.what, problem.fix) from None
-    if refused is not None and not all(_is_table(entry.address) for entry in inputs):
-        raise InputError.at("--text", refused.what, refused.fix)
+    if table_problem is not None and not all(_is_table(entry.address) for entry in inputs):
+        raise InputError.at("--text", table_problem.what, table_problem.fix)
     if not any(entry.size for entry in inputs):
         raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "use a file with text")
-    formats = dict(_formats(paths, inputs, is_table=refused is not None))
-    if not formats and refused is not None:
-        is_damaged = not refused.where.startswith("data.sources")
-        raise InputError.at("--text", _column_problem(paths) or refused.what, refused.fix if is_damaged else _COLUMNS)
+    formats = dict(_formats(paths, inputs, is_table=table_problem is not None))
+    if not formats and table_problem is not None:
+        is_damaged = not table_problem.where.startswith("data.sources")
+        raise InputError.at(
+            "--text", _column_problem(paths) or table_problem.what, table_problem.fix if is_damaged else _COLUMNS_FIX
+        )
     if not formats:
         what = f"no format of artel reads {', '.join(paths)}"
         raise InputError.at("--text", what, f"docs/text.md describes them: {', '.join(FORMATS.names)}")
@@ -105,10 +109,10 @@ def _formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> Iterat
     names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(paths, name, is_plain)]
     by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]
     reads_all = [name for name in names if FORMATS[name].is_plain_text or FORMATS[name].is_pages]
-    telling = [name for name in names if name not in (*by_folder, *reads_all)]
+    specific = [name for name in names if name not in (*by_folder, *reads_all)]
     by_suffix = [name for name in names if FORMATS[name].goes_by_suffix]
     plain = [] if is_table else [*by_suffix, *(by_folder if in_folders else ())]
-    for name in [*plain, *telling] if is_plain else telling or plain:
+    for name in [*plain, *specific] if is_plain else specific or plain:
         yield name, SourceConfig.model_validate({"path": paths, "format": name}).yields
 
 
@@ -118,11 +122,11 @@ def _data(paths: list[str], name: str) -> DataConfig:
 
 def _reads(paths: list[str], name: str, is_plain: bool) -> bool:
     """True if the format reads the first records. Of plain text it may reject a tenth."""
-    rejects: list[Rejected] = []
-    ledger = Ledger(on_reject=rejects.append)
+    rejected: list[Rejected] = []
+    ledger = Ledger(on_reject=rejected.append)
     try:
-        found = list(islice(read_documents(_data(paths, name), ledger, max_bytes=_BYTES), _RECORDS))
+        documents = list(islice(read_documents(_data(paths, name), ledger, max_bytes=_MAX_BYTES), _MAX_RECORDS))
     except InputError:
         return False
     is_guess = is_plain and not FORMATS[name].is_plain_text
-    return bool(found) and not ledger.rejected and (not is_guess or 10 * len(rejects) <= len(found))
+    return bool(documents) and not ledger.rejected and (not is_guess or 10 * len(rejected) <= len(documents))

@@ -22,7 +22,7 @@ from artel.registry import OBJECTIVES
 SCRATCH = "scratch"
 """The answer for a new model."""
 
-_HOPELESS_BYTES = 1_000_000
+_MIN_SCRATCH_BYTES = 1_000_000
 """Bytes of conversations or pairs below which a model from scratch does not learn to write."""
 
 PRETRAINED, _CAUSAL = "Qwen/Qwen3-0.6B", "AutoModelForCausalLM"
@@ -34,8 +34,8 @@ Ask = Callable[[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """The values of flags; None for missing ones."""
+class PresetAnswers:
+    """Answers given by flags; None for missing flags."""
 
     text: list[str] | None = None
     learn: str | None = None
@@ -45,7 +45,7 @@ class Given:
 
     @property
     def missing(self) -> list[str]:
-        """Names of missing flags, which are asked for."""
+        """Missing flags, for which questions are asked."""
         flags = {"--text": self.text, "--learn": self.learn, "--from": self.model, "--time": self.time}
         return [flag for flag, value in flags.items() if not value]
 
@@ -71,20 +71,22 @@ def objectives_for(look: Look) -> dict[str, type[Objective]]:
 
 def read_objective(answer: str, look: Look) -> str:
     """Return the objective for an answer, its name or its word for users. Raise InputError."""
-    fitting = objectives_for(look)
-    words = {word: name for name, objective in fitting.items() for word in (name, objective.presentation.verb) if word}
+    objectives = objectives_for(look)
+    words = {
+        word: name for name, objective in objectives.items() for word in (name, objective.presentation.verb) if word
+    }
     if answer in words:
         return words[answer]
     if answer in OBJECTIVES and not OBJECTIVES[answer].presentation.is_offered:
         what = f"{answer} needs more than texts, so artel new does not support it"
         raise InputError.at("--learn", what, f"start with a recipe: artel recipes ls lists those of objective {answer}")
-    shown = ", ".join(objective.presentation.verb or name for name, objective in fitting.items())
-    known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].presentation.verb)}
+    tasks = ", ".join(objective.presentation.verb or name for name, objective in objectives.items())
+    all_words = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].presentation.verb)}
     near = difflib.get_close_matches(answer, words, 1)
     what = f"Unknown task {answer!r}" + (f"; did you mean {near[0]}?" if near else "")
-    if answer in known:
+    if answer in all_words:
         what = f"{answer!r} cannot be learned from {' or '.join(sorted(look.kinds))}"
-    raise InputError.at("--learn", what, f"this text fits: {shown}")
+    raise InputError.at("--learn", what, f"this text fits: {tasks}")
 
 
 def read_model(answer: str) -> str:
@@ -93,7 +95,7 @@ def read_model(answer: str) -> str:
         return ""
     is_path = answer.startswith((".", "/", "~")) or answer.isdigit()  # a number is not an answer to this question
     if not answer or (is_path and not Path(answer).expanduser().is_dir()):
-        raise InputError.at("--from", f"{answer!r} is not a folder", f"write {SCRATCH}, a model's folder or a hub id")
+        raise InputError.at("--from", f"{answer!r} is not a folder", f"use {SCRATCH}, a model's folder or a hub id")
     return os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
 
 
@@ -102,7 +104,7 @@ def read_time(answer: str) -> str:
     try:
         read_seconds(answer)
     except ValueError as error:
-        raise InputError.at("--time", str(error).partition(";")[0], "write, for example, 30min or 2h") from None
+        raise InputError.at("--time", str(error).partition(";")[0], "use, for example, 30min or 2h") from None
     return answer
 
 
@@ -118,50 +120,50 @@ def read_time_and_hardware(answer: str) -> tuple[str, str]:
     return read_time(time.strip()), read_hardware(hardware.strip())
 
 
-def answer_questions(given: Given, ask: Ask | None) -> Answers:
+def answer_questions(preset: PresetAnswers, ask: Ask | None) -> Answers:
     """Take answers from the flags, and ask for the rest. Without `ask` raise InputError if a flag is missing."""
-    if ask is None and given.missing:
-        verb = "is" if len(given.missing) == 1 else "are"
-        what = f"no terminal for questions, and {' and '.join(given.missing)} {verb} missing"
+    if ask is None and preset.missing:
+        verb = "is" if len(preset.missing) == 1 else "are"
+        what = f"no terminal for questions, and {' and '.join(preset.missing)} {verb} missing"
         example = "artel new run.yaml --text novel.txt --learn write --from scratch --time 30min"
         raise InputError.at("artel new", what, f"use all of them: {example}")
-    _check_flags(given)
-    look = _answer(given.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask)
+    _check_flags(preset)
+    look = _answer(preset.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask)
     logger.info(look.describe())
-    fitting = objectives_for(look)
-    if given.learn is None:
-        for name, objective in fitting.items():
+    objectives = objectives_for(look)
+    if preset.learn is None:
+        for name, objective in objectives.items():
             logger.info("  %s%s", f"{objective.presentation.verb or name:<10}", objective.presentation.does)
-    first = next(iter(fitting))
-    default = fitting[first].presentation.verb or first
-    name = _answer(given.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask)
-    kind = fitting[name]
+    first = next(iter(objectives))
+    default = objectives[first].presentation.verb or first
+    name = _answer(preset.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask)
+    kind = objectives[name]
     has_answers = kind.generates and not kind.packs_text
     where, default = "From scratch, or from which model: a folder or a hub id?", SCRATCH
     if has_answers and kind.auto_class == _CAUSAL:
         where, default = "From which pretrained model: a folder or a hub id? Or from scratch?", PRETRAINED
-    model = _answer(given.model, where, default, read_model, ask)
-    if not model and look.bytes < _HOPELESS_BYTES and has_answers:
+    model = _answer(preset.model, where, default, read_model, ask)
+    if not model and look.bytes < _MIN_SCRATCH_BYTES and has_answers:
         logger.info(
-            "%s of text is too little to learn a language from: the answers will be noise. Take a pretrained "
+            "%s of text is too little to learn a language from: the answers will be noise. Use a pretrained "
             "model: --from FOLDER or --from %s",
             in_bytes(look.bytes),
             PRETRAINED,
         )
-    if given.time is not None:
-        return Answers(look, name, model, read_time(given.time), read_hardware(given.hardware or ""))
-    if given.hardware is not None:
+    if preset.time is not None:
+        return Answers(look, name, model, read_time(preset.time), read_hardware(preset.hardware or ""))
+    if preset.hardware is not None:
         time = _answer(None, "How long?", "30min", read_time, ask)
-        return Answers(look, name, model, time, read_hardware(given.hardware))
+        return Answers(look, name, model, time, read_hardware(preset.hardware))
     question = "How long? Such as 30min, or for another machine 2h on h100-80gb:8"
     time, hardware = _answer(None, question, "30min", read_time_and_hardware, ask)
     return Answers(look, name, model, time, hardware)
 
 
-def _check_flags(given: Given) -> None:
+def _check_flags(preset: PresetAnswers) -> None:
     """Raise InputError with the problems of all flags that can be judged without the text."""
     problems: list[Problem] = []
-    for flag, read in ((given.model, read_model), (given.time, read_time), (given.hardware, read_hardware)):
+    for flag, read in ((preset.model, read_model), (preset.time, read_time), (preset.hardware, read_hardware)):
         try:
             if flag:
                 read(flag)
@@ -191,5 +193,5 @@ def _paths(text: str) -> list[str]:
     except ValueError as error:
         raise InputError.at("--text", f"{text!r}: {error}", "close the quotation mark") from None
     if not paths or not all(path.strip() for path in paths):
-        raise InputError.at("--text", "no text is named", "use a file, a quoted glob, or a folder (. is this one)")
+        raise InputError.at("--text", "no text is given", "use a file, a quoted glob, or a folder (. is this one)")
     return paths

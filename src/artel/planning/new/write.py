@@ -18,9 +18,9 @@ from artel.planning.new.questions import Answers
 from artel.planning.outline import is_within_reach
 from artel.registry import FORMATS, OBJECTIVES
 
-_STATE = 16  # bytes per trained parameter: weights, gradients, two averages
-_ROOM = 0.6  # of the memory; the rest is for activations
-_BLOCK = 1024
+_BYTES_PER_PARAMETER = 16  # weights, gradients, two averages
+_MEMORY_FRACTION = 0.6  # for weights, gradients and optimizer state; the rest is for activations
+_MAX_BLOCK = 1024
 _ENCODER = {
     "model_type": "modernbert",
     "hidden_size": 256,
@@ -37,8 +37,8 @@ _ENCODER_DECODER = {
     "num_heads": 8,
     "feed_forward_proj": "gated-gelu",
 }
-_SMALL = {"AutoModelForSeq2SeqLM": _ENCODER_DECODER}
-_COLUMN = 36  # where comments begin
+_SMALL_CONFIGS = {"AutoModelForSeq2SeqLM": _ENCODER_DECODER}
+_COMMENT_COLUMN = 36
 
 
 def run_file(answers: Answers, name: str) -> str:
@@ -49,14 +49,14 @@ def run_file(answers: Answers, name: str) -> str:
 
 
 def _head(answers: Answers, name: str) -> Iterator[str]:
-    on, processes, quoted = "", "", shlex.quote(name)
+    hardware_option, processes, quoted = "", "", shlex.quote(name)
     if answers.hardware:
-        on = f" --hardware {shlex.quote(answers.hardware)}"
+        hardware_option = f" --hardware {shlex.quote(answers.hardware)}"
         count = find_hardware(answers.hardware).count
         processes = f" --nproc {count}" if count > 1 else ""
     yield "# Written by artel new."
     yield f"#   {f'artel config check {quoted}':<48} says what is wrong with it"
-    yield f"#   {f'artel plan {quoted}{on}':<48} what it needs, and whether it fits"
+    yield f"#   {f'artel plan {quoted}{hardware_option}':<48} what it needs, and whether it fits"
     yield f"#   {f'artel train {quoted}{processes}':<48} trains; killed, the same command resumes"
     yield "# What the file does not set is chosen, printed and recorded in the run's folder: artel config explain"
 
@@ -92,7 +92,7 @@ def _automatic(answers: Answers, does: str) -> Iterator[str]:
 
 
 def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
-    config = Size(4).config() if objective.generates else _SMALL.get(objective.auto_class, _ENCODER)
+    config = Size(4).config() if objective.generates else _SMALL_CONFIGS.get(objective.auto_class, _ENCODER)
     yield _line("  block: 512", "maximum tokens per sequence")
     yield _tokenizer()
     yield _line("model:", "from scratch and small: change the sizes as you like")
@@ -102,23 +102,23 @@ def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[
 
 
 def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
-    parameters, limit = _known(answers.model, objective)
-    adapts = _needs_adapters(answers, objective, parameters)
-    rate = objective.presentation.finetuning_rate * (4 if adapts else 1)
-    yield _line(f"  block: {min(_BLOCK, limit or _BLOCK)}", "maximum tokens per sequence")
+    parameters, limit = _inspect_model(answers.model, objective)
+    uses_adapters = _needs_adapters(answers, objective, parameters)
+    rate = objective.presentation.finetuning_rate * (4 if uses_adapters else 1)
+    yield _line(f"  block: {min(_MAX_BLOCK, limit or _MAX_BLOCK)}", "maximum tokens per sequence")
     size = f"{parameters / 1e6:,.3g} M parameters; its own tokenizer" if parameters else "its own tokenizer"
     yield "model:"
     yield _line(f"  from: {_flow(answers.model)}", size)
-    if adapts:
+    if uses_adapters:
         yield _line("  lora: {rank: 16, alpha: 32}", "small trainable matrices; the model's own are frozen")
     yield _line(f"objective: {answers.objective}", does)
-    if not adapts and _too_large_for_one(answers, parameters):
+    if not uses_adapters and _too_large_for_one(answers, parameters):
         yield _line("parallel: {data: fsdp}", "too large for one GPU: each has a shard")
     yield from _train(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
 
 
-def _known(name: str, objective: type[Objective]) -> tuple[int, int | None]:
-    """Return the number of parameters of a pretrained model and its longest block; (0, None) if only a hub knows it.
+def _inspect_model(name: str, objective: type[Objective]) -> tuple[int, int | None]:
+    """Return the number of parameters of a pretrained model and its longest block; (0, None) if it is only on the hub.
 
     Raise InputError for a folder without a model.
     """
@@ -135,13 +135,15 @@ def _needs_adapters(answers: Answers, objective: type[Objective], parameters: in
     if not parameters:
         return objective.generates and not objective.packs_text
     hardware = find_hardware(answers.hardware)
-    return parameters * _STATE > _ROOM * hardware.memory_bytes * (1 if hardware.shares_memory else hardware.world_size)
+    return parameters * _BYTES_PER_PARAMETER > _MEMORY_FRACTION * hardware.memory_bytes * (
+        1 if hardware.shares_memory else hardware.world_size
+    )
 
 
 def _too_large_for_one(answers: Answers, parameters: int) -> bool:
     """True if training all weights would not fit on one GPU."""
     hardware = find_hardware(answers.hardware)
-    return not hardware.shares_memory and parameters * _STATE > _ROOM * hardware.memory_bytes
+    return not hardware.shares_memory and parameters * _BYTES_PER_PARAMETER > _MEMORY_FRACTION * hardware.memory_bytes
 
 
 def _tokenizer() -> str:
@@ -156,7 +158,7 @@ def _train(answers: Answers, keys: dict[str, Any]) -> Iterator[str]:
 
 
 def _line(text: str, comment: str) -> str:
-    return f"{text:<{_COLUMN}} # {comment}" if comment else text
+    return f"{text:<{_COMMENT_COLUMN}} # {comment}" if comment else text
 
 
 def _flow(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Micro-batches to plan with: the largest one (the longest sample), and a usual one (from the first steps)."""
+"""Micro-batches to plan with: the largest one (the longest sample), and an average one (from the first steps)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives import Batch, Objective, objective_of, objective_type
-from artel.planning.outline import known_tokenizer, tokenizer_here
+from artel.planning.outline import known_tokenizer, local_tokenizer
 from artel.preparing import is_prepared, prepare_silently
 from artel.text import Ledger, read_documents
 from artel.tokens import (
@@ -32,8 +32,8 @@ from artel.training.micro_batch import longest_sample, repeat_sample
 from artel.training.schedule import run_length
 
 _MAX_DOCUMENTS = 200  # documents to read if there is no token store
-_SAMPLES = 256
-"""Samples of the first steps to look at, about. Of a large batch only some micro-batches are looked at."""
+_NUM_SAMPLES = 256
+"""Approximate number of samples to examine. Of a large batch, only some micro-batches are examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ class PlannedData:
     longest: int
     """Index of the sample that makes the largest batch."""
     row_tokens: int
+    """Tokens of a row, with padding."""
     note: str
+    """Origin of the sample, for `artel plan`."""
     store: TokenStore | None = None
 
     def batch(self, rows: int) -> Batch:
@@ -75,7 +77,7 @@ def planned_data(config: RunConfig) -> PlannedData:
         dataset = objective.dataset(store.train)
         index, tokens = longest_sample(objective, dataset)
         return PlannedData(objective, objective.tokenizer, dataset, index, tokens, "its token store", store)
-    objective = objective_of(config, tokenizer_here(config) or _small_tokenizer(config))
+    objective = objective_of(config, local_tokenizer(config) or _small_tokenizer(config))
     if objective.packs_text:
         samples = [_block(config, objective)]
         note = f"blocks of {config.data.block} tokens"
@@ -118,8 +120,8 @@ def _packed_block(config: RunConfig, samples: list[Sample]) -> Sample:
 
 def _samples_of_sources(config: RunConfig, objective: Objective) -> list[Sample]:
     documents = list(islice(read_documents(config.data, Ledger()), _MAX_DOCUMENTS))
-    made = [item for item in objective.samples(documents) if hasattr(item, "samples")]
-    samples = [sample for item in made for sample in item.samples]
+    results = [item for item in objective.samples(documents) if hasattr(item, "samples")]
+    samples = [sample for item in results for sample in item.samples]
     if not samples:
         what = f"the first {len(documents)} documents make no sample of up to {config.data.block} tokens"
         raise InputError.at("data.sources", what, "run artel prepare to see why")
@@ -137,15 +139,15 @@ class AverageStep:
 
 
 def average_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> AverageStep | None:
-    """Return the usual step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
+    """Return the average step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
 
     A step takes as long as the rank with the most to compute.
     """
     if data.objective.packs_text or data.objective.fills_blocks(config):
         return None
-    ranks = range(min(dp_degree, max(1, _SAMPLES // rows)))
-    per_rank = max(1, _SAMPLES // (rows * len(ranks)))
-    steps = max(1, _SAMPLES // config.train.batch)
+    ranks = range(min(dp_degree, max(1, _NUM_SAMPLES // rows)))
+    per_rank = max(1, _NUM_SAMPLES // (rows * len(ranks)))
+    steps = max(1, _NUM_SAMPLES // config.train.batch)
     batches: list[Batch] = []
     slowest: list[float] = []
     count = 1
@@ -154,9 +156,9 @@ def average_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int
         rank_batches = [[data.objective.batch(each) for each in rank[:per_rank]] for rank in step]
         slowest.append(max(float(np.mean([batch.computed_positions for batch in rank])) for rank in rank_batches))
         batches += [batch for rank in rank_batches for batch in rank]
-    usual = float(np.mean(slowest))
+    mean_positions = float(np.mean(slowest))
     tokens = float(np.mean([batch.tokens for batch in batches])) * count * dp_degree
-    return AverageStep(min(batches, key=lambda batch: abs(batch.computed_positions - usual)), tokens)
+    return AverageStep(min(batches, key=lambda batch: abs(batch.computed_positions - mean_positions)), tokens)
 
 
 def _rows_of_steps(

@@ -44,7 +44,7 @@ from artel.planning.plan.live_bytes import (
 )
 from artel.training.optim.optimizer import Optimizer
 
-_STEPS = 2  # the first one creates the optimizer's state
+_NUM_STEPS = 2  # the first one creates the optimizer's state
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Trace:
     """Trained weights and optimizer state: this rank's part of a checkpoint."""
     passes: dict[Operation, int] = field(default_factory=dict)
     """Operations of a step's forward and backward passes, with how often each runs."""
-    stepping: dict[Operation, int] = field(default_factory=dict)
+    optimizer_operations: dict[Operation, int] = field(default_factory=dict)
     """Operations of the optimizer's step."""
 
 
@@ -73,14 +73,14 @@ def trace_steps(
     mode: Recompute,
     precision: str,
     *,
-    usual: Batch | None = None,
+    average_batch: Batch | None = None,
     on_gpu: bool = False,
     compiled: bool = False,
 ) -> Trace:
     """Trace the steps on the rank of `world`. Consumes `model`, which is on the meta device.
 
-    `batches` are the largest micro-batches: memory comes from them. Operations come from `usual` in place of each, if
-    it is given, because most rows are shorter.
+    `batches` are the largest micro-batches: memory comes from them. Operations come from `average_batch` in place of
+    each, if it is given, because most rows are shorter.
     `on_gpu`: imitate a GPU, with its chunks of logits, its autocast, and what compiled layers save if nothing is
     recomputed. The operators are still a CPU's.
     """
@@ -93,18 +93,20 @@ def trace_steps(
     model.train()
     set_compute_precision(model, precision)
     with fake:
-        _give_memory(model, world.device)
+        _materialize(model, world.device)
     with fake_process_group(world):
         # Outside of the mode: a mesh has real tensors.
         with _ddp_buckets(fake, live):
-            strategy = _parallelized(config, model, objective, world, precision)
+            strategy = _parallelize(config, model, objective, world, precision)
         targets = float(sum(batch.targets for batch in batches) * world.size)
-        longest = _local_parts(strategy, batches, fake)
-        timed = longest if usual is None else _local_parts(strategy, [usual] * len(batches), fake)
+        largest_batches = _local_shards(strategy, batches, fake)
+        average_batches = (
+            largest_batches if average_batch is None else _local_shards(strategy, [average_batch] * len(batches), fake)
+        )
         gc.collect()  # full weights that are sharded now
         recompute(model, mode)
         if on_gpu and compiled and mode == "none":
-            save_as_compiled(model, live.never_written)
+            save_as_compiled(model, live.ignore_bytes)
         with (
             fake,
             live,
@@ -116,13 +118,13 @@ def trace_steps(
             live.name(scales(model), WEIGHTS)  # buffers if the weights are sharded
             optimizer = Optimizer(model, config.train, config.seed, None, precision)
             trace.begin = len(live.events)
-            for _ in range(_STEPS):
-                _step(strategy, optimizer, longest, targets, trace)
-            _record_operations(strategy, optimizer, timed, targets, trace, compiled=compiled, on_gpu=on_gpu)
-    after = bytes_by_kind(live.events, len(live.events) - 1)
+            for _ in range(_NUM_STEPS):
+                _step(strategy, optimizer, largest_batches, targets, trace)
+            _record_operations(strategy, optimizer, average_batches, targets, trace, compiled=compiled, on_gpu=on_gpu)
+    final_bytes = bytes_by_kind(live.events, len(live.events) - 1)
     trained = (parameter for parameter in strategy.model.parameters() if parameter.requires_grad)
     shards = (getattr(parameter, "_local_tensor", parameter) for parameter in trained)
-    trace.kept_bytes = sum(shard.nbytes for shard in shards) + after[OPTIMIZER]
+    trace.kept_bytes = sum(shard.nbytes for shard in shards) + final_bytes[OPTIMIZER]
     return trace
 
 
@@ -152,14 +154,14 @@ def _record_operations(
     end = len(trace.live.events)
     with OperationRecorder(strategy.model, compiled=compiled, on_gpu=on_gpu) as passes:
         strategy.run(batches, targets, optimizer.loss_factor)
-    with OperationRecorder(strategy.model, on_gpu=on_gpu) as stepping:
+    with OperationRecorder(strategy.model, on_gpu=on_gpu) as optimizer_recorder:
         optimizer.clip_and_step(1.0, strategy.gradient_norm())
-    trace.passes, trace.stepping = passes.operations, stepping.operations
+    trace.passes, trace.optimizer_operations = passes.operations, optimizer_recorder.operations
     del trace.live.events[end:]
 
 
 @silenced()
-def _parallelized(
+def _parallelize(
     config: RunConfig, model: PreTrainedModel, objective: Objective, world: World, precision: str
 ) -> ParallelStrategy:
     plan = plan_parallelism(config, world.size, world.on_host)
@@ -175,28 +177,29 @@ def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
     """Make DistributedDataParallel allocate fake buckets inside the block, and count them."""
     reducer = dist.Reducer  # type: ignore[attr-defined]
 
-    def make(*arguments: Any) -> Any:
+    def make_reducer(*arguments: Any) -> Any:
         with fake, live:
             return reducer(*arguments)
 
-    dist.Reducer = make  # type: ignore[attr-defined,assignment]
+    dist.Reducer = make_reducer  # type: ignore[attr-defined,assignment]
     try:
         yield
     finally:
         dist.Reducer = reducer  # type: ignore[attr-defined]
 
 
-def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
+def _materialize(model: PreTrainedModel, device: torch.device) -> None:
     """Allocate parameters and buffers on `device` in place of the meta device. Tied weights stay tied."""
-    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the old tensor alive, so that its id stays unique
+    # Keeps the old tensors alive, so that their ids stay unique.
+    replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in moved:
+        if id(tensor) not in replacements:
             new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
                 new = nn.Parameter(new, tensor.requires_grad)
-            moved[id(tensor)] = tensor, new
-        return moved[id(tensor)][1]
+            replacements[id(tensor)] = tensor, new
+        return replacements[id(tensor)][1]
 
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -205,14 +208,14 @@ def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
         shrink_weights(model, device)
 
 
-def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTensorMode) -> list[Batch]:
+def _local_shards(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTensorMode) -> list[Batch]:
     """Return this rank's shards of micro-batches. The strategy reads their values to split sequences."""
     return [
         replace(
-            part,
-            tensors={name: remember_values(fake.from_tensor(tensor), tensor) for name, tensor in part.tensors.items()},
+            shard,
+            tensors={name: remember_values(fake.from_tensor(tensor), tensor) for name, tensor in shard.tensors.items()},
         )
-        for part in strategy.shard_batches(batches)
+        for shard in strategy.shard_batches(batches)
     ]
 
 

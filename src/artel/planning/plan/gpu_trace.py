@@ -34,15 +34,15 @@ def save_as_compiled(model: nn.Module, on_drop: Callable[[torch.Tensor], None] =
     `on_drop` is called with each dropped tensor: a compiled layer frees it right after the kernel that computes it.
     """
     for layer in repeated_layers(model):
-        layer.forward = _as_compiled(layer.forward, on_drop)
+        layer.forward = _wrap_forward(layer.forward, on_drop)
 
 
-def _as_compiled(plain: Callable[..., Any], on_drop: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
+def _wrap_forward(original: Callable[..., Any], on_drop: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return plain(*args, **kwargs)
+            return original(*args, **kwargs)
         with SavedAsCompiled((args, kwargs), on_drop) as saved:
-            output = plain(*args, **kwargs)
+            output = original(*args, **kwargs)
             saved.keep_output(output)
             return output
 
@@ -71,14 +71,14 @@ class _Node:
 
     def sources(self) -> set[_Node]:
         """Return the nearest saved or banned ancestors: the node can be recomputed from these."""
-        found, seen, waiting = set(), {self}, list(self.parents)
-        while waiting:
-            node = waiting.pop()
+        found, seen, queue = set(), {self}, list(self.parents)
+        while queue:
+            node = queue.pop()
             if node.is_saved or node.banned is not None:
                 found.add(node)
             elif node not in seen:
                 seen.add(node)
-                waiting += node.parents
+                queue += node.parents
         return found
 
 
@@ -158,10 +158,10 @@ class SavedAsCompiled(TorchDispatchMode):
 
     def _drop_recomputable(self) -> None:
         dropped = [(saved, tensor, self._choose_sources(tensor, node)) for saved, tensor, node in self._elementwise()]
-        chosen = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
-        added = _bytes(source for _, _, sources in chosen for source in sources)
-        if added < _bytes(tensor for _, tensor, _ in chosen):  # the compiler never saves more than eager layers do
-            for saved, tensor, sources in chosen:
+        replaced = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
+        added = _bytes(source for _, _, sources in replaced for source in sources)
+        if added < _bytes(tensor for _, tensor, _ in replaced):  # the compiler never saves more than eager layers do
+            for saved, tensor, sources in replaced:
                 if _storage_id(tensor) not in self._output:
                     self._on_drop(tensor)
                 saved.tensor, saved.sources = None, sources
@@ -218,7 +218,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 _aten = torch.ops.aten
-_IN_FLOAT32 = (
+_FLOAT32_OPERATORS = (
     _aten.pow.Tensor_Scalar,
     _aten.pow.Tensor_Tensor,
     _aten.pow.Scalar,
@@ -232,14 +232,14 @@ _IN_FLOAT32 = (
     _aten.group_norm.default,
 )
 """The ones used by models of transformers."""
-_WITH_DTYPE = (
+_FLOAT32_SUMS = (
     _aten.softmax.int,
     _aten.log_softmax.int,
     _aten.sum.default,
     _aten.sum.dim_IntList,
 )
 """These return float32, unless a dtype is passed."""
-_HALVES = (torch.bfloat16, torch.float16)
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
 _KEY = "AutocastCPU"
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -248,9 +248,9 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 def cuda_autocast() -> Iterator[None]:
     """Make the CPU's autocast convert the inputs of these operators to float32 too, while the block runs."""
     library = torch.library.Library("aten", "IMPL")
-    for operator in _IN_FLOAT32:
+    for operator in _FLOAT32_OPERATORS:
         library.impl(operator.name(), _in_float32(operator), _KEY)
-    for operator in _WITH_DTYPE:
+    for operator in _FLOAT32_SUMS:
         library.impl(operator.name(), _returning_float32(operator), _KEY)
     try:
         yield
@@ -261,8 +261,8 @@ def cuda_autocast() -> Iterator[None]:
 def _in_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
-            wide, named = tree_map_only(torch.Tensor, _wide, (args, kwargs))
-            return operator(*wide, **named)
+            wide_args, wide_kwargs = tree_map_only(torch.Tensor, _to_float32, (args, kwargs))
+            return operator(*wide_args, **wide_kwargs)
 
     return kernel
 
@@ -272,12 +272,12 @@ def _returning_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
         if args and isinstance(args[-1], torch.dtype):
             args, dtype = args[:-1], args[-1]
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
-            if dtype is None and tensor.dtype in _HALVES:
+            if dtype is None and tensor.dtype in _HALF_DTYPES:
                 dtype = torch.float32
             return operator(tensor, *args, dtype=dtype, **kwargs)
 
     return kernel
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _HALVES else tensor
+def _to_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _HALF_DTYPES else tensor

@@ -14,7 +14,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models.loading.language_part import MultimodalModel
 from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
-from artel.planning.outline import tokenizer_here
+from artel.planning.outline import local_tokenizer
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.text import Document, InputShard, Ledger, clean_shard, input_shards
 from artel.tokens import PackedSamples, train_tokenizer
@@ -26,7 +26,7 @@ from artel.training.schedule import Length, run_length
 
 _PIECE_BYTES = 128 * 1024
 _PIECES = 8
-_LARGEST_BYTES = 8 * 2**20
+_MAX_FILE_BYTES = 8 * 2**20
 """Largest file read for an estimate if it cannot be divided (a table, a compressed file)."""
 
 
@@ -41,7 +41,7 @@ class PlannedLength:
     """Tokens in one pass over the training text. None if the length does not depend on it, so nothing was read."""
     note: str
     """Source of the length, in parentheses in the plan."""
-    filler: float = 0.0
+    padding: float = 0.0
     """Fraction of the blocks that is padding, 0 to 1."""
 
 
@@ -50,18 +50,18 @@ def planned_length(config: RunConfig, data: PlannedData) -> PlannedLength | None
     if config.train.budget is not None:
         return None
     if data.store is not None:
-        part, length = data.store.train, run_length(config, data.samples, data.store.train)
+        split, length = data.store.train, run_length(config, data.samples, data.store.train)
         if data.objective.packs_text:
-            return _planned(length, length.samples * config.data.block, "counted in the prepared text")
-        filler = data.samples.padding if isinstance(data.samples, PackedSamples) else 0.0
-        return _planned(length, part.tokens, "counted in the prepared text", filler)
+            return _from_length(length, length.samples * config.data.block, "counted in the prepared text")
+        padding = data.samples.padding if isinstance(data.samples, PackedSamples) else 0.0
+        return _from_length(length, split.tokens, "counted in the prepared text", padding)
     if data.objective.packs_text and config.train.steps is not None:
-        in_all = config.train.steps * config.train.batch * config.data.block
-        return PlannedLength(config.train.steps, in_all, None, "set by train.steps")
+        total_tokens = config.train.steps * config.train.batch * config.data.block
+        return PlannedLength(config.train.steps, total_tokens, None, "set by train.steps")
     if data.objective.packs_text and config.train.tokens is not None:
         steps = -(-config.train.tokens // (config.train.batch * config.data.block))
         return PlannedLength(steps, config.train.tokens, None, "set by train.tokens")
-    sampled = _sampled(config, data)
+    sampled = _sample_counts(config, data)
     if sampled is None:
         return None
     counts, share = sampled
@@ -74,15 +74,15 @@ def planned_length(config: RunConfig, data: PlannedData) -> PlannedLength | None
     else:
         samples = len(counts) / share
     length = Length.from_config(config.train, max(1, round(samples)), tokens / samples)
-    filler = max(0.0, 1 - tokens / (samples * config.data.block)) if data.objective.fills_blocks(config) else 0.0
-    return _planned(length, tokens, note, filler)
+    padding = max(0.0, 1 - tokens / (samples * config.data.block)) if data.objective.fills_blocks(config) else 0.0
+    return _from_length(length, tokens, note, padding)
 
 
-def _planned(length: Length, epoch_tokens: float, note: str, filler: float = 0.0) -> PlannedLength:
+def _from_length(length: Length, epoch_tokens: float, note: str, padding: float = 0.0) -> PlannedLength:
     assert length.total is not None  # a budget has no planned length
     assert length.steps is not None
     tokens = length.total * epoch_tokens / length.samples
-    return PlannedLength(length.steps, tokens, epoch_tokens, note, filler)
+    return PlannedLength(length.steps, tokens, epoch_tokens, note, padding)
 
 
 def with_planned_packing(config: RunConfig) -> RunConfig:
@@ -92,11 +92,11 @@ def with_planned_packing(config: RunConfig) -> RunConfig:
     data = planned_data(config)
     if data.store is not None:
         return with_packing(config, choose_packing(config, data.store.train).value)
-    sampled = _sampled(config, data)
+    sampled = _sample_counts(config, data)
     return config if sampled is None else with_packing(config, choose_by_lengths(config, *sampled).value)
 
 
-def _sampled(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:
+def _sample_counts(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:
     """Return (tokens of each sample, fraction of the training text that was read).
 
     Duplicates are not removed. None if no representative part of the text can be read.
@@ -107,15 +107,15 @@ def _sampled(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] |
         return None
     if not pieces or any(piece.size == 0 for piece in pieces):
         return None
-    readable = [piece for piece in pieces if piece.size <= _LARGEST_BYTES]
+    readable = [piece for piece in pieces if piece.size <= _MAX_FILE_BYTES]
     if {piece.key for piece in readable} != {piece.key for piece in pieces}:
         return None
-    chosen = readable[:: max(1, len(readable) // _PIECES)]
-    documents = list(_documents(config, chosen))
-    share = sum(piece.size for piece in chosen) / sum(piece.size for piece in pieces)
+    sample_pieces = readable[:: max(1, len(readable) // _PIECES)]
+    documents = list(_documents(config, sample_pieces))
+    share = sum(piece.size for piece in sample_pieces) / sum(piece.size for piece in pieces)
     objective = _with_tokenizer(config, data.objective, documents)
-    made = [item for item in objective.samples(documents) if isinstance(item, DocumentSamples)]
-    counts = [len(sample.ids) for item in made for sample in item.samples]
+    results = [item for item in objective.samples(documents) if isinstance(item, DocumentSamples)]
+    counts = [len(sample.ids) for item in results for sample in item.samples]
     return (np.array(counts), share) if sum(counts) else None
 
 
@@ -129,7 +129,7 @@ def _documents(config: RunConfig, pieces: list[InputShard]) -> Iterator[Document
 
 def _with_tokenizer(config: RunConfig, objective: Objective, documents: list[Document]) -> Objective:
     """Return the objective with a tokenizer that counts like the run's. Train one on `documents` if there is none."""
-    if tokenizer_here(config) is not None:
+    if local_tokenizer(config) is not None:
         return objective
     training = config.tokenizer.train or TokenizerTraining()
     texts = [document.record.text for document in documents]
@@ -148,11 +148,14 @@ def disk_bytes(
     `teacher` are stored teacher outputs, as if every token were a target. If `model` is the language part of `whole`,
     it is saved inside of that.
     """
-    one = checkpoint_bytes(model, config.train, 1)
-    kept = config.checkpoint.keep + (config.checkpoint.best is not None) + 1
+    bytes_each = checkpoint_bytes(model, config.train, 1)
+    num_checkpoints = config.checkpoint.keep + (config.checkpoint.best is not None) + 1
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    all_of_it = sum(parameter.nbytes for parameter in model.parameters()) + _bytes_around(whole)
-    sizes = {"checkpoints": one * kept, "model": trained if config.model.lora is not None else all_of_it}
+    model_bytes = sum(parameter.nbytes for parameter in model.parameters()) + _other_bytes(whole)
+    sizes = {
+        "checkpoints": bytes_each * num_checkpoints,
+        "model": trained if config.model.lora is not None else model_bytes,
+    }
     if data.store is not None:
         sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
     elif length is not None and length.epoch_tokens is not None:
@@ -167,13 +170,13 @@ def disk_bytes(
     return sizes
 
 
-def _bytes_around(whole: MultimodalModel | None) -> int:
+def _other_bytes(whole: MultimodalModel | None) -> int:
     """Return the bytes of a multimodal model without its language part, in the dtype of its files."""
     if whole is None:
         return 0
     dtype = whole.config.dtype or torch.float32
-    outside = [tensor for name, tensor in whole.model.named_parameters() if whole.name_in_part(name) is None]
-    return sum(tensor.numel() * dtype.itemsize for tensor in [*outside, *_saved_buffers(whole.model)])
+    other_tensors = [tensor for name, tensor in whole.model.named_parameters() if whole.name_in_part(name) is None]
+    return sum(tensor.numel() * dtype.itemsize for tensor in [*other_tensors, *_saved_buffers(whole.model)])
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[torch.Tensor]:

@@ -50,7 +50,7 @@ _KIND_OF_FILE = {
 }
 
 _VALUES = "artel_values"
-_WRITTEN = re.compile("embedding|index|scatter|gather|sort|topk")
+_MATERIALIZED = re.compile("embedding|index|scatter|gather|sort|topk")
 """Operators whose results are always written to memory, also in a fused kernel."""
 
 
@@ -73,19 +73,19 @@ class LiveBytes(TorchDispatchMode):
         self.events: list[tuple[Storage, bool]] = []
         """Allocations (True) and frees (False), in order."""
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
-        self._made_after: dict[int, int] = {}
+        self._products_before: dict[int, int] = {}
         """Live storages made by elementwise operators: number of products that ran before."""
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def __enter__(self) -> LiveBytes:
         live, resize = self, self._resize
 
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        def patched_resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
-            live._resized(storage)
+            live._on_resize(storage)
             return result
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment,method-assign]  # fully_shard frees so
+        torch.UntypedStorage.resize_ = patched_resize  # type: ignore[assignment,method-assign]  # fully_shard frees so
         super().__enter__()
         return self
 
@@ -102,8 +102,13 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 key = tensor.untyped_storage()._cdata
-                if self._compiled and not is_a_product and key not in self._live and not _WRITTEN.search(func.name()):
-                    self._made_after[key] = self._products
+                if (
+                    self._compiled
+                    and not is_a_product
+                    and key not in self._live
+                    and not _MATERIALIZED.search(func.name())
+                ):
+                    self._products_before[key] = self._products
                 self._add(tensor.untyped_storage(), _kind_of_caller())
         return result
 
@@ -116,7 +121,7 @@ class LiveBytes(TorchDispatchMode):
             self._add(local.untyped_storage(), kind)
             self._live[local.untyped_storage()._cdata][0].kind = kind
 
-    def never_written(self, tensor: torch.Tensor) -> None:
+    def ignore_bytes(self, tensor: torch.Tensor) -> None:
         """Count a tensor as 0 bytes: compiled layers keep it inside of a kernel."""
         record, _ = self._live.get(tensor.untyped_storage()._cdata, (None, None))
         if record is not None:
@@ -124,8 +129,8 @@ class LiveBytes(TorchDispatchMode):
 
     def keep_only(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Free all memory of this kind except these tensors. PyTorch keeps what the `fake` group gathered."""
-        kept = {getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata for tensor in tensors}
-        for key in [key for key, (record, _) in self._live.items() if record.kind == kind and key not in kept]:
+        kept_keys = {getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata for tensor in tensors}
+        for key in [key for key, (record, _) in self._live.items() if record.kind == kind and key not in kept_keys]:
             self._drop(key)
 
     def _add(self, storage: torch.UntypedStorage, kind: str) -> None:
@@ -139,11 +144,11 @@ class LiveBytes(TorchDispatchMode):
     def _drop(self, key: int, _: Any = None) -> None:
         if key in self._live:
             record, _ = self._live.pop(key)
-            if self._made_after.pop(key, -1) == self._products and record.kind == ACTIVATIONS:
+            if self._products_before.pop(key, -1) == self._products and record.kind == ACTIVATIONS:
                 record.size = 0  # a fused kernel never wrote it to memory
             self.events.append((record, False))
 
-    def _resized(self, storage: torch.UntypedStorage) -> None:
+    def _on_resize(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self._live:
             record, _ = self._live[storage._cdata]
             self._drop(storage._cdata)
@@ -154,18 +159,18 @@ def bytes_by_kind(
     events: list[tuple[Storage, bool]], start: int = 0, end: int | None = None, most: str = ""
 ) -> dict[str, int]:
     """Return live bytes by kind at the peak within [start, end): the peak of the total, or of the kind `most`."""
-    now = dict.fromkeys(KINDS, 0)
+    live_bytes = dict.fromkeys(KINDS, 0)
     total = 0
     highest = (-1, -1)
     best: dict[str, int] = {}
-    for number, (storage, comes) in enumerate(events[:end]):
-        change = storage.size if comes else -storage.size
-        now[storage.kind] += change
+    for number, (storage, is_allocation) in enumerate(events[:end]):
+        change = storage.size if is_allocation else -storage.size
+        live_bytes[storage.kind] += change
         total += change
-        height = (now[most] if most else total, total)
+        height = (live_bytes[most] if most else total, total)
         if number >= start and height > highest:
-            highest, best = height, dict(now)
-    return best or now
+            highest, best = height, dict(live_bytes)
+    return best or live_bytes
 
 
 def remember_values(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -202,30 +207,30 @@ def _run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
     """Call an operator. If the shape of its result depends on unknown values, return the largest possible one."""
     known = _known_result(func, args, kwargs)
     if known is not None:
-        return _of_known(func, args, kwargs, known)
-    if func not in _BY_VALUES or not isinstance(args[0], FakeTensor):
+        return _wrap_known(func, args, kwargs, known)
+    if func not in _VALUE_DEPENDENT or not isinstance(args[0], FakeTensor):
         return func(*args, **kwargs)
     if func is torch.ops.aten._grouped_mm.default:
         return _grouped_product(*args, **kwargs)
     if func is torch.ops.aten.index.Tensor:
-        indices = [_all_of(index) for index in args[1]]
+        indices = [_mask_indices(index) for index in args[1]]
         return func(args[0], [index for group in indices for index in group], **kwargs)
     if func is torch.ops.aten.nonzero.default:
         return args[0].new_zeros((args[0].numel(), args[0].ndim), dtype=torch.int64)
     return True if args[0].dtype == torch.bool else 1
 
 
-def _of_known(func: Any, args: Any, kwargs: Any, known: Any) -> Any:
+def _wrap_known(func: Any, args: Any, kwargs: Any, known: Any) -> Any:
     """Return an operator's result with its known values."""
     if not isinstance(known, torch.Tensor | tuple | list):
         return known  # a number
-    if func in _BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
+    if func in _VALUE_DEPENDENT or torch.Tag.dynamic_output_shape in func.tags:
         mode = next(leaf.fake_mode for leaf in tree_iter((args, kwargs)) if isinstance(leaf, FakeTensor))
         return _with_values(tree_map_only(torch.Tensor, mode.from_tensor, known), known)
     return _with_values(func(*args, **kwargs), known)
 
 
-_BY_VALUES = {
+_VALUE_DEPENDENT = {
     torch.ops.aten._grouped_mm.default,
     torch.ops.aten.index.Tensor,
     torch.ops.aten.nonzero.default,
@@ -244,7 +249,7 @@ def _grouped_product(
     return left.new_empty(shape, dtype=dtype)
 
 
-def _all_of(index: torch.Tensor | None) -> list[torch.Tensor | None]:
+def _mask_indices(index: torch.Tensor | None) -> list[torch.Tensor | None]:
     """Return a mask as the indices of all its positions; other indices unchanged."""
     if index is None or index.dtype not in (torch.bool, torch.uint8):
         return [index]
@@ -260,8 +265,8 @@ def _kind_of_caller() -> str:
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        for part, kind in _KIND_OF_FILE.items():
-            if part in file:
+        for path_part, kind in _KIND_OF_FILE.items():
+            if path_part in file:
                 return kind
         frame = frame.f_back
     return ACTIVATIONS

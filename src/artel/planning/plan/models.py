@@ -55,8 +55,8 @@ class ModelOutline:
         model_config = copy.deepcopy(self.whole.config)
         if layers is not None:
             _shorten(model_config, self.layers, layers)
-        for each in (model_config, model_config.get_text_config()):
-            each.dtype = torch.float32  # loaded so for training, whatever it is saved in
+        for part in (model_config, model_config.get_text_config()):
+            part.dtype = torch.float32  # loaded so for training, whatever it is saved in
         config, objective = self.config, self.objective
         model = without_weights(model_config, objective.auto_class, objective.heads, config.model.runs_code)
         if config.model.quantize != "none":
@@ -92,9 +92,9 @@ class ModelOutline:
         have all kinds `rounds` times, and differ by whole periods and by `group`, so that pipeline stages are equal.
         """
         kinds = self._kinds()
-        if len(kinds) != self.layers or len(repeated_layers(self.whole)) <= _FEW:
+        if len(kinds) != self.layers or len(repeated_layers(self.whole)) <= _MAX_FULL_LAYERS:
             return None
-        first, period = _recurring(kinds)
+        first, period = _find_period(kinds)
         period *= group
         fewest = first + (self.layers - first) % period + rounds * period
         return (fewest, fewest + period) if fewest + period < self.layers else None
@@ -111,7 +111,7 @@ class ModelOutline:
         return [_kind(layer, model_config, number) for number, layer in enumerate(layers)]
 
 
-_FEW = 6
+_MAX_FULL_LAYERS = 6
 _DEPTHS = ("num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 """Names for numbers of layers in configurations of encoder-decoder models."""
 
@@ -122,16 +122,16 @@ def _kind(layer: torch.nn.Module, model_config: Any, number: int) -> tuple[Any, 
     return (type(layer), types[number] if number < len(types) else None, shapes)
 
 
-def _recurring(kinds: Sequence[Any]) -> tuple[int, int]:
+def _find_period(kinds: Sequence[Any]) -> tuple[int, int]:
     """Return (first, period) of the shortest description: from `first` on, kinds repeat every `period` layers."""
     count = len(kinds)
-    fits = [
+    candidates = [
         (first + period, first, period)
         for first in range(count)
         for period in range(1, count - first + 1)
-        if all(kinds[place] == kinds[place + period] for place in range(first, count - period))
+        if all(kinds[index] == kinds[index + period] for index in range(first, count - period))
     ]
-    _, first, period = min(fits)
+    _, first, period = min(candidates)
     return first, period
 
 

@@ -16,7 +16,7 @@ from artel.models.activation_checkpointing import Recompute
 from artel.objectives import Batch
 from artel.parallel import World, plan_parallelism
 from artel.planning.operations import Operation
-from artel.planning.performance import extended
+from artel.planning.performance import extrapolate
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.fake_run import Trace, trace_steps
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
@@ -27,11 +27,11 @@ _MIB = 2**20
 FRAMEWORK_BYTES = 317 * _MIB
 """Baseline memory per process before its first step: Python, PyTorch, transformers and artel. Measured: 316 to 320 MiB
 for a GPT-2 with two layers of width 32 (weights: 1 MiB), in one process and in two."""
-_LIBRARIES = 136 * _MIB
+_SHARED_LIBRARY_BYTES = 136 * _MIB
 """Pages of library files, shared by all processes of a host. Measured: 135 MiB for the same GPT-2."""
-_ADAPTERS = 50 * _MIB
+_ADAPTER_BYTES = 50 * _MIB
 """Extra memory per process that trains adapters: peft and its imports, bitsandbytes among them."""
-_CPU_BYTES, _CPU_SHARE = 40 * _MIB, 0.03
+_CPU_BYTES, _CPU_FRACTION = 40 * _MIB, 0.03
 """Memory of a process on a CPU beyond its live tensors, and as a share of them: fragments of the heap, oneDNN's
 kernels (0.64 MiB each, 15 to 153 of them), gloo's copies. Fitted to the cases of benchmarks/plan.md."""
 _CUDA_CONTEXT = 765 * _MIB
@@ -39,11 +39,11 @@ _CUDA_CONTEXT = 765 * _MIB
 Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765 after products and attention."""
 _CUBLAS_WORKSPACE = 32 * _MIB
 """Allocated by PyTorch for each process on a Hopper GPU."""
-_CUDA_CACHED, _CUDA_CACHED_SHARE = 200 * _MIB, 0.01
+_CUDA_CACHE_BYTES, _CUDA_CACHE_FRACTION = 200 * _MIB, 0.01
 """Cached by PyTorch's allocator beyond what is allocated, and as a share of that. Measured: 0.1 to 0.65 GiB, median
 0.25, in 21 runs of 2 to 18 GiB (benchmarks/plan_gpu.md); 0.9 to 1.7 % in the logs of nanotron's sweep of 2024 on
 8 x H100 (Llama 1B, three layouts)."""
-_CUDA_HOST = 2048 * _MIB
+_CUDA_HOST_BYTES = 2048 * _MIB
 """Host memory of a process with a GPU: CUDA's libraries. Not measured."""
 ROUNDS_IN_SHARDS = 3
 """Rounds of layers to trace under sharding. While a layer computes, the next one is gathered and the gradients of the
@@ -66,13 +66,13 @@ class RankMemory:
     """Host memory shared by all processes of the host."""
     passes: Mapping[Operation, int]
     """Operations of a step's forward and backward passes, with how often each runs."""
-    stepping: Mapping[Operation, int]
+    optimizer_operations: Mapping[Operation, int]
     """Operations of the optimizer's step."""
 
     @property
     def operations(self) -> dict[Operation, int]:
         """Operations of a whole step, with how often each runs."""
-        return dict(Counter(self.passes) + Counter(self.stepping))
+        return dict(Counter(self.passes) + Counter(self.optimizer_operations))
 
 
 def rank_memory(
@@ -85,18 +85,18 @@ def rank_memory(
     rows: int,
     count: int,
     *,
-    usual: Batch | None,
+    average_batch: Batch | None,
     on_gpu: bool,
     compiled: bool,
 ) -> RankMemory:
     """Return the memory of the rank of `world`, with `count` micro-batches of `rows` rows per step.
 
-    Memory is that of micro-batches of the longest sample, operations are those of `usual` ones.
+    Memory is that of micro-batches of the longest sample, operations are those of `average_batch`.
     """
-    traced = min(count, 2 * max(1, config.parallel.pipeline))
+    num_traced = min(count, 2 * max(1, config.parallel.pipeline))
     rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
     counts = outline.layer_counts(config.parallel.pipeline, rounds) if config.parallel.pipeline == 1 else None
-    batches = [data.batch(rows)] * traced
+    batches = [data.batch(rows)] * num_traced
     traces = [
         trace_steps(
             config,
@@ -106,35 +106,37 @@ def rank_memory(
             world,
             mode,
             precision,
-            usual=usual,
+            average_batch=average_batch,
             on_gpu=on_gpu,
             compiled=compiled,
         )
         for layers in counts or (None,)
     ]
     peaks = [_peaks(trace) for trace in traces]
-    candidates = peaks[0] if counts is None else _extended(peaks[0], peaks[1], counts, outline.layers)
-    times = 0.0 if counts is None else (outline.layers - counts[1]) / (counts[1] - counts[0])
-    stepping = extended(traces[0].stepping, traces[-1].stepping, times)
-    of_traced = extended(traces[0].passes, traces[-1].passes, times)
-    passes = {operation: round(often * count / traced) for operation, often in of_traced.items()}
+    candidates = peaks[0] if counts is None else _extrapolate(peaks[0], peaks[1], counts, outline.layers)
+    factor = 0.0 if counts is None else (outline.layers - counts[1]) / (counts[1] - counts[0])
+    optimizer_operations = extrapolate(traces[0].optimizer_operations, traces[-1].optimizer_operations, factor)
+    traced_passes = extrapolate(traces[0].passes, traces[-1].passes, factor)
+    passes = {operation: round(repeats * count / num_traced) for operation, repeats in traced_passes.items()}
     kinds = max(candidates, key=_total).copy()
-    kept = round(traces[-1].kept_bytes + times * (traces[-1].kept_bytes - traces[0].kept_bytes))
-    copy = kept if copies_checkpoints(config) else 0
-    process = FRAMEWORK_BYTES + _ADAPTERS * (config.model.lora is not None)
+    saved_bytes = round(traces[-1].kept_bytes + factor * (traces[-1].kept_bytes - traces[0].kept_bytes))
+    copy = saved_bytes if copies_checkpoints(config) else 0
+    process = FRAMEWORK_BYTES + _ADAPTER_BYTES * (config.model.lora is not None)
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if config.parallel.offload != "none" else []
-        host = process + _CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
+        host = process + _CUDA_HOST_BYTES + copy + sum(kinds.pop(kind) for kind in offloaded)
         kinds[COMMUNICATION] += _CUBLAS_WORKSPACE
-        cached = round(_CUDA_CACHED + _CUDA_CACHED_SHARE * _total(kinds))
+        cache_bytes = round(_CUDA_CACHE_BYTES + _CUDA_CACHE_FRACTION * _total(kinds))
         kinds[FRAMEWORK] = _CUDA_CONTEXT
     else:
-        cached = round(_CPU_BYTES + _CPU_SHARE * _total(kinds))
+        cache_bytes = round(_CPU_BYTES + _CPU_FRACTION * _total(kinds))
         kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
-        host = _total(kinds) + cached
+        host = _total(kinds) + cache_bytes
     allocated = _total(kinds)
-    kinds[ALLOCATOR] = cached
-    return RankMemory(kinds, allocated, allocated + cached, host, _LIBRARIES, passes, stepping)
+    kinds[ALLOCATOR] = cache_bytes
+    return RankMemory(
+        kinds, allocated, allocated + cache_bytes, host, _SHARED_LIBRARY_BYTES, passes, optimizer_operations
+    )
 
 
 def _total(peak: dict[str, int]) -> int:
@@ -150,19 +152,19 @@ def _peaks(trace: Trace) -> list[dict[str, int]]:
     return [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
 
 
-def _extended(
+def _extrapolate(
     fewer: list[dict[str, int]], more: list[dict[str, int]], counts: tuple[int, int], layers: int
 ) -> list[dict[str, int]]:
     """Extrapolate each moment of two shorter models to a model of `layers` layers: a straight line in the layers.
 
-    A pair is left out if a kind would become negative: the two are then not the same moment of a step.
+    A pair is skipped if a kind would become negative: the two are then not the same moment of a step.
     """
-    times = (layers - counts[1]) / (counts[1] - counts[0])
-    extended = [
-        {kind: round(longer[kind] + times * (longer[kind] - shorter[kind])) for kind in longer}
+    factor = (layers - counts[1]) / (counts[1] - counts[0])
+    moments = [
+        {kind: round(longer[kind] + factor * (longer[kind] - shorter[kind])) for kind in longer}
         for shorter, longer in zip(fewer, more, strict=True)
     ]
-    return [moment for moment in extended if min(moment.values()) >= 0]
+    return [moment for moment in moments if min(moment.values()) >= 0]
 
 
 def copies_checkpoints(config: RunConfig) -> bool:

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from artel.planning.machine import in_gib
 from artel.planning.performance import Forecast
-from artel.planning.plan.plan import Plan
+from artel.planning.plan.run_plan import Plan
 from artel.training.budget import FEWEST_STEPS
 
 _INDENT = 17 * " "
@@ -49,13 +49,13 @@ def in_brief(plan: Plan) -> list[str]:
     """Return the plan in three lines."""
     rank = plan.fullest
     kinds = sorted(rank.kinds.items(), key=lambda kind: -kind[1])[:4]
-    largest = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
-    who = f"{'the fullest' if len(plan.ranks) > 1 else 'each'} of {plan.processes:,} processes"
-    who = "the process" if plan.processes == 1 else who
+    largest_kinds = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
+    ranks = f"{'the fullest' if len(plan.ranks) > 1 else 'each'} of {plan.processes:,} processes"
+    ranks = "the process" if plan.processes == 1 else ranks
     disk = _size(sum(plan.disk.values()))
     return [
         f"{plan.verdict}: {plan.share:.0%} of the {_scarcest(plan)}",
-        f"{who} holds {rank.reserved / 2**30:.1f} GiB: {largest}; {disk} of disk",
+        f"{ranks} holds {rank.reserved / 2**30:.1f} GiB: {largest_kinds}; {disk} of disk",
         f"speed {_speed(plan)}; {_time(plan)}" if plan.step is None else f"{_speed(plan)}; {_time(plan)}",
     ]
 
@@ -88,7 +88,7 @@ def _time(plan: Plan) -> str:
 def _time_of_budget(plan: Plan, hours: float) -> str:
     parts = [f"{_duration(hours)}, by train.budget"]
     if plan.shortest_budget is not None and plan.shortest_budget > 3600 * hours:
-        parts[0] += f", too short: {FEWEST_STEPS} steps take {_duration(plan.shortest_budget / 3600)} at least"
+        parts[0] += f", too short: {FEWEST_STEPS} steps take at least {_duration(plan.shortest_budget / 3600)}"
     if plan.forecast is None:
         return parts[0]
     tokens = plan.forecast.tokens_per_second.scaled(3600 * hours)

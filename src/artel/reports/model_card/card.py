@@ -15,20 +15,20 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import artel
-from artel.reports.model_card.markdown import block, code, table, without_place
-from artel.reports.model_card.metadata import MAIN, Published, in_yaml, metadata
+from artel.reports.model_card.markdown import block, code, hide_paths, table
+from artel.reports.model_card.metadata import MAIN, PublishedModel, in_yaml, metadata
 from artel.reports.page.language import Language
 from artel.reports.page.run_file import leaves, set_keys
 from artel.reports.page.views import ledger_view, plan_table
 from artel.reports.run_data import RunData
 from artel.secrets import hide_secrets
 
-_SHOWN_SAMPLES = 4
-_LONGEST_SAMPLE = 2000
+_MAX_SAMPLES = 4
+_MAX_SAMPLE_CHARS = 2000
 Rows = list[list[str]]
 
 
-def model_card(run: RunData, published: Published) -> str:
+def model_card(run: RunData, published: PublishedModel) -> str:
     """Return the text of README.md, readable by `huggingface_hub.ModelCard`."""
     words = Language("en")
     metrics = _validation(run, published.step)
@@ -58,26 +58,26 @@ def model_card(run: RunData, published: Published) -> str:
 # What it is, and how to use it --------------------------------------------------------------
 
 
-def _about(run: RunData, published: Published, words: Language) -> str:
+def _about(run: RunData, published: PublishedModel, words: Language) -> str:
     """Describe the model, its size and its base in a sentence or two."""
     size = f"{words.integer(published.parameters)} parameters"
     base = f"[{published.base_model}](https://huggingface.co/{published.base_model})" if published.base_model else ""
     if published.is_adapter:
-        lora = _at(run.config, "model", "lora") or {}
-        about = f"It is a LoRA adapter of {size} (rank {lora.get('rank')}, alpha {_plain(lora.get('alpha'))})"
+        lora = _config_value(run.config, "model", "lora") or {}
+        about = f"It is a LoRA adapter of {size} (rank {lora.get('rank')}, alpha {_format_value(lora.get('alpha'))})"
         about += f" for {base}" if base else ""
-        if _at(run.config, "model", "quantize") not in (None, "none"):
-            about += f", trained over weights quantized to {_at(run.config, 'model', 'quantize')}"
+        if _config_value(run.config, "model", "quantize") not in (None, "none"):
+            about += f", trained over weights quantized to {_config_value(run.config, 'model', 'quantize')}"
     else:
         about = f"It is a {published.model_type} model of {size}"
         if base:
             about += f", fine-tuned from {base}"
         else:
-            about += ", trained from scratch" if not _at(run.config, "model", "from") else ", fine-tuned"
+            about += ", trained from scratch" if not _config_value(run.config, "model", "from") else ", fine-tuned"
     return f"{about}."
 
 
-def _python(published: Published) -> str:
+def _python(published: PublishedModel) -> str:
     """Return lines of Python that run unchanged once the repository can be read."""
     revision = "" if published.revision == MAIN else f', revision="{published.revision}"'
     install = "pip install torch transformers" + (" peft" if published.is_adapter else "")
@@ -95,7 +95,7 @@ def _python(published: Published) -> str:
     return block("\n".join(lines), "python")
 
 
-def _commands(published: Published, name: str) -> str:
+def _commands(published: PublishedModel, name: str) -> str:
     revision = "" if published.revision == MAIN else f" --revision {published.revision}"
     return block(f"hf download {published.repo}{revision} --local-dir {name}\n{published.command}", "bash")
 
@@ -106,12 +106,12 @@ def _commands(published: Published, name: str) -> str:
 def _sources(run: RunData) -> Rows:
     """Return a row per source of the run file: name and paths, format, licence."""
     rows = []
-    for source in _at(run.config, "data", "sources") or []:
-        places = ", ".join(code(without_place(path)) for path in source.get("path", []))
-        name = code(without_place(str(source.get("name") or "")))
-        shown = f"{name}: {places}" if name and places else name or places
+    for source in _config_value(run.config, "data", "sources") or []:
+        paths = ", ".join(code(hide_paths(path)) for path in source.get("path", []))
+        name = code(hide_paths(str(source.get("name") or "")))
+        label = f"{name}: {paths}" if name and paths else name or paths
         form = str(source.get("format", ""))
-        rows.append([shown or code(form), form, code(str(source.get("license") or ""))])
+        rows.append([label or code(form), form, code(str(source.get("license") or ""))])
     return rows
 
 
@@ -121,7 +121,7 @@ def _ledger(run: RunData, words: Language) -> dict[str, str] | None:
     if view is None:
         return None
     sets = view["sets"]
-    rows = [[code(without_place(name)) if name != "Σ" else "all", *cells] for name, *cells in sets["rows"]]
+    rows = [[code(hide_paths(name)) if name != "Σ" else "all", *cells] for name, *cells in sets["rows"]]
     rows = rows[-1:] if len(rows) == 2 else rows  # of one set, the total says the same
     return {"verdict": view["verdict"], "table": table(sets["columns"], rows, sets["numbers"])}
 
@@ -129,7 +129,7 @@ def _ledger(run: RunData, words: Language) -> dict[str, str] | None:
 # Training ----------------------------------------------------------------------------------
 
 
-def _training(run: RunData, published: Published, words: Language) -> Iterator[list[str]]:
+def _training(run: RunData, published: PublishedModel, words: Language) -> Iterator[list[str]]:
     """Yield rows on how the model was trained."""
     train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
     chosen, environment = (start.chosen, start.environment) if start else ({}, {})
@@ -138,20 +138,21 @@ def _training(run: RunData, published: Published, words: Language) -> Iterator[l
     size = f"{words.integer(published.parameters)} parameters"
     joint = " with an adapter of" if published.is_adapter else ","
     yield ["model", f"{published.model_type}{joint} {size}"]
-    optimizer = f"{train.get('optimizer')}, weight decay {_plain(train.get('weight_decay'))}"
+    optimizer = f"{train.get('optimizer')}, weight decay {_format_value(train.get('weight_decay'))}"
     clip = train.get("clip")
     by, limit = (clip.get("by"), clip.get("limit")) if isinstance(clip, dict) else ("norm", clip)
+    clipping = f"gradients clipped by {by} at {_format_value(limit)}" if limit else "no clipping"
+    yield ["optimizer", f"{optimizer}, {clipping}"]
+    warmup = _format_value(train.get("warmup"))
     yield [
-        "optimizer",
-        f"{optimizer}, " + (f"gradients clipped by {by} at {_plain(limit)}" if limit else "no clipping"),
+        "learning rate",
+        f"{_format_value(train.get('learning_rate'))} at most, {train.get('schedule')}, warmup {warmup}",
     ]
-    warmup = _plain(train.get("warmup"))
-    yield ["learning rate", f"{_plain(train.get('learning_rate'))} at most, {train.get('schedule')}, warmup {warmup}"]
-    batch, length = train.get("batch"), _at(run.config, "data", "block")
+    batch, length = train.get("batch"), _config_value(run.config, "data", "block")
     yield ["batch", f"{words.integer(batch)} samples of at most {words.integer(length)} tokens"]
     if published.step is not None:
-        of = f" of {words.integer(run.steps)}" if run.steps and run.steps != published.step else ""
-        yield ["steps", f"{words.integer(published.step)}{of}"]
+        total = f" of {words.integer(run.steps)}" if run.steps and run.steps != published.step else ""
+        yield ["steps", f"{words.integer(published.step)}{total}"]
     tokens = _at_step(run, "tokens", published.step) or newest.get("tokens")
     if isinstance(tokens, int | float):
         yield ["tokens", words.integer(tokens)]
@@ -170,31 +171,31 @@ def _training(run: RunData, published: Published, words: Language) -> Iterator[l
 
 
 def _layout(run: RunData) -> str:
-    """Keys of `parallel` that differ from their defaults: `, data fsdp, tensor 2`."""
+    """Return the keys of `parallel` that differ from their defaults: `, data fsdp, tensor 2`."""
     keys = {key: value for key, value in set_keys(run.config).items() if key.startswith("parallel.")}
-    shown = without_place({key.removeprefix("parallel."): value for key, value in keys.items()})
-    return "".join(f", {key} {value}" for key, value in shown.items())
+    layout = hide_paths({key.removeprefix("parallel."): value for key, value in keys.items()})
+    return "".join(f", {key} {value}" for key, value in layout.items())
 
 
 def _run_file(run: RunData) -> str:
     """Return a run file with the keys that differ from their defaults."""
-    wanted = set_keys(run.config)
-    tree = _pruned(run.config, "", set(wanted))
-    return yaml.safe_dump(without_place(tree), sort_keys=False, allow_unicode=True)
+    keys = set_keys(run.config)
+    tree = _prune(run.config, "", set(keys))
+    return yaml.safe_dump(hide_paths(tree), sort_keys=False, allow_unicode=True)
 
 
-def _pruned(value: Any, key: str, wanted: set[str]) -> Any:
-    """Return a part of the run file reduced to the leaves in `wanted`."""
-    inside = {name for name, _ in leaves(value, key)}
-    if inside == {key}:
+def _prune(value: Any, key: str, keys: set[str]) -> Any:
+    """Return a part of the run file reduced to the leaves in `keys`."""
+    leaf_keys = {name for name, _ in leaves(value, key)}
+    if leaf_keys == {key}:
         return value
     if isinstance(value, list):
-        return [_pruned(each, f"{key}.{number}", wanted) for number, each in enumerate(value)]
+        return [_prune(each, f"{key}.{number}", keys) for number, each in enumerate(value)]
     parts = {name: (each, f"{key}.{name}" if key else str(name)) for name, each in value.items()}
     return {
-        name: _pruned(each, place, wanted)
-        for name, (each, place) in parts.items()
-        if any(leaf in wanted for leaf, _ in leaves(each, place))
+        name: _prune(part, part_key, keys)
+        for name, (part, part_key) in parts.items()
+        if any(leaf in keys for leaf, _ in leaves(part, part_key))
     }
 
 
@@ -221,8 +222,8 @@ def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = Fa
         values = None if curve is None else curve.value
     if curve is None or values is None:
         return None
-    place = len(curve.step) if step is None else int(np.searchsorted(curve.step, step, side="right"))
-    value = float(values[place - 1]) if place else math.nan
+    index = len(curve.step) if step is None else int(np.searchsorted(curve.step, step, side="right"))
+    value = float(values[index - 1]) if index else math.nan
     return value if math.isfinite(value) else None
 
 
@@ -255,8 +256,11 @@ def _samples(run: RunData, step: int | None) -> list[dict[str, str]]:
     """Return the newest generated text for each prompt, up to `step`."""
     newest = {sample.prompt: sample for sample in run.samples if step is None or sample.step <= step}
     return [
-        {"prompt": block(one.prompt[:_LONGEST_SAMPLE] or " "), "text": block(one.text[:_LONGEST_SAMPLE] or " ")}
-        for one in list(newest.values())[:_SHOWN_SAMPLES]
+        {
+            "prompt": block(sample.prompt[:_MAX_SAMPLE_CHARS] or " "),
+            "text": block(sample.text[:_MAX_SAMPLE_CHARS] or " "),
+        }
+        for sample in list(newest.values())[:_MAX_SAMPLES]
     ]
 
 
@@ -266,12 +270,12 @@ def _versions(run: RunData) -> str:
     return ", ".join(f"{name} {version}" for name, version in named.items() if version)
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value as in a run file: 5e-05, 0.1, null."""
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _at(config: dict[str, Any], section: str, key: str) -> Any:
+def _config_value(config: dict[str, Any], section: str, key: str) -> Any:
     part = config.get(section)
     return part.get(key) if isinstance(part, dict) else None
 

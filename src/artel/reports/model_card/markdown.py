@@ -8,20 +8,20 @@ from typing import Any
 
 from artel.printable import in_a_line, in_lines
 
-_ELSEWHERE = re.compile(r"~|/|\.\./|file:|.*/\.\.(?:/|$)")
+_OUTSIDE_PATH = re.compile(r"~|/|\.\./|file:|.*/\.\.(?:/|$)")
 
 
-def without_place(value: Any) -> Any:
+def hide_paths(value: Any) -> Any:
     """Shorten paths outside the working folder to their last part (`…/a.txt`), also inside lists and dicts.
 
     URLs and paths below the working folder reveal nothing about the machine and stay.
     """
     if isinstance(value, str):
-        return f"…/{PurePosixPath(value).name}" if _ELSEWHERE.match(value) or value == ".." else value
+        return f"…/{PurePosixPath(value).name}" if _OUTSIDE_PATH.match(value) or value == ".." else value
     if isinstance(value, dict):
-        return {key: without_place(each) for key, each in value.items()}
+        return {key: hide_paths(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [without_place(each) for each in value]
+        return [hide_paths(each) for each in value]
     return value
 
 

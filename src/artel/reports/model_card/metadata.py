@@ -17,7 +17,7 @@ _DATASET = re.compile(r"(?:hf://|https?://[^/]+/)datasets/([\w.-]+/[\w.-]+)(?:[@
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedModel:
     """A model as it will be published on the hub."""
 
     repo: str
@@ -48,7 +48,7 @@ class Published:
     languages: tuple[str, ...] = ()
 
 
-def metadata(run: RunData, published: Published, metrics: dict[str, float]) -> ModelCardData:
+def metadata(run: RunData, published: PublishedModel, metrics: dict[str, float]) -> ModelCardData:
     """Return the metadata. `metrics`: on the validation split."""
     return ModelCardData(
         license=published.license or None,
@@ -66,8 +66,8 @@ def metadata(run: RunData, published: Published, metrics: dict[str, float]) -> M
 
 def datasets(run: RunData) -> list[str]:
     """Return the ids of hub data sets among the sources."""
-    found = [match[1] for path in _paths(run) if (match := _DATASET.match(path))]
-    return list(dict.fromkeys(found))
+    ids = [match[1] for path in _paths(run) if (match := _DATASET.match(path))]
+    return list(dict.fromkeys(ids))
 
 
 def _paths(run: RunData) -> Iterator[str]:
@@ -78,18 +78,18 @@ def _paths(run: RunData) -> Iterator[str]:
         yield data["validation"]
 
 
-def _relation(published: Published) -> str | None:
+def _relation(published: PublishedModel) -> str | None:
     if not published.base_model:
         return None
     return "adapter" if published.is_adapter else "finetune"
 
 
-def _tags(published: Published) -> list[str]:
+def _tags(published: PublishedModel) -> list[str]:
     tags = ["artel", published.objective, published.model_type, *(["lora"] if published.is_adapter else [])]
     return list(dict.fromkeys(tag for tag in tags if tag))
 
 
-def _results(run: RunData, published: Published, metrics: dict[str, float]) -> Iterator[EvalResult]:
+def _results(run: RunData, published: PublishedModel, metrics: dict[str, float]) -> Iterator[EvalResult]:
     """Yield evaluation results on the held-out split."""
     ids = datasets(run)
     for name, value in metrics.items():

@@ -14,10 +14,10 @@ from artel.reports.page.language import Language
 from artel.reports.run_data import RunData
 
 # Plots are ordered: loss, validation metrics, then these.
-_TRAINING = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
-_FRACTIONS = ("mfu", "budget_used", "filler")
-_MARKED = ("loss", "gradient_norm")
-_ROWS = 14
+_TRAINING_METRICS = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
+_FRACTION_METRICS = ("mfu", "budget_used", "filler")
+_METRICS_WITH_EVENTS = ("loss", "gradient_norm")
+_TABLE_ROWS = 14
 """Rows per curve in the table below a plot."""
 
 
@@ -27,7 +27,7 @@ class Chart:
 
     id: str
     title: str
-    about: str
+    description: str
     metric: str
     curves: list[tuple[int, Curve, bool, str]] = field(default_factory=list)
     """(index of the run, curve, True for a validation curve, label)."""
@@ -36,19 +36,19 @@ class Chart:
 def charts(runs: Sequence[RunData], names: Sequence[str], language: Language) -> list[Chart]:
     """Return the plots in order. Runs with different objectives get separate plots of loss and metrics."""
     objectives = list(dict.fromkeys(run.objective for run in runs))
-    found: list[Chart] = []
+    plots: list[Chart] = []
     for objective in objectives:
         numbers = [number for number, run in enumerate(runs) if run.objective == objective]
         suffix = f" · {objective}" if len(objectives) > 1 else ""
         metrics = dict.fromkeys(name for number in numbers for name in runs[number].curves.validation)
         for metric in dict.fromkeys(["loss", *metrics]):
-            found.append(_chart(metric, suffix, numbers, runs, names, language, learned=True))
+            plots.append(_chart(metric, suffix, numbers, runs, names, language, is_quality=True))
     # run_tokens_per_second is the mean so far: a tile shows its last value.
-    known = {"loss", "run_tokens_per_second", *_TRAINING}
-    others = {name for run in runs for name in run.curves.training} - known
-    for metric in (*_TRAINING, *sorted(others)):
-        found.append(_chart(metric, "", range(len(runs)), runs, names, language, learned=False))
-    return [chart for chart in found if chart.curves]
+    listed = {"loss", "run_tokens_per_second", *_TRAINING_METRICS}
+    other_metrics = {name for run in runs for name in run.curves.training} - listed
+    for metric in (*_TRAINING_METRICS, *sorted(other_metrics)):
+        plots.append(_chart(metric, "", range(len(runs)), runs, names, language, is_quality=False))
+    return [chart for chart in plots if chart.curves]
 
 
 def _chart(
@@ -59,19 +59,21 @@ def _chart(
     names: Sequence[str],
     language: Language,
     *,
-    learned: bool,
+    is_quality: bool,
 ) -> Chart:
-    """Build the plot of a metric. `learned`: a measure of quality (training loss, validation metrics)."""
+    """Build the plot of a metric. `is_quality`: True for training loss and validation metrics."""
     title = language.words.get(metric, language.label(metric))
-    about = language.words.get(f"{metric}_about", "")
-    chart = Chart(_id(metric + suffix), title[:1].upper() + title[1:] + suffix, about, metric)
+    description = language.words.get(f"{metric}_about", "")
+    chart = Chart(_id(metric + suffix), title[:1].upper() + title[1:] + suffix, description, metric)
     for number in numbers:
         curves = runs[number].curves
-        kinds = [(curves.training, False), (curves.validation, True)] if learned else [(curves.training, False)]
-        for kind, is_validation in kinds:
-            if is_validation or not learned or metric == "loss":
+        curve_groups = (
+            [(curves.training, False), (curves.validation, True)] if is_quality else [(curves.training, False)]
+        )
+        for kind, is_validation in curve_groups:
+            if is_validation or not is_quality or metric == "loss":
                 label = language["validation" if is_validation else "training"]
-                label = label if len(runs) == 1 else f"{names[number]} · {label}" if learned else names[number]
+                label = label if len(runs) == 1 else f"{names[number]} · {label}" if is_quality else names[number]
                 if metric in kind:
                     chart.curves.append((number, kind[metric], is_validation, label))
     return chart
@@ -85,7 +87,7 @@ def plot_data(chart: Chart, runs: Sequence[RunData], language: Language) -> dict
     ]
     numbers = dict.fromkeys(number for number, *_ in chart.curves)
     marks = [mark for number in numbers for mark in _marks(chart, number, runs, language)]
-    return {"id": chart.id, "percent": chart.metric in _FRACTIONS, "traces": traces, "marks": marks}
+    return {"id": chart.id, "percent": chart.metric in _FRACTION_METRICS, "traces": traces, "marks": marks}
 
 
 def axes(runs: Sequence[RunData]) -> list[str]:
@@ -103,8 +105,8 @@ def table(chart: Chart, language: Language) -> dict[str, Any]:
     values = [dict(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) for _, curve, *_ in chart.curves]
     steps: set[float] = set()
     for _, curve, *_ in chart.curves:
-        steps |= {*curve.step[np.unique(np.linspace(0, len(curve.step) - 1, _ROWS).astype(int))].tolist()}
-    number = language.percent if chart.metric in _FRACTIONS else language.number
+        steps |= {*curve.step[np.unique(np.linspace(0, len(curve.step) - 1, _TABLE_ROWS).astype(int))].tolist()}
+    number = language.percent if chart.metric in _FRACTION_METRICS else language.number
     rows = [
         [language.integer(step), *(number(curve[step]) if step in curve else "" for curve in values)]
         for step in sorted(steps)
@@ -123,21 +125,21 @@ class Event:
 
 def events(run: RunData, language: Language) -> list[Event]:
     """Return existing checkpoints, restarts and bad steps, by step."""
-    found = []
+    plots = []
     for checkpoint in run.checkpoints:
         values = {"step": language.integer(checkpoint.step), "size": language.bytes(checkpoint.bytes)}
         text = language["checkpoint_text"].format(**values)
-        found.append(Event(checkpoint.step, "best" if checkpoint.is_best else "checkpoint", text))
+        plots.append(Event(checkpoint.step, "best" if checkpoint.is_best else "checkpoint", text))
     for start in run.starts[1:]:
         values = {"step": language.integer(start.step), "time": start.time, "processes": str(start.processes)}
-        found.append(Event(start.step, "restart", language["restart_text"].format(**values)))
+        plots.append(Event(start.step, "restart", language["restart_text"].format(**values)))
     for bad in run.bad_steps:
         text = "; ".join(language.phrase(bad.get(key, "")) for key in ("what", "did"))
         documents = bad.get("documents", [])
         if isinstance(documents, list) and documents:
             text += f"; {', '.join(map(str, documents[:3]))}{' …' if len(documents) > 3 else ''}"
-        found.append(Event(bad["step"], "bad", text))
-    return sorted(found, key=lambda event: event.step)
+        plots.append(Event(bad["step"], "bad", text))
+    return sorted(plots, key=lambda event: event.step)
 
 
 EVENT_WORDS = {"checkpoint": "checkpoint", "best": "best", "restart": "restart", "bad": "bad_step"}
@@ -145,8 +147,10 @@ EVENT_WORDS = {"checkpoint": "checkpoint", "best": "best", "restart": "restart",
 
 def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Language) -> Iterator[dict[str, Any]]:
     """Yield the events of a run as points on its curve, one trace per kind."""
-    curve = next((curve for at, curve, is_validation, _ in chart.curves if at == number and not is_validation), None)
-    if curve is None or chart.metric not in _MARKED:
+    curve = next(
+        (curve for index, curve, is_validation, _ in chart.curves if index == number and not is_validation), None
+    )
+    if curve is None or chart.metric not in _METRICS_WITH_EVENTS:
         return
     by_kind: dict[str, list[Event]] = {}
     for event in events(runs[number], language):
@@ -172,10 +176,10 @@ def _points(curve: Curve) -> dict[str, list[float | None]]:
 
 def _numbers(column: Column) -> list[float | None]:
     """Round to six significant digits, as many as a plot can show. Integers stay exact; NaN becomes null."""
-    return [_rounded(value) for value in column.tolist()]
+    return [_round(value) for value in column.tolist()]
 
 
-def _rounded(value: float) -> float | None:
+def _round(value: float) -> float | None:
     if value != value:
         return None
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
@@ -183,5 +187,5 @@ def _rounded(value: float) -> float | None:
 
 def _id(name: str) -> str:
     """Return an HTML id for any metric name."""
-    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
-    return plain if plain == name else f"{plain}-{sum(map(ord, name)):x}"
+    safe_name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
+    return safe_name if safe_name == name else f"{safe_name}-{sum(map(ord, name)):x}"

@@ -40,7 +40,7 @@ class Language(PhraseFormatter):
         if isinstance(value, Phrase):
             return self.phrase(value)
         text = super().format_field(value, format_spec)
-        return self._localized(text) if isinstance(value, int | float) else text
+        return self._localize(text) if isinstance(value, int | float) else text
 
     def label(self, metric: str) -> str:
         """Return the display name of a metric."""
@@ -48,7 +48,7 @@ class Language(PhraseFormatter):
 
     def integer(self, value: float) -> str:
         """Format 1234 as 1,234."""
-        return self._localized(f"{round(value):,}")
+        return self._localize(f"{round(value):,}")
 
     def number(self, value: float | None, digits: int = 4) -> str:
         """Format with `digits` significant digits. Uses an exponent only for very small or large values."""
@@ -58,16 +58,16 @@ class Language(PhraseFormatter):
         if size >= 10**digits and size < 1e12:
             return self.integer(value)
         if size and (size < 1e-4 or size >= 1e12):
-            return self._localized(f"{value:.{digits - 1}e}")
+            return self._localize(f"{value:.{digits - 1}e}")
         decimals = max(0, digits - 1 - (math.floor(math.log10(size)) if size else 0))
-        return self._localized(f"{value:,.{decimals}f}")
+        return self._localize(f"{value:,.{decimals}f}")
 
     def percent(self, fraction: float, digits: int = 1) -> str:
-        return self._localized(f"{fraction:.{digits}%}")
+        return self._localize(f"{fraction:.{digits}%}")
 
     def difference(self, fraction: float) -> str:
         """Format a relative difference, such as +12%."""
-        return self._localized(f"{fraction:+.0%}")
+        return self._localize(f"{fraction:+.0%}")
 
     def duration(self, seconds: float) -> str:
         """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
@@ -86,14 +86,14 @@ class Language(PhraseFormatter):
     def bytes(self, count: float) -> str:
         for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
             if count >= size:
-                return f"{self._localized(f'{count / size:,.1f}')} {self.phrase(unit)}"
+                return f"{self._localize(f'{count / size:,.1f}')} {self.phrase(unit)}"
         return f"{count:,} B"
 
     def separators(self) -> str:
         """Decimal and thousands separators, in Plotly's format."""
         return f",{_NARROW_SPACE}" if self.name == "ru" else ".,"
 
-    def _localized(self, text: str) -> str:
+    def _localize(self, text: str) -> str:
         if self.name != "ru":
             return text.replace("-", "\u2212") if text.startswith("-") else text
         table: dict[int, Any] = {ord(","): _NARROW_SPACE, ord("."): ",", ord("%"): " %"}

@@ -44,7 +44,7 @@ _SECTIONS = {
     "repeat": "repeat",
 }
 """Sections after the curves, in order: name of the template -> word for the title."""
-_NEEDS = {"text": ("ledger",), "time": ("profile",), "plan": ("plan", "choice")}
+_SECTION_ENTRIES = {"text": ("ledger",), "time": ("profile",), "plan": ("plan", "choice")}
 """Entries of a view that fill a section, where they are not named like the section. One is enough."""
 
 
@@ -73,13 +73,13 @@ class Page:
             "words": self._words.words,
             "plots": report.plots,
         }
-        plotly, script = _plotly(), _text("report.js")
+        plotly, script = _plotly(), _read_template("report.js")
         return _templates().get_template("report.html").render(
             language=self._words.name,
             w=SimpleNamespace(**self._words.words),
             title=f"{', '.join(report.names)} · artel",
             policy=self._policy(plotly, script),
-            css=Markup(_text("report.css")),
+            css=Markup(_read_template("report.css")),
             axes=charts.axes(runs),
             parts={name: Markup(part) for name, part in parts.items()},
             sections=[
@@ -143,7 +143,7 @@ class _Report:
                 {
                     "id": chart.id,
                     "title": chart.title,
-                    "about": chart.about,
+                    "about": chart.description,
                     "wide": number == 0,
                     "table": charts.table(chart, self._words),
                 }
@@ -157,7 +157,7 @@ class _Report:
     def _has(self, section: str) -> bool:
         if section == "differences":
             return len(self._runs) > 1
-        needs = _NEEDS.get(section, (section,))
+        needs = _SECTION_ENTRIES.get(section, (section,))
         return section in ("file", "repeat") or any(view[part] for view in self._views for part in needs)
 
     def _notices(self) -> Any:
@@ -181,8 +181,8 @@ class _Report:
 
 def _names(runs: Sequence[RunData]) -> list[str]:
     """Name each run after its folder, or by its path if two folders share a name."""
-    short = [run.folder.absolute().name for run in runs]
-    return short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
+    folder_names = [run.folder.absolute().name for run in runs]
+    return folder_names if len(set(folder_names)) == len(folder_names) else [str(run.folder) for run in runs]
 
 
 def _for_script(data: dict[str, Any]) -> str:
@@ -197,7 +197,7 @@ def _templates() -> Environment:
 
 
 @cache
-def _text(name: str) -> str:
+def _read_template(name: str) -> str:
     return files("artel.reports.page").joinpath("templates", name).read_text(encoding="utf-8")
 
 

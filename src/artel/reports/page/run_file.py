@@ -10,44 +10,44 @@ import yaml
 
 from artel.config import RunConfig, SourceConfig, dump_run
 
-_ABSENT = object()
+_MISSING = object()
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of every key that is not a section. Sources are numbered."""
-    inner: Any = None
+    items: Any = None
     if isinstance(value, dict) and value:
-        inner = value.items()
+        items = value.items()
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        inner = enumerate(value)
-    if inner is None:
+        items = enumerate(value)
+    if items is None:
         yield key, value
         return
-    for name, part in inner:
+    for name, part in items:
         yield from leaves(part, f"{key}.{name}" if key else str(name))
 
 
 def set_keys(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a run file that differ from their defaults."""
     defaults, source_defaults = _defaults()
-    found = {}
+    changed_keys = {}
     for key, value in leaves(config):
         parts = key.split(".")
-        default = source_defaults.get(parts[3], _ABSENT) if parts[:2] == ["data", "sources"] and len(parts) == 4 else (
-            defaults.get(key, _ABSENT)
+        default = source_defaults.get(parts[3], _MISSING) if parts[:2] == ["data", "sources"] and len(parts) == 4 else (
+            defaults.get(key, _MISSING)
         )  # fmt: skip
         if value != default:
-            found[key] = value
-    return found
+            changed_keys[key] = value
+    return changed_keys
 
 
 def differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return key -> values in each run file ("" if absent) where they differ. Leaves out `run`, which always does."""
+    """Return key -> values in each run file ("" if absent) where they differ, except `run`, which always does."""
     flat = [dict(leaves(config)) for config in configs]
-    keys = dict.fromkeys(key for one in flat for key in one if key != "run")
-    rows = {key: [one.get(key, _ABSENT) for one in flat] for key in keys}
+    keys = dict.fromkeys(key for leaf_values in flat for key in leaf_values if key != "run")
+    rows = {key: [leaf_values.get(key, _MISSING) for leaf_values in flat] for key in keys}
     return {
-        key: ["" if value is _ABSENT else value for value in values]
+        key: ["" if value is _MISSING else value for value in values]
         for key, values in rows.items()
         if any(value != values[0] for value in values)
     }

@@ -20,9 +20,9 @@ from artel.training.comparison import EXPECTED, choice_values, expected_range
 Table = dict[str, Any]
 """Keys: columns, rows, numbers (indices of numeric columns), code (True for code), caption."""
 
-_SHOWN_SAMPLES = 4
-_SHOWN_REJECTED = 200
-_SECONDS = {"hours": 3600, "minutes": 60}
+_MAX_SAMPLES = 4
+_MAX_REJECTED = 200
+_UNIT_SECONDS = {"hours": 3600, "minutes": 60}
 _ARTEL_ROWS = ("averages", "Rank of the first document that matches")
 """Tables whose row names come from artel and are translated. In other tables they come from the data."""
 
@@ -54,7 +54,7 @@ def view(run: RunData, number: int, name: str, color: str, words: Language) -> d
         "ranks": _ranks(run, words),
         "config": yaml.safe_dump(run.config, allow_unicode=True, sort_keys=False) if run.config else "",
         "set_keys": _keys(set_keys(run.config), words),
-        "chosen": _keys(_translated(run.starts[-1].chosen if run.starts else {}, words), words),
+        "chosen": _keys(_translate(run.starts[-1].chosen if run.starts else {}, words), words),
         "commands": _commands(run),
         "environment": _environment(run, words),
         "starts": table(
@@ -90,7 +90,7 @@ def _verdict(run: RunData, words: Language) -> str:
 
 
 def _about(run: RunData, words: Language) -> str:
-    """The objective, the model and the device."""
+    """Return the objective, the model and the device."""
     start = run.starts[-1] if run.starts else None
     parts = [run.objective]
     if start is not None:
@@ -104,7 +104,7 @@ def _tiles(run: RunData, words: Language) -> Any:
     """Yield the tiles with key numbers."""
     curves, newest = run.curves, run.curves.newest
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
-    for name in dict.fromkeys([str(_at(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):
+    for name in dict.fromkeys([str(_config_value(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):
         if name not in curves.validation:
             continue
         curve = curves.validation[name]
@@ -143,16 +143,17 @@ def _tile(label: str, figure: str, unit: str = "", more: str = "") -> dict[str, 
 
 
 def _samples(run: RunData, number: int, words: Language) -> list[dict[str, Any]]:
-    """Samples by prompt: the first, the last, some in between, and the full list."""
+    """Return samples by prompt: the first, the last, some in between, and the full list."""
     by_prompt: dict[str, list[Sample]] = {}
     for sample in run.samples:
         by_prompt.setdefault(sample.prompt, []).append(sample)
     groups = []
-    for at, samples in enumerate(by_prompt.values()):
-        places = sorted({round(part * (len(samples) - 1) / (_SHOWN_SAMPLES - 1)) for part in range(_SHOWN_SAMPLES)})
-        every = [{"step": words.integer(one.step), "prompt": one.prompt, "text": one.text} for one in samples]
-        shown = [every[place] for place in places]
-        groups.append({"id": f"{number}-{at}", "shown": shown, "all": every, "others": len(shown) < len(every)})
+    for index, samples in enumerate(by_prompt.values()):
+        last = len(samples) - 1
+        selected = sorted({round(part * last / (_MAX_SAMPLES - 1)) for part in range(_MAX_SAMPLES)})
+        rows = [{"step": words.integer(item.step), "prompt": item.prompt, "text": item.text} for item in samples]
+        shown = [rows[position] for position in selected]
+        groups.append({"id": f"{number}-{index}", "shown": shown, "all": rows, "others": len(shown) < len(rows)})
     return groups
 
 
@@ -162,17 +163,17 @@ def ledger_view(run: RunData, number: int, words: Language) -> dict[str, Any] | 
         return None
     documents, sets = ledger["documents"], ledger["sets"]
     reasons = sorted(documents.get("dropped", {}), key=lambda reason: -documents["dropped"][reason])
-    named = [words.phrase(reason.replace("_", " ")) for reason in reasons]
+    reason_names = [words.phrase(reason.replace("_", " ")) for reason in reasons]
     splits = [split for split in ("train", "validation") if any(split in counts for counts in sets.values())]
     rows = []
     for name, counts in [*sets.items(), ("Σ", documents | ledger.get("parts", {}))]:
-        counted = [counts.get("read", 0), counts.get("kept", 0)]
-        counted += [counts.get("dropped", {}).get(reason, 0) for reason in reasons]
-        counted += [counts.get(split, {}).get("tokens", 0) for split in splits]
-        rows.append([name, *map(words.integer, counted)])
-    columns = [words["set"], words["read"], words["kept"], *named]
+        cells = [counts.get("read", 0), counts.get("kept", 0)]
+        cells += [counts.get("dropped", {}).get(reason, 0) for reason in reasons]
+        cells += [counts.get(split, {}).get("tokens", 0) for split in splits]
+        rows.append([name, *map(words.integer, cells)])
+    columns = [words["set"], words["read"], words["kept"], *reason_names]
     columns += [f"{words['tokens']}: {words[_SPLIT_WORDS[split]]}" for split in splits]
-    rejected = run.rejected[:_SHOWN_REJECTED]
+    rejected = run.rejected[:_MAX_REJECTED]
     return {
         "id": f"ledger-{number}",
         "verdict": words["ledger_verdict"].format(
@@ -195,7 +196,7 @@ def ledger_view(run: RunData, number: int, words: Language) -> dict[str, Any] | 
                 {"name": words["kept"], "values": [counts.get("kept", 0) for counts in sets.values()]},
                 *(
                     {"name": name, "values": [counts.get("dropped", {}).get(reason, 0) for counts in sets.values()]}
-                    for reason, name in zip(reasons, named, strict=True)
+                    for reason, name in zip(reasons, reason_names, strict=True)
                 ),
             ],
         },
@@ -218,8 +219,8 @@ def _profile(run: RunData, number: int, words: Language) -> dict[str, Any] | Non
         for name, kind in zip(names, kinds, strict=True)
     ]
     operators = [
-        [one["name"], words.phrase(one["kind"]), words.number(one["milliseconds"]), words.number(one["calls"], 3)]
-        for one in profile.get("operators", [])
+        [row["name"], words.phrase(row["kind"]), words.number(row["milliseconds"]), words.number(row["calls"], 3)]
+        for row in profile.get("operators", [])
     ]
     return {
         "id": f"profile-{number}",
@@ -255,15 +256,15 @@ def plan_table(run: RunData, words: Language) -> Table | None:
     measured = plan.get("measured") or {}
     chosen = run.starts[-1].chosen if run.starts else {}
     elapsed, newest = run.elapsed_seconds, run.curves.newest
-    done = run.status.state == "complete"
-    ranked = plan.get("per_rank_gib") or {}
+    is_complete = run.status.state == "complete"
+    per_rank = plan.get("per_rank_gib") or {}
     rows = [
-        _planned("tokens_per_second", plan.get("tokens_per_second"), measured.get("tokens_per_second"), words),
-        _planned("per_rank_gib", ranked.get("reserved"), measured.get("per_rank_gib"), words),
-        _planned("host_gib", plan.get("host_gib"), measured.get("host_gib"), words),
-        _planned("hours", plan.get("hours"), elapsed / 3600 if elapsed is not None and done else None, words),
-        _planned("steps", plan.get("steps"), run.status.step if done else None, words),
-        _planned("tokens", plan.get("tokens"), newest.get("tokens") if done else None, words),
+        _plan_row("tokens_per_second", plan.get("tokens_per_second"), measured.get("tokens_per_second"), words),
+        _plan_row("per_rank_gib", per_rank.get("reserved"), measured.get("per_rank_gib"), words),
+        _plan_row("host_gib", plan.get("host_gib"), measured.get("host_gib"), words),
+        _plan_row("hours", plan.get("hours"), elapsed / 3600 if elapsed is not None and is_complete else None, words),
+        _plan_row("steps", plan.get("steps"), run.status.step if is_complete else None, words),
+        _plan_row("tokens", plan.get("tokens"), newest.get("tokens") if is_complete else None, words),
     ]
     for name in ("micro_batch", "activation_checkpointing", "precision"):
         planned, used = map(words.phrase, (plan.get(name, ""), chosen.get(f"train.{name}", "")))
@@ -281,28 +282,28 @@ def choice_table(run: RunData, words: Language) -> Table | None:
     if "bits_per_byte" in expected:
         low, high = expected_range(expected["bits_per_byte"])
         planned["bits_per_byte"] = {"low": low, "mid": expected["bits_per_byte"], "high": high}
-    rows = [_planned(name, planned.get(name), reached.get(name), words) for name in EXPECTED]
+    rows = [_plan_row(name, planned.get(name), reached.get(name), words) for name in EXPECTED]
     columns = ["", words["expected"], words["reached"], words["difference"]]
     return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
 
 
-def _planned(name: str, planned: Any, measured: Any, words: Language) -> list[str]:
+def _plan_row(name: str, planned: Any, measured: Any, words: Language) -> list[str]:
     """Return a row of the plan. `planned` is a number, or `mid` with `low` and `high`."""
 
-    def written(value: float) -> str:
-        if name in _SECONDS:
-            return words.duration(value * _SECONDS[name])
+    def format_value(value: float) -> str:
+        if name in _UNIT_SECONDS:
+            return words.duration(value * _UNIT_SECONDS[name])
         return words.integer(value) if name in ("steps", "tokens") else words.number(value)
 
     middle = planned.get("mid") if isinstance(planned, dict) else planned
-    text = "" if middle is None else written(middle)
+    text = "" if middle is None else format_value(middle)
     if isinstance(planned, dict) and middle is not None:
-        values = {bound: written(planned[bound]) for bound in ("mid", "low", "high")}
+        values = {bound: format_value(planned[bound]) for bound in ("mid", "low", "high")}
         text = words["plan_range"].format(**values)
     if not isinstance(measured, int | float):
         return [words[f"plan_{name}"], text, "", ""]
     difference = words.difference(measured / middle - 1) if middle else ""
-    return [words[f"plan_{name}"], text, written(measured), difference]
+    return [words[f"plan_{name}"], text, format_value(measured), difference]
 
 
 def _ranks(run: RunData, words: Language) -> Table | None:
@@ -312,9 +313,9 @@ def _ranks(run: RunData, words: Language) -> Table | None:
     for rank in run.ranks:
         silent = run.status.state == "dead" or rank.rank in run.status.silent_ranks
         state = words["state_dead"] if silent and rank.state == "running" else words[f"state_{rank.state}"]
-        sign = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(rank.time))
+        last_sign = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(rank.time))
         memory = words.number(rank.memory_gib, 3)
-        rows.append([str(rank.rank), rank.host, rank.device, words.integer(rank.step), memory, state, sign])
+        rows.append([str(rank.rank), rank.host, rank.device, words.integer(rank.step), memory, state, last_sign])
     columns = [words[name] for name in ("rank", "host", "device", "step", "memory_gib", "state", "last_sign")]
     return table(columns, rows, {0, 3, 4})
 
@@ -324,7 +325,7 @@ def _keys(values: dict[str, Any], words: Language) -> Table:
     return table([words["key"], words["value"]], rows, code=True)
 
 
-def _translated(values: dict[str, Any], words: Language) -> dict[str, Any]:
+def _translate(values: dict[str, Any], words: Language) -> dict[str, Any]:
     """Translate the English phrases among the values."""
     return {key: words.phrase(value) if isinstance(value, str) else value for key, value in values.items()}
 
@@ -339,18 +340,18 @@ def _environment(run: RunData, words: Language) -> Table:
 
 
 def _commands(run: RunData) -> str:
-    """Command lines that repeat the run in another folder."""
+    """Return command lines that repeat the run in another folder."""
     folder, start = str(run.folder), run.starts[-1] if run.starts else None
-    again = shlex.quote(f"run={folder.rstrip('/')}-again")
+    override = shlex.quote(f"run={folder.rstrip('/')}-again")
     processes = ""
     if start is not None and start.processes > 1:
         hosts = int(start.environment.get("hosts", 1))
         processes = f" --nproc {start.processes // hosts}" + (f" --nnodes {hosts}" if hosts > 1 else "")
-    lines = [f"artel train {shlex.quote(folder)} {again}{processes}", f"artel train run.yaml {again}{processes}"]
+    lines = [f"artel train {shlex.quote(folder)} {override}{processes}", f"artel train run.yaml {override}{processes}"]
     return "\n".join(lines)
 
 
-def _at(config: dict[str, Any], section: str, key: str) -> Any:
+def _config_value(config: dict[str, Any], section: str, key: str) -> Any:
     part = config.get(section)
     return part.get(key) if isinstance(part, dict) else None
 
@@ -373,10 +374,10 @@ def details_view(run: RunData, words: Language) -> dict[str, Any] | None:
 def _details_tables(details: Details, words: Language) -> Any:
     for title, rows in details.tables.items():
         columns = columns_of(rows)
-        numbers = {at for at, name in enumerate(columns) if any(is_number(row.get(name)) for row in rows)}
+        numbers = {index for index, name in enumerate(columns) if any(is_number(row.get(name)) for row in rows)}
         cells = [[_cell(row.get(name, ""), words) for name in columns] for row in rows]
         if title in _ARTEL_ROWS:
-            cells = [[words.phrase(first), *others] for first, *others in cells]
+            cells = [[words.phrase(head), *values] for head, *values in cells]
         yield {"title": words.phrase(title), "table": table([words.label(name) for name in columns], cells, numbers)}
 
 

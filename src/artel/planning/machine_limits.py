@@ -22,14 +22,14 @@ from artel.planning.machine import in_gib
 from artel.training.budget import FEWEST_STEPS
 from artel.training.optim.optimizer import state_bytes
 
-PROCESS = 200_000_000
-"""Bytes of a process without a model, at least: Python, PyTorch and transformers took 305 MB (torch 2.13 for CPUs)."""
+MIN_PROCESS_BYTES = 200_000_000
+"""Minimum bytes of a process without a model. Python, PyTorch and transformers took 305 MB (torch 2.13 for CPUs)."""
 _BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
-_QUANTIZED = {"int8": 1.0, "nf4": 0.5}
+_BYTES_PER_QUANTIZED = {"int8": 1.0, "nf4": 0.5}
 _CPU_TOLERANCE = 2.0
-"""A CPU is measured beside other programs: a budget is refused only if it is too short at twice the measured rate."""
+"""Other programs may disturb the measurement of a CPU: refuse a budget only if it is too short at twice the rate."""
 _PRODUCT_SIDE, _PRODUCT_SECONDS = 512, 0.2
-"""The product to measure, repeated for so long. It takes a millisecond, too short to be interrupted."""
+"""Size of the measured matrix product, and how long it is repeated. One takes 1 ms, too short to be interrupted."""
 _FROZEN_FLOPS = 2 / 3
 """Fraction of the FLOPs with frozen weights, whose gradients are not computed."""
 
@@ -54,27 +54,28 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
         capacity = max(
             torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
         )
-        who, place = "a process", f"the largest GPU here has {in_gib(capacity)}"
+        processes, available = "a process", f"the largest GPU here has {in_gib(capacity)}"
     elif device.type == "cpu":
-        about = memory()
-        capacity = (about.limit or about.total) + swap()
-        needed = (needed + PROCESS) * on_host
-        who = f"{on_host:,} processes here" if on_host > 1 else "one process"
-        place = f"{'its control group' if about.limit else 'this machine'} has {in_gib(capacity)}"
+        host = memory()
+        capacity = (host.limit or host.total) + swap()
+        needed = (needed + MIN_PROCESS_BYTES) * on_host
+        processes = f"{on_host:,} processes here" if on_host > 1 else "one process"
+        available = f"{'its control group' if host.limit else 'this machine'} has {in_gib(capacity)}"
     else:
         return
     if needed > capacity:
         bytes_each = 2 * _BYTES_PER_WEIGHT[config.train.weights] + state / max(1, trained)
         what = (
-            f"{trained + frozen:,} parameters need at least {in_gib(needed)} in {who}, and {place}: weights, gradients "
-            f"and {config.train.optimizer}'s state take {bytes_each:.3g} bytes for each of the {trained:,} trained"
+            f"{trained + frozen:,} parameters need at least {in_gib(needed)} in {processes}, but {available}: "
+            f"weights, gradients and {config.train.optimizer}'s state take {bytes_each:.3g} bytes for each of the "
+            f"{trained:,} trained"
         )
         where = "model.config" if config.model.from_ is None else "model.from"
         fix = "use a smaller model, or shard it over more machines with parallel.data: fsdp"
         if config.model.from_ is not None:
             fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantize: nf4"
         if device.type == "cpu" and on_host > 1 and needed // on_host <= capacity:
-            fix = f"start fewer processes: {capacity // (needed // on_host):,} at most; or {fix}"
+            fix = f"start at most {capacity // (needed // on_host):,} processes; or {fix}"
         raise InputError.at(where, what, fix)
 
 
@@ -87,9 +88,9 @@ def _parameters(model: PreTrainedModel, config: RunConfig) -> tuple[int, int]:
 
 
 def _bytes_per_frozen(model: PreTrainedModel, config: RunConfig, device: torch.device) -> float:
-    """Return the bytes per frozen parameter, at least."""
+    """Return the minimum bytes per frozen parameter."""
     if config.model.quantize != "none":
-        return _QUANTIZED[config.model.quantize]
+        return _BYTES_PER_QUANTIZED[config.model.quantize]
     if device.type != "cpu":
         return 2.0
     if base_dtype(config, pick_precision(config.train.precision, device, config.train.weights)) is not None:
@@ -104,26 +105,27 @@ def check_budget(config: RunConfig, model: PreTrainedModel, world_size: int, on_
     They take at least the FLOPs of four steps over the peak rate: that of a GPU's data sheet, or the fastest measured
     product of a CPU. `model` may be on the meta device.
     """
-    least = least_seconds(config, model, world_size, on_host)
+    shortest_seconds = min_budget_seconds(config, model, world_size, on_host)
     budget = config.train.budget
-    if least is None or budget is None:
+    if shortest_seconds is None or budget is None:
         return
     tolerance = _CPU_TOLERANCE if local_device().type == "cpu" else 1.0
-    if least > tolerance * budget:
+    if shortest_seconds > tolerance * budget:
         tokens = config.train.batch * config.data.block
-        shortest = duration(rounded_up(least))
-        what = f"{duration(budget)} is too short: {FEWEST_STEPS} steps of {tokens:,} tokens take {shortest}"
-        fix = f"write {shortest} or more, a smaller train.batch, or a smaller model"
-        raise InputError.at("train.budget", f"{what} at this machine's fastest", fix)
+        shortest = duration(round_up(shortest_seconds))
+        steps = f"{FEWEST_STEPS} steps of {tokens:,} tokens"
+        what = f"{duration(budget)} is too short: at peak speed, this machine needs {shortest} for {steps}"
+        fix = f"use {shortest} or more, a smaller train.batch, or a smaller model"
+        raise InputError.at("train.budget", what, fix)
 
 
-def rounded_up(seconds: float) -> int:
+def round_up(seconds: float) -> int:
     """Round up to whole seconds, from two minutes on to whole minutes."""
     unit = 1 if seconds < 120 else 60
     return math.ceil(seconds / unit) * unit
 
 
-def least_seconds(config: RunConfig, model: PreTrainedModel, world_size: int, on_host: int) -> float | None:
+def min_budget_seconds(config: RunConfig, model: PreTrainedModel, world_size: int, on_host: int) -> float | None:
     """Return the seconds of a budget's minimum number of steps at this machine's peak FLOP/s. None if unknown."""
     kind = objective_type(config)
     if not kind.packs_text:

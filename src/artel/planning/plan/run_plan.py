@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def _text_tokens(self) -> float:
-        return self.tokens if self.length is None else self.tokens * (1 - self.length.filler)
+        return self.tokens if self.length is None else self.tokens * (1 - self.length.padding)
 
     @property
     def forecast(self) -> Forecast | None:
@@ -190,40 +190,52 @@ def make_plan(
     outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
     precision = planned_precision(config, hardware)
     data = data.with_layout_for(lambda: outline.build_for_training(precision), hardware.device)
-    most = -(-config.train.batch // dims.dp_degree)
+    max_rows = -(-config.train.batch // dims.dp_degree)
     mode = config.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
 
     device = torch.device(hardware.device)
     train = config.train
     compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
-    usual_of = cache(partial(average_step, config, data))
+    average_for = cache(partial(average_step, config, data))
 
-    def planned(rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
-        count = -(-most // rows)
-        rows = -(-most // count)
-        again = "" if mode == "none" else f", activation_checkpointing: {mode}"
-        logger.info("tracing two steps with micro-batches of %s%s", rows, again)
-        usual = usual_of(rows, dims.dp_degree)
-        plan = _planned(
-            config, hardware, outline, data, length, world_size, on_host, precision, count, rows, usual, mode, compiled
+    def plan_rows(rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
+        count = -(-max_rows // rows)
+        rows = -(-max_rows // count)
+        suffix = "" if mode == "none" else f", activation_checkpointing: {mode}"
+        logger.info("tracing two steps with micro-batches of %s%s", rows, suffix)
+        average = average_for(rows, dims.dp_degree)
+        plan = _plan_with(
+            config,
+            hardware,
+            outline,
+            data,
+            length,
+            world_size,
+            on_host,
+            precision,
+            count,
+            rows,
+            average,
+            mode,
+            compiled,
         )
         return replace(plan, price=price)
 
     # Training tries micro-batches before it compiles, and on a GPU eager layers take more memory.
     searches_eager = compiled and not hardware.shares_memory
-    candidate = partial(planned, compiled=False) if searches_eager else planned
+    candidate = partial(plan_rows, compiled=False) if searches_eager else plan_rows
     if config.train.micro_batch == "auto":
-        sizes = sizes_to_try(most, data.row_tokens, device)
-        chosen = _with_largest_micro_batch(candidate, sizes, modes, enough_rows(data.row_tokens, device))
+        sizes = sizes_to_try(max_rows, data.row_tokens, device)
+        plan = _search_micro_batch(candidate, sizes, modes, enough_rows(data.row_tokens, device))
     elif len(modes) > 1:
-        chosen = _first_that_fits(candidate(config.train.micro_batch, mode) for mode in modes)
+        plan = _first_fitting(candidate(config.train.micro_batch, mode) for mode in modes)
     else:
-        return planned(config.train.micro_batch, modes[0])
-    return planned(chosen.micro_batch, chosen.recompute) if searches_eager else chosen
+        return plan_rows(config.train.micro_batch, modes[0])
+    return plan_rows(plan.micro_batch, plan.recompute) if searches_eager else plan
 
 
-def _first_that_fits(plans: Iterator[Plan]) -> Plan:
+def _first_fitting(plans: Iterator[Plan]) -> Plan:
     """Return the first plan that fits, else the last one."""
     for plan in plans:
         if plan.share <= TIGHT:
@@ -231,8 +243,8 @@ def _first_that_fits(plans: Iterator[Plan]) -> Plan:
     return plan
 
 
-def _with_largest_micro_batch(
-    planned: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], enough: int
+def _search_micro_batch(
+    plan_rows: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], enough: int
 ) -> Plan:
     """Search as training does (`find_micro_batch`): the first mode in which `enough` rows fit, else the last mode.
 
@@ -240,24 +252,24 @@ def _with_largest_micro_batch(
     """
     for mode in modes:
         try:
-            largest = plan = planned(sizes[-1], mode)
+            largest = plan = plan_rows(sizes[-1], mode)
         except NotSelective:
             if mode == modes[-1]:
                 raise
             continue
         if largest.share <= TIGHT:
             return largest
-        smallest = plan = planned(sizes[0], mode)
+        smallest = plan = plan_rows(sizes[0], mode)
         if smallest.share > TIGHT:
             continue
-        for_a_row = (largest.share - smallest.share) / (sizes[-1] - sizes[0])
-        fitting = [size for size in sizes if smallest.share + for_a_row * (size - sizes[0]) <= TIGHT]
+        share_per_row = (largest.share - smallest.share) / (sizes[-1] - sizes[0])
+        fitting = [size for size in sizes if smallest.share + share_per_row * (size - sizes[0]) <= TIGHT]
         if fitting[-1] >= enough or mode == modes[-1]:
-            return _first_that_fits(planned(size, mode) for size in reversed(fitting))
+            return _first_fitting(plan_rows(size, mode) for size in reversed(fitting))
     return plan
 
 
-def _planned(
+def _plan_with(
     config: RunConfig,
     hardware: Hardware,
     outline: ModelOutline,
@@ -268,7 +280,7 @@ def _planned(
     precision: str,
     count: int,
     rows: int,
-    usual: AverageStep | None,
+    average: AverageStep | None,
     mode: Recompute,
     compiled: bool,
 ) -> Plan:
@@ -278,10 +290,20 @@ def _planned(
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
     ]
     on_gpu = not hardware.shares_memory
-    batch = None if usual is None else usual.batch
+    batch = None if average is None else average.batch
     ranks = tuple(
         rank_memory(
-            config, outline, data, world, mode, precision, rows, count, usual=batch, on_gpu=on_gpu, compiled=compiled
+            config,
+            outline,
+            data,
+            world,
+            mode,
+            precision,
+            rows,
+            count,
+            average_batch=batch,
+            on_gpu=on_gpu,
+            compiled=compiled,
         )
         for world in worlds
     )
@@ -302,15 +324,15 @@ def _planned(
         host,
         hardware.host_memory_bytes,
         disk_bytes(config, model, multimodal_of(outline.whole), data, length),
-        data.note + _left_out(data.objective),
-        config.train.batch * data.row_tokens if usual is None else usual.tokens,
+        data.note + _teacher_note(data.objective),
+        config.train.batch * data.row_tokens if average is None else average.tokens,
         _step_time(config, hardware, ranks, model, world_size, on_host, count),
         length,
         config.train.budget,
     )
 
 
-def _left_out(objective: Objective) -> str:
+def _teacher_note(objective: Objective) -> str:
     """Return a note on what the plan does not count of a teacher; empty without one."""
     teacher = objective.teacher
     if teacher is None:
@@ -336,15 +358,15 @@ def _step_time(
     if rates is None and not hardware.has_rates:
         return None
     dims = read_parallel_dims(config.parallel, world_size, on_host)
-    exchanged = {}
+    reducer_operations = {}
     if dims.sums_replica_gradients:  # DistributedDataParallel's reducer is not traced
         size = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         group = range(0, world_size, world_size // dims.dp_replicate)
-        exchanged[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
-    steps = [step_time({**rank.operations, **exchanged}, hardware, rates).seconds.mid for rank in ranks]
+        reducer_operations[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
+    steps = [step_time({**rank.operations, **reducer_operations}, hardware, rates).seconds.mid for rank in ranks]
     passes = [step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
     slowest, bubble = slowest_stage(config.parallel.schedule, count, steps, passes)
-    return step_time({**ranks[slowest].operations, **exchanged}, hardware, rates, bubble=bubble)
+    return step_time({**ranks[slowest].operations, **reducer_operations}, hardware, rates, bubble=bubble)
 
 
 def planned_precision(config: RunConfig, hardware: Hardware) -> str:
@@ -361,11 +383,13 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
     model_config: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
     sizes = [getattr(model_config, name, None) for name in ("num_local_experts", "num_experts")]
     experts = next(filter(None, sizes), 1)
-    chosen = getattr(model_config, "num_experts_per_tok", None) or experts
+    experts_per_token = getattr(model_config, "num_experts_per_tok", None) or experts
     total = active = trained = 0
     for parameter in model.parameters():
         weights = count_weights(parameter)
         total += weights
-        active += weights * chosen // experts if parameter.ndim == 3 and parameter.shape[0] == experts else weights
+        active += (
+            weights * experts_per_token // experts if parameter.ndim == 3 and parameter.shape[0] == experts else weights
+        )
         trained += weights if parameter.requires_grad else 0
     return {"total": total, "active": active, "trained": trained}

@@ -69,10 +69,10 @@ def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection
         unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in known), 3))
         what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
         return ApiError(422, what, None, "invalid_request")
-    wrong = wrong_keys(error.errors(include_url=False, include_input=False), body)
-    lines = [f"{path}: {_what(problem, path, known)}" for path, problem in wrong[:_MAX_LISTED]]
-    lines += [f"and {len(wrong) - _MAX_LISTED} more"] if len(wrong) > _MAX_LISTED else []
-    return ApiError(422, "; ".join(lines)[:2000], wrong[0][0][:200], "invalid_request")
+    located = wrong_keys(error.errors(include_url=False, include_input=False), body)
+    lines = [f"{path}: {_message(problem, path, known)}" for path, problem in located[:_MAX_LISTED]]
+    lines += [f"and {len(located) - _MAX_LISTED} more"] if len(located) > _MAX_LISTED else []
+    return ApiError(422, "; ".join(lines)[:2000], located[0][0][:200], "invalid_request")
 
 
 def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
@@ -80,12 +80,12 @@ def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
 
     If a key takes several kinds of value, only the problem with the kind that was sent is returned.
     """
-    wrong = [(_path(body, problem), problem) for problem in problems]
-    specific = {path for path, problem in wrong if not _is_type_error(problem)}
-    parents = {path[:at] for path, _ in wrong for at, sign in enumerate(path) if sign == "."}
+    located = [(_path(body, problem), problem) for problem in problems]
+    specific = {path for path, problem in located if not _is_type_error(problem)}
+    parents = {path[:index] for path, _ in located for index, sign in enumerate(path) if sign == "."}
     unique = {
         (path, _MESSAGES.get(problem["type"], problem["msg"])): (path, problem)
-        for path, problem in reversed(wrong)
+        for path, problem in reversed(located)
         if not (_is_type_error(problem) and (path in specific or path in parents))
     }
     return list(reversed(unique.values()))
@@ -96,25 +96,25 @@ def _is_type_error(problem: dict[str, Any]) -> bool:
     return problem["type"] in _TYPE_ERRORS
 
 
-def _what(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
+def _message(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
     if problem["type"] == "extra_forbidden":
         is_name = "." not in path and len(path) <= _MAX_KEY
         near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if is_name else ""
         return "is unknown here" + (near and f"; did you mean {near}?")
-    words = _MESSAGES.get(problem["type"])
+    template = _MESSAGES.get(problem["type"])
     limits = problem.get("ctx", {})
     integers = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
-    return problem["msg"] if words is None else words.format(**limits | integers)
+    return problem["msg"] if template is None else template.format(**limits | integers)
 
 
 def _path(body: Any, problem: dict[str, Any]) -> str:
     """Return the path of a value in a body, `documents.0.text`, without the union members that pydantic tried."""
-    tried = problem["loc"]
+    location = problem["loc"]
     steps: list[str] = []
-    for number, step in enumerate(tried, 1):
-        is_lacking = problem["type"] == "missing" and number == len(tried)
-        holds_key = number == len(tried) - 1 and problem["type"] == "extra_forbidden"
-        if holds_key and isinstance(body, dict) and isinstance(body.get(step), dict) and tried[-1] not in body[step]:
+    for number, step in enumerate(location, 1):
+        is_lacking = problem["type"] == "missing" and number == len(location)
+        holds_key = number == len(location) - 1 and problem["type"] == "extra_forbidden"
+        if holds_key and isinstance(body, dict) and isinstance(body.get(step), dict) and location[-1] not in body[step]:
             continue  # the name of a union member, which is also a key here
         if isinstance(body, dict) and isinstance(step, str) and (step in body or is_lacking):
             steps.append(step)
