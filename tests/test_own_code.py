@@ -51,7 +51,7 @@ from artel.training.metrics.trackers import Tracker
 @TRACKERS.register(__name__)
 class Mine(Tracker):
     def __init__(self, *_): pass
-    def training(self, figures):
+    def log_training(self, figures):
         {}
 """
 

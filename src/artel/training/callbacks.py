@@ -42,7 +42,7 @@ class Log:
         self._guard = guard
 
     def __call__(self, run: Run) -> None:
-        run.trackers.step(run.step)
+        run.trackers.on_step(run.step)
         if not (run.step % run.config.log.every == 0 or run.finished):
             return
         self._guard.rewound(run)
@@ -59,7 +59,7 @@ class Log:
         speed = tokens_a_second(tokens, seconds)
         used = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
-        run.trackers.training(
+        run.trackers.log_training(
             {
                 "step": run.step,
                 "epoch": round(run.length.epoch(run.step), 6),
@@ -94,8 +94,8 @@ class Validate:
         if not (is_due or run.finished):
             return
         self._guard.rewound(run)
-        run.trackers.busy("evaluating", 0.0)
-        progress = partial(run.trackers.busy, "evaluating")
+        run.trackers.show_progress("evaluating", 0.0)
+        progress = partial(run.trackers.show_progress, "evaluating")
         with run.timed_end("validation"):
             metrics, outputs = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
         run.progress.validation, run.progress.calibration = metrics, run.objective.calibration()
@@ -107,7 +107,7 @@ class Validate:
         if best is not None and best in metrics:
             higher = run.objective.better[best] == "higher"
             compare_with_best(run, metrics[best], metrics, higher_is_better=higher, counts=is_due)
-        run.trackers.validation(
+        run.trackers.log_validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": metrics}
         )
 
@@ -123,7 +123,7 @@ class ShowSamples:
         with run.timed_end("samples"), run.strategy.generating() as takes_part:
             shown = [self._show(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
         if shown:
-            run.trackers.samples(shown)
+            run.trackers.log_samples(shown)
 
     def _show(self, run: Run, prompt: str) -> dict[str, Any]:
         line = {"step": run.step, "prompt": prompt, "text": _continued(run, prompt)}
@@ -160,7 +160,7 @@ class MeasureEnd:
         if run.config.train.budget is None or self._steps != 2 or run.finished:
             return
         self._guard.rewound(run)
-        run.trackers.busy("measuring what the end takes")
+        run.trackers.show_progress("measuring what the end takes")
         self._validate(run)
         self._show(run)
         run.saver.wait()
@@ -211,7 +211,7 @@ class Save:
         self._guard.rewound(run)
         run.check_folder()
         if run.stop_requested or run.finished:
-            run.trackers.busy("writing the checkpoint")
+            run.trackers.show_progress("writing the checkpoint")
             _save_and_wait(run)
         else:
             run.saver.save(run.progress_so_far(), last=False)
@@ -255,7 +255,7 @@ class EvaluateTasks:
 
     def _results(self, run: Run) -> dict[str, Any] | None:
         """Return the harness's results, or None if a task failed, or on ranks that do not take part."""
-        run.trackers.busy("asking the tasks")
+        run.trackers.show_progress("asking the tasks")
         config, strategy = run.config.validate_, run.strategy
         world = run.world if strategy.holds_full_model else None
         with run.timed_end("tasks"), strategy.generating() as takes_part:
@@ -278,7 +278,7 @@ class EvaluateTasks:
         if progress.best_step == run.step:
             progress.best_validation = progress.best_validation | metrics
         run.check_folder()
-        run.trackers.tasks({"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "tasks": metrics})
+        run.trackers.log_tasks({"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "tasks": metrics})
 
     def _compare(self, run: Run, results: dict[str, Any] | None, is_due: bool) -> None:
         """Compare the first rank's metric with the best, so that all ranks save the same step."""

@@ -35,7 +35,7 @@ ELEMENTWISE = "elementwise and norms"
 HOST = "the host's own time"
 
 
-class Profile:
+class StepProfiler:
     """A callback that records steps 6 to 8 of this start, or fewer and earlier steps if the run is shorter.
 
     It comes last, so that a recorded step includes the other callbacks. Always call `close` at the end.

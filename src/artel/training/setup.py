@@ -256,7 +256,7 @@ def _compile(run: Run) -> None:
 
     with ended_at_once(last_line):  # compilers take minutes and must not be interrupted
         logger.info("compiling the layers")
-        run.trackers.busy("compiling")
+        run.trackers.show_progress("compiling")
         failure = try_compiled(
             run.strategy.model, lambda: run.strategy.probe_memory(batch), run.strategy.forget_failed_pass
         )

@@ -205,7 +205,7 @@ class TextEncoder:
         for text in texts:
             if isinstance(text, str):
                 ids = next(encoded)
-                row = self._reader.framed(ids)
+                row = self._reader.add_special_tokens(ids)
                 rows.append((row, len(row) < len(ids) + self._reader.frame.size))
             else:
                 rows.append((np.array(text[: self._block], dtype=np.int64), len(text) > self._block))

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.tracker import Metrics, Tracker, by_name, save_id, saved_id, send_earlier
+from artel.training.metrics.tracker import Metrics, Tracker, prefixed, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
@@ -64,22 +64,22 @@ class WandbTracker(Tracker):
         self._keep(folder.config)
         send_earlier(self, folder, step, lambda kind, number: number < self._first_step)
 
-    def training(self, metrics: Metrics) -> None:
-        self._log(by_name("train", metrics), metrics["step"])
+    def log_training(self, metrics: Metrics) -> None:
+        self._log(prefixed("train", metrics), metrics["step"])
 
-    def validation(self, metrics: Metrics) -> None:
-        self._log(by_name("validation", metrics["validation"]), metrics["step"])
+    def log_validation(self, metrics: Metrics) -> None:
+        self._log(prefixed("validation", metrics["validation"]), metrics["step"])
 
-    def tasks(self, metrics: Metrics) -> None:
-        self._log(by_name("validation", metrics["tasks"]), metrics["step"])
+    def log_tasks(self, metrics: Metrics) -> None:
+        self._log(prefixed("validation", metrics["tasks"]), metrics["step"])
 
-    def samples(self, lines: list[Metrics]) -> None:
+    def log_samples(self, lines: list[Metrics]) -> None:
         import wandb
 
         rows = [[line["step"], line["prompt"], line["text"]] for line in lines]
         self._log({"samples": wandb.Table(columns=["step", "prompt", "text"], data=rows)}, lines[0]["step"])
 
-    def finished(self, report: Path | None) -> None:
+    def on_finish(self, report: Path | None) -> None:
         self._is_done = True
         if report is not None:
             self._keep(report)
