@@ -82,7 +82,7 @@ class Trackers:
 
     def show_progress(self, what: str, fraction: float | None = None) -> None:
         self.doing = what
-        self._each("show_progress", what, share)
+        self._each("show_progress", what, fraction)
 
     def on_finish(self, make_report: Callable[[], str | None]) -> None:
         """Record that the run is done. `make_report` returns its HTML page or None, and is called only if needed."""
