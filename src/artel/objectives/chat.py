@@ -134,8 +134,8 @@ class Chat(Objective, Decoding):
             try:
                 result = self._convert(record.fields)
                 if isinstance(result, DocumentSamples) and document.split == "validation":
-                    kept = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
-                    source = source_of(replace(record.fields, messages=tuple(kept)))
+                    messages = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
+                    source = source_of(replace(record.fields, messages=tuple(messages)))
                     result = replace(result, source=source)
                 yield result
             except Unfit as unfit:
@@ -162,19 +162,19 @@ class Chat(Objective, Decoding):
         with suppress(Unfit):  # reported by `samples`
             messages = _with_thoughts(conversation.messages, self.config.chat.reasoning)
             written = self._writer.write(messages, conversation.tools)
-            both = (written.difference, self._writer.token_difference(written))
-            return [difference for difference in both if difference is not None]
+            differences = (written.difference, self._writer.token_difference(written))
+            return [difference for difference in differences if difference is not None]
         return []
 
     def _convert(self, conversation: Conversation) -> DocumentSamples | Dropped:
         messages, tools = conversation.messages, conversation.tools
         if self._writer.has_control_token(messages, tools):
             return Dropped("control_token")
-        kept = _with_thoughts(messages, self.config.chat.reasoning)
-        written = self._writer.write(kept, tools)
+        kept_messages = _with_thoughts(messages, self.config.chat.reasoning)
+        written = self._writer.write(kept_messages, tools)
         thoughts = sum(bool(message.thought) for message in messages) - written.thoughts
         counted = {"thoughts_left_out": thoughts} if thoughts else {}
-        sample = self._sample(kept, written)
+        sample = self._sample(kept_messages, written)
         if not _learns(sample):
             raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
         block = self.config.data.block
@@ -182,11 +182,11 @@ class Chat(Objective, Decoding):
             return DocumentSamples([sample], counted=counted)
         if self.config.chat.too_long == "truncate_left":
             assert sample.flags is not None
-            cut = Sample(sample.ids[-block:], sample.flags[-block:])
+            truncated = Sample(sample.ids[-block:], sample.flags[-block:])
             counted["truncated"] = 1
-            return DocumentSamples([cut], counted=counted) if _learns(cut) else Dropped("longer_than_block")
+            return DocumentSamples([truncated], counted=counted) if _learns(truncated) else Dropped("longer_than_block")
         if self.config.chat.too_long == "split":
-            return self._split(kept, tools, counted)
+            return self._split(kept_messages, tools, counted)
         return Dropped("longer_than_block")
 
     def _sample(self, messages: Sequence[Message], written: WrittenOut) -> Sample:

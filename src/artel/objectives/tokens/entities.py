@@ -55,8 +55,8 @@ def judged_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
     for number, owner in enumerate(owners):
         flags = split.sample(number).flags
         assert flags is not None
-        judged = outputs[number, : len(flags)][flags != NO_WORD]
-        tags.setdefault(owner, []).extend(judged.astype(np.int64).tolist())
+        window_tags = outputs[number, : len(flags)][flags != NO_WORD]
+        tags.setdefault(owner, []).extend(window_tags.astype(np.int64).tolist())
     return tags
 
 
@@ -104,11 +104,11 @@ def entities_in(objective: Tagger, model: PreTrainedModel, windows: Windows, tex
     records = [Record(text, f"text {number}", "", Tagged(text, ())) for number, text in enumerate(texts)]
     results = windows.samples([Document(record, "validation") for record in records])
     documents = [each if isinstance(each, DocumentSamples) else None for each in results]  # None: no words
-    listed = [sample for document in documents if document for sample in document.samples]
-    judged = iter(_judge(objective, model, listed))
+    samples = [sample for document in documents if document for sample in document.samples]
+    predictions = iter(_judge(objective, model, samples))
     answers = []
     for text, document in zip(texts, documents, strict=True):
-        pairs = [next(judged) for _ in document.samples] if document else []
+        pairs = [next(predictions) for _ in document.samples] if document else []
         answers.append({"entities": _entities(objective, text, document, pairs)})
     return answers
 
