@@ -57,7 +57,7 @@ class Log:
         positions, run.window_positions = run.window_positions, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
         speed = tokens_a_second(tokens, seconds)
-        used = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
+        mfu = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
         run.trackers.log_training(
             {
@@ -73,7 +73,7 @@ class Log:
                 **({"filler": round(1 - tokens / positions, 6)} if tokens < positions else {}),  # of the rows
                 "seconds": round(run.progress.seconds + run.first_rank_seconds, 3),
                 "memory_gib": round(memory_in_use(run.world.device) / 2**30, 4),
-                **({"mfu": used} if used is not None else {}),
+                **({"mfu": mfu} if mfu is not None else {}),
                 **({"budget_used": round(run.budget_used, 6)} if run.budget_used is not None else {}),
             }
         )
@@ -121,9 +121,9 @@ class ShowSamples:
 
     def show(self, run: Run) -> None:
         with run.timed_end("samples"), run.strategy.generating() as takes_part:
-            shown = [self._show(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
-        if shown:
-            run.trackers.log_samples(shown)
+            lines = [self._show(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
+        if lines:
+            run.trackers.log_samples(lines)
 
     def _show(self, run: Run, prompt: str) -> dict[str, Any]:
         line = {"step": run.step, "prompt": prompt, "text": _continued(run, prompt)}
@@ -176,20 +176,20 @@ class MeasureEnd:
         count = self._validation.count(run.config.validate_.blocks)
         if count == 0:
             return
-        timed = min(count, self._MICRO_BATCHES * rows)
-        self._validation.evaluate(run.strategy, run.batch_plan.size, min(timed, rows))
-        started = run.clock()
-        self._validation.evaluate(run.strategy, run.batch_plan.size, timed)
-        seconds = run.clock() - started
-        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(timed / rows))
+        timed_samples = min(count, self._MICRO_BATCHES * rows)
+        self._validation.evaluate(run.strategy, run.batch_plan.size, min(timed_samples, rows))
+        start = run.clock()
+        self._validation.evaluate(run.strategy, run.batch_plan.size, timed_samples)
+        seconds = run.clock() - start
+        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(timed_samples / rows))
 
     def _show(self, run: Run) -> None:
         prompts = run.config.validate_.prompts
-        started = run.clock()
+        start = run.clock()
         with run.strategy.generating() as takes_part:
             if prompts and takes_part:
                 _continued(run, prompts[0])
-        run.budget.note_end("samples", (run.clock() - started) * len(prompts))
+        run.budget.note_end("samples", (run.clock() - start) * len(prompts))
 
 
 class Save:
@@ -370,6 +370,6 @@ def _stopping(run: Run) -> str:
     step = run.folder.last_checkpoint
     resumes = f"resume from the last checkpoint ({step})" if step else "lose its steps: no checkpoint is written yet"
     seconds = run.seconds_left_of_step
-    about = f" (about {seconds:,.0f} s)" if seconds >= 1 else ""
-    what = f"once this is done: {run.trackers.doing}" if run.trackers.doing else f"after this step{about}"
+    estimate = f" (about {seconds:,.0f} s)" if seconds >= 1 else ""
+    what = f"once this is done: {run.trackers.doing}" if run.trackers.doing else f"after this step{estimate}"
     return f"stopping {what}; press Ctrl-C again to stop at once and {resumes}"

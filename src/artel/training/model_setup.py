@@ -216,8 +216,8 @@ def _recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatchPlan) 
 
 def _memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
     """Return the limit set by earlier starts of this run with the same number of processes."""
-    most = -(-config.train.batch // strategy.dp_degree)
-    key = cache_key(config, strategy.model, most, config.data.block, world.device, world.size)
+    max_rows = -(-config.train.batch // strategy.dp_degree)
+    key = cache_key(config, strategy.model, max_rows, config.data.block, world.device, world.size)
     return MemoryLimit(RunFolder(Path(config.run)).micro_batches, key)
 
 
@@ -234,11 +234,11 @@ def _fit(
     if size != "auto" and mode != "auto":
         return MicroBatchPlan(size, mode)
     index, row_tokens = longest_sample(objective, samples)
-    most = -(-config.train.batch // strategy.dp_degree) if size == "auto" else size
+    max_rows = -(-config.train.batch // strategy.dp_degree) if size == "auto" else size
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
     planned_before_run = planned_micro_batch(RunFolder(Path(config.run)), world.device)
     if not strategy.can_probe_memory:
-        largest = sizes_to_try(most, row_tokens, world.device)[-1] if size == "auto" else size
+        largest = sizes_to_try(max_rows, row_tokens, world.device)[-1] if size == "auto" else size
         if size == "auto" and world.device.type == "cuda":
             planned = same_everywhere(planned_before_run, modes, strategy.all_reduce_min)
         else:
@@ -266,11 +266,11 @@ def _fit(
 
     return find_micro_batch(
         attempt,
-        most,
+        max_rows,
         modes,
         row_tokens=row_tokens,
         device=world.device,
-        key=cache_key(config, strategy.model, most, row_tokens, world.device, world.size),
+        key=cache_key(config, strategy.model, max_rows, row_tokens, world.device, world.size),
         run=RunFolder(Path(config.run)).micro_batches,
         reserve=state_bytes(strategy.model, config.train, on=world.device),
         exactly=size != "auto",

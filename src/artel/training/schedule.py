@@ -13,7 +13,7 @@ from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
 
 _FIRST_RATE = 0.01  # of the peak: where warmup is a fraction of a time, the pace is not known at its first step
-_SMALLEST_SHARE = 1e-9  # for which a run's end is out of sight
+_MIN_SHARE = 1e-9  # for which a run's end is out of sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def rate_by_time(train: TrainConfig, step: int, share: float, warmup: int | None
     if step < warmup:
         return (step + 1) / warmup
     floor = train.minimum_learning_rate
-    steps = max(step, 1) / max(share, _SMALLEST_SHARE)
+    steps = max(step, 1) / max(share, _MIN_SHARE)
     return floor + (1 - floor) * SCHEDULES[train.schedule](train, step, steps, warmup)
 
 

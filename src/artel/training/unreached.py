@@ -14,8 +14,8 @@ from artel.config.schema.quantities import Interval
 from artel.errors import InputError
 from artel.training.schedule import Length, rate
 
-_LONG = 1000  # steps that show the full course of every schedule
-_SAMPLED = 200  # steps of a run that are compared, plus as many at its end
+_MANY_STEPS = 1000  # steps that show the full course of every schedule
+_COMPARED_STEPS = 200  # steps of a run that are compared, plus as many at its end
 
 
 def unreached_settings(config: RunConfig, length: Length | None = None) -> list[str]:
@@ -62,17 +62,20 @@ def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
     if warmup > steps:
         yield f"train.warmup: {_too_long(warmup, steps)}"
         return
-    falls = rate(train, _LONG - 1, _LONG, 0) < 1
+    has_decay = rate(train, _MANY_STEPS - 1, _MANY_STEPS, 0) < 1
     last = rate(train, steps - 1, steps)
-    if falls and last >= 1 and steps > 1:
+    if has_decay and last >= 1 and steps > 1:
         what = "the warmup takes the entire run" if warmup >= steps - 1 else "the run is too short for its decay"
         yield f"train.schedule: {train.schedule} never lowers the learning rate: {what} of {steps:,} steps"
-    elif not falls and _is_set(train, "minimum_learning_rate"):
+    elif not has_decay and _is_set(train, "minimum_learning_rate"):
         yield f"train.minimum_learning_rate has no effect: train.schedule: {train.schedule} stays at the peak"
     if _is_set(train, "decay"):
-        other = train.model_copy(update={"decay": 0.5 if train.decay == 1 else 1.0})
-        compared = {*range(0, steps, max(1, steps // _SAMPLED)), *range(max(0, steps - _SAMPLED), steps)}
-        if all(rate(train, step, steps) == rate(other, step, steps) for step in compared):
+        other_decay = train.model_copy(update={"decay": 0.5 if train.decay == 1 else 1.0})
+        compared_steps = {
+            *range(0, steps, max(1, steps // _COMPARED_STEPS)),
+            *range(max(0, steps - _COMPARED_STEPS), steps),
+        }
+        if all(rate(train, step, steps) == rate(other_decay, step, steps) for step in compared_steps):
             yield f"train.decay has no effect with train.schedule: {train.schedule}"
 
 

@@ -161,16 +161,16 @@ def _start_run(client: MlflowClient, name: str, config: RunConfig) -> Run:
 def _experiment(client: MlflowClient, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return found.experiment_id
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return experiment.experiment_id
     try:
         return client.create_experiment(name)
     except MlflowException:  # another run has just created it
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             raise
-        return found.experiment_id
+        return experiment.experiment_id
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

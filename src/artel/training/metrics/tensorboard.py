@@ -62,11 +62,11 @@ class TensorBoardTracker(Tracker):
 
 def _hook_threads() -> None:
     """Print no traceback for TensorBoard's writer thread: its next call raises the error."""
-    before = threading.excepthook
+    original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         if not type(arguments.thread).__module__.startswith("tensorboard."):
-            before(arguments)
+            original(arguments)
 
     threading.excepthook = hook
 

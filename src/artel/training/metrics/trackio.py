@@ -101,10 +101,10 @@ def _quiet(*, offline: bool) -> Iterator[None]:
     """Keep trackio from printing to standard output (reserved for `--json`), and from asking the hub about a token."""
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or offline
+    original = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = original or offline
     try:
         with redirect_stdout(io.StringIO()):
             yield
     finally:
-        constants.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = original

@@ -19,7 +19,7 @@ from artel.training.metrics.tracker import Metrics, Tracker, prefixed, save_id, 
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
-_LEAST_FREE = 1 << 16
+_MIN_FREE_BYTES = 1 << 16
 """Free bytes below which the disk counts as full."""
 _INIT_TIMEOUT, _FINISH_TIMEOUT = 30.0, 60.0
 """Seconds that a run waits for W&B's server at its start and end. `wandb sync` sends the rest."""
@@ -97,7 +97,7 @@ class WandbTracker(Tracker):
     def _log(self, metrics: dict[str, Any], step: int) -> None:
         if step < self._first_step:
             return
-        if shutil.disk_usage(self._wandb_folder).free < _LEAST_FREE:  # wandb's writing process does not report it
+        if shutil.disk_usage(self._wandb_folder).free < _MIN_FREE_BYTES:  # wandb's writing process does not report it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._wandb_folder))
         self._run.log(metrics, step=step)
 

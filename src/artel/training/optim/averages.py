@@ -32,9 +32,9 @@ class WeightAverages:
     def update(self, found_inf: torch.Tensor | None) -> None:
         """Move the averages towards the weights, unless `found_inf` is 1.0. Call it while gradients are there."""
         steps = self._good_steps
-        good = 1.0 if found_inf is None else 1 - found_inf.to(steps.device)
-        steps += good
-        fraction = (1 - ((steps - 1) / (steps + 8)).clamp(max=self._decay)) * good
+        is_good = 1.0 if found_inf is None else 1 - found_inf.to(steps.device)
+        steps += is_good
+        fraction = (1 - ((steps - 1) / (steps + 8)).clamp(max=self._decay)) * is_good
         for shard in self._shards:
             weight = shard.stepped.detach()
             if shard.stepped.grad is not None and shard.name not in self._averages:

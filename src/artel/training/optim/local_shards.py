@@ -42,10 +42,10 @@ class LocalShard:
         """Return a tensor of the optimizer's state as a DTensor with the parameter's layout."""
         if not self.is_shard or value.shape != self.stepped.shape:
             return value
-        whole = self.parameter
-        assert isinstance(whole, DTensor)
+        full = self.parameter
+        assert isinstance(full, DTensor)
         return DTensor.from_local(
-            value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            value, full.device_mesh, full.placements, run_check=False, shape=full.shape, stride=full.stride()
         )
 
     def allocate(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

@@ -45,8 +45,8 @@ def _of_all(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Do the same for a sharded matrix: each process gathers it and keeps its own shard."""
     if not isinstance(matrix, DTensor):
         return orthogonalised(matrix, dtype)
-    whole = orthogonalised(matrix.full_tensor(), dtype)
-    return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+    full_matrix = orthogonalised(matrix.full_tensor(), dtype)
+    return distribute_tensor(full_matrix, matrix.device_mesh, matrix.placements, src_data_rank=None)
 
 
 class Muon(torch.optim.Optimizer):

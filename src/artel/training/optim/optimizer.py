@@ -140,9 +140,9 @@ class Optimizer:
         if self._max_value is not None:
             self._clip_values(self._max_value)
         if self.loss_scale is None:
-            good = torch.isfinite(norm) & (not spike)
-            self.step(rate, clip_divisor(norm, self._max_norm), (~good).float() if guarded else None)
-            return norm, good
+            is_good = torch.isfinite(norm) & (not spike)
+            self.step(rate, clip_divisor(norm, self._max_norm), (~is_good).float() if guarded else None)
+            return norm, is_good
         norm = norm / self.loss_scale.scale
         found_inf = self.loss_scale.found_infinite(norm)
         divisor = self.loss_scale.divisor(clip_divisor(norm, self._max_norm))

@@ -33,8 +33,12 @@ def parameter_groups(
 
 def weight_matrices(model: PreTrainedModel) -> set[torch.Tensor]:
     """Return parameters of two or more dimensions, except biases of stacked experts and Mamba's states (A_log)."""
-    named = model.named_parameters()
-    return {parameter for name, parameter in named if parameter.ndim >= 2 and not name.endswith(("bias", "A_log"))}
+    named_parameters = model.named_parameters()
+    return {
+        parameter
+        for name, parameter in named_parameters
+        if parameter.ndim >= 2 and not name.endswith(("bias", "A_log"))
+    }
 
 
 def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
@@ -72,6 +76,6 @@ def _embeddings(model: PreTrainedModel) -> Iterator[nn.Module]:
     """By kind or by name: the order in which modules were made does not tell (OPT makes its final norm before them)."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        own = name.rpartition(".")[2]
-        if module is not head and (isinstance(module, nn.Embedding) or "embed" in own):
+        attribute = name.rpartition(".")[2]
+        if module is not head and (isinstance(module, nn.Embedding) or "embed" in attribute):
             yield module
