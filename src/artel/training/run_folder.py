@@ -288,7 +288,7 @@ class RunFolder:
                 self.bad_steps,
                 self.starts,
                 self.result,
-                self.before,
+                self.reference_outputs,
                 self.teacher,
                 self.choice,
             )
