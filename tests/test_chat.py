@@ -162,7 +162,7 @@ def test_what_a_template_cannot_write_is_rejected_with_its_line(tokenizer, tmp_p
         + ASKED
     )
     system = document(("system", "s"), ("user", "a"), ("assistant", "One."))
-    assert "leaves out what the system says" in one(chat(tokenizer, tmp_path, lost), system).detail
+    assert "omits what the system says" in one(chat(tokenizer, tmp_path, lost), system).detail
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_interrupted_before_a_step_was_recorded_writes_nothing(tmp_path, watched
     file = write_run(tmp_path / "run.yaml", train={"steps": 12})
     Watched.stop_at = 4
     _, messages = watched(file)
-    assert messages == ["profile: the run ended before step 6 was over; nothing is written", "interrupted"]
+    assert messages == ["profile: the run ended before step 6 was finished; no profile written", "interrupted"]
     assert not (file.with_suffix("") / "profile").exists()
 
 

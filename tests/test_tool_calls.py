@@ -342,7 +342,7 @@ def test_a_template_without_tools_is_refused_once_by_name(tokenizer, tmp_path):
         list(chat.samples(documents_of(tmp_path, plain, ROWS["openai"], ROWS["hermes"])))
     assert "chatml" in error.value.problems[0].fix
     no_results = TOOLS_AS_TEXT.replace("'<result>' + message.content", "''")
-    with pytest.raises(InputError, match="the template leaves out what tools return"):
+    with pytest.raises(InputError, match="the template omits the results of tools"):
         list(objective(tokenizer, tmp_path, no_results).samples(documents_of(tmp_path, ROWS["openai"])))
 
 

@@ -160,7 +160,7 @@ class MeasureEnd:
         if run.config.train.budget is None or self._steps != 2 or run.finished:
             return
         self._guard.rewound(run)
-        run.trackers.show_progress("measuring what the end takes")
+        run.trackers.show_progress("measuring the time that the end takes")
         self._validate(run)
         self._show(run)
         run.saver.wait()
@@ -255,7 +255,7 @@ class EvaluateTasks:
 
     def _results(self, run: Run) -> dict[str, Any] | None:
         """Return the harness's results, or None if a task failed, or on ranks that do not take part."""
-        run.trackers.show_progress("asking the tasks")
+        run.trackers.show_progress("evaluating the tasks")
         config, strategy = run.config.validate_, run.strategy
         world = run.world if strategy.holds_full_model else None
         with run.timed_end("tasks"), strategy.generating() as takes_part:
@@ -269,7 +269,7 @@ class EvaluateTasks:
                 if not strategy.holds_full_model:
                     raise  # the other ranks wait for this one within a layer
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
-                logger.info("step %s: validate.tasks could not be asked: %s", run.step, reason)
+                logger.info("step %s: validate.tasks could not be evaluated: %s", run.step, reason)
                 return None
 
     def _record(self, run: Run, metrics: dict[str, float]) -> None:

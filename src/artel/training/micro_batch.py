@@ -267,8 +267,8 @@ def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> Inp
     if modes[-1] != "full":
         message = f"{what} with {modes[-1]}"
         return InputError.at("train.activation_checkpointing", message, "write auto, or full")
-    fix = "write a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
-    return InputError.at("data.block", f"{what}, though all within their layers is computed again", fix)
+    fix = "use a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
+    return InputError.at("data.block", f"{what}, even with full activation checkpointing", fix)
 
 
 @dataclass(frozen=True, slots=True)

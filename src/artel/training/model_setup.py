@@ -81,7 +81,7 @@ def check_layout(
         return
     problems = []
     if plan.splits_layers and config.validate_.tasks:
-        what = "no stage of a pipeline can answer alone, but the harness needs a full model"
+        what = "a pipeline stage holds only a part of the model, but the harness needs a full one"
         problems.append(Problem("validate.tasks", what, "remove it: artel evaluate RUN --tasks runs them afterwards"))
     if not OPTIMIZERS[config.train.optimizer].steps_shards:
         what = f"{config.train.optimizer} needs full matrices, but each process has a shard"
@@ -133,7 +133,9 @@ def set_up_model(
         strategy.with_full_model(objective.check)
         is_checked = True
     if config.validate_.prompts and not strategy.can_generate:
-        logger.info("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
+        logger.info(
+            "validate.prompts: a pipeline cannot generate text, so there are no samples during training"
+        )
     memory_limit = _memory_limit(config, strategy, world)
     fitting = _fit(config, objective, samples, strategy, world, plan.micro_batch)
     batch_plan = memory_limit.keep(fitting, strategy.all_reduce_min)

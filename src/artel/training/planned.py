@@ -103,13 +103,13 @@ def _remaining_line(run: Run, speed: float, planned: float | None, has_expectati
     if run.length.steps is None:
         seconds = max(0.0, run.budget.seconds - run.seconds - run.budget.end_seconds)
         steps = seconds * speed / tokens_a_step
-        line = f"at this speed about {steps:,.0f} more steps fit into the {_short(seconds)} left for them"
+        line = f"at this speed about {steps:,.0f} more steps fit into the remaining {_short(seconds)}"
         if is_slow and planned is not None:
             line += f", where {seconds * planned / tokens_a_step:,.0f} were planned"
-            line += "; the expected bits per byte were for those" if has_expectation else ""
+            line += "; the expected bits per byte assume the planned steps" if has_expectation else ""
     else:
         steps = run.length.steps - run.step
-        line = f"at this speed the other {steps:,.0f} steps take about {_short(steps * tokens_a_step / speed)}"
+        line = f"at this speed the remaining {steps:,.0f} steps take about {_short(steps * tokens_a_step / speed)}"
         if is_slow and planned is not None:
             line += f", where {_short(steps * tokens_a_step / planned)} were planned"
     if is_slow and run.world.device.type == "cpu":

@@ -84,7 +84,7 @@ class StepProfiler:
             return
         steps = self._run.step - self._first_step
         if steps < 1:
-            logger.info("profile: the run ended before step %s was over; nothing is written", self._first_step + 1)
+            logger.info("profile: the run ended before step %s was finished; no profile written", self._first_step + 1)
             return
         folder = self._run.folder.profile
         table = _write(profiler, folder, steps)

@@ -261,4 +261,4 @@ def _compile(run: Run) -> None:
             run.strategy.model, lambda: run.strategy.probe_memory(batch), run.strategy.forget_failed_pass
         )
     if failure is not None:
-        logger.info("the layers cannot be compiled, so they run as they are: %s", failure)
+        logger.info("the layers cannot be compiled and run uncompiled: %s", failure)

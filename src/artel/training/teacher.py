@@ -115,7 +115,7 @@ def _cached_outputs(
     if not _on_first(world, folder.is_dir):
         _compute(objective, teacher, config, store, world, folder)
     if not folder.is_dir():
-        what = f"{folder} is not there for rank {world.rank}: the outputs of a teacher are shared by all processes"
+        what = f"{folder} does not exist on rank {world.rank}, but all processes share the outputs of the teacher"
         raise WorkError.at("data.store", what, "use a folder that all hosts share")
     return folder
 
@@ -140,7 +140,7 @@ def _remove_damaged(folder: Path) -> None:
             damaged = ["manifest.json", *(str(file.relative_to(folder)) for file in folder.glob("*/*.safetensors"))]
         if not damaged:
             return
-        logger.info("%s is not as it was written: the teacher is asked again", folder / damaged[0])
+        logger.info("%s was changed or damaged: the teacher runs again", folder / damaged[0])
         for name in damaged:
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(_incomplete_folder(folder), ignore_errors=True)
@@ -149,7 +149,7 @@ def _remove_damaged(folder: Path) -> None:
 
 def _lock_folder(folder: Path) -> AbstractContextManager[object]:
     """Lock a folder of outputs for changes: runs on one store may have the same teacher."""
-    waiting = f"waiting for another run that asks the same teacher: {folder}"
+    waiting = f"waiting for another run that runs the same teacher: {folder}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     return lock(folder.with_name(f"{folder.name}.lock"), lambda: logger.info(waiting))
 
@@ -177,10 +177,10 @@ def _compute(
         missing = _on_first(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
         logger.info("loading the teacher %s", teacher.model)
         model = load_teacher(teacher.model, config, objective, world)
-        progress = ProgressMessages("asking the teacher:")
+        progress = ProgressMessages("running the teacher:")
         num_done = len(shards) - len(missing)
         if num_done:
-            logger.info("asking the teacher: %s of %s shards were there", f"{num_done:,}", f"{len(shards):,}")
+            logger.info("running the teacher: %s of %s shards already exist", f"{num_done:,}", f"{len(shards):,}")
         for start in range(0, len(missing), world.size):
             progress(start / len(missing))
             _compute_shards(objective, model, config, datasets, missing[start : start + world.size], world, parts)

@@ -124,7 +124,7 @@ class CachedOutputs:
         self._open_shards: dict[int, tuple[Any, np.ndarray]] = {}
         for name, fact in self._files:
             if not (folder / name).is_file() or (folder / name).stat().st_size != fact["bytes"]:
-                raise _damaged(folder / name, "is missing or has another size than was written")
+                raise _damaged(folder / name, "is missing or has a different size than when it was written")
 
     def __len__(self) -> int:
         return int(self._first_samples[-1])

@@ -85,7 +85,7 @@ def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Ite
     has_validation = _has_validation(config)
     for section, key, only in (
         (validate, "every", "it is validated once, at the end" if has_validation else ""),
-        (validate, "tasks_every", "tasks are asked once, at the end" if validate.tasks else ""),
+        (validate, "tasks_every", "tasks are evaluated once, at the end" if validate.tasks else ""),
         (checkpoint, "every", "the only checkpoint is written at the end"),
     ):
         interval: Interval = getattr(section, key)
@@ -105,14 +105,14 @@ def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Ite
 def _validation_notes(config: RunConfig) -> Iterator[str]:
     if not _has_validation(config):
         if config.validate_.prompts:
-            yield "validate.prompts are continued only before the first step: nothing is validated (data.validation: 0)"
+            yield "validate.prompts are continued only before the first step, since there is no validation"
         elif _is_set(config.validate_, "every") and config.validate_.every != Interval():
-            yield "validate.every has no effect: nothing is kept for validation (data.validation: 0)"
+            yield "validate.every has no effect: no text is held out for validation (data.validation: 0)"
         needs_validation = [("checkpoint.best", config.checkpoint), ("validate.patience", config.validate_)]
         for name, section in needs_validation if not config.validate_.tasks else []:
             key = name.partition(".")[2]
             if key in section.model_fields_set and getattr(section, key) is not None:
-                yield f"{name} has no effect: nothing is kept for validation (data.validation: 0)"
+                yield f"{name} has no effect: no text is held out for validation (data.validation: 0)"
 
 
 def _has_validation(config: RunConfig) -> bool:

@@ -254,7 +254,7 @@ def _kimi_thought(thought: str, answers: Sequence[Message]) -> str:
     return f"<think>{thought}</think>" if not answers or (len(answers) == 1 and answers[0].thought) else ""
 
 
-_LEFT_OUT = dict.fromkeys(("spoken call", "call thoughts"), "leaves out what the assistant says")
+_LEFT_OUT = dict.fromkeys(("spoken call", "call thoughts"), "omits what the assistant says")
 _UNTHOUGHT = "what the assistant thinks"
 _ONE_CALL = {"parallel": "leaves out calls of tools"}
 _ALTERNATE = {"questions": "must alternate", "answers": "must alternate", "first": "must alternate"}
@@ -322,7 +322,7 @@ FAMILIES = {family.name: family for family in (
     Family("gigachat3", _GIGACHAT3_END, ("<|role_sep|>\n",), begin="<s>", end_token="</s>", open_end="</s>",
            calls=_gigachat3_calls, refuses=_ONE_CALL),
     Family("yandexgpt5", "</s>", ("[SEP]",), begin="<s>", learns="last",
-           refuses={"system": "leaves out what the system says", "answers": "leaves out what the assistant says",
+           refuses={"system": "omits what the system says", "answers": "omits what the assistant says",
                     "thought": _UNTHOUGHT, "thoughts": _UNTHOUGHT}),
     Family("saiga_llama3", "<|eot_id|>", _LLAMA_3, begin="<|begin_of_text|>", trim=str.strip),
     Family("saiga_mistral", "</s>", begin="<s>"),

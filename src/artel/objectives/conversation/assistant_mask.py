@@ -77,11 +77,11 @@ class Turns:
         if not (has_calls or tools):
             return ""
         if self._tool_style is None:
-            return "writes no calls of tools"
+            return "does not write tool calls"
         if tools and not self._tool_style.writes_tools:
-            return "writes no descriptions of tools"
+            return "does not write descriptions of tools"
         has_results = any(message.role == "tool" for message in messages)
-        return "leaves out what tools return" if has_results and not self._tool_style.writes_results else ""
+        return "omits the results of tools" if has_results and not self._tool_style.writes_results else ""
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
         """Return the text and the assistant's turns in it. Raise Unfit."""
@@ -154,7 +154,7 @@ class Turns:
         if prompt.rstrip().endswith("<think>"):
             return f"{thought}\n</think>\n\n{content}"
         if self._thought_marks is None:
-            raise Unfit("the chat template omits the content of the assistant thinks")
+            raise Unfit("the chat template omits what the assistant thinks")
         before, after = self._thought_marks
         return f"{before}{thought}{after}{content}"
 
@@ -243,7 +243,7 @@ class Turns:
         except Unfit:
             return
         if marked[-1].content not in prompt:
-            raise Unfit("the chat template omits the content of the assistant says")
+            raise Unfit("the chat template omits what the assistant says")
 
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """Return the length of the generation prompt within the text before an assistant's content."""
@@ -365,10 +365,10 @@ def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
     with_content = [slot.message for slot in slots if slot.kind == "c"]
     missing = [message.role for number, message in enumerate(marked) if message.content and number not in with_content]
     if missing:
-        raise Unfit(f"the chat template omits the content of the {missing[0]} says")
+        raise Unfit(f"the chat template omits what the {missing[0]} says")
     called = Counter(slot.message for slot in slots if slot.kind == "a")
     if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
-        raise Unfit("the chat template leaves out calls of tools, or repeats them")
+        raise Unfit("the chat template omits or repeats tool calls")
     # A system message may be anywhere (Mistral's is inside a user's turn); turns keep their order.
     turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
     if len(set(with_content)) < len(with_content) or turns != sorted(turns):

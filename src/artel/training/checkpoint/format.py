@@ -187,7 +187,7 @@ def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | Non
                 for item, own in zip(items, tensors, strict=True):
                     item.load(own)
                 return progress
-        logger.info("%s %s: the checkpoint before it is taken", path, fault)
+        logger.info("%s %s: using the checkpoint before it", path, fault)
         problems.append(Problem(str(path), fault))
     if problems:
         raise InputError([*problems, Problem(str(folder), "no checkpoint is complete", "start over with --restart")])

@@ -44,14 +44,14 @@ def fetch_newest(folder: Path, config: RunConfig) -> None:
     for name in reversed(copies):
         if any(path.name >= name for path in list_checkpoints(folder)):
             return
-        logger.info("%s is fetched from %s", name, address)
+        logger.info("fetching %s from %s", name, address)
         fault = _fetch(folder, name, config)
         if fault is None:
             _fetch_best(folder, read_progress(folder / name).best_step, copies, config)
             for damaged_name in damaged:  # only now that one is good: the run writes them again when it gets there
                 remove_remote_folder(f"{address}/{damaged_name}", SUMS)
             return
-        logger.info("%s/%s %s: the copy before it is fetched", address, name, fault)
+        logger.info("%s/%s %s: fetching the copy before it", address, name, fault)
         damaged[name] = fault
     if damaged:
         problems = [Problem(f"{address}/{name}", fault) for name, fault in damaged.items()]

@@ -146,12 +146,12 @@ class Guard:
                 "these documents; the same command resumes from the last checkpoint"
             )
             raise WorkError.at(f"step {bad.step}", message, fix)
-        outcome = "it is left out"
+        outcome = "the step is skipped"
         if restored is not None:
             run.progress.losses = restored.losses
-            outcome = f"on with the next one, from the weights of step {restored.step}"
+            outcome = f"continuing with the next step, from the weights of step {restored.step}"
         elif self._train.on_bad_step == "rewind":
-            outcome = "it is skipped, since there is no checkpoint yet to return to"
+            outcome = "the step is skipped, since there is no checkpoint to return to yet"
         logger.info("step %s: %s; %s. Documents: %s", bad.step, what, outcome, listed)
         return restored is not None
 

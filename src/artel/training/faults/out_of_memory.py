@@ -42,7 +42,7 @@ def use_less_memory(run: Run) -> None:
     where, old_plan = f"step {run.step + 1}", run.batch_plan
     smaller = next_smaller(old_plan, -(-run.length.batch // run.strategy.dp_degree))
     if smaller is None:
-        raise _nothing_smaller(where, "though all within its layers was computed again")
+        raise _nothing_smaller(where, "even with full activation checkpointing")
     # DeepSpeed's engine cannot discard half a backward pass.
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.memory_limit.lower(smaller)
@@ -63,7 +63,7 @@ def use_less_memory(run: Run) -> None:
     try:
         run.memory_limit.lower(smaller)
     except ArtelError as error:  # the next start will have to find the size again
-        logger.info("%s: this cannot be remembered: %s", where, error.in_a_line)
+        logger.info("%s: the smaller micro-batch cannot be saved: %s", where, error.in_a_line)
 
 
 def _in_words(plan: MicroBatchPlan) -> str:
@@ -71,5 +71,5 @@ def _in_words(plan: MicroBatchPlan) -> str:
 
 
 def _nothing_smaller(where: str, why: str) -> WorkError:
-    fix = f"write a smaller data.block, {_SMALLER_MODEL}; the same command resumes from the last checkpoint"
+    fix = f"use a smaller data.block, {_SMALLER_MODEL}; the same command resumes from the last checkpoint"
     return WorkError.at(where, f"out of memory with a single sample in a micro-batch, {why}", fix)

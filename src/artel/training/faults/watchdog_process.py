@@ -54,7 +54,7 @@ def main(process: int, rank: int, seconds: float, tick: float, stacks: int, fold
     if not _has_ended():
         os.kill(process, signal.SIGKILL)
     file = stacks_file(folder, rank)
-    line = headline(rank, f"got no further for {silent:,.0f} s, in a call that held Python's lock")
+    line = headline(rank, f"no progress for {silent:,.0f} s, in a call that held Python's lock")
     write(file, line, stacks)
     print_headline(line, file)
 
@@ -79,7 +79,7 @@ def write(file: Path, line: str, stacks: int) -> None:
 def print_headline(line: str, file: Path) -> None:
     """Print the headline and the path of the stacks on standard error."""
     where = str(file).encode("unicode_escape").decode() if not str(file).isprintable() else file
-    print(f"artel: {line}\n    where its threads stood: {where}", file=sys.stderr, flush=True)
+    print(f"artel: {line}\n    stacks of its threads: {where}", file=sys.stderr, flush=True)
 
 
 def _read(limit: float) -> bytes | None:

@@ -28,13 +28,13 @@ class Lines:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
             if not self._refused:
-                what = f"{self._path} cannot be written now ({error.strerror}): its lines are kept"
+                what = f"{self._path} cannot be written now ({error.strerror}): its lines stay in memory"
                 print(in_a_line(what), file=sys.stderr)
             self._refused = True
 
     def close(self) -> None:
         if self._unwritten:
-            print(in_a_line(f"{self._path} lacks its last lines: they could not be written"), file=sys.stderr)
+            print(in_a_line(f"{self._path} misses its last lines: they could not be written"), file=sys.stderr)
         self._file.close()
 
 

@@ -124,7 +124,7 @@ def _report(make: Callable[[], str | None], file: Path) -> Path | None:
 
 def _warn(name: str, error: BaseException) -> None:
     reason = hide_secrets(raised(error))
-    print(in_a_line(f"tracker {name} failed and is left out from here on: {reason}"), file=sys.stderr)
+    print(in_a_line(f"tracker {name} failed and is disabled from now on: {reason}"), file=sys.stderr)
 
 
 class JsonLines(Tracker):
