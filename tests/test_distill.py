@@ -314,7 +314,7 @@ def test_a_run_that_is_not_finished_teaches_nobody(tmp_path):
     (tmp_path / "unfinished").mkdir()
     shutil.copy(run, tmp_path / "unfinished" / "config.yaml")
     done = refused("config", "check", run, f"distill.teacher={tmp_path / 'unfinished'}")
-    assert "is a run whose model is not finished" in done.stderr
+    assert "is a run that has not finished training" in done.stderr
 
 
 @pytest.mark.slow

@@ -121,7 +121,11 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
             problems.append(Problem("validate.prompts", *cls.why_no_prompts))
         if best is None and config.validate_.patience is not None:
             problems.append(
-                Problem("validate.patience", "needs a metric to judge by", "write checkpoint: {best: loss}")
+                Problem(
+                    "validate.patience",
+                    "needs checkpoint.best, the metric that must improve",
+                    "set checkpoint: {best: loss}",
+                )
             )
         return problems if cls.packs_text else [*problems, *cls._packing_problems(config)]
 

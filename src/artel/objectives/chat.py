@@ -176,7 +176,7 @@ class Chat(Objective, Decoding):
         counted = {"thoughts_left_out": thoughts} if thoughts else {}
         sample = self._sample(kept_messages, written)
         if not _learns(sample):
-            raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
+            raise Unfit("no turn of it is a target (chat.train_on, loss_weight)")
         block = self.config.data.block
         if len(sample.ids) <= block:
             return DocumentSamples([sample], counted=counted)

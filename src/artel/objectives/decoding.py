@@ -43,7 +43,7 @@ class Decoding:
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return what `artel generate` prints. `context` is empty unless the objective takes one."""
-        raise InputError.at("--prompt", "models of this objective answer no prompts", "see artel evaluate")
+        raise InputError.at("--prompt", "models of this objective do not answer prompts", "see artel evaluate")
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raise InputError."""

@@ -78,7 +78,7 @@ class InsertionTagging(Objective, Decoding):
             assert isinstance(record.fields, Pair)
             inserted = self._align(record.fields, encoded)
             if inserted is None:
-                detail = "its output is not its input with single tokens inserted; fix or remove the pair"
+                detail = "its output is not its input plus inserted tokens; fix or remove the pair"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
             elif len(encoded.ids) + self._frame.size > self.config.data.block:
                 yield Dropped("longer_than_block")

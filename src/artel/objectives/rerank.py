@@ -50,7 +50,7 @@ class Rerank(Objective, Decoding):
     sums = ("loss", "targets")
     tasks = ("rerank", "score")
     why_no_prompts = (
-        "a query needs its document; prompts show nothing here",
+        "a query needs a document, so prompts cannot be used",
         "remove them, and use artel generate after training: artel generate --prompt QUERY --context DOCUMENT",
     )
     better = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])

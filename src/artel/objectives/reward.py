@@ -57,7 +57,7 @@ class Reward(Objective, Decoding):
     outputs = ("chosen_score", "rejected_score")
     tasks = ("score",)
     why_no_prompts = (
-        "a reward model judges answers and writes none; prompts show nothing here",
+        "a reward model scores answers and does not generate text",
         "remove them, and use artel generate after training: artel generate --prompt … --context ANSWER",
     )
     better = directions(lower=["loss", "calibration_error"], higher=["accuracy", "margin", "outcome_accuracy"])
@@ -284,7 +284,7 @@ class ConversationReader:
         """Return the ids of a prompt and its answer. Raise InputError."""
         messages = [*_messages(prompt), Message("assistant", answer)]
         if self.writer.has_control_token(messages):
-            what = "a text has a special token of the tokenizer, which would be read as the chat template's own"
+            what = "a text has a special token of the tokenizer, which would be read as a part of the chat template"
             raise InputError.at("--prompt", what, "remove it")
         try:
             return self.encode([self.writer.write(messages).text])[0]

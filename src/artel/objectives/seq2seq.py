@@ -312,7 +312,7 @@ class SequenceToSequence(Objective, Decoding):
         if written.is_cut:
             notes.append(f"the text was cut to {self._framing.longest_input} tokens (data.block)")
         if not written.is_finished:
-            notes.append(f"the answer was cut off at {written.tokens} tokens; write --max-new-tokens with more")
+            notes.append(f"the answer was cut off at {written.tokens} tokens; use a larger --max-new-tokens")
         return Reply([written.text], tuple(notes), {"prompt": prompt, "text": written.text})
 
 

@@ -80,7 +80,7 @@ def set_languages(tokenizer: Tokenizer, source: str, target: str) -> None:
     hf, problems = tokenizer.hf, []
     for name, code in (("source_language", source), ("target_language", target)):
         if code and not hasattr(hf, "src_lang"):
-            what, fix = f"the tokenizer has no language tokens, but {code!r} is given", "remove it"
+            what, fix = f"is {code!r}, but the tokenizer has no language tokens", "remove it"
             problems.append(Problem(f"seq2seq.{name}", what, fix))
         elif code and code not in hf.get_vocab():
             what = f"the tokenizer has no language {code!r}"

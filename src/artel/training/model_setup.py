@@ -133,9 +133,7 @@ def set_up_model(
         strategy.with_full_model(objective.check)
         is_checked = True
     if config.validate_.prompts and not strategy.can_generate:
-        logger.info(
-            "validate.prompts: a pipeline cannot generate text, so there are no samples during training"
-        )
+        logger.info("validate.prompts: a pipeline cannot generate text, so there are no samples during training")
     memory_limit = _memory_limit(config, strategy, world)
     fitting = _fit(config, objective, samples, strategy, world, plan.micro_batch)
     batch_plan = memory_limit.keep(fitting, strategy.all_reduce_min)

@@ -80,7 +80,7 @@ class Classification(Objective, Decoding):
         best = config.checkpoint.best
         if best is not None and best not in self._kind.better and not self.undecided(config):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
-            raise InputError.at("checkpoint.best", f"{best!r} is not a metric of what these texts have", fix)
+            raise InputError.at("checkpoint.best", f"{best!r} is not a metric of this task", fix)
 
     @classmethod
     def undecided(cls, config: RunConfig) -> list[str]:
@@ -350,7 +350,11 @@ def _doubtful_labels(labels: list[str]) -> list[str]:
         by_name.setdefault(label.casefold(), []).append(label)
     similar = [Phrase("{labels: and }", labels=[*map(repr, names)]) for names in by_name.values() if len(names) > 1]
     if similar:
-        notes.append(Phrase("{labels} are learned as different labels: write each in one way", labels=similar[:3]))
+        notes.append(
+            Phrase(
+                "{labels} differ only in case and are used as different labels: unify the spelling", labels=similar[:3]
+            )
+        )
     return notes
 
 
@@ -369,7 +373,7 @@ def _read_thresholds(file: Path) -> dict[str, Any]:
 def _texts_of(entry: Any) -> tuple[str, ...]:
     texts = (entry,) if isinstance(entry, str) else tuple(entry)
     if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise InputError.at("input", "is empty, or neither a text nor a pair of texts", "give a text, or two")
+        raise InputError.at("input", "must be a non-empty text, or a pair of them", "give a text, or two")
     return texts
 
 

@@ -251,7 +251,7 @@ class Turns:
             # An assistant that speaks first has no prompt.
             length = self._header_end(opening)
             if length is None:
-                raise Unfit("the chat template has no place for an assistant that speaks first")
+                raise Unfit("the chat template does not support a conversation that begins with the assistant")
             return length
         prompt = slots_of(self._render(before, tools, add_generation_prompt=True))[1]
         length = None
@@ -263,7 +263,7 @@ class Turns:
             header_end = self._header_end(opening[length or 0 :])
             length = length if header_end is None else (length or 0) + header_end
         if length is None:
-            raise Unfit("the chat template begins an answer differently than its generation prompt")
+            raise Unfit("the chat template begins an answer differently from its generation prompt")
         return length
 
     def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:

@@ -159,4 +159,4 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) ->
 
 
 def _unexpected() -> Unfit:
-    return Unfit("the chat template writes this conversation differently than others of its shape")
+    return Unfit("the chat template writes this conversation differently from others with the same roles")

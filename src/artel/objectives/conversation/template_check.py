@@ -26,13 +26,14 @@ from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, marks
 _QUOTED = 100
 """Characters of a template's line in a message."""
 _MEANING = {
-    "thought": "its thought, or its tags, are dropped once another question follows, so it is learned without them",
+    "thought": "its reasoning, or the tags around it, are dropped once another question follows, so the turn is "
+    "trained without them",
     "prompt": "the text before it changes once the conversation continues: in chat the model sees another prompt than "
     "in training",
     "opening": "the generation prompt begins a thought that the turn does not have: the turn is learned after a "
     "shorter prompt than in chat",
-    "unlearned": "an answer changes once the conversation continues: only the last turn of each conversation is "
-    "learned",
+    "unlearned": "an answer changes once the conversation continues, so only the last turn of each conversation is "
+    "a target",
     "tokens": "the tokenizer joins the end of a prompt and the beginning of its answer, or an answer and what follows, "
     "so apply_chat_template gives other tokens for the whole conversation. Each answer is learned as chat writes it, "
     "after the tokens of its prompt. A generation prompt that ends in a space is the usual cause",
@@ -81,15 +82,15 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
         return
     if shown is None:
         what = f"no token of the {split.samples:,} training samples is a target; the first is {split.origin(0)}"
-        raise InputError.at("chat.train_on", what, "write assistant, and see artel data show")
+        raise InputError.at("chat.train_on", what, "set assistant, and check with artel data show")
     origin, ids, flags = shown
     after = int(np.flatnonzero(flags)[-1]) + 1
     follows = tokenizer.decode(ids[after : after + 1].tolist())
     stops = " or ".join(repr(end) for end in (*tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)), *ends.texts))
-    what = f"no end of a turn is learned, so the model would not stop after its answers. In {origin} "
+    what = f"no end of a turn is a target, so the model would not learn to stop. In {origin} "
     what += f"{in_lines(follows)!r} follows the answer" if follows else "nothing follows the answer"
-    what += f", and generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
-    fix = "end answers there with eos_token, or write chat.template: chatml, or let the last turn be learned"
+    what += f", but generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
+    fix = "end answers there with eos_token, set chat.template: chatml, or make the last turn a target"
     raise InputError.at("chat.template", what, fix)
 
 
@@ -146,7 +147,7 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
     """
     if ends.texts:
         yield Phrase(
-            "the chat template ends a turn with {end!r}, which is no token of the tokenizer: artel stops there, and "
+            "the chat template ends a turn with {end!r}, which is not a token of the tokenizer: artel stops there, but "
             "programs that stop at tokens do not",
             end=ends.texts[0],
         )
@@ -155,8 +156,8 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
     inner = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
     if cutting := sorted(inner & (ends.ids | saved)):
         yield Phrase(
-            "generation stops at {ends: or }, and the chat template writes it between what an answer says and what it "
-            "then calls: the call would not be written; let the tokenizer's eos_token, and eos_token_id in "
+            "generation stops at {ends: or }, but the chat template writes it between the text of an answer and its "
+            "tool call, so the call would be cut off; make the tokenizer's eos_token, and eos_token_id in "
             "generation_config.json, be what ends the whole turn",
             ends=[*map(repr, tokenizer.hf.convert_ids_to_tokens(cutting))],
         )
@@ -208,5 +209,5 @@ def misfit(call: ToolCall, tools: Tools) -> Phrase | None:
     missing = [str(name) for name in (required if isinstance(required, list) else []) if name not in call.arguments]
     unknown = [] if schema.get("additionalProperties") else [name for name in call.arguments if name not in properties]
     differs = [Phrase("lacks {names}", names=missing)] if missing else []
-    differs += [Phrase("has {names}, which it does not declare", names=unknown)] if unknown else []
+    differs += [Phrase("has undeclared parameters: {names}", names=unknown)] if unknown else []
     return Phrase("{tool} {differs: and }", tool=call.name, differs=differs) if differs else None

@@ -122,8 +122,8 @@ class TokenMap:
             what = "the teacher has no token that is a target of the student: nothing can be learned from it"
             raise InputError.at("distill.tokenizer", what, "use a teacher whose vocabulary is closer to the student's")
         return (
-            f"the teacher reads the text by its own tokenizer: {aligned:.1%} of the targets are its tokens, too, the "
-            f"others have the cross-entropy alone; {self.shared:.1%} of its ids have a counterpart"
+            f"the teacher has its own tokenizer: {aligned:.1%} of the targets are also its tokens, the "
+            f"others have only the cross-entropy; {self.shared:.1%} of its ids have a counterpart"
         )
 
     def read(self, batch: Batch, limit: int | None, *, isolated_documents: bool) -> TeacherReading:

@@ -80,7 +80,7 @@ class Embedding(Objective, Decoding):
     document_number = DOCUMENT
     has_many_outputs = True
     tasks = ("embed",)
-    why_no_prompts = ("a vector shows nothing to a reader", "remove them; validation says what is found")
+    why_no_prompts = ("an embedding model does not generate text", "remove them; validation measures retrieval")
     needs_global_outputs = True
     better = directions(
         lower=["loss"],
@@ -100,15 +100,15 @@ class Embedding(Objective, Decoding):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems, embedding = super().problems(config), config.embedding
         if embedding.loss == "in_batch_negatives" and config.train.batch == 1:
-            what = "1: no other query's document is in the batch to tell the right one from"
+            what = "is 1, but the loss needs documents of other queries in the batch"
             problems.append(Problem("train.batch", what, "write 32 or more"))
         if embedding.loss == "triplet" and embedding.negatives == 0:
-            what = "0: a triplet is a query, what matches it, and what does not"
+            what = "is 0, but a triplet needs a negative"
             problems.append(Problem("embedding.negatives", what, "write 1 or more"))
         if config.model.from_ is not None and pools_texts(config.model.from_):
             pooling = read_folder(config.model.from_)["embedding"]["pooling"]
             if pooling != embedding.pooling:
-                what = f"{embedding.pooling}, and {config.model.from_} was trained with {pooling}"
+                what = f"{embedding.pooling}, but {config.model.from_} was trained with {pooling}"
                 problems.append(Problem("embedding.pooling", what, f"write pooling: {pooling}"))
         return problems + _longer_than(_size_in_folder(config.model), embedding.matryoshka)
 

@@ -43,7 +43,7 @@ class SpanQA(Objective, Decoding):
     encoder = True
     tasks = ("answer",)
     why_no_prompts = (
-        "a question needs its document; prompts show nothing here",
+        "a question needs a document, so prompts cannot be used",
         "remove them, and use artel generate after training: artel generate --context",
     )
     sums = ("loss", "targets")

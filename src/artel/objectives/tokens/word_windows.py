@@ -117,11 +117,11 @@ class Windows:
         spans = record.fields.spans if self._tags.labels else ()  # none before records have decided the labels
         words = words_of(text, encoded)
         if len(words.tokens) == 0:
-            return Rejected(record.origin, "empty", "its text has no token that is a word", record.set_name)
+            return Rejected(record.origin, "empty", "its text contains no word", record.set_name)
         unknown = next((span for span in spans if span[2] not in self._tags.labels), None)
         if unknown is not None:
             what = f"the span {unknown[0]} to {unknown[1]} has the label {unknown[2]!r}, which is not in tokens.labels"
-            detail = f"{what}; fix it, or write it there"
+            detail = f"{what}; fix it, or add it there"
             return Rejected(record.origin, "unknown_label", detail, record.set_name)
         flat = without_overlaps(spans, innermost=self._innermost)
         flags, cut = self._flags(words, flat, len(encoded.ids))
@@ -229,9 +229,9 @@ def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) ->
             cut += counts["cut"]
     notes: list[str] = []
     if overlapping:
-        left_out = "{count:,} names that overlap others are left out: the outermost are learned (tokens.nested)"
+        left_out = "{count:,} overlapping names are skipped: the outermost ones are used (tokens.nested)"
         if nested == "innermost":
-            left_out = "{count:,} names that overlap others are left out: the innermost are learned (tokens.nested)"
+            left_out = "{count:,} overlapping names are skipped: the innermost ones are used (tokens.nested)"
         notes.append(Phrase(left_out, count=overlapping))
     if cut:
         if spans >= _MIN_SPANS and cut > spans / 2:
