@@ -28,10 +28,10 @@ Recompute = Literal["none", "selective", "full"]
 
 # `selective` keeps matrix products and attention of any library, matched by the end of the operator's name
 # (aten::addmm, aten::_scaled_mm, aten::_scaled_dot_product_flash_attention_for_cpu, flash_attn::_flash_attn_forward).
-_KEPT = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
-# Except products with an inner side of at most _NARROW and a quarter of both output sides: those of an adapter, which
-# cost no more than an elementwise operation and whose result is as large as that of the layer.
-_NARROW = 64
+_SAVED_OPERATORS = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
+# Except products with an inner side of at most _MAX_NARROW_COLUMNS and a quarter of both output sides: those of an
+# adapter cost no more than an elementwise operation, and their result is as large as that of the layer.
+_MAX_NARROW_COLUMNS = 64
 _HOOK = "_artel_recompute_hook"
 
 
@@ -72,8 +72,10 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the outermost layers that transformers can checkpoint."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    inner = {id(module) for layer in layers for module in layer.modules() if module is not layer}
-    return [layer for layer in layers if id(layer) not in inner] if model.supports_gradient_checkpointing else []
+    inner_modules = {id(module) for layer in layers for module in layer.modules() if module is not layer}
+    return (
+        [layer for layer in layers if id(layer) not in inner_modules] if model.supports_gradient_checkpointing else []
+    )
 
 
 def _keep_line(line: logging.LogRecord) -> bool:
@@ -109,7 +111,7 @@ def _selective() -> Any:
     return create_selective_checkpoint_contexts(_Policy())
 
 
-_selective.cache_hash = f"artel:{_KEPT.pattern}:{_NARROW}"  # type: ignore[attr-defined]  # without it the compiler does not cache on disk
+_selective.cache_hash = f"artel:{_SAVED_OPERATORS.pattern}:{_MAX_NARROW_COLUMNS}"  # type: ignore[attr-defined]  # without it the compiler does not cache on disk
 
 
 class _Policy:
@@ -135,7 +137,7 @@ class _Policy:
 @cache
 def is_product(operator: Any) -> bool:
     """True for a matrix product or attention, by its name without the overload: aten::mm for aten::mm.out."""
-    return _KEPT.search(operator.name().partition(".")[0]) is not None
+    return _SAVED_OPERATORS.search(operator.name().partition(".")[0]) is not None
 
 
 def _is_narrow(operator: Any, args: tuple[Any, ...]) -> bool:
@@ -143,7 +145,7 @@ def _is_narrow(operator: Any, args: tuple[Any, ...]) -> bool:
     if operator not in _PRODUCTS:
         return False
     (rows, side), columns = args[-2].shape, args[-1].shape[1]
-    return side <= min(_NARROW, rows // 4, columns // 4)
+    return side <= min(_MAX_NARROW_COLUMNS, rows // 4, columns // 4)
 
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)

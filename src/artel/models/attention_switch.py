@@ -69,7 +69,7 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
     layers are quantized (they keep state from their inputs), it runs on its own device. A model that does not run at
     all is judged by its layer types; without these it keeps its masks.
     """
-    before = model.config._attn_implementation
+    old_implementation = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     attempts = [tensors]
     if not getattr(model, "is_quantized", False):
@@ -85,7 +85,7 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
         except Exception:  # an architecture may raise anything; training will show the error
             continue
         finally:
-            model.set_attn_implementation(before)
+            model.set_attn_implementation(old_implementation)
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     return bool(kinds) and set(kinds) <= _PLAIN
 
@@ -141,7 +141,7 @@ class _Probe:
         return attention(module, query, key, value, attention_mask, sliding_window=sliding_window, **options)
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True for the same mask. Values do not tell: for a few tokens chunks of 8,192 look like full attention."""
-    is_view = one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    return is_view and one.shape == other.shape and one.dtype == other.dtype
+    is_view = first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    return is_view and first.shape == second.shape and first.dtype == second.dtype

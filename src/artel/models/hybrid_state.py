@@ -85,17 +85,17 @@ def document_split(documents: torch.Tensor) -> DocumentSplit | None:
         return None
     sizes = np.diff(starts, append=rows * length)
     order = np.argsort(-sizes, kind="stable")
-    groups, inverse, done, begin = [], np.empty(rows * length, dtype=np.int64), 0, 0
+    groups, inverse, num_grouped, begin = [], np.empty(rows * length, dtype=np.int64), 0, 0
     while begin < len(order):
         longest = sizes[order[begin]]
         end = begin + int(np.searchsorted(-sizes[order[begin:]], -_SIMILAR * longest, side="right"))
-        chosen = order[begin:end]
-        places = np.minimum(np.arange(longest), sizes[chosen, None] - 1)
-        group = starts[chosen, None] + places
-        is_token = np.arange(longest) < sizes[chosen, None]
-        inverse[group[is_token]] = done + np.flatnonzero(is_token)
+        group_rows = order[begin:end]
+        places = np.minimum(np.arange(longest), sizes[group_rows, None] - 1)
+        group = starts[group_rows, None] + places
+        is_token = np.arange(longest) < sizes[group_rows, None]
+        inverse[group[is_token]] = num_grouped + np.flatnonzero(is_token)
         groups.append(torch.from_numpy(group).to(documents.device))
-        done, begin = done + group.size, end
+        num_grouped, begin = num_grouped + group.size, end
     return DocumentSplit(rows, length, groups, torch.from_numpy(inverse).to(documents.device))
 
 

@@ -49,9 +49,9 @@ def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
     return _LOSSES[model]
 
 
-def share_router_aux_loss(model: PreTrainedModel, others: list[PreTrainedModel]) -> None:
-    """Use the router loss of `model` for `others`, which consist of its modules."""
-    _LOSSES.update(dict.fromkeys(others, router_aux_loss_of(model)))
+def share_router_aux_loss(model: PreTrainedModel, models: list[PreTrainedModel]) -> None:
+    """Use the router loss of `model` for `models`, which consist of its modules."""
+    _LOSSES.update(dict.fromkeys(models, router_aux_loss_of(model)))
 
 
 class RouterAuxLoss:
@@ -104,9 +104,9 @@ class RouterAuxLoss:
                 raise InputError.at(f"model.config.{_KEY}", what, "write 0: without a balance loss")
             probabilities = layer_logits.float().view(*targets.shape, -1).softmax(dim=-1)
             top = probabilities.topk(self._choices, dim=-1).indices
-            chosen = torch.zeros_like(probabilities).scatter_(-1, top, 1.0)
+            choices = torch.zeros_like(probabilities).scatter_(-1, top, 1.0)
             probability_sums.append((probabilities * is_token[..., None]).sum(dim=1))
-            row_sums.append((chosen * is_token[..., None]).sum(dim=1))
+            row_sums.append((choices * is_token[..., None]).sum(dim=1))
         sums = torch.cat(row_sums, dim=1).detach()  # one tensor, for one all-reduce
         if self.context is not None:
             dist.all_reduce(sums, group=self.context)

@@ -120,10 +120,10 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     base = replace(request, config=config, base_config=adapter.base_config)
     model = load_pretrained(base, tokenizer, for_training=False, adapter_modules=adapter.full_modules).model
     name_ends(model, request, tokenizer)
-    with renamed_for_language_part(model, adapter) as named:
+    with renamed_for_language_part(model, adapter) as renamed_adapter:
         if merge:
-            return merge_adapter(model, named)
-        load_adapter(model, named)
+            return merge_adapter(model, renamed_adapter)
+        load_adapter(model, renamed_adapter)
     if adapter.base_config is not None:
         note_changed_base(model)
     return model
@@ -141,19 +141,19 @@ def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenize
     if tokenizer.end_id not in configured:
         model.config.eos_token_id = tokenizer.end_id
     settings = model.generation_config
-    named = _as_list(None if settings is None else settings.eos_token_id)
-    new = sorted(request.end_ids - set(named), key=lambda token: (token != tokenizer.end_id, token))
-    if settings is not None and new:
-        ends = [*new, *named]
-        settings.eos_token_id = ends if len(ends) > 1 else ends[0]
-    before = {*configured, *named}
-    if request.config.from_ is None or not before or request.end_ids <= before:
+    old_ends = _as_list(None if settings is None else settings.eos_token_id)
+    new_ends = sorted(request.end_ids - set(old_ends), key=lambda token: (token != tokenizer.end_id, token))
+    if settings is not None and new_ends:
+        all_ends = [*new_ends, *old_ends]
+        settings.eos_token_id = all_ends if len(all_ends) > 1 else all_ends[0]
+    saved_ends = {*configured, *old_ends}
+    if request.config.from_ is None or not saved_ends or request.end_ids <= saved_ends:
         return []
-    shown, known = (
+    run_ends, model_ends = (
         " and ".join(f"{tokenizer.hf.convert_ids_to_tokens(token)!r} ({token})" for token in sorted(tokens))
-        for tokens in (request.end_ids - before, before)
+        for tokens in (request.end_ids - saved_ends, saved_ends)
     )
-    what = f"the run ends texts with {shown}, {request.config.from_} with {known}"
+    what = f"the run ends texts with {run_ends}, {request.config.from_} with {model_ends}"
     if request.config.lora is None:
         return [f"{what}: RUN/model stops at both (config.json, generation_config.json)"]
     return [f"{what}: an adapter has no generation_config.json; elsewhere write eos_token_id={settings.eos_token_id}"]

@@ -235,11 +235,13 @@ def _text_class(body: Any, embeddings: str, bias: bool) -> type[PreTrainedModel]
 def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
     """Raise InputError unless each tensor of the language part has the same shape in the whole model."""
     shapes = {name: tensor.shape for name, tensor in multimodal.model.state_dict().items()}
-    strange = [
+    unsupported_names = [
         name for name, tensor in part.state_dict().items() if shapes.get(multimodal.name_of(name)) != tensor.shape
     ]
-    if strange:
-        raise _no_part(multimodal.config, f"its language part is not a text model of transformers ({strange[0]})")
+    if unsupported_names:
+        raise _no_part(
+            multimodal.config, f"its language part is not a text model of transformers ({unsupported_names[0]})"
+        )
 
 
 def _renamed(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
@@ -274,7 +276,7 @@ class PartConversion(Conversion):
 def plan_multimodal(multimodal: MultimodalModel, files: TensorFiles) -> LoadingPlan:
     """Plan how to load the whole model from its files, and store the conversions in it, to revert them in saving."""
     plan = plan_loading(multimodal.model, files)
-    multimodal.model._weight_conversions = plan.used
+    multimodal.model._weight_conversions = plan.used_entries
     return plan
 
 
@@ -282,7 +284,9 @@ def plan_part(multimodal: MultimodalModel, plan: LoadingPlan) -> LoadingPlan:
     """Restrict the plan to the language part, under its names. Unused tensors of the whole model stay listed."""
     names = {full: name for full in multimodal.model.state_dict() if (name := multimodal.name_in_part(full))}
     converted: dict[str, Conversion] = {
-        names[full]: _part_conversion(multimodal, entry) for full, entry in plan.converted.items() if full in names
+        names[full]: _part_conversion(multimodal, entry)
+        for full, entry in plan.conversion_of_target.items()
+        if full in names
     }
     info = replace(
         plan.info,
@@ -290,7 +294,7 @@ def plan_part(multimodal: MultimodalModel, plan: LoadingPlan) -> LoadingPlan:
         mismatched_keys={(names[full], *shapes) for full, *shapes in plan.info.mismatched_keys if full in names},
     )
     same = {names[full]: key for full, key in plan.same.items() if full in names}
-    return LoadingPlan(same, converted, info, plan.used, plan.unused)
+    return LoadingPlan(same, converted, info, plan.used_entries, plan.unused)
 
 
 def _part_conversion(multimodal: MultimodalModel, entry: Conversion) -> PartConversion:

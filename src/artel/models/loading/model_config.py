@@ -33,8 +33,8 @@ _GETATTR_KEY = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 def check_type(model_type: str) -> None:
     """Raise InputError for a model type that transformers does not have."""
     if model_type not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 3)
-        fix = f"did you mean {' or '.join(near)}?" if near else "see the model types of transformers"
+        suggestions = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 3)
+        fix = f"did you mean {' or '.join(suggestions)}?" if suggestions else "see the model types of transformers"
         raise InputError.at("model.config.model_type", f"transformers has no {model_type!r}", fix)
 
 
@@ -44,30 +44,30 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
     model_type = values["model_type"]
     check_type(model_type)
     try:
-        plain = CONFIG_MAPPING[model_type]()
+        default_config = CONFIG_MAPPING[model_type]()
     except Exception as error:  # configurations raise various errors
         what = f"the defaults of {model_type} in transformers are not a valid model: {in_words(error)}"
         raise InputError.at(
             "model.config.model_type", what, "use a pretrained model of this type: model.from"
         ) from None
-    known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
+    valid_keys = {*default_config.to_dict(), *default_config.attribute_map, *_read_by_code(type(default_config))}
     problems = []
-    for key in keys.keys() - known:
-        near = difflib.get_close_matches(key, sorted(known), 1)
-        fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
+    for key in keys.keys() - valid_keys:
+        suggestions = difflib.get_close_matches(key, sorted(valid_keys), 1)
+        fix = f"did you mean {suggestions[0]}?" if suggestions else f"see transformers' {type(default_config).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
-    for key in keys.keys() & known:
+    for key in keys.keys() & valid_keys:
         if key.endswith("_token_id"):  # -1 for none
             continue
-        value, default = keys[key], _default(plain, key)
+        value, default = keys[key], _default(default_config, key)
         if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
             problems.append(Problem(f"model.config.{key}", f"{value} is below zero", f"{default} is its default"))
-    return known, problems
+    return valid_keys, problems
 
 
-def _default(plain: PreTrainedConfig, key: str) -> Any:
+def _default(default_config: PreTrainedConfig, key: str) -> Any:
     try:
-        return getattr(plain, key, None)
+        return getattr(default_config, key, None)
     except AmbiguousGlobalPerLayerAttributeError:  # it differs between layers
         return None
 
@@ -83,7 +83,7 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     """Create the configuration of `model.config` for a tokenizer (vocabulary, special ids). May raise InputError."""
     keys = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
-    known, problems = known_keys(values)
+    valid_keys, problems = known_keys(values)
     vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
     if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
         problems.append(
@@ -93,15 +93,15 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
                 "remove it: the tokenizer's size is used",
             )
         )
-    for key in _SAME_AS_VOCABULARY & known & keys.keys():
+    for key in _SAME_AS_VOCABULARY & valid_keys & keys.keys():
         if keys[key] > vocabulary:
             what = f"{keys[key]} is more than the vocabulary's {vocabulary}"
             problems.append(Problem(f"model.config.{key}", what, "remove it"))
     if problems:
         raise InputError(problems)
-    ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)
+    ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], valid_keys)
     arguments = {**ids, **keys, "vocab_size": vocabulary}
-    for key in _SAME_AS_VOCABULARY & known:
+    for key in _SAME_AS_VOCABULARY & valid_keys:
         arguments.setdefault(key, vocabulary)
     try:
         config = CONFIG_MAPPING[model_type](**arguments)
@@ -117,18 +117,18 @@ def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:
 
     Usually that is padding (T5) or the end token (BART).
     """
-    plain = CONFIG_MAPPING[model_type]()
-    start = getattr(plain, "decoder_start_token_id", None)
-    if start is not None and start == plain.eos_token_id and start != plain.pad_token_id:
+    default_config = CONFIG_MAPPING[model_type]()
+    start = getattr(default_config, "decoder_start_token_id", None)
+    if start is not None and start == default_config.eos_token_id and start != default_config.pad_token_id:
         return tokenizer.end_id
     return tokenizer.pad_id
 
 
-def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:
+def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], valid_keys: set[str]) -> dict[str, int | None]:
     """Return the ids of special tokens. The end token replaces required ones that the tokenizer does not have."""
     ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("bos_token_id", "pad_token_id")}
-    ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known}
+    ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in valid_keys}
     fields = getattr(kind, "__dataclass_fields__", {})
     needed = {name for name in ids if name in fields and fields[name].type is int}
     return ids | {name: tokenizer.end_id for name in needed if ids[name] is None}
@@ -185,23 +185,23 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
         ) from None
 
 
-def _extended(config: PreTrainedConfig, before: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
+def _extended(config: PreTrainedConfig, old_rope: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
     """Return the number of positions before any extension, and the new rotary parameters."""
-    kind = before.get("rope_type") or "default"
-    factor = float(before.get("factor") or 1.0)
-    original = before.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
+    kind = old_rope.get("rope_type") or "default"
+    factor = float(old_rope.get("factor") or 1.0)
+    original = old_rope.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
     if kind != "default" and (kind != rope.type or rope.factor <= factor):
         what = f"this {config.model_type} is already extended, by {kind} to {factor:g} times {original:,} positions"
         raise InputError.at(_ROPE, what, f"write type: {kind} and a factor above {factor:g}, or remove it")
-    kept = {name: value for name, value in before.items() if name in _KEPT_ROPE_KEYS}
+    kept_keys = {name: value for name, value in old_rope.items() if name in _KEPT_ROPE_KEYS}
     values: dict[str, Any] = {} if rope.type == "default" else {"factor": rope.factor}
     if rope.type in ("yarn", "llama3"):
         values["original_max_position_embeddings"] = original
     if rope.type == "llama3":
-        kept = _LLAMA3_1 | kept
+        kept_keys = _LLAMA3_1 | kept_keys
     if rope.theta is not None:
-        kept["rope_theta"] = rope.theta
-    return original, {**kept, "rope_type": rope.type, **values}
+        kept_keys["rope_theta"] = rope.theta
+    return original, {**kept_keys, "rope_type": rope.type, **values}
 
 
 # Rotary parameters that an extension leaves alone. Those of the second line exist only in a model that is extended.

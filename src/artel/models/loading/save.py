@@ -167,15 +167,17 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
     with files:
         plan = plan_multimodal(multimodal, files)
     parameters = {key: name for name, key in plan.same.items()}
-    conversions = {key: entry for entry in plan.converted.values() for keys in entry.sources.values() for key in keys}
-    added = {name: tensor for name in plan.info.missing_keys if (tensor := values.untied(name)) is not None}
+    conversions = {
+        key: entry for entry in plan.conversion_of_target.values() for keys in entry.sources.values() for key in keys
+    }
+    new_tensors = {name: tensor for name in plan.info.missing_keys if (tensor := values.untied(name)) is not None}
     changed: torch.dtype | None = None
     weight_map: dict[str, str] = {}
     size = 0
     for path in files.paths:
         tensors: dict[str, torch.Tensor] = {}
-        if added and path is files.paths[-1]:
-            tensors = revert_weight_conversion(multimodal.model, added)
+        if new_tensors and path is files.paths[-1]:
+            tensors = revert_weight_conversion(multimodal.model, new_tensors)
         weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
         differs = bool(tensors)

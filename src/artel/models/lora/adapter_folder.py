@@ -57,7 +57,7 @@ class AdapterFolder:
         These are `modules_to_save`, and embeddings: peft saves them too if the vocabulary grew before training.
         Raise InputError if the weights cannot be read.
         """
-        found = dict.fromkeys(self.config.modules_to_save or (), 0)
+        module_rows = dict.fromkeys(self.config.modules_to_save or (), 0)
         try:
             with safe_open(self.folder / WEIGHTS, "pt") as file:
                 shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no dictionary)
@@ -66,8 +66,8 @@ class AdapterFolder:
             raise InputError.at(str(self.folder / WEIGHTS), what, fix) from None
         for name, shape in shapes.items():
             if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2:
-                found[_WRAPPERS.sub("", name.removeprefix(PREFIX).removesuffix(".weight"))] = shape[0]
-        return found
+                module_rows[_WRAPPERS.sub("", name.removeprefix(PREFIX).removesuffix(".weight"))] = shape[0]
+        return module_rows
 
 
 def read_adapter(name: str) -> AdapterFolder | None:
@@ -107,8 +107,8 @@ def _find_base(base: str, folder: Path) -> str:
         return base
     windows, is_path = PureWindowsPath(base), base.startswith(("/", ".", "~"))
     is_windows = bool(windows.drive) or "\\" in base
-    written = windows if is_windows else PurePosixPath(base)
-    parts = [part for part in written.parts if part not in (written.anchor, ".", "..", "~")]
+    path = windows if is_windows else PurePosixPath(base)
+    parts = [part for part in path.parts if part not in (path.anchor, ".", "..", "~")]
     above = [folder.resolve(), *folder.resolve().parents][: _MAX_LEVELS + 1]
     lengths = range(len(parts), 0, -1) if is_path or is_windows else [len(parts)]  # a hub id is not shortened
     for length in lengths:
@@ -193,9 +193,11 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAM
 
 def check_used(adapter: AdapterFolder, unexpected: list[str]) -> None:
     """Raise InputError if tensors of an adapter were not loaded: a classifier's head, or those of another model."""
-    unknown = [key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)]  # wrappers hold copies
-    if unknown:
-        what = f"has tensors that do not exist in {adapter.base}: {listed(unknown)}"
+    unknown_tensors = [
+        key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)
+    ]  # wrappers hold copies
+    if unknown_tensors:
+        what = f"has tensors that do not exist in {adapter.base}: {listed(unknown_tensors)}"
         fix = "base_model_name_or_path must be the model it was trained on"
         if adapter.config.task_type not in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM"):
             fix = f"it was trained for {adapter.config.task_type}: merge it with peft, whose Auto classes have the head"

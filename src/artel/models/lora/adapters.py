@@ -242,9 +242,9 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
     """Freeze matching parameters. Raise InputError if a pattern matches none, or none is left to train."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     known = f"the model has: {', '.join(_name_patterns(names))}"
-    unknown = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
-    if unknown:
-        raise InputError([Problem("model.freeze", f"no parameter matches {pattern}", known) for pattern in unknown])
+    unmatched = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+    if unmatched:
+        raise InputError([Problem("model.freeze", f"no parameter matches {pattern}", known) for pattern in unmatched])
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad = False
