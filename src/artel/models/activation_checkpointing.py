@@ -61,7 +61,7 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     if not layers:
         return Phrase("none ({model} does not support it)", model=model.config.model_type)
     for layer in layers:
-        layer.forward = MethodType(_recomputing(type(layer).forward, mode), layer)
+        layer.forward = MethodType(_with_recomputation(type(layer).forward, mode), layer)
     if "use_cache" in inspect.signature(model.forward).parameters:
         model.__dict__[_HOOK] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     if mode == "selective":
@@ -89,7 +89,7 @@ def _without_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @cache  # one function for all layers of a class, so that they compile to one graph
-def _recomputing(plain: Callable[..., Any], mode: Recompute) -> Callable[..., Any]:
+def _with_recomputation(plain: Callable[..., Any], mode: Recompute) -> Callable[..., Any]:
     options: dict[str, Any] = {"context_fn": _selective} if mode == "selective" else {}
 
     def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -167,14 +167,14 @@ def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
     """
     if takes_block_masks(model) or takes_document_numbers(model):
         try:
-            _check_apart(model, causal)
+            _check_isolation(model, causal)
             return
         except InputError:
             allow_block_masks(model, False)
-    _check_apart(model, causal)
+    _check_isolation(model, causal)
 
 
-def _check_apart(model: PreTrainedModel, causal: bool) -> None:
+def _check_isolation(model: PreTrainedModel, causal: bool) -> None:
     limit = position_limit(model) or 0  # XLNet says -1 for none
     length = limit if 0 < limit < 6 else 6
     second = length - length // 4  # a different length, but modules with a state still run both in one batch

@@ -170,16 +170,16 @@ def _linear(self: Any, name: str, rows: torch.Tensor, experts: torch.Tensor, end
     def product(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, matrices.to(rows.dtype), offs=ends)
 
-    def oriented(matrices: torch.Tensor) -> torch.Tensor:
+    def orient(matrices: torch.Tensor) -> torch.Tensor:
         """Convert from the module's layout to (experts, inputs, outputs)."""
         return matrices if self.is_transposed else matrices.transpose(-2, -1)
 
-    outputs = product(rows, oriented(getattr(self, name)))
+    outputs = product(rows, orient(getattr(self, name)))
     for change in _changes(self).get(name, ()):
         first, second = (change.left, change.right) if self.is_transposed else (change.right, change.left)
         padding = -change.left.shape[-1] % _RANK_MULTIPLE
-        first = F.pad(oriented(first), (0, padding)).contiguous()
-        second = F.pad(oriented(second), (0, 0, 0, padding)).contiguous()
+        first = F.pad(orient(first), (0, padding)).contiguous()
+        second = F.pad(orient(second), (0, 0, 0, padding)).contiguous()
         outputs = outputs + product(product(rows, first), second) * change.scale
     if self.has_bias:
         outputs = outputs + getattr(self, f"{name}_bias")[experts].to(outputs.dtype)

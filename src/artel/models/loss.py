@@ -180,7 +180,7 @@ class ChunkedHead:
         device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
-        self._matrix = _padded(weight, products.dtype)
+        self._matrix = _pad_rows(weight, products.dtype)
         self._inputs = hidden.to(products.dtype)
         if padding := -self._count % self._multiple:
             self._inputs = F.pad(self._inputs, (0, 0, 0, padding))
@@ -277,7 +277,7 @@ def _add_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: 
     return total
 
 
-def _padded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _pad_rows(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the head's matrix in `dtype`, padded with rows of zeros if it has to be copied on a GPU anyway."""
     if weight.dtype == dtype or weight.device.type != "cuda":
         return weight.to(dtype)

@@ -198,7 +198,7 @@ class Chat(Objective, Decoding):
             for number, message in enumerate(messages)
             if (message.trained if message.trained is not None else _is_chosen(message, train_on, number == last))
         }
-        return self._writer.flagged(written, learned, everything=train_on == "all")
+        return self._writer.to_sample(written, learned, everything=train_on == "all")
 
     def _split(self, messages: Sequence[Message], tools: Tools, counted: dict[str, int]) -> DocumentSamples | Dropped:
         """Split into conversations of whole exchanges, each with the system message and as long as fits."""

@@ -108,7 +108,7 @@ def _group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGr
     """Return the group of rows with these ascending lengths. `longest`: length of the micro-batch's longest row."""
     length = int(lengths[-1])
     if lengths[0] < length:
-        length = min(rounded_up(length), longest)
+        length = min(round_up(length), longest)
     return LengthGroup(first, last, length, bool(lengths[0] < length))
 
 
@@ -119,17 +119,17 @@ def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
-def rounded_up(length: int) -> int:
+def round_up(length: int) -> int:
     """Return the next multiple of 16: few different shapes, and kernels prefer multiples of 8."""
     return -(-length // 16) * 16
 
 
-def stacked(rows: Sequence[np.ndarray], length: int, padding: int) -> np.ndarray:
+def stack_rows(rows: Sequence[np.ndarray], length: int, padding: int) -> np.ndarray:
     """Return rows of unequal length as int64 (rows, length), padded on the right."""
-    stacked = np.full((len(rows), length), padding, dtype=np.int64)
-    for row, ids in zip(stacked, rows, strict=True):
+    matrix = np.full((len(rows), length), padding, dtype=np.int64)
+    for row, ids in zip(matrix, rows, strict=True):
         row[: len(ids)] = ids
-    return stacked
+    return matrix
 
 
 def _pad(mask: np.ndarray, rows: Sequence[np.ndarray], padding: int) -> np.ndarray:

@@ -52,7 +52,7 @@ class Masked(Texts, Decoding):
         self._special[tokenizer.special_ids] = True
         self._ordinary = np.flatnonzero(~self._special)
         self._word_starts = tokenizer.word_starts() if config.masked.whole_words else None
-        self._commonest: dict[StoreSplit, float] = {}
+        self._most_common: dict[StoreSplit, float] = {}
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
@@ -153,11 +153,11 @@ class Masked(Texts, Decoding):
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `token_metrics` of the hidden tokens, and the accuracy of always guessing the commonest token."""
-        if split not in self._commonest:
+        if split not in self._most_common:
             ids = split.read(0, min(split.tokens, 10_000_000))
             counts = np.bincount(ids[~self._special[ids]])
-            self._commonest[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
-        return token_metrics(totals) | {"commonest_token": self._commonest[split]}
+            self._most_common[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
+        return token_metrics(totals) | {"commonest_token": self._most_common[split]}
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         filled = fill_masks(model, self.tokenizer, prompt)

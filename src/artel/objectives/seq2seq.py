@@ -21,7 +21,7 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, in_python
-from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, rounded_up, stacked
+from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, round_up, stack_rows
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
@@ -190,11 +190,11 @@ class SequenceToSequence(Objective, Decoding):
         grouped = group_rows(inputs, self.group_count(count), self.tokenizer.pad_id)
         order = np.argsort(grouped.tensors["places"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
-        targets = stacked(outputs, padded_length(outputs), IGNORED)
+        targets = stack_rows(outputs, padded_length(outputs), IGNORED)
         targets[~rows.valid[order]] = IGNORED
         longest = np.array(list(map(len, outputs)))
         groups = tuple(
-            replace(group, target=min(rounded_up(int(longest[group.first : group.last].max())), targets.shape[1]))
+            replace(group, target=min(round_up(int(longest[group.first : group.last].max())), targets.shape[1]))
             for group in grouped.groups
         )
         arrays: dict[str, np.ndarray] = {

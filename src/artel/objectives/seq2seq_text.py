@@ -10,7 +10,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.objectives.length_groups import rounded_up, stacked
+from artel.objectives.length_groups import round_up, stack_rows
 from artel.tokens import Frame, Tokenizer
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _split_prefix(tokenizer: Tokenizer, prefix: str) -> tuple[list[int], str]:
 def padded_length(rows: Sequence[np.ndarray]) -> int:
     """Return the length to pad rows to: that of the longest, rounded up if others are shorter."""
     longest = max(map(len, rows))
-    return longest if min(map(len, rows)) == longest else rounded_up(longest)
+    return longest if min(map(len, rows)) == longest else round_up(longest)
 
 
 def _add_special_tokens(before: Sequence[int], ids: np.ndarray, after: Sequence[int], room: int) -> Framed:
@@ -200,7 +200,7 @@ class TextGenerator:
         for row in rows:
             check_embedded(model, self._tokenizer, row.tolist())
         device = model.get_input_embeddings().weight.device
-        ids = torch.from_numpy(stacked(rows, padded_length(rows), self._tokenizer.pad_id)).to(device)
+        ids = torch.from_numpy(stack_rows(rows, padded_length(rows), self._tokenizer.pad_id)).to(device)
         lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
         mask = (torch.arange(ids.shape[1], device=device)[None] < lengths).long()
         on_row = None if request.on_text is None or is_cut else self._reporter(request.on_text)

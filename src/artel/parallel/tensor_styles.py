@@ -75,7 +75,7 @@ class ColumnParallel(ParallelStyle):
         return _with_hooks(module, device_mesh, self._before, self._after)
 
     def _before(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
-        return (_replicated(inputs[0], mesh), *inputs[1:])
+        return (_replicate(inputs[0], mesh), *inputs[1:])
 
     def _after(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
         if self._gathered:
@@ -102,7 +102,7 @@ class RowParallel(ParallelStyle):
 
     def _before(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
         if self._full_input:
-            return (_replicated(inputs[0], mesh).redistribute(placements=[Shard(-1)]), *inputs[1:])
+            return (_replicate(inputs[0], mesh).redistribute(placements=[Shard(-1)]), *inputs[1:])
         return (DTensor.from_local(inputs[0], mesh, [Shard(-1)], run_check=False), *inputs[1:])
 
     def _after(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -137,7 +137,7 @@ def _fused(mesh: DeviceMesh, count: int) -> Callable[[Any, torch.Tensor], torch.
         return columns.select(dim + 1, mesh.get_local_rank()).flatten(dim, dim + 1)
 
     def forward(module: Any, inputs: torch.Tensor) -> torch.Tensor:
-        inputs = _replicated(inputs, mesh).to_local(grad_placements=[Partial()])
+        inputs = _replicate(inputs, mesh).to_local(grad_placements=[Partial()])
         weight = local_columns(module.weight, 1).T if isinstance(module, Conv1D) else local_columns(module.weight, 0)
         return linear(inputs, weight, None if module.bias is None else local_columns(module.bias, 0))
 
@@ -149,7 +149,7 @@ class VocabParallelHead(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         def before(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
-            return (_replicated(inputs[0], mesh), *inputs[1:])
+            return (_replicate(inputs[0], mesh), *inputs[1:])
 
         def after(_: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
             return outputs.redistribute(placements=[Replicate()]).to_local()
@@ -320,7 +320,7 @@ def _reader(name: str, read: Callable[[Any], torch.Tensor]) -> property:
     return property(get)
 
 
-def _replicated(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+def _replicate(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     return tensor if isinstance(tensor, DTensor) else DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
 

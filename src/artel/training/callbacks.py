@@ -21,7 +21,7 @@ from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
 from artel.interrupts import SAME, answered_by, in_main_thread
 from artel.messages import logger
-from artel.models.flops import tokens_a_second, utilization
+from artel.models.flops import token_rate, utilization
 from artel.storage import write_file
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
@@ -56,7 +56,7 @@ class Log:
         tokens, run.window_tokens = run.window_tokens, 0
         positions, run.window_positions = run.window_positions, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
-        speed = tokens_a_second(tokens, seconds)
+        speed = token_rate(tokens, seconds)
         mfu = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
         run.trackers.log_training(
@@ -126,7 +126,7 @@ class ShowSamples:
             run.trackers.log_samples(lines)
 
     def _show(self, run: Run, prompt: str) -> dict[str, Any]:
-        line = {"step": run.step, "prompt": prompt, "text": _continued(run, prompt)}
+        line = {"step": run.step, "prompt": prompt, "text": _generate_sample(run, prompt)}
         logger.info("step %s: %s → %s", run.step, prompt, line["text"])
         if run.world.first:
             lines = Lines(run.folder.samples)
@@ -135,7 +135,7 @@ class ShowSamples:
         return line
 
 
-def _continued(run: Run, prompt: str) -> str:
+def _generate_sample(run: Run, prompt: str) -> str:
     decoding = run.objective.decoding
     sampling = decoding.sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
     return "".join(decoding.reply(run.strategy.model, prompt, "", sampling).pieces)
@@ -188,7 +188,7 @@ class MeasureEnd:
         start = run.clock()
         with run.strategy.generating() as takes_part:
             if prompts and takes_part:
-                _continued(run, prompts[0])
+                _generate_sample(run, prompts[0])
         run.budget.note_end("samples", (run.clock() - start) * len(prompts))
 
 
@@ -340,7 +340,7 @@ class StopOnSignal:
     def follow(self, run: Run) -> StopOnSignal:
         """Finish the step of `run` before it stops, and say so to whoever presses Ctrl-C. Return this callback."""
         self.finishes_step = True
-        self._answered.enter_context(answered_by(partial(_stopping, run)))
+        self._answered.enter_context(answered_by(partial(_stop_message, run)))
         return self
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -365,7 +365,7 @@ class StopOnSignal:
             signal.signal(number, handler)
 
 
-def _stopping(run: Run) -> str:
+def _stop_message(run: Run) -> str:
     """Return the answer to Ctrl-C: what it does to `run` now, and what a second one would do."""
     step = run.folder.last_checkpoint
     resumes = f"resume from the last checkpoint ({step})" if step else "lose its steps: no checkpoint is written yet"

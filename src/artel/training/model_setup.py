@@ -23,7 +23,7 @@ from artel.models.compile import OFF, compile_choice, compile_layers
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
 from artel.models.forward_pass import architecture_error
-from artel.models.loading.build import base_dtype, build_model, must_load_whole
+from artel.models.loading.build import base_dtype, build_model, must_load_full
 from artel.models.loading.materialize import WeightLoader, materialize
 from artel.models.loading.request import BuiltModel
 from artel.models.loading.structure import outline
@@ -143,8 +143,8 @@ def set_up_model(
         )
     recomputed = _recompute(model, config, batch_plan)
     compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)
-    if plan.not_compiled_because is not None:
-        compiled = Choice(OFF, plan.not_compiled_because)
+    if plan.reason_not_compiled is not None:
+        compiled = Choice(OFF, plan.reason_not_compiled)
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.fills_blocks(config))
     make_optimizer = plain_optimizer(model, config.train, config.seed)
@@ -191,7 +191,7 @@ def _build(
     request = objective.model_request(config.model, config.data.block, config.seed)
     request = replace(request, base_dtype=base_dtype(config, precision))
     tests_full_model = plan.splits_layers and documents
-    if not plan.shards_weights or tests_full_model or must_load_whole(config.model) is not None:
+    if not plan.shards_weights or tests_full_model or must_load_full(config.model) is not None:
         built = build_model(request, tokenizer)
         built.model.to(world.device)
         return built, None

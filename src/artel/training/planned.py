@@ -14,7 +14,7 @@ import torch
 
 from artel.host import process_memory, usable_cores
 from artel.messages import logger
-from artel.models.flops import tokens_a_second
+from artel.models.flops import token_rate
 from artel.storage import write_file
 from artel.training.comparison import choice_values, comparison_line, read_choice
 from artel.training.micro_batch import AMPLE, MicroBatchPlan
@@ -70,7 +70,7 @@ class CompareWithPlan:
             return
         self._is_final = run.finished
         tokens, seconds = self._first
-        speed = tokens_a_second(progress.tokens - tokens, progress.train_seconds - seconds)
+        speed = token_rate(progress.tokens - tokens, progress.train_seconds - seconds)
         measured: dict[str, float | None] = {"tokens_per_second": speed or progress.tokens_per_second, **_memory(run)}
         if run.world.first:
             self._note(run, measured)

@@ -148,7 +148,7 @@ class _Work:
                 if self.stopped:
                     return
                 batches = self._make(step)
-                self.results.put(pinned(batches) if self._device.type == "cuda" else batches)
+                self.results.put(pin_memory_of(batches) if self._device.type == "cuda" else batches)
                 del batches  # do not hold them until the next are made
         except BaseException as error:  # raised again by `take`
             self.results.put(error)
@@ -160,7 +160,7 @@ def _finish(work: _Work, thread: threading.Thread) -> None:
     thread.join()
 
 
-def pinned(batches: list[Batch]) -> list[Batch]:
+def pin_memory_of(batches: list[Batch]) -> list[Batch]:
     """Return the batches in pinned memory, which a GPU can read directly."""
     return [batch.mapped(lambda tensor: tensor.pin_memory()) for batch in batches]
 

@@ -20,7 +20,7 @@ from artel.host import processor, reset_peak_memory
 from artel.interrupts import ended_at_once
 from artel.messages import logger, to_json
 from artel.models.compile import try_compiled
-from artel.models.flops import device_name, flops_a_token, peak_flops
+from artel.models.flops import device_name, estimate_flops_per_token, peak_flops
 from artel.objectives import objective_of
 from artel.parallel import ParallelStrategy, World
 from artel.preparing import Prepared
@@ -128,7 +128,7 @@ def _open_run(
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
     if peak is not None:
-        flops_per_token = flops_a_token(strategy.model.config, objective.auto_class, config.data.block)
+        flops_per_token = estimate_flops_per_token(strategy.model.config, objective.auto_class, config.data.block)
     run = Run(
         config=config,
         folder=folder,

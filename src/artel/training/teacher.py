@@ -111,8 +111,8 @@ def _cached_outputs(
         _remove_damaged(folder)
         return str(folder)
 
-    folder = Path(_on_first(world, find))
-    if not _on_first(world, folder.is_dir):
+    folder = Path(_run_on_first_rank(world, find))
+    if not _run_on_first_rank(world, folder.is_dir):
         _compute(objective, teacher, config, store, world, folder)
     if not folder.is_dir():
         what = f"{folder} does not exist on rank {world.rank}, but all processes share the outputs of the teacher"
@@ -170,11 +170,11 @@ def _compute(
     if world.first:
         parts.mkdir(parents=True, exist_ok=True)
     folder_lock = _lock_folder(folder)
-    _on_first(world, folder_lock.__enter__)
+    _run_on_first_rank(world, folder_lock.__enter__)
     try:
-        if _on_first(world, folder.is_dir):  # another run has computed them meanwhile
+        if _run_on_first_rank(world, folder.is_dir):  # another run has computed them meanwhile
             return
-        missing = _on_first(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
+        missing = _run_on_first_rank(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
         logger.info("loading the teacher %s", teacher.model)
         model = load_teacher(teacher.model, config, objective, world)
         progress = ProgressMessages("running the teacher:")
@@ -186,7 +186,7 @@ def _compute(
             _compute_shards(objective, model, config, datasets, missing[start : start + world.size], world, parts)
         del model
         release_memory(world.device)
-        _on_first(world, lambda: _finish(objective, folder, parts, shards, store, teacher))
+        _run_on_first_rank(world, lambda: _finish(objective, folder, parts, shards, store, teacher))
     finally:
         if world.first:
             folder_lock.__exit__(None, None, None)
@@ -257,7 +257,7 @@ def _finish(
     logger.info("the teacher's outputs are in %s: %s MiB", folder, f"{size / 2**20:,.1f}")
 
 
-def _on_first(world: World, work: Callable[[], T]) -> T:
+def _run_on_first_rank(world: World, work: Callable[[], T]) -> T:
     """Run `work` on the first rank and return its result on all ranks, or raise its InputError or WorkError on all."""
     results: list[Any] = [None, None]
     if world.first:

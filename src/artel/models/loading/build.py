@@ -29,7 +29,7 @@ from artel.models.lora.adapters import add_adapters, first_weights, freeze
 from artel.tokens import Tokenizer
 
 
-def must_load_whole(config: ModelConfig) -> str | None:
+def must_load_full(config: ModelConfig) -> str | None:
     """Return why a model must be loaded in full before it is sharded, or None. May raise InputError."""
     if config.quantize != "none":
         return "model.quantize: weights are quantized while they are loaded in full"
@@ -78,7 +78,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     if config.auto:
         what = "the model is chosen when the run is trained"
         raise InputError.at("model.auto", what, "use the folder of the run once it has started")
-    assert not on_meta or must_load_whole(config) is None
+    assert not on_meta or must_load_full(config) is None
     torch.manual_seed(request.seed)
     if config.from_ is None:
         model = from_scratch(request, tokenizer)
@@ -96,7 +96,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
             hold_in_half(built.model, request.base_dtype)
             dtype = str(request.base_dtype).removeprefix("torch.")
             built.notes.append(f"the frozen matrices are held in {dtype}")
-            if must_load_whole(config) is not None:
+            if must_load_full(config) is not None:
                 _load_weights(built)
         check_positions(built.model, request.block)
     built.notes += name_ends(built.model, request, tokenizer)

@@ -42,7 +42,7 @@ class CarriedTensors:
     """The files of the source."""
 
 
-def carried_of(model: nn.Module) -> CarriedTensors | None:
+def carried_tensors(model: nn.Module) -> CarriedTensors | None:
     """Return the additional tensors that are saved with `model`, if any."""
     return getattr(model, "_artel_carried", None)
 
@@ -99,7 +99,7 @@ def with_carried(
 
     If the source is gone, they are left out with a warning.
     """
-    source_tensors = carried_of(model)
+    source_tensors = carried_tensors(model)
     if source_tensors is None:
         yield weights
         return

@@ -62,11 +62,11 @@ class MultimodalModel:
 
     def name_of(self, name: str) -> str:
         """Return the name in the whole model of a tensor or module of the language part. Keep other names."""
-        return _renamed(name, self.prefixes)
+        return _rename_prefix(name, self.prefixes)
 
     def name_in_part(self, name: str) -> str | None:
         """Return the name in the language part of a tensor or module of the whole model; None if it is outside."""
-        renamed = _renamed(name, tuple((full, part) for part, full in self.prefixes), outside="")
+        renamed = _rename_prefix(name, tuple((full, part) for part, full in self.prefixes), outside="")
         return renamed or None
 
 
@@ -136,7 +136,7 @@ def check_language_part(model: PreTrainedModel) -> None:
     ids = torch.arange(3, 11, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
     multimodal.model.eval()
     try:
-        with evaluating(model), _inside(model, multimodal):
+        with evaluating(model), _inserted_into(model, multimodal):
             expected = multimodal.model(input_ids=ids, use_cache=False).logits
             logits = model(input_ids=ids, use_cache=False).logits
             same = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
@@ -149,7 +149,7 @@ def check_language_part(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def _inside(model: PreTrainedModel, multimodal: MultimodalModel) -> Iterator[None]:
+def _inserted_into(model: PreTrainedModel, multimodal: MultimodalModel) -> Iterator[None]:
     """Put the body and the head of the language part into the whole model on the meta device, inside the block."""
     modules = [
         (part.removesuffix("."), full.removesuffix(".")) for part, full in multimodal.prefixes if full.endswith(".")
@@ -244,7 +244,7 @@ def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
         )
 
 
-def _renamed(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
+def _rename_prefix(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
     for old, new in prefixes:
         if (name.startswith(old) and (not old or old.endswith("."))) or name == old:
             return new + name.removeprefix(old)

@@ -171,7 +171,7 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
         what = f"{config.model_type} has rotary positions of each kind of layer: {', '.join(kinds)}"
         raise InputError.at(_ROPE, what, f"remove it: artel extends only those of {_FULL}")
     before = parameters[_FULL] if kinds else parameters
-    original, extended = _extended(config, before, rope)
+    original, extended = _extend_rope(config, before, rope)
     config.max_position_embeddings = round(original * rope.factor)
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = original
@@ -185,7 +185,7 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
         ) from None
 
 
-def _extended(config: PreTrainedConfig, old_rope: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
+def _extend_rope(config: PreTrainedConfig, old_rope: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
     """Return the number of positions before any extension, and the new rotary parameters."""
     kind = old_rope.get("rope_type") or "default"
     factor = float(old_rope.get("factor") or 1.0)

@@ -46,7 +46,7 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
     except InputError:
         raise
     except Exception as error:  # the hub, JSON, safetensors and configurations raise various errors
-        raise cannot_load(name, error) from None
+        raise loading_error(name, error) from None
 
 
 def is_quantized(config: PreTrainedConfig) -> bool:
@@ -65,7 +65,7 @@ def in_words(error: Exception) -> str:
     return f"{match[1]} is {match[3][:100]}, which is not {match[2]}" if match else message[:300]
 
 
-def cannot_load(name: str, error: Exception) -> InputError:
+def loading_error(name: str, error: Exception) -> InputError:
     """Return the error for a model that transformers could not load, with a fix."""
     first = in_words(error)
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
@@ -161,7 +161,7 @@ def _read_hub(name: str) -> dict[str, Any]:
     try:
         return PreTrainedConfig.get_config_dict(name)[0]
     except Exception as error:  # the hub raises various errors
-        raise cannot_load(name, error) from None
+        raise loading_error(name, error) from None
 
 
 def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:

@@ -43,7 +43,7 @@ from artel.models.loading.missing_weights import (
     find_head_rows,
     heads_of_other_sizes,
 )
-from artel.models.loading.model_folder import cannot_load, is_quantized
+from artel.models.loading.model_folder import is_quantized, loading_error
 from artel.models.loading.on_meta import build_untied
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
@@ -264,7 +264,7 @@ def _refusing(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise cannot_load(name, error) from None
+        raise loading_error(name, error) from None
 
 
 def _unused_tensors(

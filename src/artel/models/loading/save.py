@@ -151,7 +151,7 @@ class _Values:
         """Return a tensor that the files lack because it was tied; None if it still is."""
         return None if self._is_tied else self.of(name)
 
-    def of_converted(self, key: str, entry: Conversion) -> torch.Tensor | None:
+    def get_converted(self, key: str, entry: Conversion) -> torch.Tensor | None:
         """Return the tensor of a key in the files that is part of a converted parameter."""
         if key not in self._converted:
             tensors = {name: tensor for name in entry.targets if (tensor := self.of(name)) is not None}
@@ -186,7 +186,7 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
                 tensor = original.get_tensor(key)
                 new = values.of(parameters[key]) if key in parameters else None
                 if key in conversions:
-                    new = values.of_converted(key, conversions[key])
+                    new = values.get_converted(key, conversions[key])
                 if new is not None and not (tensor.shape == new.shape and torch.equal(tensor.to(new.dtype), new)):
                     tensor, differs, changed = new, True, new.dtype
                 tensors[key] = tensor

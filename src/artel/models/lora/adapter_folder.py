@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from artel.errors import InputError
 from artel.messages import logger
-from artel.models.lora.adapters import NAME, inject, peft_warnings_off, require_peft
+from artel.models.lora.adapters import NAME, inject, require_peft, without_peft_warnings
 from artel.printable import listed
 
 CONFIG = "adapter_config.json"
@@ -115,7 +115,7 @@ def _find_base(base: str, folder: Path) -> str:
         for parent in above:
             found = parent.joinpath(*parts[-length:])
             if (found / "config.json").is_file():
-                _log_moved(base, str(found))
+                _log_moved_base(base, str(found))
                 return str(found)
     if is_path or is_windows:
         what = f"its base model {base} was not found, and there is no {'/'.join(parts[-2:])} with a model near it"
@@ -125,7 +125,7 @@ def _find_base(base: str, folder: Path) -> str:
 
 
 @cache
-def _log_moved(base: str, found: str) -> None:
+def _log_moved_base(base: str, found: str) -> None:
     """Log once that the base model was found in another folder."""
     logger.warning("the base model %s was not found; using %s, near its adapter", base, found)
 
@@ -224,7 +224,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
         raise InputError.at(str(adapter.folder / CONFIG), what, "use it as an adapter, without --merge")
     _dequantize(model, adapter)
     try:
-        with peft_warnings_off():
+        with without_peft_warnings():
             adapted = PeftModel.from_pretrained(model, str(adapter.folder))
             # Load again: from_pretrained does not return the tensors it ignored.
             unused = adapted.load_adapter(str(adapter.folder), adapted.active_adapter).unexpected_keys

@@ -71,7 +71,7 @@ class Turns:
         has_calls = any(message.tool_calls for message in messages)
         return (self._tool_style if has_calls or tools else None) or ToolStyle()
 
-    def lacks(self, messages: Sequence[Message], tools: Tools) -> str:
+    def unsupported_content(self, messages: Sequence[Message], tools: Tools) -> str:
         """Return a clause about what the template does not write of a conversation; empty if it writes everything."""
         has_calls = any(message.tool_calls for message in messages)
         if not (has_calls or tools):
@@ -100,7 +100,7 @@ class Turns:
             raise Unfit(*frame.args)
         slots, after = list(frame.slots), frame.after
         if tools or any(message.tool_calls for message in messages):
-            slots, after = slots_of(self._text(_marked(messages), frame.after_prompt, tools))
+            slots, after = slots_of(self._text(_with_content_marks(messages), frame.after_prompt, tools))
         text = self._text(messages, frame.after_prompt, tools)
         return locate(text, slots, after, frame, messages)
 
@@ -175,7 +175,7 @@ class Turns:
         return None
 
     def _frame(self, messages: Sequence[Message], tools: Tools) -> Frame:
-        marked = _marked(messages)
+        marked = _with_content_marks(messages)
         for number, message in enumerate(marked):
             calls = (ToolCall(call.name, {"a": mark_for(number, "a")}, call.id) for call in message.tool_calls)
             marked[number] = replace(message, tool_calls=tuple(calls))
@@ -345,7 +345,7 @@ def _shape(message: Message) -> tuple[Any, ...]:
     return message.role, bool(message.thought), has_words, calls, message.name, message.tool_call_id
 
 
-def _marked(messages: Sequence[Message]) -> list[Message]:
+def _with_content_marks(messages: Sequence[Message]) -> list[Message]:
     """Return messages with marks as contents. Empty contents next to calls stay: templates test for them."""
     return [
         replace(

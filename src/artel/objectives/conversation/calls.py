@@ -95,9 +95,9 @@ def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
         metrics["calls_expected"] = sum(expected) / len(expected)
     wrong = [
         {
-            "message": _shown(turn.asked),
-            "record": _shown(_calls_or_text(turn.answer.tool_calls, turn.answer.content)),
-            "model": _shown(_calls_or_text(calls, rest)),
+            "message": _shorten(turn.asked),
+            "record": _shorten(_calls_or_text(turn.answer.tool_calls, turn.answer.content)),
+            "model": _shorten(_calls_or_text(calls, rest)),
         }
         for turn, (rest, calls), is_right in zip(turns, read, right, strict=True)
         if not is_right
@@ -128,6 +128,6 @@ def _calls_or_text(calls: Sequence[ToolCall], text: str) -> str:
     return ", ".join(call.written() for call in calls) or text
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _TABLE_WIDTH else f"{line[: _TABLE_WIDTH - 1]}…"

@@ -186,7 +186,7 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
         learned = (message for message in conversation.messages if message.trained is not False)
         for call in (call for message in learned for call in message.tool_calls):
             calls += 1
-            if wrong := misfit(call, conversation.tools):
+            if wrong := argument_mismatch(call, conversation.tools):
                 unfit += 1
                 first = first or {"origin": document.record.origin, "wrong": wrong}
     if not unfit:
@@ -198,7 +198,7 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
     return [Phrase(what, count=unfit, calls=calls, total=total, **first)]
 
 
-def misfit(call: ToolCall, tools: Tools) -> Phrase | None:
+def argument_mismatch(call: ToolCall, tools: Tools) -> Phrase | None:
     """Return how a call's arguments differ from the function's parameters (missing or unknown ones), or None."""
     declared = [tool["function"] for tool in tools if tool.get("function", {}).get("name") == call.name]
     schema: Any = declared[0].get("parameters") if declared else None

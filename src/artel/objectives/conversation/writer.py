@@ -34,9 +34,9 @@ class ConversationWriter:
 
     def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
         """Raise InputError if the template does not write a conversation's tools, calls or results."""
-        lacks = self._turns.lacks(messages, tools)
-        if lacks:
-            what = f"the template {lacks}, but {origin} has them"
+        unsupported_content = self._turns.unsupported_content(messages, tools)
+        if unsupported_content:
+            what = f"the template {unsupported_content}, but {origin} has them"
             fix = "write chat.template: chatml, or a Jinja file that does; or remove such conversations"
             raise InputError.at("chat.template", what, fix)
 
@@ -57,9 +57,9 @@ class ConversationWriter:
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
         """Return a conversation with flags in the turns of the messages `learned`. Raise Unfit."""
-        return self.flagged(self.write(messages, tools), learned)
+        return self.to_sample(self.write(messages, tools), learned)
 
-    def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
+    def to_sample(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
         """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raise Unfit.
 
         `everything`: also learn all text outside the assistant's turns, and the tags of empty thoughts that some

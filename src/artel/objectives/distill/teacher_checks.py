@@ -140,12 +140,12 @@ def _difference(student: Tokenizer, teacher: Tokenizer) -> str:
     moved = [token for token, number in own.items() if other.get(token, number) != number]
     missing = [(whose, sorted(set(one) - set(two), key=one.__getitem__)) for whose, one, two in
                (("the teacher lacks", own, other), ("the student lacks", other, own))]  # fmt: skip
-    parts = [f"{whose} {len(tokens):,} tokens ({_some(tokens)})" for whose, tokens in missing if tokens]
+    parts = [f"{whose} {len(tokens):,} tokens ({_list_tokens(tokens)})" for whose, tokens in missing if tokens]
     if moved:
         numbers = f"{moved[0]!r} is {own[moved[0]]:,} and {other[moved[0]]:,}"
         parts.append(f"{len(moved):,} tokens have different ids ({numbers})")
     return "; ".join(parts) or "they have the same vocabulary, but split texts differently"
 
 
-def _some(tokens: list[str]) -> str:
+def _list_tokens(tokens: list[str]) -> str:
     return ", ".join(map(repr, tokens[:_MAX_LISTED_TOKENS])) + (" …" if len(tokens) > _MAX_LISTED_TOKENS else "")

@@ -128,7 +128,7 @@ def _triplet(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, pa
 
 
 def _cosine(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
-    cosines, scores = _scored(texts, vectors, part)
+    cosines, scores = _pairs_with_scores(texts, vectors, part)
     return ((cosines - scores) ** 2).sum()
 
 
@@ -136,14 +136,14 @@ def _cosent(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, par
     """Return the loss of the global batch times the number of queries in the part."""
     import torch
 
-    cosines, scores = _scored(texts, vectors, slice(None))
+    cosines, scores = _pairs_with_scores(texts, vectors, slice(None))
     worse = (cosines[:, None] - cosines[None, :]) / embedding.temperature
     worse = worse[scores[:, None] < scores[None, :]]
     loss = torch.logsumexp(torch.cat([worse.new_zeros(1), worse]), dim=0)
     return loss * len(texts.indices(QUERY, part=part))
 
 
-def _scored(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _pairs_with_scores(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (cosines, scores) of the pairs of a part."""
     queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
     return (vectors[queries] * vectors[positives]).sum(dim=1), texts.keys[queries, _SCORE].float() / SCORE_SCALE

@@ -18,7 +18,7 @@ from artel.objectives.length_groups import (
     batches_by_length,
     group_inputs,
     group_rows,
-    rounded_up,
+    round_up,
 )
 from artel.tokens import Tokenizer
 
@@ -41,7 +41,7 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     `texts` (texts,), the index of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the indices
     of first and last tokens in the flattened rows.
     """
-    places, length = _packed(list(map(len, texts)))
+    places, length = _pack_lengths(list(map(len, texts)))
     rows = 1 + max(row for row, _ in places)
     ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
     numbers, slot = [0] * rows, []
@@ -69,7 +69,7 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     return as_tensors(arrays)
 
 
-def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+def _pack_lengths(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """Return ((row, start) of each text, the length of a row)."""
     filled = [0] * max(1, round(sum(lengths) / _PACKED))
     places: list[tuple[int, int]] = [(0, 0)] * len(lengths)
@@ -77,7 +77,7 @@ def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
         row = filled.index(min(filled))  # into the emptiest row
         places[number] = (row, filled[row])
         filled[row] += lengths[number]
-    return places, rounded_up(max(filled))
+    return places, round_up(max(filled))
 
 
 def packed_vectors(
@@ -113,13 +113,13 @@ def group_vectors(
     import torch
 
     vectors = [
-        _pooled(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
+        _pool(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
         for group, inputs in zip(groups, group_inputs(model, tensors, groups), strict=True)
     ]
     return torch.cat(vectors)[tensors["places"]]
 
 
-def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
     """Pool the last hidden states (rows, length, size) to float32 (rows, size)."""
     import torch
 
@@ -200,7 +200,7 @@ class TextEncoder:
 
         A text may be ids, with special tokens. `kind`: query or document, for its prompt; empty for none.
         """
-        encoded = iter(self._encoded([text for text in texts if isinstance(text, str)], kind))
+        encoded = iter(self._encode([text for text in texts if isinstance(text, str)], kind))
         rows: list[tuple[np.ndarray, bool]] = []
         for text in texts:
             if isinstance(text, str):
@@ -211,7 +211,7 @@ class TextEncoder:
                 rows.append((np.array(text[: self._block], dtype=np.int64), len(text) > self._block))
         return rows
 
-    def _encoded(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
+    def _encode(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
         """Return the ids of each text after the prompt of its kind, without special tokens. Raise InputError."""
         prompts = self._embedding.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)

@@ -60,7 +60,7 @@ def judged_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
     return tags
 
 
-def commonest_share(split: StoreSplit, samples: int, tags: int) -> float:
+def most_common_fraction(split: StoreSplit, samples: int, tags: int) -> float:
     """Return the fraction of the commonest tag among judged words of the first `samples` of a split."""
     counts = np.zeros(tags, dtype=np.int64)
     for number in range(samples):

@@ -18,10 +18,10 @@ from artel.objectives.length_groups import as_tensors, group_inputs, group_rows
 from artel.objectives.pretrained_heads import base_labels
 from artel.objectives.tokens.entities import (
     Scores,
-    commonest_share,
     entities_in,
     entity_words,
     judged_tags,
+    most_common_fraction,
     predicted_tags,
     token_labels,
 )
@@ -248,7 +248,7 @@ class Tokens(Objective, Decoding):
             accuracy, commonest = scores.right.total() / words, max(scores.gold.values(), default=0) / words
             return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
         accuracy = totals["right"] / totals["targets"]
-        commonest = commonest_share(split, len(outputs), len(self.tags.tags))
+        commonest = most_common_fraction(split, len(outputs), len(self.tags.tags))
         metrics = {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1()}
         return {**metrics, "accuracy": accuracy, "commonest_tag": commonest}
 

@@ -14,7 +14,14 @@ from artel.errors import InputError, Problem
 from artel.messages import logger
 from artel.preparing.run_mark import note_former_id
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
-from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
+from artel.training.checkpoint.format import (
+    RUN_FILE,
+    SUMS,
+    checkpoint_path,
+    find_damage,
+    list_checkpoints,
+    read_progress,
+)
 from artel.training.run_folder import check_same, differs_in_length
 
 
@@ -89,7 +96,7 @@ def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = Fal
     """
     path = folder / name
     pull_folder(f"{config.checkpoint.copy_to}/{name}", path, commit=SUMS)
-    fault = fault_of(path)
+    fault = find_damage(path)
     if fault is not None:
         discard(path)
         return fault

@@ -25,7 +25,7 @@ def iteration_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision != "fp32" and bf16_is_native(device) else torch.float32
 
 
-def orthogonalised(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def orthogonalize(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return roughly the nearest orthogonal matrix (rows, columns): singular values between 0.7 and 1.2.
 
     Found with products in `dtype`.
@@ -44,8 +44,8 @@ def orthogonalised(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _of_all(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Do the same for a sharded matrix: each process gathers it and keeps its own shard."""
     if not isinstance(matrix, DTensor):
-        return orthogonalised(matrix, dtype)
-    full_matrix = orthogonalised(matrix.full_tensor(), dtype)
+        return orthogonalize(matrix, dtype)
+    full_matrix = orthogonalize(matrix.full_tensor(), dtype)
     return distribute_tensor(full_matrix, matrix.device_mesh, matrix.placements, src_data_rank=None)
 
 
