@@ -102,8 +102,8 @@ def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
 
     exact_match and f1 as SQuAD defines them (Rajpurkar et al. 2016; 2018 for unanswerable questions): the best over all
     gold answers, after `normalize_answer`. With a class head, yes, no and unknown are right by class only, and short
-    and long answers need the right class, too. start_accuracy and end_accuracy: fraction of answered documents with the first
-    (last) character of a gold answer.
+    and long answers need the right class, too. start_accuracy and end_accuracy: fraction of answered documents with the
+    first (last) character of a gold answer.
     """
     if not predictions:
         return {}
