@@ -40,7 +40,7 @@ def rounded_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.
 class RoundedAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019) for bf16 parameters, with float32 averages.
 
-    The rounding depends only on `seed`, the parameter and its step number, so it is the same on all ranks and when a run
+    The rounding depends only on `seed`, the parameter and its step number: it is the same on all ranks, and when a run
     resumes. Gradients are divided by `grad_scale` as in PyTorch's fused optimizers. There is no `found_inf`, since
     fp16 cannot be combined with bf16 weights.
     """

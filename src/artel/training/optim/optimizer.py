@@ -92,8 +92,8 @@ class Optimizer:
     """One or two optimizers of PyTorch, stepped together; each group's peak learning rate follows one schedule.
 
     `seed` is for the stochastic rounding of bf16 weights, `precision` is that of the run. Adafactor waits for the
-    device at each parameter to read its norm, bitsandbytes' AdamW8bit after each parameter. Other optimizers wait only in the
-    cases described in `step`.
+    device at each parameter to read its norm, bitsandbytes' AdamW8bit after each parameter. Other optimizers wait only
+    in the cases described in `step`.
     """
 
     saves_collectively = False
