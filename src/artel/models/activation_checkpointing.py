@@ -32,7 +32,7 @@ _SAVED_OPERATORS = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
 # Except products with an inner side of at most _MAX_NARROW_COLUMNS and a quarter of both output sides: those of an
 # adapter cost no more than an elementwise operation, and their result is as large as that of the layer.
 _MAX_NARROW_COLUMNS = 64
-_HOOK = "_artel_recompute_hook"
+_HOOK_ATTRIBUTE = "_artel_recompute_hook"
 
 
 class NotSelective(InputError):
@@ -54,8 +54,8 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     layers = _layers(model)
     for layer in layers:
         layer.__dict__.pop("forward", None)
-    if _HOOK in model.__dict__:
-        model.__dict__.pop(_HOOK).remove()
+    if _HOOK_ATTRIBUTE in model.__dict__:
+        model.__dict__.pop(_HOOK_ATTRIBUTE).remove()
     if mode == "none":
         return "none"
     if not layers:
@@ -63,7 +63,7 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     for layer in layers:
         layer.forward = MethodType(_with_recomputation(type(layer).forward, mode), layer)
     if "use_cache" in inspect.signature(model.forward).parameters:
-        model.__dict__[_HOOK] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
+        model.__dict__[_HOOK_ATTRIBUTE] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     if mode == "selective":
         logging.getLogger("torch._higher_order_ops.wrap").addFilter(_keep_line)
     return Phrase("{mode}, {count} layers", mode=mode, count=len(layers))

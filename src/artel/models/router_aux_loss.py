@@ -29,7 +29,7 @@ from artel.models import IGNORED
 
 _LOSSES: WeakKeyDictionary[nn.Module, RouterAuxLoss | None] = WeakKeyDictionary()
 _KEY = "router_aux_loss_coef"
-_RECORDED = "_artel_logits"
+_LOGITS_ATTRIBUTE = "_artel_logits"
 
 
 def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
@@ -83,7 +83,7 @@ class RouterAuxLoss:
             yield logits
         finally:
             self._is_recording = False
-            recorded = [router.__dict__.pop(_RECORDED, None) for router in self._routers]
+            recorded = [router.__dict__.pop(_LOGITS_ATTRIBUTE, None) for router in self._routers]
             logits += [tensor for tensor in recorded if tensor is not None]
 
     def loss(self, logits: list[torch.Tensor], targets: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
@@ -122,7 +122,7 @@ class RouterAuxLoss:
         """Forward hook of a router. Its logits are `output`, or element `index` of it."""
         # Stored on the router itself: appending to a list would make each layer compile separately.
         if self._is_recording and torch.is_grad_enabled():
-            setattr(router, _RECORDED, output[index] if isinstance(output, tuple) else output)
+            setattr(router, _LOGITS_ATTRIBUTE, output[index] if isinstance(output, tuple) else output)
 
 
 def attach_loss(tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _MIN_NEW_TOKENS = 256
 """Minimum length allowed for a generated turn with tools, even if the record's turns are short."""
-_CALL_TURNS = 200
+_MAX_CALL_TURNS = 200
 """Turns of conversations with tools that a model writes at most when it is evaluated, to compare its calls."""
 _IDS_VERSION = 2
 """Increase it if the same conversation gets other ids, so that stores are prepared again. 2: no second space after a
@@ -260,7 +260,7 @@ class Chat(Objective, Decoding):
 
     def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
         """Return the first 200 assistant turns in conversations with tools, to compare their calls."""
-        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, _CALL_TURNS)
+        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, _MAX_CALL_TURNS)
         if not turns:
             return None
         end = self._end(model)
@@ -269,7 +269,7 @@ class Chat(Objective, Decoding):
         answers = ["\n".join(turn.answer.texts) for turn in turns]
         longest = max(len(ids) for ids in self.tokenizer.encode(answers))
         without = f" ({left_out:,} more left out: the template writes no prompt for them)" if left_out else ""
-        first = "the first " if len(turns) == _CALL_TURNS else ""
+        first = "the first " if len(turns) == _MAX_CALL_TURNS else ""
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
         return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_metrics, turns))
 

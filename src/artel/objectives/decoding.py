@@ -96,7 +96,7 @@ class Decoding:
 
 # Building blocks for examples of use
 
-_TOKENS, _WORDS = 40, 12
+_MAX_TOKENS, _MAX_WORDS = 40, 12
 
 
 def in_python(text: str) -> str:
@@ -106,7 +106,7 @@ def in_python(text: str) -> str:
 
 def first_words(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     """Return the first words of a text in one line. `ids`: (tokens,), without special tokens."""
-    return " ".join(tokenizer.decode(ids[:_TOKENS]).split()[:_WORDS])
+    return " ".join(tokenizer.decode(ids[:_MAX_TOKENS]).split()[:_MAX_WORDS])
 
 
 def generation_usage(max_tokens: int, ends: Collection[int] = ()) -> list[str]:

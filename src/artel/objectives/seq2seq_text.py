@@ -124,7 +124,7 @@ def _add_special_tokens(before: Sequence[int], ids: np.ndarray, after: Sequence[
     return Framed(framed, len(ids) > room)
 
 
-_ROWS = 16  # texts that are generated at once
+_BATCH_ROWS = 16  # texts that are generated at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def _batches(lengths: Sequence[int], inputs: Sequence[GenerationInput]) -> Itera
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     while order:
         first = settings[order[0]]
-        count = _ROWS if first[0].temperature == 0 and first[2] is None else 1
+        count = _BATCH_ROWS if first[0].temperature == 0 and first[2] is None else 1
         batch = [index for index in order if settings[index] == first][:count]
         order = [index for index in order if index not in batch]
         yield batch

@@ -45,12 +45,12 @@ class Task:
 
 
 # Stages per process if interleaved: half as much idle time, for twice as many messages (Narayanan et al. 2021, 2.2).
-_INTERLEAVED = 2
+_INTERLEAVED_STAGES = 2
 
 
 def stage_count(processes: int, schedule: str) -> int:
     """Return the number of stages for a pipeline of `processes`."""
-    return processes * _INTERLEAVED if schedule == "interleaved" else processes
+    return processes * _INTERLEAVED_STAGES if schedule == "interleaved" else processes
 
 
 def stages_problems(model: PreTrainedModel, processes: int, schedule: str) -> list[Problem]:

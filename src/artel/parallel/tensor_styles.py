@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from artel.models.half_base import HalfEmbedding, linear
 
-_TOKENS = 1  # the dimension of the sequence: hidden states are (rows, length, width)
+_SEQUENCE_DIM = 1  # the dimension of the sequence: hidden states are (rows, length, width)
 
 
 class SequenceSplit:
@@ -48,12 +48,12 @@ def reduce_from_group(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def scatter_sequence(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return this process's shard of the sequence of a replicated tensor."""
     replicated = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
-    return replicated.redistribute(placements=[Shard(_TOKENS)]).to_local()
+    return replicated.redistribute(placements=[Shard(_SEQUENCE_DIM)]).to_local()
 
 
 def gather_sequence(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Inverse of `scatter_sequence`: return the full sequence, for the same use on all processes."""
-    sharded = DTensor.from_local(tensor, mesh, [Shard(_TOKENS)], run_check=False)
+    sharded = DTensor.from_local(tensor, mesh, [Shard(_SEQUENCE_DIM)], run_check=False)
     return sharded.redistribute(placements=[Replicate()]).to_local()
 
 
@@ -107,7 +107,7 @@ class RowParallel(ParallelStyle):
 
     def _after(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
         split = self._sequence is not None and self._sequence.active
-        return outputs.redistribute(placements=[Shard(_TOKENS) if split else Replicate()]).to_local()
+        return outputs.redistribute(placements=[Shard(_SEQUENCE_DIM) if split else Replicate()]).to_local()
 
 
 class FusedColumnParallel(ParallelStyle):
@@ -243,7 +243,7 @@ def share_inputs(module: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit | 
     def before(hidden: torch.Tensor) -> torch.Tensor:
         if sequence is None or not sequence.active:
             return DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-        sharded = DTensor.from_local(hidden, mesh, [Shard(_TOKENS)], run_check=False)
+        sharded = DTensor.from_local(hidden, mesh, [Shard(_SEQUENCE_DIM)], run_check=False)
         return sharded.redistribute(placements=[Replicate()])
 
     _change_input(module, before)
@@ -262,7 +262,7 @@ def split_sequence(first: nn.Module, last: nn.Module, mesh: DeviceMesh, sequence
     """
 
     def before(hidden: torch.Tensor) -> torch.Tensor:
-        sequence.active = hidden.shape[_TOKENS] % mesh.size() == 0
+        sequence.active = hidden.shape[_SEQUENCE_DIM] % mesh.size() == 0
         return scatter_sequence(hidden, mesh) if sequence.active else hidden
 
     _change_input(first, before)

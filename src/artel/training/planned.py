@@ -27,7 +27,7 @@ _SLOW_FRACTION = 0.6
 """Fraction of the planned speed below which a warning is printed. No plan in benchmarks/plan.md was that far off."""
 _BUSY_LOAD = 1.5
 """Load per core above which other programs must be running: a run keeps each core busy once."""
-_TRUSTED_ON_CPU = 0.7
+_TRUSTED_CPU_FRACTION = 0.7
 """Fraction of the memory up to which a plan is trusted. Plans were up to 26 % too low (benchmarks/plan.md), and a
 process on a CPU that takes too much is killed."""
 
@@ -37,7 +37,7 @@ def planned_micro_batch(folder: RunFolder, device: torch.device) -> MicroBatchPl
     plan = _read(folder)
     if plan is None or plan["verdict"] != "fits":
         return None
-    if device.type == "cpu" and plan["memory_share"] > _TRUSTED_ON_CPU:
+    if device.type == "cpu" and plan["memory_share"] > _TRUSTED_CPU_FRACTION:
         return None
     return MicroBatchPlan(plan["micro_batch"], plan["activation_checkpointing"])
 

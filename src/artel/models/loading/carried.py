@@ -24,7 +24,7 @@ from artel.printable import listed
 
 _LAYERS_AHEAD = re.compile(r"num_\w*(nextn|mtp)\w*_layers")
 """Configuration keys for the number of layers that predict further tokens."""
-_COMPUTED = re.compile(
+_COMPUTED_NAMES = re.compile(
     r"(?:.*\.)?(?:rotary_emb\.inv_freq|position_ids|(?:attn|attention)\.(?:masked_bias|causal_mask))"
 )
 _MASK = re.compile(r"(?:.*\.)?(?:attn|attention)\.bias")
@@ -56,7 +56,7 @@ def carry_unused(
     vocabulary grew (`grown`: old numbers of rows) and they have one row per token.
     """
     buffer_names = {name for name, _ in model.named_buffers()}
-    left = sorted(name for name in {*unused} - buffer_names if not _COMPUTED.fullmatch(name))
+    left = sorted(name for name in {*unused} - buffer_names if not _COMPUTED_NAMES.fullmatch(name))
     rows = set(grown.values())
     with files if left else nullcontext():
         names = tuple(name for name in left if not (_MASK.fullmatch(name) and len(files.shape(name)) == 4))

@@ -138,11 +138,11 @@ def _construct(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
     Weights of PyTorch's layers stay on the meta device, where drawing costs nothing. The rest is small, except in
     architectures whose own layers draw in their constructors (OpenAI's first GPT).
     """
-    if reference not in _CONSTRUCTED:
+    if reference not in _CONSTRUCTED_MODELS:
         with torch.random.fork_rng(devices=[]), _only_constructors():
             torch.default_generator.manual_seed(seed)
-            _CONSTRUCTED[reference] = type(reference)._from_config(copy.deepcopy(reference.config))
-    return _CONSTRUCTED[reference]
+            _CONSTRUCTED_MODELS[reference] = type(reference)._from_config(copy.deepcopy(reference.config))
+    return _CONSTRUCTED_MODELS[reference]
 
 
 @contextmanager
@@ -164,4 +164,4 @@ def _only_constructors() -> Iterator[None]:
         PreTrainedModel.init_weights = init_weights
 
 
-_CONSTRUCTED: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
+_CONSTRUCTED_MODELS: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()

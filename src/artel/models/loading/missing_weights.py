@@ -151,9 +151,9 @@ def _is_inside(key: str, module: str) -> bool:
     return f".{module}." in f".{key}"
 
 
-_NO_NAME = re.compile(r"LABEL_([0-9]+)")
+_UNNAMED = re.compile(r"LABEL_([0-9]+)")
 """transformers' name for a label without a name."""
-_LISTED = 12
+_MAX_LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _kept_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
     Case is ignored, unless labels differ only by it. LABEL_3 is label 3. If the new labels have names, the saved ones
     have none, and there are equally many, rows keep their order.
     """
-    if all(_NO_NAME.fullmatch(label) for label in old) and not any(_NO_NAME.fullmatch(label) for label in new):
+    if all(_UNNAMED.fullmatch(label) for label in old) and not any(_UNNAMED.fullmatch(label) for label in new):
         old = [label.removeprefix("LABEL_") for label in old]
         if len(old) == len(new) and not set(old) & set(new):
             return {number: number for number in range(len(new))}
@@ -240,8 +240,8 @@ def _note(name: str, old: Sequence[str], new: Sequence[str], old_rows: Mapping[i
     new_labels = [label for number, label in enumerate(new) if number not in old_rows]
     left_out = [old[number] for number in sorted({*range(len(old))} - {*old_rows.values()})]
     groups = (("rows kept", rows), ("newly initialized", new_labels), ("left out", left_out))
-    parts = [f"{words}: {listed(labels, _LISTED)}" for words, labels in groups if labels]
+    parts = [f"{words}: {listed(labels, _MAX_LISTED)}" for words, labels in groups if labels]
     note = f"head of {name}, by label: {'; '.join(parts)}"
-    if rows and not new_labels and all(_NO_NAME.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
+    if rows and not new_labels and all(_UNNAMED.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
         note += ". Its labels have no names there: if this is not their order, write the labels in it"
     return note

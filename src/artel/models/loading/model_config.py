@@ -23,10 +23,10 @@ from artel.models.loading.heads import check_direction
 from artel.models.loading.model_folder import in_words
 from artel.tokens import Tokenizer
 
-_SAME_AS_VOCABULARY = {"unpadded_vocab_size"}
+_VOCABULARY_SIZE_KEYS = {"unpadded_vocab_size"}
 """Keys equal to `vocab_size`; their defaults are those of the published models."""
-_FULL, _WINDOW = "full_attention", "sliding_attention"
-_ROPE, _ATTENTION = "model.rope", "model.attention"
+_FULL_ATTENTION, _SLIDING_ATTENTION = "full_attention", "sliding_attention"
+_ROPE_KEY, _ATTENTION_KEY = "model.rope", "model.attention"
 _GETATTR_KEY = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
 
@@ -93,7 +93,7 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
                 "remove it: the tokenizer's size is used",
             )
         )
-    for key in _SAME_AS_VOCABULARY & valid_keys & keys.keys():
+    for key in _VOCABULARY_SIZE_KEYS & valid_keys & keys.keys():
         if keys[key] > vocabulary:
             what = f"{keys[key]} is more than the vocabulary's {vocabulary}"
             problems.append(Problem(f"model.config.{key}", what, "remove it"))
@@ -101,7 +101,7 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
         raise InputError(problems)
     ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], valid_keys)
     arguments = {**ids, **keys, "vocab_size": vocabulary}
-    for key in _SAME_AS_VOCABULARY & valid_keys:
+    for key in _VOCABULARY_SIZE_KEYS & valid_keys:
         arguments.setdefault(key, vocabulary)
     try:
         config = CONFIG_MAPPING[model_type](**arguments)
@@ -142,7 +142,7 @@ def changes_context(config: ModelConfig) -> bool:
 def change_context(model_config: PreTrainedConfig, config: ModelConfig) -> None:
     """Apply `rope` and `attention` to a pretrained model's configuration. Raise InputError if it supports neither."""
     if changes_context(config) and "vision_config" in model_config.sub_configs:
-        key = _ROPE if config.rope is not None else _ATTENTION
+        key = _ROPE_KEY if config.rope is not None else _ATTENTION_KEY
         kind = model_config.model_type
         what = f"{kind} takes images: only the weights of its language part change, not its configuration"
         raise InputError.at(key, what, "remove it, or use a text-only model")
@@ -157,7 +157,7 @@ def check_rotary(model: PreTrainedModel) -> None:
     """Raise InputError if a model's code ignores `rope_parameters`."""
     if not any(hasattr(module, "rope_type") for module in model.modules()):
         what = "supports only one kind of rotary positions"
-        raise InputError.at(_ROPE, f"{model.config.model_type} {what}", "remove it")
+        raise InputError.at(_ROPE_KEY, f"{model.config.model_type} {what}", "remove it")
 
 
 def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
@@ -165,23 +165,23 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
     positions = getattr(config, "max_position_embeddings", None)
     if not parameters or not positions:
         what = f"{config.model_type} has no rotary positions, and only these can be extended"
-        raise InputError.at(_ROPE, what, "remove it, or use a model that has them (llama, qwen3, modernbert)")
+        raise InputError.at(_ROPE_KEY, what, "remove it, or use a model that has them (llama, qwen3, modernbert)")
     kinds = config.nested_rope_parameter_keys(parameters)
-    if kinds and (not set(kinds) <= {_FULL, _WINDOW} or not parameters.get(_FULL)):
+    if kinds and (not set(kinds) <= {_FULL_ATTENTION, _SLIDING_ATTENTION} or not parameters.get(_FULL_ATTENTION)):
         what = f"{config.model_type} has rotary positions of each kind of layer: {', '.join(kinds)}"
-        raise InputError.at(_ROPE, what, f"remove it: artel extends only those of {_FULL}")
-    before = parameters[_FULL] if kinds else parameters
+        raise InputError.at(_ROPE_KEY, what, f"remove it: artel extends only those of {_FULL_ATTENTION}")
+    before = parameters[_FULL_ATTENTION] if kinds else parameters
     original, extended = _extend_rope(config, before, rope)
     config.max_position_embeddings = round(original * rope.factor)
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = original
     # Layers with a window do not see further than before, so they keep their positions.
-    config.rope_parameters = {**parameters, _FULL: extended} if kinds else extended
+    config.rope_parameters = {**parameters, _FULL_ATTENTION: extended} if kinds else extended
     try:
         config.validate_rope()
     except Exception as error:  # configurations raise various errors
         raise InputError.at(
-            _ROPE, f"{config.model_type} does not accept it: {in_words(error)}", "check its values"
+            _ROPE_KEY, f"{config.model_type} does not accept it: {in_words(error)}", "check its values"
         ) from None
 
 
@@ -192,7 +192,7 @@ def _extend_rope(config: PreTrainedConfig, old_rope: dict[str, Any], rope: RopeC
     original = old_rope.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
     if kind != "default" and (kind != rope.type or rope.factor <= factor):
         what = f"this {config.model_type} is already extended, by {kind} to {factor:g} times {original:,} positions"
-        raise InputError.at(_ROPE, what, f"write type: {kind} and a factor above {factor:g}, or remove it")
+        raise InputError.at(_ROPE_KEY, what, f"write type: {kind} and a factor above {factor:g}, or remove it")
     kept_keys = {name: value for name, value in old_rope.items() if name in _KEPT_ROPE_KEYS}
     values: dict[str, Any] = {} if rope.type == "default" else {"factor": rope.factor}
     if rope.type in ("yarn", "llama3"):
@@ -215,16 +215,16 @@ _LLAMA3_1 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def _set_window(config: PreTrainedConfig, window: int) -> None:
-    where = f"{_ATTENTION}.window"
+    where = f"{_ATTENTION_KEY}.window"
     if "sliding_window" not in config.to_dict():
         what = f"{config.model_type} has no sliding-window attention: its configuration has no sliding_window"
         raise InputError.at(where, what, "remove it, or use a model that has it (mistral, qwen3, gemma3)")
     layers = getattr(config, "layer_types", None)
-    if layers and _WINDOW not in layers:
-        if set(layers) != {_FULL}:
+    if layers and _SLIDING_ATTENTION not in layers:
+        if set(layers) != {_FULL_ATTENTION}:
             what = f"{config.model_type} has layers of {', '.join(sorted(set(layers)))}, but none with a window"
             raise InputError.at(where, what, "remove it")
-        config.layer_types = [_WINDOW] * len(layers)
+        config.layer_types = [_SLIDING_ATTENTION] * len(layers)
         if hasattr(config, "use_sliding_window"):
             config.use_sliding_window, config.max_window_layers = True, 0
     config.sliding_window = window

@@ -39,7 +39,7 @@ from artel.models.lora.adapters import is_adapted
 from artel.storage import new_folder
 from artel.tokens import Tokenizer
 
-_COPIED = (GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME)
+_COPIED_FILES = (GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME)
 
 
 def save_model(
@@ -113,7 +113,7 @@ def save_multimodal(
         fix = "restore it, and run the same command again: the newest checkpoint has the weights"
         raise WorkError.at("model.from", what[:400], fix) from error
     _write_config(model, multimodal, folder, changed)
-    for name in _COPIED:
+    for name in _COPIED_FILES:
         _copy(multimodal.source, name, folder)
     if model.generation_config is not None:  # its end tokens may differ from the original's
         model.generation_config.save_pretrained(str(folder))

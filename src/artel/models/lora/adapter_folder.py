@@ -29,7 +29,7 @@ PREFIX = "base_model.model."
 """The prefix of tensor names in the files: peft wraps the model twice."""
 _WRAPPERS = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)\b")
 """Names of peft's wrappers inside the names of weights."""
-_CHANGED = "artel_base_changed"
+_BASE_CHANGED_KEY = "artel_base_changed"
 _MAX_LEVELS = 4
 """Parent folders that are searched for a base model that has moved: RUN, runs, the project, one more."""
 
@@ -155,7 +155,7 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
     config = copy.deepcopy(model.peft_config[NAME])
     config.inference_mode = True  # peft's default for a saved adapter
     config.save_pretrained(str(folder))
-    if getattr(model, _CHANGED, False):
+    if getattr(model, _BASE_CHANGED_KEY, False):
         model.config.to_json_file(folder / _BASE_CONFIG)
 
 
@@ -174,7 +174,7 @@ def adapter_state(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def note_changed_base(model: PreTrainedModel) -> None:
     """Save the model's configuration together with the adapter, since it differs from that of the base."""
-    setattr(model, _CHANGED, True)
+    setattr(model, _BASE_CHANGED_KEY, True)
 
 
 def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAME) -> None:

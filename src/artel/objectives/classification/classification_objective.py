@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 
     from artel.models.generate import Sampling
 
-_BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: start of its second text; its target, up to the last column
+# Columns of a sample's numbers: start of its second text; its target, up to the last column.
+_SECOND_START, _TARGET = 0, 1
 _MAX_LISTED_LABELS = 10
-_SHORTEST_BLOCK = 8
+_MIN_BLOCK_TOKENS = 8
 _MANY_LABELS = 50
 _MISSING_LABELS = {"-", "nan", "none", "null", "n/a", "<na>"}
 _EXAMPLE = "A quiet film that stays with you."
@@ -129,9 +130,9 @@ class Classification(Objective, Decoding):
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems, classification = super().problems(config), config.classification
-        if config.data.block < _SHORTEST_BLOCK:
+        if config.data.block < _MIN_BLOCK_TOKENS:
             what = f"{config.data.block} leaves no room between the special tokens"
-            problems.append(Problem("data.block", what, f"write {_SHORTEST_BLOCK} or more"))
+            problems.append(Problem("data.block", what, f"write {_MIN_BLOCK_TOKENS} or more"))
         if classification.kind == "multi" and not classification.labels:
             problems.append(Problem("classification.labels", "is empty", "write the labels, or auto"))
         if classification.kind == "number" and classification.labels not in ("auto", []):
@@ -213,7 +214,7 @@ class Classification(Objective, Decoding):
     def batch(self, rows: Rows) -> Batch:
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
-        types = self._types(lengths, rows.numbers[:, _BEGINS])
+        types = self._types(lengths, rows.numbers[:, _SECOND_START])
         grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
         tensors = as_tensors({"target": self._kind.target(rows.numbers[:, _TARGET:]), "valid": rows.valid})
         count, tokens = int(rows.valid.sum()), int(rows.lengths[rows.valid].sum())

@@ -43,8 +43,8 @@ from artel.tokens.tokenizer.chat_template import TemplateRefuses, added_tokens, 
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _OPEN_TAG = "<think>\n"
-_A_CALL = (ToolCall("f", {"a": "b"}),)
-_FRAMES = 10_000
+_EXAMPLE_CALL = (ToolCall("f", {"a": "b"}),)
+_MAX_FRAMES = 10_000
 """Maximum size of the cache: calls of many tools make many shapes of conversations."""
 
 
@@ -89,7 +89,7 @@ class Turns:
         messages = style.linked(messages)
         shape = (bool(tools), *map(_shape, messages))
         if shape not in self._frames:
-            if len(self._frames) >= _FRAMES:
+            if len(self._frames) >= _MAX_FRAMES:
                 self._frames.clear()
             try:
                 self._frames[shape] = self._frame(messages, tools)
@@ -133,7 +133,7 @@ class Turns:
 
     def _find_thought_field(self) -> str | None:
         """Return the field from which the template reads thoughts, or None."""
-        for field, calls in product(("reasoning_content", "thinking", "content"), ((), _A_CALL)):
+        for field, calls in product(("reasoning_content", "thinking", "content"), ((), _EXAMPLE_CALL)):
             with suppress(Unfit):
                 if mark_for(1, "t") in self._with_thought(field, calls):
                     return field
@@ -167,7 +167,7 @@ class Turns:
         if self._thought_field is None:
             return None
         with suppress(Unfit):
-            before, _, after = self._with_thought(self._thought_field, _A_CALL).partition(mark_for(1, "t"))
+            before, _, after = self._with_thought(self._thought_field, _EXAMPLE_CALL).partition(mark_for(1, "t"))
             between, has_content, _ = after.partition(mark_for(1, "c"))
             prompt = self.prompt([Message("user", mark_for(0, "c"))])
             if has_content and before.startswith(prompt):

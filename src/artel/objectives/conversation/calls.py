@@ -19,7 +19,7 @@ from artel.objectives.conversation.frame import Unfit
 from artel.text import Conversation, Message, ToolCall, Tools
 from artel.text.tool_calls import read_calls
 
-_TABLE_ROWS, _TABLE_WIDTH = 10, 60  # wrong turns in a table, and characters of each text
+_MAX_TABLE_ROWS, _MAX_TABLE_CHARACTERS = 10, 60  # wrong turns in a table, and characters of each text
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
         for turn, (rest, calls), is_right in zip(turns, read, right, strict=True)
         if not is_right
     ]
-    return metrics, {"tables": {"Wrong calls": wrong[:_TABLE_ROWS]}} if wrong else {}
+    return metrics, {"tables": {"Wrong calls": wrong[:_MAX_TABLE_ROWS]}} if wrong else {}
 
 
 def same_calls(calls: Iterable[ToolCall], expected: Iterable[ToolCall]) -> bool:
@@ -130,4 +130,4 @@ def _calls_or_text(calls: Sequence[ToolCall], text: str) -> str:
 
 def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _TABLE_WIDTH else f"{line[: _TABLE_WIDTH - 1]}…"
+    return line if len(line) <= _MAX_TABLE_CHARACTERS else f"{line[: _MAX_TABLE_CHARACTERS - 1]}…"

@@ -23,9 +23,9 @@ from artel.text import Conversation, Document, ToolCall, Tools
 from artel.tokens import StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, marks_before_calls, render
 
-_QUOTED = 100
+_MAX_QUOTED = 100
 """Characters of a template's line in a message."""
-_MEANING = {
+_MEANINGS = {
     "thought": "its reasoning, or the tags around it, are dropped once another question follows, so the turn is "
     "trained without them",
     "prompt": "the text before it changes once the conversation continues: in chat the model sees another prompt than "
@@ -110,7 +110,7 @@ def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
             after = render(tokenizer, "".join(changed), conversation, False).partition("\ue001")[2]
             if after.lstrip().startswith("\ue003"):
                 shown = line.strip()
-                shown = shown if len(shown) <= _QUOTED else f"{shown[:_QUOTED]}…"
+                shown = shown if len(shown) <= _MAX_QUOTED else f"{shown[:_MAX_QUOTED]}…"
                 return f"; {name}:{number + 1} writes it: {shown}"
     return ""
 
@@ -134,7 +134,7 @@ def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) ->
         "assistant): {meaning}"
     )
     return [
-        Phrase(what, count=counts[kind], total=total, origin=origin, turn=turn, meaning=Phrase(_MEANING[kind]))
+        Phrase(what, count=counts[kind], total=total, origin=origin, turn=turn, meaning=Phrase(_MEANINGS[kind]))
         for kind, (origin, turn) in first.items()
     ]
 

@@ -22,7 +22,7 @@ KEYS = ("role", "hash", "query", "match", "score")
 """The columns of the keys, int64: role of a text in its match, its hash, its query's hash, the number of its match in
 the micro-batch, and the score in millionths. Other positives of a query have keys, but no vector."""
 _ROLE, _HASH, _QUERY, _MATCH, _SCORE = range(len(KEYS))
-_ODD = 0x9E3779B97F4A7C15 - 2**64  # the multiplier of Fibonacci hashing
+_HASH_MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64  # the multiplier of Fibonacci hashing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Texts:
 
 
 def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-    return queries * _ODD + documents  # wraps around
+    return queries * _HASH_MULTIPLIER + documents  # wraps around
 
 
 def loss_sum(texts: Texts, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "cls", "last"]
 
-_PACKED = 2048
+_PACKED_TOKENS = 2048
 """Approximate tokens of a packed row."""
-_PROBE = 4  # tokens of a trial
+_PROBE_TOKENS = 4  # tokens of a trial
 
 
 def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
@@ -71,7 +71,7 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
 
 def _pack_lengths(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """Return ((row, start) of each text, the length of a row)."""
-    filled = [0] * max(1, round(sum(lengths) / _PACKED))
+    filled = [0] * max(1, round(sum(lengths) / _PACKED_TOKENS))
     places: list[tuple[int, int]] = [(0, 0)] * len(lengths)
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):  # the longest first
         row = filled.index(min(filled))  # into the emptiest row
@@ -145,7 +145,7 @@ def is_causal(model: PreTrainedModel) -> bool:
 
     device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size
-    ids = (vocabulary // 2 + torch.arange(_PROBE, device=device)) % vocabulary
+    ids = (vocabulary // 2 + torch.arange(_PROBE_TOKENS, device=device)) % vocabulary
     other = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
     states = _states(model, {"input_ids": torch.stack([ids, other])})
     return bool(torch.equal(states[0, 0], states[1, 0]))
@@ -166,12 +166,12 @@ def isolates_texts(model: PreTrainedModel, *, causal: bool) -> bool:
         return False
     device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size
-    ids = (vocabulary // 2 + torch.arange(2 * _PROBE - 1, device=device)[None]) % vocabulary
+    ids = (vocabulary // 2 + torch.arange(2 * _PROBE_TOKENS - 1, device=device)[None]) % vocabulary
     numbers = torch.arange(ids.shape[1], device=device)[None]
     try:
-        inputs = document_inputs(model, 1 + numbers // _PROBE, numbers % _PROBE, causal=causal)
+        inputs = document_inputs(model, 1 + numbers // _PROBE_TOKENS, numbers % _PROBE_TOKENS, causal=causal)
         packed = _states(model, {"input_ids": ids, **inputs})
-        separate = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE, dim=1)], dim=1)
+        separate = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE_TOKENS, dim=1)], dim=1)
     except InputError:
         raise
     except Exception:  # architectures without such masks fail in various ways

@@ -46,7 +46,7 @@ _PIPELINE_USAGE = cleandoc(f"""
     for name in tagger({in_python(_EXAMPLE)}):
         print(name["start"], name["end"], name["entity_group"], name["word"], name["score"])
 """)
-_SHORTEST_WINDOW = 8
+_MIN_WINDOW_TOKENS = 8
 
 
 class Tokens(Objective, Decoding):
@@ -84,9 +84,9 @@ class Tokens(Objective, Decoding):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = super().problems(config)
         tokens, block = config.tokens, config.data.block
-        if block - 2 < _SHORTEST_WINDOW:  # without [CLS] and [SEP]
+        if block - 2 < _MIN_WINDOW_TOKENS:  # without [CLS] and [SEP]
             what = f"{block} tokens leave no room for a text"
-            problems.append(Problem("data.block", what, f"write {_SHORTEST_WINDOW + 2} or more"))
+            problems.append(Problem("data.block", what, f"write {_MIN_WINDOW_TOKENS + 2} or more"))
         kinds = {source.yields for source in config.data.sources}
         if tokens.scheme == "words" and ENTITIES in kinds:
             what = "words needs a label for each word, but the sources have names"
