@@ -302,7 +302,7 @@ class SequenceToSequence(Objective, Decoding):
         ]
         return [
             {"text": each.text, "finish_reason": "stop" if each.is_finished else "length", "tokens": each.tokens}
-            | {"prompt_tokens": each.read, "truncated": each.is_cut}
+            | {"prompt_tokens": each.input_tokens, "truncated": each.is_cut}
             for each in self._generator.generate(model, requests)
         ]
 

@@ -148,7 +148,7 @@ class GeneratedText:
     is_finished: bool
     """False if it was stopped by its length or by `is_over`."""
     tokens: int
-    read: int
+    input_tokens: int
     """Number of tokens of the input."""
     is_cut: bool
     """True if the input was cut."""

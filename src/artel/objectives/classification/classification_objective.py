@@ -190,14 +190,14 @@ class Classification(Objective, Decoding):
             record, labeled = document.record, document.record.fields
             assert isinstance(labeled, Labeled)
             try:
-                numbers = (row.begins, *self._kind.numbers(labeled))
+                numbers = (row.second_start, *self._kind.numbers(labeled))
             except Unfit as error:
                 yield Rejected(record.origin, error.reason, error.detail, record.set_name)
                 continue
-            if row.cut and self._classification.too_long == "drop":
+            if row.num_truncated and self._classification.too_long == "drop":
                 yield Dropped("longer_than_block")
             else:
-                counted = {"truncated": 1} if row.cut else {}
+                counted = {"truncated": 1} if row.num_truncated else {}
                 yield DocumentSamples([Sample(row.ids, None, numbers)], counted=counted)
 
     # samples -> batch -> loss
@@ -273,10 +273,10 @@ class Classification(Objective, Decoding):
         texts = [_texts_of(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
         ids = [row.ids for row in rows]
-        types = self._types([len(row.ids) for row in rows], [row.begins for row in rows])
+        types = self._types([len(row.ids) for row in rows], [row.second_start for row in rows])
         logits = logits_of_rows(self._with_padding(model), ids, self.tokenizer.pad_id, types)
         return [
-            {**self._kind.answer(row_logits[None]), **({"truncated": True} if row.cut else {})}
+            {**self._kind.answer(row_logits[None]), **({"truncated": True} if row.num_truncated else {})}
             for row_logits, row in zip(logits, rows, strict=True)
         ]
 

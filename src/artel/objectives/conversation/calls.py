@@ -31,7 +31,7 @@ class CallTurn:
     answer: Message
     """The turn of the record."""
     tools: Tools
-    asked: str
+    question: str
     """The message before the turn."""
 
 
@@ -95,7 +95,7 @@ def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
         metrics["calls_expected"] = sum(expected) / len(expected)
     wrong = [
         {
-            "message": _shorten(turn.asked),
+            "message": _shorten(turn.question),
             "record": _shorten(_calls_or_text(turn.answer.tool_calls, turn.answer.content)),
             "model": _shorten(_calls_or_text(calls, rest)),
         }
