@@ -101,17 +101,17 @@ def document_split(documents: torch.Tensor) -> DocumentSplit | None:
 
 def state_modules(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules with a state: linear attention, or a convolution over tokens."""
-    found: list[nn.Module] = []
+    state_layers: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
         if _has_state(module):
-            found.append(module)
+            state_layers.append(module)
             return
         for child in module.children():
             look(child)
 
     look(model)
-    return found
+    return state_layers
 
 
 def _has_state(module: nn.Module) -> bool:

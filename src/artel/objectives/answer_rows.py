@@ -85,10 +85,10 @@ def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) ->
     """Return the offset of each piece in the flattened rows."""
     starts = {}
     for number, row in enumerate(rows):
-        at = number * length
+        offset = number * length
         for index in row:
-            starts[index] = at
-            at += sizes[index]
+            starts[index] = offset
+            offset += sizes[index]
     return starts
 
 

@@ -93,7 +93,7 @@ class Stage(nn.Module):
         self.size: tuple[int, int] | None = None
         """(rows, length) to which hidden states are padded before they are sent to the next stage."""
         self._no_split_modules = model._no_split_modules  # read by code that wraps layers
-        self._removed = _remove_parameters(model, plan.held[index])
+        self._removed = _remove_parameters(model, plan.parameters[index])
         self._entry = _insert_placeholders(model, layer_range, plan.structure)
 
     @property
@@ -165,10 +165,10 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
     router_aux_loss_of(model)  # while it has all its layers
     if len(indices) == 1:
         return [Stage(model, indices[0], stages, ranges[indices[0]], plan)]
-    copies = [_partial_copy(model, "", plan.held[index]) for index in indices]
+    copies = [_partial_copy(model, "", plan.parameters[index]) for index in indices]
     share_router_aux_loss(model, copies)
     result = [Stage(copied, index, stages, ranges[index], plan) for copied, index in zip(copies, indices, strict=True)]
-    _remove_parameters(model, frozenset().union(*(plan.held[index] for index in indices)))
+    _remove_parameters(model, frozenset().union(*(plan.parameters[index] for index in indices)))
     stack = model.get_submodule(structure.stack)
     for layer in set(range(structure.layers)) - {layer for index in indices for layer in ranges[index]}:
         stack._modules[str(layer)] = _Placeholder(stack.get_submodule(str(layer)), _Entry(stack, FORMS[structure.form]))
@@ -253,7 +253,7 @@ class _Plan:
     """The parameters that each stage holds."""
 
     structure: ModelStructure
-    held: list[frozenset[str]]
+    parameters: list[frozenset[str]]
     """By stage, all names of the parameters that it holds."""
     shared: dict[str, tuple[int, ...]]
     """Parameters that several stages hold, by their name in `named_parameters` -> those stages."""

@@ -70,20 +70,20 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
     Args:
         name: name of the template in messages.
     """
-    shown: tuple[str, np.ndarray, np.ndarray] | None = None
+    example: tuple[str, np.ndarray, np.ndarray] | None = None
     for number in range(split.samples):
         sample = split.sample(number)
         if sample.flags is None or not sample.flags.any():
             continue
         if any(end for _, end in learned_turns(sample.ids, sample.flags > 0, ends, tokenizer)):
             return
-        shown = shown or (split.origin(number), sample.ids, sample.flags)
+        example = example or (split.origin(number), sample.ids, sample.flags)
     if split.samples == 0:
         return
-    if shown is None:
+    if example is None:
         what = f"no token of the {split.samples:,} training samples is a target; the first is {split.origin(0)}"
         raise InputError.at("chat.train_on", what, "set assistant, and check with artel data show")
-    origin, ids, flags = shown
+    origin, ids, flags = example
     after = int(np.flatnonzero(flags)[-1]) + 1
     follows = tokenizer.decode(ids[after : after + 1].tolist())
     stops = " or ".join(repr(end) for end in (*tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)), *ends.texts))

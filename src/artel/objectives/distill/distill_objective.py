@@ -271,8 +271,8 @@ class Distillation(Objective):
         with recording(model) as student_states:
             sums = with_balance(model, batch, lambda: self._sums(model, batch, classes))
         matched = hidden_loss(teacher_states, student_states, places, hidden)
-        at = self.sums.index("hidden")
-        return torch.cat([sums[:1] + hidden.weight * matched, sums[1:at], matched.detach()[None], sums[at + 1 :]])
+        index = self.sums.index("hidden")
+        return torch.cat([sums[:1] + hidden.weight * matched, sums[1:index], matched.detach()[None], sums[index + 1 :]])
 
     def _sums(self, model: PreTrainedModel, batch: Batch, classes: Classes | None) -> torch.Tensor:
         """Return all `sums` but the last, float32. `classes`: the teacher's; None without a teacher."""

@@ -273,17 +273,17 @@ def _spans_by_offsets(pieces: list[bytes], encoded: Encoded, text: str, content:
     """Return spans for a tokenizer that changes text (normalization, missing tokens): empty for changed tokens."""
     at_byte = np.append(0, np.cumsum([len(character.encode()) for character in text]))
     spans = np.zeros((len(pieces), 2), dtype=np.int64)
-    at = 0
+    position = 0
     for number, piece in enumerate(pieces):
         left, right = at_byte[encoded.starts[number]], at_byte[encoded.ends[number]]
-        stripped = piece[1:] if at == 0 and piece.startswith(b" ") and not content.startswith(b" ") else piece
-        stop = at + len(stripped)
-        overlaps = not stripped.strip() or (at < right and stop > left)
-        if stripped and overlaps and content[at:stop] == stripped:
-            spans[number] = at, stop
-            at = stop
+        stripped = piece[1:] if position == 0 and piece.startswith(b" ") and not content.startswith(b" ") else piece
+        stop = position + len(stripped)
+        overlaps = not stripped.strip() or (position < right and stop > left)
+        if stripped and overlaps and content[position:stop] == stripped:
+            spans[number] = position, stop
+            position = stop
         else:
-            at = max(at, int(right))
+            position = max(position, int(right))
     return spans
 
 

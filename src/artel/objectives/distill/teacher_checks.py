@@ -136,13 +136,13 @@ def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list
 
 def _difference(student: Tokenizer, teacher: Tokenizer) -> str:
     """Return the difference in words."""
-    own, other = student.hf.get_vocab(), teacher.hf.get_vocab()
-    moved = [token for token, number in own.items() if other.get(token, number) != number]
-    missing = [(whose, sorted(set(one) - set(two), key=one.__getitem__)) for whose, one, two in
-               (("the teacher lacks", own, other), ("the student lacks", other, own))]  # fmt: skip
-    parts = [f"{whose} {len(tokens):,} tokens ({_list_tokens(tokens)})" for whose, tokens in missing if tokens]
+    student_ids, teacher_ids = student.hf.get_vocab(), teacher.hf.get_vocab()
+    moved = [token for token, number in student_ids.items() if teacher_ids.get(token, number) != number]
+    sides = (("the teacher lacks", student_ids, teacher_ids), ("the student lacks", teacher_ids, student_ids))
+    missing = [(what, sorted(set(one) - set(two), key=one.__getitem__)) for what, one, two in sides]
+    parts = [f"{what} {len(tokens):,} tokens ({_list_tokens(tokens)})" for what, tokens in missing if tokens]
     if moved:
-        numbers = f"{moved[0]!r} is {own[moved[0]]:,} and {other[moved[0]]:,}"
+        numbers = f"{moved[0]!r} is {student_ids[moved[0]]:,} and {teacher_ids[moved[0]]:,}"
         parts.append(f"{len(moved):,} tokens have different ids ({numbers})")
     return "; ".join(parts) or "they have the same vocabulary, but split texts differently"
 

@@ -40,7 +40,7 @@ from artel.objectives.embedding.retrieval import DEPTH, ValidatedTexts, lookup_m
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.embedding.vectors import (
     TextEncoder,
-    finished,
+    finalize_vectors,
     group_vectors,
     is_causal,
     isolates_texts,
@@ -248,7 +248,7 @@ class Embedding(Objective, Decoding):
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the vector of each text; `metrics` compares them."""
-        outputs = finished(self.batch_outputs(model, batch), self._embedding)
+        outputs = finalize_vectors(self.batch_outputs(model, batch), self._embedding)
         return outputs.new_tensor([0.0, float(batch.targets)]), outputs
 
     # metrics

@@ -132,7 +132,7 @@ def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.T
         return (mask[:, None].float() @ hidden)[:, 0] / counts[:, None]
 
 
-def finished(vectors: torch.Tensor, embedding: EmbeddingConfig) -> torch.Tensor:
+def finalize_vectors(vectors: torch.Tensor, embedding: EmbeddingConfig) -> torch.Tensor:
     """Return vectors (texts, size) as users get them: normalized if the run says so."""
     import torch
 
@@ -146,8 +146,8 @@ def is_causal(model: PreTrainedModel) -> bool:
     device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size
     ids = (vocabulary // 2 + torch.arange(_PROBE_TOKENS, device=device)) % vocabulary
-    other = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
-    states = _states(model, {"input_ids": torch.stack([ids, other])})
+    changed_ids = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
+    states = _states(model, {"input_ids": torch.stack([ids, changed_ids])})
     return bool(torch.equal(states[0, 0], states[1, 0]))
 
 
@@ -238,5 +238,5 @@ class TextEncoder:
                 grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
                 tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
                 outputs = group_vectors(model, tensors, grouped.groups, self._embedding.pooling)[:, :dimensions]
-                result[chosen] = finished(outputs, self._embedding).cpu().numpy()
+                result[chosen] = finalize_vectors(outputs, self._embedding).cpu().numpy()
         return result

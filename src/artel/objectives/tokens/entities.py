@@ -135,14 +135,14 @@ def _entities(
 
 def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the likeliest tags of each sample's words, and their probabilities."""
-    judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    tags_and_scores: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with evaluating(model):
         for numbers in batches_by_length([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
             chances = objective.logits(model, objective.batch(rows).to(model.device)).softmax(dim=-1).cpu().numpy()
             best = zip(numbers, _by_row(rows, chances.argmax(axis=1)), _by_row(rows, chances.max(axis=1)), strict=True)
-            judged |= {number: (tags, scores) for number, tags, scores in best}
-    return [judged[number] for number in range(len(samples))]
+            tags_and_scores |= {number: (tags, scores) for number, tags, scores in best}
+    return [tags_and_scores[number] for number in range(len(samples))]
 
 
 def _by_row(rows: Rows, values: np.ndarray) -> list[np.ndarray]:

@@ -118,9 +118,9 @@ def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
 
 def covers(text: str, spans: Sequence[tuple[int, int, str]]) -> bool:
     """True if there is only white space outside the (ordered) spans."""
-    at = 0
+    position = 0
     for start, end, _ in spans:
-        if text[at:start].strip():
+        if text[position:start].strip():
             return False
-        at = max(at, end)
-    return not text[at:].strip()
+        position = max(position, end)
+    return not text[position:].strip()

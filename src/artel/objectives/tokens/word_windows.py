@@ -186,11 +186,11 @@ def window_of_words(words: np.ndarray, starts: np.ndarray, length: int, tokens: 
 
 def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
     """Return spans without overlaps, in order. The longest (`innermost`: shortest) wins, of equal ones the first."""
-    kept: list[Span] = []
+    chosen_spans: list[Span] = []
     for start, end, label in sorted(spans, key=lambda span: (span[1] - span[0]) * (1 if innermost else -1)):
-        if all(end <= other[0] or other[1] <= start for other in kept):
-            kept.append((start, end, label))
-    return sorted(kept)
+        if all(end <= other[0] or other[1] <= start for other in chosen_spans):
+            chosen_spans.append((start, end, label))
+    return sorted(chosen_spans)
 
 
 _SCRIPTS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "GEORGIAN")
