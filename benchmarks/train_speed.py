@@ -45,7 +45,7 @@ from contestant import Work
 
 from artel.config import ModelConfig
 from artel.models.device import pick_precision
-from artel.models.flops import device_name, flops_a_token, peak_flops, utilization
+from artel.models.flops import device_name, estimate_flops_per_token, peak_flops, utilization
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.objectives import objective_of
@@ -241,7 +241,9 @@ def main() -> None:
         contestants += [Contestant(peer, peer, work) for peer in asked.peer]
         config = make_inputs(work, model, 1 + WARM_UP + asked.rounds * (asked.steps + 1))
         train_in_turns(contestants, work, asked)
-    rows = results(contestants, work, flops_a_token(config, OBJECTIVES[work.objective].auto_class, work.length))
+    rows = results(
+        contestants, work, estimate_flops_per_token(config, OBJECTIVES[work.objective].auto_class, work.length)
+    )
     if asked.json:
         print(json.dumps(rows, indent=2))
         return

@@ -269,7 +269,7 @@ def test_a_run_goes_on_with_what_was_chosen_when_it_began(tmp_path):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_run(first))
     assert with_earlier_choice(run) is None  # it never came to a checkpoint
-    assert with_earlier_choice(run, begun=False) == first
+    assert with_earlier_choice(run, needs_checkpoint=False) == first
     (folder / "checkpoints" / "step-000000003").mkdir(parents=True)
     assert with_earlier_choice(run) == first
     own = load_run(str(file), {"train.batch": 48})

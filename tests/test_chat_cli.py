@@ -94,7 +94,7 @@ def test_json_and_mistakes_of_a_script(with_marks, artel_here):
     assert result["settings"]["new_tokens"] == 30
     for mistake in (
         "standard input:1: /sett: unknown command", "commands are: /reset, /system TEXT, /set NAME VALUE",
-        "standard input:2: /set: wrong arguments", "standard input:3: heat: there is no such setting",
+        "standard input:2: /set: wrong arguments", "standard input:3: heat: unknown setting",
         "standard input:5: /help: wrong arguments",
     ):  # fmt: skip
         assert mistake in done.stderr

@@ -201,7 +201,10 @@ def test_a_column_of_another_name_can_be_named_on_the_command_line(tmp_path, con
         (["0", "1", "2", "-1"], ["'-1' is used as a label"]),  # SNLI: no gold label
         (["-1", "0", "1"], []),  # a mood
         (["entailment", "neutral", "-"], ["'-' is used as a label"]),
-        (["Good", "good", "bad", "BAD"], ["'BAD' and 'bad', 'Good' and 'good' are learned as different labels"]),
+        (
+            ["Good", "good", "bad", "BAD"],
+            ["'BAD' and 'bad', 'Good' and 'good' differ only in case and are used as different labels"],
+        ),
     ],
 )
 def test_labels_that_look_like_none_or_like_another_are_told(tmp_path, labels, notes):
@@ -238,7 +241,7 @@ def test_bad_rows_are_told_by_line_and_the_ledger_adds_up(tmp_path):
     assert {(line["origin"].rpartition(":")[2], line["reason"]) for line in lines} == {
         ("101", "unknown_label"), ("102", "empty"), ("103", "several_labels"), ("105", "no_label")}  # fmt: skip
     (unknown,) = (line["detail"] for line in lines if line["reason"] == "unknown_label")
-    assert unknown.startswith("the label 'unheard' is none of the run's (sport, food, law); fix it")
+    assert unknown.startswith("the label 'unheard' is not a label of this run (sport, food, law); fix it")
     section["too_long"] = "truncate"
     cut = prepared(tmp_path / "cut.yaml", rows, classification=section, data=data)
     assert cut.ledger()["changed"] == {"trailing_space_removed": 1, "truncated": 1}
@@ -366,7 +369,7 @@ def test_a_model_is_evaluated_on_other_rows_and_refuses_labels_it_does_not_know(
     assert result.documents == 3
     assert result.details["matrices"]
     write_rows(Path("test.jsonl"), [{"text": text, "label": "war"} for text in TEXTS])
-    with pytest.raises(InputError, match="'war' is none of the run's"):
+    with pytest.raises(InputError, match="'war' is not a label of this run"):
         model.evaluate("test.jsonl")
 
 

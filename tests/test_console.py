@@ -50,15 +50,15 @@ def terminal(monkeypatch):
 def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal):
     tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 2, 9, terminal.stream, bar_seconds=0.0)
     terminal.until("2/9")
-    tracker.busy("compiling")
+    tracker.show_progress("compiling")
     terminal.until("compiling")
     for step in range(3, 10):
-        tracker.step(step)  # none of them is logged
+        tracker.on_step(step)  # none of them is logged
         terminal.until(f"{step}/9")
-    tracker.training({"step": 9, **FIGURES})
+    tracker.log_training({"step": 9, **FIGURES})
     terminal.until("loss 3.2500")
     for share in (0.0, 0.4, 0.8):
-        tracker.busy("evaluating", share)
+        tracker.show_progress("evaluating", share)
         terminal.until(f"evaluating {share:.0%}")
     tracker.close()
 
@@ -66,15 +66,15 @@ def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal):
 def test_the_bar_of_a_finished_run_is_complete(terminal):
     run = RunConfig(train={"budget": "1h"})
     tracker = ConsoleTracker(run, RunFolder(Path()), 0, None, terminal.stream, bar_seconds=0.0)
-    tracker.training({"step": 9, "budget_used": 0.88, **FIGURES})
-    tracker.busy("writing the checkpoint")
+    tracker.log_training({"step": 9, "budget_used": 0.88, **FIGURES})
+    tracker.show_progress("writing the checkpoint")
     terminal.until("88%")
-    tracker.finished(None)
+    tracker.on_finish(None)
     terminal.until("100%")
     tracker.close()
     tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 9, terminal.stream, bar_seconds=0.0)
-    tracker.step(5)
-    tracker.finished(None)  # stopped early
+    tracker.on_step(5)
+    tracker.on_finish(None)  # stopped early
     terminal.until("5/5")
     tracker.close()
 
@@ -84,10 +84,10 @@ def test_without_a_terminal_there_are_lines(tmp_path):
         for seconds in (0.0, 1e9):
             tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 40, stream, line_seconds=seconds)
             for step in range(1, 41):
-                tracker.step(step)
+                tracker.on_step(step)
                 if step % 20 == 0:
-                    tracker.training({"step": step, **FIGURES})
-            tracker.busy("evaluating", 0.4)
+                    tracker.log_training({"step": step, **FIGURES})
+            tracker.show_progress("evaluating", 0.4)
             tracker.close()
         stream.seek(0)
         lines = stream.read().splitlines()
@@ -102,9 +102,9 @@ def test_without_a_terminal_there_are_lines(tmp_path):
 def test_the_training_loss_is_a_dash_until_it_is_logged(tmp_path):
     with (tmp_path / "lines").open("w+") as stream:
         tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 40, stream, line_seconds=1e9)
-        tracker.validation({"step": 1, "epoch": 0.1, "validation": {"loss": 3.5}})
-        tracker.training({"step": 2, **FIGURES})
-        tracker.validation({"step": 2, "epoch": 0.2, "validation": {"loss": 3.0}})
+        tracker.log_validation({"step": 1, "epoch": 0.1, "validation": {"loss": 3.5}})
+        tracker.log_training({"step": 2, **FIGURES})
+        tracker.log_validation({"step": 2, "epoch": 0.2, "validation": {"loss": 3.0}})
         tracker.close()
         stream.seek(0)
         titles, *rows = (re.split(r"\s{2,}", line.strip()) for line in stream.read().splitlines())
@@ -115,14 +115,14 @@ def test_the_training_loss_is_a_dash_until_it_is_logged(tmp_path):
 def test_of_a_run_on_a_budget_the_time_is_shown(terminal, tmp_path):
     run = RunConfig(train={"budget": "1h"})
     tracker = ConsoleTracker(run, RunFolder(Path()), 0, None, terminal.stream, bar_seconds=0.0)
-    tracker.training({"step": 9, "budget_used": 0.25, **FIGURES})
+    tracker.log_training({"step": 9, "budget_used": 0.25, **FIGURES})
     terminal.until("25%")
     tracker.close()
     with (tmp_path / "lines").open("w+") as stream:
         tracker = ConsoleTracker(run, RunFolder(Path()), 0, None, stream, line_seconds=0.0)
-        tracker.step(9)
-        tracker.training({"step": 9, "budget_used": 0.25, **FIGURES})
-        tracker.busy("evaluating", 0.4)
+        tracker.on_step(9)
+        tracker.log_training({"step": 9, "budget_used": 0.25, **FIGURES})
+        tracker.show_progress("evaluating", 0.4)
         tracker.close()
         stream.seek(0)
         lines = stream.read().splitlines()

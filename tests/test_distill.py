@@ -194,7 +194,7 @@ def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path, c
     kill(process)
     there = {file: file.stat().st_mtime_ns for file in finished()}
     assert there
-    assert "shards were there" in succeed("train", run).stderr
+    assert "shards already exist" in succeed("train", run).stderr
     (whole,) = [folder for folder in stores.glob("*.teachers/*") if (folder / "manifest.json").is_file()]
     for file, written in there.items():
         assert (whole / file.parent.name / file.name).stat().st_mtime_ns == written
@@ -228,7 +228,7 @@ def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path)
     content, outputs = shard.read_bytes(), load_file(shard)
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     other = objective_run(tmp_path / "other.yaml", "distill")
-    assert f"{shard} is not as it was written: the teacher is asked again" in succeed("train", other).stderr
+    assert f"{shard} was changed or damaged: the teacher runs again" in succeed("train", other).stderr
     assert all((outputs[name] == array).all() for name, array in load_file(shard).items())
     assert losses(run.with_suffix("")) == losses(other.with_suffix(""))
 
@@ -314,7 +314,7 @@ def test_a_run_that_is_not_finished_teaches_nobody(tmp_path):
     (tmp_path / "unfinished").mkdir()
     shutil.copy(run, tmp_path / "unfinished" / "config.yaml")
     done = refused("config", "check", run, f"distill.teacher={tmp_path / 'unfinished'}")
-    assert "is a run whose model is not finished" in done.stderr
+    assert "is a run that has not finished training" in done.stderr
 
 
 @pytest.mark.slow

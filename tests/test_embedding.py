@@ -18,7 +18,7 @@ from artel.inference.retrieval import paragraphs
 from artel.objectives import objective_of
 from artel.objectives.embedding.embedding_objective import Embedding, usage
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
-from artel.objectives.embedding.matches import DOCUMENT, HASH, choose
+from artel.objectives.embedding.matches import DOCUMENT, HASH, choose_texts
 from artel.objectives.embedding.retrieval import nearest, retrieval_metrics
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.statistics import spearman
@@ -118,11 +118,11 @@ def test_parts_add_up(name):
 def test_choosing_is_a_function_of_its_key():
     ids = np.arange(12)
     flags = np.array([1, 0, 2, 0, 2, 0, 3, 0, 3, 0, 3, 0], dtype=np.uint8)
-    drawn = [choose(ids, flags, 2, f"match:0:{epoch}:7") for epoch in range(30)]
+    drawn = [choose_texts(ids, flags, 2, f"match:0:{epoch}:7") for epoch in range(30)]
     assert {tuple(each.positive) for each in drawn} == {(2, 3), (4, 5)}
     assert {len(each.negatives) for each in drawn} == {2}
     assert len({str(each.negatives) for each in drawn}) == 3
-    again = choose(ids, flags, 2, "match:0:3:7")
+    again = choose_texts(ids, flags, 2, "match:0:3:7")
     assert (str(again.negatives), str(again.positive)) == (str(drawn[3].negatives), str(drawn[3].positive))
 
 

@@ -63,7 +63,7 @@ def test_a_process_that_hangs_writes_down_where_and_ends(alone):
     assert os.waitstatus_to_exitcode(statuses["free"]) == 77, output
     ((name, text),) = stacks(folder / "free").items()
     assert re.fullmatch(r"[-\d]+-process-0\.txt", name)
-    assert re.match(r"process 0 on \S+: got no further for \d+ s after step 3; what it did last: a step\n", text)
+    assert re.match(r"process 0 on \S+: no progress for \d+ s after step 3; last finished: a step\n", text)
     assert "in hangs_here\n" in text
     assert "in _watch\n" in text  # all threads
     assert str(folder / "free" / "hangs" / name) in output
@@ -109,7 +109,7 @@ def test_a_run_of_which_one_process_hangs_is_started_again(tmp_path, undisturbed
     assert launcher.returncode == 0, output
     ((name, text),) = stacks(tmp_path / "run").items()  # a stopped process cannot tell
     assert name.endswith("-process-0.txt")
-    assert re.match(r"process 0 on \S+: got no further for \d+ s after step \d+; what it did last: \w+", text)
+    assert re.match(r"process 0 on \S+: no progress for \d+ s after step \d+; last finished: \w+", text)
     assert "training/loop.py" in text
     assert "resuming from step" in output
     assert weights(run) == undisturbed

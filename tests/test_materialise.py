@@ -19,7 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.loading.build import build_model, must_load_whole
+from artel.models.loading.build import build_model, must_load_full
 from artel.models.loading.heads import model_class
 from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.materialize import materialize
@@ -214,12 +214,12 @@ def test_a_model_from_scratch_is_the_same_and_so_is_each_module_of_it(tokenizer)
 def test_frozen_parameters_stay_frozen_and_what_cannot_be_read_in_parts_says_why(tokenizer, tmp_path):
     model_config = ModelConfig(config=SCRATCH, freeze=["*embed*", "model.layers.0.*"])
     assert_same(*both(model_config, tokenizer, CAUSAL))
-    assert must_load_whole(model_config) is None
+    assert must_load_full(model_config) is None
     gpt2().save_pretrained(tmp_path)
-    assert must_load_whole(ModelConfig.model_validate({"from": str(tmp_path), "lora": {"rank": 2}})) is None
-    assert "dora" in must_load_whole(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2, "dora": True}}))
+    assert must_load_full(ModelConfig.model_validate({"from": str(tmp_path), "lora": {"rank": 2}})) is None
+    assert "dora" in must_load_full(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2, "dora": True}}))
     nf4 = {"from": "x", "lora": {"rank": 2}, "quantize": "nf4"}
-    assert "quantize" in must_load_whole(ModelConfig.model_validate(nf4))
+    assert "quantize" in must_load_full(ModelConfig.model_validate(nf4))
 
 
 def test_quantized_weights_are_loaded_whole(tokenizer, tmp_path):
@@ -227,7 +227,7 @@ def test_quantized_weights_are_loaded_whole(tokenizer, tmp_path):
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes))
     as_fp8(model, tmp_path)
-    assert "quantized" in must_load_whole(saved_model(tmp_path))
+    assert "quantized" in must_load_full(saved_model(tmp_path))
     request = ModelRequest(saved_model(tmp_path), CAUSAL, block=8, seed=1)
     with pytest.raises(AssertionError):
         build_model(request, tokenizer, on_meta=True)

@@ -389,7 +389,7 @@ def test_memory_that_really_runs_out(cache):
     assert results["left"] < 100 * 2**20
 
 
-@pytest.mark.skipif(not micro_batch._RESET.exists(), reason="peaks of memory begin anew on Linux only")
+@pytest.mark.skipif(not micro_batch._RESET_FILE.exists(), reason="peaks of memory begin anew on Linux only")
 def test_where_memory_is_ample_the_largest_is_reckoned_from_one_attempt():
     tried = []
 

@@ -51,7 +51,7 @@ from artel.training.metrics.trackers import Tracker
 @TRACKERS.register(__name__)
 class Mine(Tracker):
     def __init__(self, *_): pass
-    def training(self, figures):
+    def log_training(self, figures):
         {}
 """
 
@@ -95,7 +95,7 @@ def test_a_tracker_that_fails_is_left_out(folder, kind, capfd):
     name, _ = written(folder, TRACKER, statement)
     run = write_run(folder / "run.yaml", plugins=name, track=["jsonl", name])
     artel.train(run)
-    assert f"tracker {name} failed and is left out from here on: {said}, in training (" in capfd.readouterr().err
+    assert f"tracker {name} failed and is disabled from now on: {said}, in log_training (" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", RAISING)

@@ -11,14 +11,14 @@ from artel.errors import Interrupted
 from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
-from artel.training.profile import Profile
+from artel.training.profile import StepProfiler
 from support.messages import logged
 from support.runs import succeed, write_run
 
 TRAINING = ("matrix products", "attention", "loss", "elementwise and norms", "optimizer and clipping")
 
 
-class Watched(Profile):
+class Watched(StepProfiler):
     """Notes at the end of each step whether PyTorch's profiler ran in it; at `stop_at` it asks the run to stop."""
 
     stop_at = None
@@ -38,7 +38,7 @@ class Watched(Profile):
 @pytest.fixture
 def watched(monkeypatch):
     """The real loop, in this process; what its profile saw."""
-    monkeypatch.setattr(loop, "Profile", Watched)
+    monkeypatch.setattr(loop, "StepProfiler", Watched)
 
     def train(file, profile="true"):
         config = load_run(str(file), Overrides.parse([f"profile={profile}"]))
@@ -125,7 +125,7 @@ def test_interrupted_before_a_step_was_recorded_writes_nothing(tmp_path, watched
     file = write_run(tmp_path / "run.yaml", train={"steps": 12})
     Watched.stop_at = 4
     _, messages = watched(file)
-    assert messages == ["profile: the run ended before step 6 was over; nothing is written", "interrupted"]
+    assert messages == ["profile: the run ended before step 6 was finished; no profile written", "interrupted"]
     assert not (file.with_suffix("") / "profile").exists()
 
 

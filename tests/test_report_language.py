@@ -24,9 +24,9 @@ from artel.reports.page import LANGUAGES, Language, language
                 options=[Phrase("focal, gamma {gamma:g}", gamma=0.5), Phrase("weighed by label")]),
          "cross-entropy of the label (focal, gamma 0.5, weighed by label)",
          "кросс-энтропия метки (focal, gamma 0,5, с весами меток)"),
-        (Phrase("{labels} are learned as different labels: write each in one way",
+        (Phrase("{labels} differ only in case and are used as different labels: unify the spelling",
                 labels=[Phrase("{labels: and }", labels=labels) for labels in (["'A'", "'a'"], ["'B'", "'b'"])]),
-         "'A' and 'a', 'B' and 'b' are learned as different labels: write each in one way",
+         "'A' and 'a', 'B' and 'b' differ only in case and are used as different labels: unify the spelling",
          "Модель учится им как разным меткам: 'A' и 'a', 'B' и 'b'. Пишите каждую одинаково"),
         (Phrase("{count:,} of {read:,} records ({share:.2%}) cannot be used; it is listed in rejected.jsonl of the "
                 "run's folder, the first: {origin}: {detail}", count=1, read=400, share=0.0025, origin="a.txt:1",

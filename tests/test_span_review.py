@@ -89,7 +89,7 @@ def test_names_that_overlap_are_told(tmp_path, nested):
         start, end, _ = row["label"][0]
         row["label"].append([start, end + len(" вечером"), "TIME"])
     store, messages = prepared(tmp_path, rows, nested=nested)
-    assert f"5 names that overlap others are left out: the {nested} are learned (tokens.nested)" in messages
+    assert f"5 overlapping names are skipped: the {nested} ones are used (tokens.nested)" in messages
     assert store.ledger()["changed"] == {"overlapping_left_out": 5}
 
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from artel.config import load_run
-from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second, utilization
+from artel.models.flops import device_name, estimate_flops_per_token, peak_flops, token_rate, utilization
 from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training.loop import train
@@ -51,7 +51,7 @@ def test_the_closed_formula(config, auto_class, without, length, shown):
     """6N + 12·L·H·Q·T (PaLM, appendix B), the last term halved where a causal mask hides half of the pairs."""
     weights = parameters(config, auto_class, without)
     formula = 6 * weights + 12 * config.num_hidden_layers * config.hidden_size * length * shown
-    assert flops_a_token(config, auto_class.__name__, length) == pytest.approx(formula, rel=0.01)
+    assert estimate_flops_per_token(config, auto_class.__name__, length) == pytest.approx(formula, rel=0.01)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -62,7 +62,7 @@ def test_what_is_multiplied_in_a_real_step(attention):
     ids = torch.randint(5, 320, (3, 32))
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
-    assert flops_a_token(config, "AutoModelForMaskedLM", 32) == counter.get_total_flops() / ids.numel()
+    assert estimate_flops_per_token(config, "AutoModelForMaskedLM", 32) == counter.get_total_flops() / ids.numel()
 
 
 def test_only_the_experts_that_a_token_goes_to():
@@ -70,14 +70,14 @@ def test_only_the_experts_that_a_token_goes_to():
     config = MixtralConfig(**TINY, **experts, num_key_value_heads=2, sliding_window=None)
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 32 * 8 + 2 * 3 * 32 * 64  # queries and output, keys and values, router, experts
     formula = 6 * (2 * layer + 32 * 320) + 12 * 2 * 32 * (64 + 1) / 2
-    assert flops_a_token(config, "AutoModelForCausalLM", 64) == formula
+    assert estimate_flops_per_token(config, "AutoModelForCausalLM", 64) == formula
 
 
 def test_a_window_costs_what_it_shows():
     def attention(length, window):
         config = MistralConfig(**TINY, num_key_value_heads=2, sliding_window=window)
         none = MistralConfig(**TINY, num_key_value_heads=2, sliding_window=1)
-        result = [flops_a_token(each, "AutoModelForCausalLM", length) * length for each in (config, none)]
+        result = [estimate_flops_per_token(each, "AutoModelForCausalLM", length) * length for each in (config, none)]
         return (result[0] - result[1]) / (12 * 2 * 32) + length  # in the smallest window each token sees itself
 
     for length, window in ((48, 16), (48, 48), (48, 100)):
@@ -88,13 +88,15 @@ def test_a_window_costs_what_it_shows():
 def test_attention_of_an_architecture_of_its_own_counts_whole():
     config = BloomConfig(vocab_size=320, hidden_size=32, n_layer=2, n_head=4)
     weights = parameters(config, AutoModelForCausalLM, [])
-    assert flops_a_token(config, "AutoModelForCausalLM", 64) == pytest.approx(6 * weights + 12 * 2 * 32 * 64, rel=0.03)
+    assert estimate_flops_per_token(config, "AutoModelForCausalLM", 64) == pytest.approx(
+        6 * weights + 12 * 2 * 32 * 64, rel=0.03
+    )
 
 
 def test_the_configuration_stays_as_it_was():
     config = GPT2Config(attn_implementation="eager")
     before = config.to_dict()
-    flops_a_token(config, "AutoModelForCausalLM", 16)
+    estimate_flops_per_token(config, "AutoModelForCausalLM", 16)
     assert config.to_dict() == before
     assert config._attn_implementation == "eager"
 
@@ -102,7 +104,7 @@ def test_the_configuration_stays_as_it_was():
 def test_a_model_that_does_not_run_without_numbers_is_unknown():
     sizes = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = JetMoeConfig(**sizes, num_key_value_heads=2, kv_channels=8)
-    assert flops_a_token(config, "AutoModelForCausalLM", 16) is None
+    assert estimate_flops_per_token(config, "AutoModelForCausalLM", 16) is None
 
 
 def test_peaks_and_utilisation():
@@ -112,8 +114,8 @@ def test_peaks_and_utilisation():
     for unknown in ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A10G", "cpu"):
         assert peak_flops(unknown, "bf16") is None
     assert device_name(torch.device("cpu")) == "cpu"
-    assert tokens_a_second(300, 1.5) == 200
-    assert tokens_a_second(300, 0.0) is None
+    assert token_rate(300, 1.5) == 200
+    assert token_rate(300, 0.0) is None
     assert utilization(2e9, 1e5, 1e15, devices=2) == 0.1
     assert utilization(2e9, 1e5, None) is None
     assert utilization(None, 1e5, 1e15) is None
@@ -133,5 +135,5 @@ def test_a_run_logs_its_mfu_where_the_devices_peak_is_known(tmp_path, monkeypatc
         if not peaks:
             assert all("mfu" not in line for line in lines)
     config = AutoConfig.from_pretrained(tmp_path / name / "model")
-    flops = flops_a_token(config, "AutoModelForCausalLM", run.data.block)
+    flops = estimate_flops_per_token(config, "AutoModelForCausalLM", run.data.block)
     assert all(line["mfu"] == pytest.approx(flops * line["tokens_per_second"] / 1e11) for line in lines)

@@ -72,7 +72,7 @@ def test_a_task_that_fails_is_said_and_the_run_goes_on(tmp_path):
     broken = counting(tmp_path, doc_to_text="{{ 1 / (0 if 'or' in question else 1) }}")
     run = write_run(tmp_path / "run.yaml", validate={"tasks": [broken], "tasks_every": "never"})
     done = succeed("train", run)
-    assert "step 6: validate.tasks could not be asked: " in done.stderr
+    assert "step 6: validate.tasks could not be evaluated: " in done.stderr
     assert "division by zero" in done.stderr
     assert tasks_by_step(tmp_path / "run") == {}
 

@@ -206,7 +206,7 @@ def test_nulls_in_arguments_of_parquet_stay_in_json_alone(tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason", "said"),
     [
-        (changed(*FUNCTION, "arguments", to="{city: Омск}"), "bad_arguments", "message 2: the arguments of .* not JSON"),
+        (changed(*FUNCTION, "arguments", to="{city: Омск}"), "bad_arguments", "message 2: the arguments .* not JSON"),
         (changed(*FUNCTION, "arguments", to="[1]"), "bad_arguments", r"are \[1\]; write"),
         (changed(*FUNCTION, "name", to=3), "bad_tool_call", "message 2: .*not a tool call; write"),
         (changed(*FUNCTION[:3], to="get_weather()"), "bad_tool_call", "is not JSON"),
@@ -342,7 +342,7 @@ def test_a_template_without_tools_is_refused_once_by_name(tokenizer, tmp_path):
         list(chat.samples(documents_of(tmp_path, plain, ROWS["openai"], ROWS["hermes"])))
     assert "chatml" in error.value.problems[0].fix
     no_results = TOOLS_AS_TEXT.replace("'<result>' + message.content", "''")
-    with pytest.raises(InputError, match="the template leaves out what tools return"):
+    with pytest.raises(InputError, match="the template omits the results of tools"):
         list(objective(tokenizer, tmp_path, no_results).samples(documents_of(tmp_path, ROWS["openai"])))
 
 

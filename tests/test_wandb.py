@@ -26,7 +26,7 @@ def test_project_and_name_are_those_of_wandbs_variables(variables, expected, tmp
     (tmp_path / "runs/first/config.yaml").write_text("run: runs/first\n")
     keys = {"run": "runs/first", "data": {"sources": [{"path": "a.txt"}]}, "model": {"config": {"model_type": "gpt2"}}}
     tracker = WandbTracker(run_from(keys, {}, {(): "run.yaml"}), RunFolder(tmp_path / "runs/first"), 0, 3)
-    tracker.training({"step": 1, "loss": 2.0})
+    tracker.log_training({"step": 1, "loss": 2.0})
     tracker.close()
     (offline,) = wandb_folders(tmp_path / "runs/first")
     (begins,) = [record["run"] for record in wandb_records(offline) if record["type"] == "run"]

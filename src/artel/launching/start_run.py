@@ -378,8 +378,8 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
         if LAUNCHED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LAUNCHED]))
         if config.model.auto:  # another process led the run, and has written what was chosen
-            config = with_earlier_choice(config, begun=False) or config
-        config = with_earlier_packing(config, begun=False)
+            config = with_earlier_choice(config, needs_checkpoint=False) or config
+        config = with_earlier_packing(config, needs_checkpoint=False)
         callbacks = [*callbacks, *(CALLBACKS[name]() for name in config.callbacks)]
         prepared = prepare(with_recorded_values(config))
         return train(prepared.config, prepared, world, callbacks, make_report=partial(_report, config.run))

@@ -28,11 +28,11 @@ Recompute = Literal["none", "selective", "full"]
 
 # `selective` keeps matrix products and attention of any library, matched by the end of the operator's name
 # (aten::addmm, aten::_scaled_mm, aten::_scaled_dot_product_flash_attention_for_cpu, flash_attn::_flash_attn_forward).
-_KEPT = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
-# Except products with an inner side of at most _NARROW and a quarter of both output sides: those of an adapter, which
-# cost no more than an elementwise operation and whose result is as large as that of the layer.
-_NARROW = 64
-_HOOK = "_artel_recompute_hook"
+_SAVED_OPERATORS = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
+# Except products with an inner side of at most _MAX_NARROW_COLUMNS and a quarter of both output sides: those of an
+# adapter cost no more than an elementwise operation, and their result is as large as that of the layer.
+_MAX_NARROW_COLUMNS = 64
+_HOOK_ATTRIBUTE = "_artel_recompute_hook"
 
 
 class NotSelective(InputError):
@@ -54,16 +54,16 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     layers = _layers(model)
     for layer in layers:
         layer.__dict__.pop("forward", None)
-    if _HOOK in model.__dict__:
-        model.__dict__.pop(_HOOK).remove()
+    if _HOOK_ATTRIBUTE in model.__dict__:
+        model.__dict__.pop(_HOOK_ATTRIBUTE).remove()
     if mode == "none":
         return "none"
     if not layers:
         return Phrase("none ({model} does not support it)", model=model.config.model_type)
     for layer in layers:
-        layer.forward = MethodType(_recomputing(type(layer).forward, mode), layer)
+        layer.forward = MethodType(_with_recomputation(type(layer).forward, mode), layer)
     if "use_cache" in inspect.signature(model.forward).parameters:
-        model.__dict__[_HOOK] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
+        model.__dict__[_HOOK_ATTRIBUTE] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     if mode == "selective":
         logging.getLogger("torch._higher_order_ops.wrap").addFilter(_keep_line)
     return Phrase("{mode}, {count} layers", mode=mode, count=len(layers))
@@ -72,8 +72,10 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the outermost layers that transformers can checkpoint."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    inner = {id(module) for layer in layers for module in layer.modules() if module is not layer}
-    return [layer for layer in layers if id(layer) not in inner] if model.supports_gradient_checkpointing else []
+    inner_modules = {id(module) for layer in layers for module in layer.modules() if module is not layer}
+    return (
+        [layer for layer in layers if id(layer) not in inner_modules] if model.supports_gradient_checkpointing else []
+    )
 
 
 def _keep_line(line: logging.LogRecord) -> bool:
@@ -87,7 +89,7 @@ def _without_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @cache  # one function for all layers of a class, so that they compile to one graph
-def _recomputing(plain: Callable[..., Any], mode: Recompute) -> Callable[..., Any]:
+def _with_recomputation(plain: Callable[..., Any], mode: Recompute) -> Callable[..., Any]:
     options: dict[str, Any] = {"context_fn": _selective} if mode == "selective" else {}
 
     def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +111,7 @@ def _selective() -> Any:
     return create_selective_checkpoint_contexts(_Policy())
 
 
-_selective.cache_hash = f"artel:{_KEPT.pattern}:{_NARROW}"  # type: ignore[attr-defined]  # without it the compiler does not cache on disk
+_selective.cache_hash = f"artel:{_SAVED_OPERATORS.pattern}:{_MAX_NARROW_COLUMNS}"  # type: ignore[attr-defined]  # without it the compiler does not cache on disk
 
 
 class _Policy:
@@ -135,7 +137,7 @@ class _Policy:
 @cache
 def is_product(operator: Any) -> bool:
     """True for a matrix product or attention, by its name without the overload: aten::mm for aten::mm.out."""
-    return _KEPT.search(operator.name().partition(".")[0]) is not None
+    return _SAVED_OPERATORS.search(operator.name().partition(".")[0]) is not None
 
 
 def _is_narrow(operator: Any, args: tuple[Any, ...]) -> bool:
@@ -143,7 +145,7 @@ def _is_narrow(operator: Any, args: tuple[Any, ...]) -> bool:
     if operator not in _PRODUCTS:
         return False
     (rows, side), columns = args[-2].shape, args[-1].shape[1]
-    return side <= min(_NARROW, rows // 4, columns // 4)
+    return side <= min(_MAX_NARROW_COLUMNS, rows // 4, columns // 4)
 
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)

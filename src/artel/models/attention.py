@@ -87,11 +87,11 @@ def attention_exchange(exchange: Exchange) -> Iterator[None]:
     It applies to all threads, since activation checkpointing calls `attention` again on autograd's threads.
     """
     global _exchange
-    before, _exchange = _exchange, exchange
+    previous, _exchange = _exchange, exchange
     try:
         yield
     finally:
-        _exchange = before
+        _exchange = previous
 
 
 def attention(
@@ -351,8 +351,8 @@ def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
 
     def visible(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         position = query if all_positions else positions[query]
-        same = documents[row, position] == documents[row, key]
-        return same & (position >= key) if causal else same
+        same_document = documents[row, position] == documents[row, key]
+        return same_document & (position >= key) if causal else same_document
 
     rows, length = documents.shape
     mask = create_block_mask(visible, rows, None, len(positions), length, device=documents.device)

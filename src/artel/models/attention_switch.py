@@ -17,10 +17,10 @@ from transformers.masking_utils import sdpa_mask
 from artel.models import evaluating
 from artel.models.attention import MASKED_NAME, NAME, attention
 
-_PROBE = "artel_probe"
-_TOKENS = 4
+_PROBE_NAME = "artel_probe"
+_PROBE_TOKENS = 4
 # Layer types of transformers with plain causal attention, at most with a window, or without attention.
-_PLAIN = {"full_attention", "sliding_attention", "linear_attention", "conv", "moe", "hybrid", "hybrid_sliding"}
+_PLAIN_TYPES = {"full_attention", "sliding_attention", "linear_attention", "conv", "moe", "hybrid", "hybrid_sliding"}
 
 
 def use_artel_attention(model: PreTrainedModel, *, encoders: bool = False) -> bool:
@@ -69,25 +69,25 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
     layers are quantized (they keep state from their inputs), it runs on its own device. A model that does not run at
     all is judged by its layer types; without these it keeps its masks.
     """
-    before = model.config._attn_implementation
+    old_implementation = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     attempts = [tensors]
     if not getattr(model, "is_quantized", False):
         attempts.insert(0, {name: _on_meta(tensor) for name, tensor in tensors.items()})
     for attempt in attempts:
         probe = _Probe()
-        AttentionInterface.register(_PROBE, probe.attention)
-        AttentionMaskInterface.register(_PROBE, probe.mask)
-        model.set_attn_implementation(_PROBE)
+        AttentionInterface.register(_PROBE_NAME, probe.attention)
+        AttentionMaskInterface.register(_PROBE_NAME, probe.mask)
+        model.set_attn_implementation(_PROBE_NAME)
         try:
             _run(model, attempt)
             return probe.fits
         except Exception:  # an architecture may raise anything; training will show the error
             continue
         finally:
-            model.set_attn_implementation(before)
+            model.set_attn_implementation(old_implementation)
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return bool(kinds) and set(kinds) <= _PLAIN
+    return bool(kinds) and set(kinds) <= _PLAIN_TYPES
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def _run(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     """Run the model on a few tokens with these parameters and buffers."""
     vocabulary = model.config.get_text_config().vocab_size
     device = next(iter(tensors.values())).device
-    ids = vocabulary // 2 + torch.arange(min(_TOKENS, vocabulary // 2), device=device)[None]
+    ids = vocabulary // 2 + torch.arange(min(_PROBE_TOKENS, vocabulary // 2), device=device)[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     with evaluating(model):
         torch.func.functional_call(model, tensors, (), inputs)
@@ -141,7 +141,7 @@ class _Probe:
         return attention(module, query, key, value, attention_mask, sliding_window=sliding_window, **options)
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True for the same mask. Values do not tell: for a few tokens chunks of 8,192 look like full attention."""
-    is_view = one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    return is_view and one.shape == other.shape and one.dtype == other.dtype
+    is_view = first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    return is_view and first.shape == second.shape and first.dtype == second.dtype

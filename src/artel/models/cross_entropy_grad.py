@@ -49,10 +49,10 @@ class VocabularyShard:
     def all_reduce_max(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maximum over all processes and its id, from the local maximum, float32 (count,), and its id."""
         local = torch.stack([scores, (ids + self.first).float()])  # exact up to 16 million ids
-        gathered = local.new_empty(self.size, *local.shape)
-        dist.all_gather(list(gathered), local, group=self.group)
-        best, process = gathered[:, 0].max(dim=0)
-        return best, gathered[:, 1].gather(0, process[None])[0].long()
+        stacked = local.new_empty(self.size, *local.shape)
+        dist.all_gather(list(stacked), local, group=self.group)
+        best, process = stacked[:, 0].max(dim=0)
+        return best, stacked[:, 1].gather(0, process[None])[0].long()
 
     def all_reduce_sum(self, *tensors: torch.Tensor) -> Iterable[torch.Tensor]:
         """Sum each tensor over the processes. All have the same shape."""
@@ -124,12 +124,12 @@ def row_max(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     vector instructions (3 ms); the column is then searched among the blocks and within one of them.
     """
     columns = scores.shape[1]
-    whole = columns - columns % _BLOCK
-    if scores.device.type != "cpu" or not whole:
+    blocked_columns = columns - columns % _BLOCK
+    if scores.device.type != "cpu" or not blocked_columns:
         return scores.max(dim=1)
-    block_max = [scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)]
-    if whole < columns:
-        block_max.append(scores[:, whole:].amax(dim=1, keepdim=True))
+    block_max = [scores[:, :blocked_columns].unflatten(1, (-1, _BLOCK)).amax(dim=2)]
+    if blocked_columns < columns:
+        block_max.append(scores[:, blocked_columns:].amax(dim=1, keepdim=True))
     best, block = torch.cat(block_max, dim=1).max(dim=1)
     candidates = block[:, None] * _BLOCK + torch.arange(_BLOCK)
     candidates = candidates.clamp_(max=columns - 1)  # the last block may be shorter

@@ -89,8 +89,8 @@ def _check_float8(device: torch.device) -> None:
         raise InputError.at(_KEY, f"fp8 needs a GPU, but the device is {device.type}", "write auto, bf16 or fp32")
     capability = torch.cuda.get_device_capability(device)
     if capability < _FLOAT8_CAPABILITY:
-        has, needs = (".".join(map(str, version)) for version in (capability, _FLOAT8_CAPABILITY))
-        what = f"fp8 needs a GPU of compute capability {needs} or higher, but this one has {has}"
+        capability_text, required = (".".join(map(str, version)) for version in (capability, _FLOAT8_CAPABILITY))
+        what = f"fp8 needs a GPU of compute capability {required} or higher, but this one has {capability_text}"
         raise InputError.at(_KEY, what, "write bf16 or auto")
     try:
         import torchao.float8  # noqa: F401

@@ -167,14 +167,14 @@ def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
     """
     if takes_block_masks(model) or takes_document_numbers(model):
         try:
-            _check_apart(model, causal)
+            _check_isolation(model, causal)
             return
         except InputError:
             allow_block_masks(model, False)
-    _check_apart(model, causal)
+    _check_isolation(model, causal)
 
 
-def _check_apart(model: PreTrainedModel, causal: bool) -> None:
+def _check_isolation(model: PreTrainedModel, causal: bool) -> None:
     limit = position_limit(model) or 0  # XLNet says -1 for none
     length = limit if 0 < limit < 6 else 6
     second = length - length // 4  # a different length, but modules with a state still run both in one batch
@@ -184,14 +184,14 @@ def _check_apart(model: PreTrainedModel, causal: bool) -> None:
     documents, positions = 1 + numbers // length, numbers % length
     try:
         with evaluating(model):
-            joined = model(input_ids=ids, **document_inputs(model, documents, positions, causal=causal)).logits
+            block_logits = model(input_ids=ids, **document_inputs(model, documents, positions, causal=causal)).logits
             parts = ids.split([length, second], dim=1)
             separate = torch.cat([model(input_ids=document).logits for document in parts], dim=1)
     except Exception as error:  # an architecture without such masks may raise anything
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} does not accept a mask of documents: {first}"
         raise InputError.at("data.document_mask", what, _FIX) from None
-    difference = _relative_difference(joined, separate)
+    difference = _relative_difference(block_logits, separate)
     if not difference < _tolerance(model):
         what = (
             f"{model.config.model_type} does not keep documents apart: logits differ by {difference:.0e} of the largest"
@@ -254,15 +254,15 @@ def obeys_shared_prefixes(model: PreTrainedModel) -> bool:
     device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size
     ids = (vocabulary // 2 + torch.arange(_PREFIX + 2 * _BRANCH, device=device)) % vocabulary
-    prefix, *rest = ids.split([_PREFIX, _BRANCH, _BRANCH])
+    prefix, *suffixes = ids.split([_PREFIX, _BRANCH, _BRANCH])
     branches = torch.tensor([0] * _PREFIX + [1] * _BRANCH + [2] * _BRANCH, device=device)[None]
     positions = torch.tensor([*range(_PREFIX + _BRANCH), *range(_PREFIX, _PREFIX + _BRANCH)], device=device)[None]
     try:
         with evaluating(model):
             inputs = shared_prefix_inputs(model, torch.ones_like(branches), branches, positions)
-            joined = model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
-            sequences = torch.stack([torch.cat([prefix, branch]) for branch in rest])
+            block_logits = model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
+            sequences = torch.stack([torch.cat([prefix, branch]) for branch in suffixes])
             separate = model(input_ids=sequences, use_cache=False).logits
     except Exception:  # an architecture without such masks may raise anything
         return False
-    return _relative_difference(joined, torch.cat([separate[0], separate[1, _PREFIX:]])) < _tolerance(model)
+    return _relative_difference(block_logits, torch.cat([separate[0], separate[1, _PREFIX:]])) < _tolerance(model)

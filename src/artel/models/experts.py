@@ -116,22 +116,22 @@ def _forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     choices = top_k_index.shape[1]
-    chosen, order = top_k_index.flatten().sort(stable=True)
+    sorted_experts, order = top_k_index.flatten().sort(stable=True)
     rows = hidden_states[order // choices].to(dtype)
-    elsewhere = (chosen >= self.num_experts)[:, None] if self._is_expert_parallel else None
+    elsewhere = (sorted_experts >= self.num_experts)[:, None] if self._is_expert_parallel else None
     if elsewhere is not None:
         # Rows after the last group are not computed, forward or backward, and may contain anything.
         rows = rows.masked_fill(elsewhere, 0.0)
     multiple = row_multiple(rows.device, dtype)
-    ends, places, total = _groups(chosen, self.num_experts, multiple)
+    ends, places, total = _groups(sorted_experts, self.num_experts, multiple)
     if multiple > 1:
         rows = rows.new_zeros(total, rows.shape[1]).index_copy(0, places, rows)
     experts = torch.bucketize(torch.arange(total, device=ends.device), ends, right=True)  # of each row, for biases
     experts = experts.clamp(max=self.num_experts - 1)
 
-    inner = _linear(self, "gate_up_proj" if self.has_gate else "up_proj", rows, experts, ends)
-    inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
-    outputs = _linear(self, "down_proj", inner.to(dtype), experts, ends)
+    hidden = _linear(self, "gate_up_proj" if self.has_gate else "up_proj", rows, experts, ends)
+    hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
+    outputs = _linear(self, "down_proj", hidden.to(dtype), experts, ends)
     if multiple > 1:
         outputs = outputs[places]
     if self.has_post_expert_norm:
@@ -144,20 +144,20 @@ def _forward(
     return outputs.sum(dim=1).to(hidden_states.dtype)
 
 
-def _groups(chosen: torch.Tensor, experts: int, multiple: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return (end of each expert's group of rows, int32; row of each element of `chosen`; number of rows).
+def _groups(sorted_experts: torch.Tensor, experts: int, multiple: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return (end of each expert's group of rows, int32; row of each element of `sorted_experts`; number of rows).
 
-    `chosen` is sorted. Groups are padded to a multiple, and the number of rows is enough for any choice.
+    `sorted_experts` is sorted. Groups are padded to a multiple, and the number of rows is enough for any choice.
     """
-    numbers = torch.arange(experts, device=chosen.device)
-    ends = torch.searchsorted(chosen, numbers, right=True)
+    numbers = torch.arange(experts, device=sorted_experts.device)
+    ends = torch.searchsorted(sorted_experts, numbers, right=True)
     sizes = ends.diff(prepend=ends.new_zeros(1))
     padded = (sizes + multiple - 1) // multiple * multiple
     shift = padded.cumsum(0) - padded - (ends - sizes)
     # Choices of other processes' experts come last, after all groups.
     shift = torch.cat([shift, (padded - sizes).sum()[None]])
-    places = torch.arange(len(chosen), device=chosen.device) + shift[chosen.clamp(max=experts)]
-    return padded.cumsum(0).to(torch.int32), places, len(chosen) + experts * (multiple - 1)
+    places = torch.arange(len(sorted_experts), device=sorted_experts.device) + shift[sorted_experts.clamp(max=experts)]
+    return padded.cumsum(0).to(torch.int32), places, len(sorted_experts) + experts * (multiple - 1)
 
 
 # The compiler supports grouped products in bf16 only.
@@ -170,16 +170,16 @@ def _linear(self: Any, name: str, rows: torch.Tensor, experts: torch.Tensor, end
     def product(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
         return F.grouped_mm(rows, matrices.to(rows.dtype), offs=ends)
 
-    def oriented(matrices: torch.Tensor) -> torch.Tensor:
+    def orient(matrices: torch.Tensor) -> torch.Tensor:
         """Convert from the module's layout to (experts, inputs, outputs)."""
         return matrices if self.is_transposed else matrices.transpose(-2, -1)
 
-    outputs = product(rows, oriented(getattr(self, name)))
+    outputs = product(rows, orient(getattr(self, name)))
     for change in _changes(self).get(name, ()):
         first, second = (change.left, change.right) if self.is_transposed else (change.right, change.left)
-        missing = -change.left.shape[-1] % _RANK_MULTIPLE
-        first = F.pad(oriented(first), (0, missing)).contiguous()
-        second = F.pad(oriented(second), (0, 0, 0, missing)).contiguous()
+        padding = -change.left.shape[-1] % _RANK_MULTIPLE
+        first = F.pad(orient(first), (0, padding)).contiguous()
+        second = F.pad(orient(second), (0, 0, 0, padding)).contiguous()
         outputs = outputs + product(product(rows, first), second) * change.scale
     if self.has_bias:
         outputs = outputs + getattr(self, f"{name}_bias")[experts].to(outputs.dtype)

@@ -32,7 +32,7 @@ _NAME = "artel_counted"
 _ATTEMPTS = ((_NAME, False), ("eager", False), ("eager", True))
 
 
-def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
+def estimate_flops_per_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
     """Return the FLOPs of training on one token in rows of `length`; None if the model does not run on the meta device.
 
     `auto_class`: the transformers class with its head (`AutoModelForCausalLM`); the head counts at every token. The
@@ -50,7 +50,7 @@ def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> flo
     return None
 
 
-def tokens_a_second(tokens: int, seconds: float) -> float | None:
+def token_rate(tokens: int, seconds: float) -> float | None:
     """Return input tokens, without padding, per second; None if no time has passed."""
     return tokens / seconds if seconds > 0 else None
 

@@ -140,21 +140,21 @@ def continue_ids(
                 # The window is full: drop its older half and read the rest again. That happens once in many tokens.
                 start = seen = len(ids) - max(1, window // 2)
                 cache = DynamicCache(config=model.config)
-            fresh = torch.tensor([ids[seen:]], device=device)
+            new_ids = torch.tensor([ids[seen:]], device=device)
             # Lengths grow with every token: compiled layers would be compiled again for each.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 caches = {cache_name: cache} if cache_name else {}
-                logits = model(input_ids=fresh, use_cache=bool(caches), **caches).logits[:, -1].float()
+                logits = model(input_ids=new_ids, use_cache=bool(caches), **caches).logits[:, -1].float()
             seen = len(ids) if cache_name else start
             logits[:, vocabulary:] = -torch.inf  # rows without a token
             if not math.isfinite(logits.max()):
                 what = "its logits are NaN or infinite, so no token can be chosen"
                 raise InputError.at(model.name_or_path, what, "its weights are damaged or too large")
-            chosen = choose(logits[0])
-            if chosen in stop:
+            token_id = choose(logits[0])
+            if token_id in stop:
                 return
-            ids.append(chosen)
-            yield chosen
+            ids.append(token_id)
+            yield token_id
     finally:
         model.train(was_training)
 
@@ -162,9 +162,9 @@ def continue_ids(
 def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]) -> None:
     """Raise InputError for a token without an embedding."""
     rows = model.get_input_embeddings().weight.shape[0]
-    beyond = next((number for number in ids if number >= rows), None)
-    if beyond is not None:
-        what = f"the model has no embedding for {tokenizer.decode([beyond])!r} (id {beyond:,} of {rows:,})"
+    unknown_id = next((number for number in ids if number >= rows), None)
+    if unknown_id is not None:
+        what = f"the model has no embedding for {tokenizer.decode([unknown_id])!r} (id {unknown_id:,} of {rows:,})"
         raise InputError.at(model.name_or_path, what, "use the model with its own tokenizer and chat template")
 
 

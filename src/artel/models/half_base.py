@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from artel.models.device import autocast_is_on
 from artel.models.experts import experts_of
 
-_ROUNDED = "_artel_rounded"
+_ROUNDED_ATTRIBUTE = "_artel_rounded"
 """Attribute of a tensor: its version, and its copy in half precision."""
 
 
@@ -142,15 +142,15 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.detach()
     if x.is_inference():
         return x.to(dtype)
-    version, copy = getattr(x, _ROUNDED, (None, None))
+    version, copy = getattr(x, _ROUNDED_ATTRIBUTE, (None, None))
     if copy is None or version != x._version or copy.dtype != dtype:
         copy = x.detach().to(dtype)
-        setattr(x, _ROUNDED, (x._version, copy))
+        setattr(x, _ROUNDED_ATTRIBUTE, (x._version, copy))
     return copy
 
 
 def forget_rounded(tensors: Iterable[object]) -> None:
     """Free the copies made by `rounded`, for tensors that stay in memory longer than the copies are needed."""
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and hasattr(tensor, _ROUNDED):
-            delattr(tensor, _ROUNDED)
+        if isinstance(tensor, torch.Tensor) and hasattr(tensor, _ROUNDED_ATTRIBUTE):
+            delattr(tensor, _ROUNDED_ATTRIBUTE)

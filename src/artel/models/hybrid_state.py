@@ -27,7 +27,7 @@ NO_MIXER_LAYERS = {"moe", "mlp"}
 """Layer types in which tokens do not see each other."""
 SPLIT = "document_split"
 """The argument of a model's forward, and the attribute of its modules with a state."""
-_SIMILAR = 0.75
+_MIN_LENGTH_RATIO = 0.75
 """Documents in a batch are at least this fraction of the longest; they are padded to its length."""
 
 
@@ -85,33 +85,33 @@ def document_split(documents: torch.Tensor) -> DocumentSplit | None:
         return None
     sizes = np.diff(starts, append=rows * length)
     order = np.argsort(-sizes, kind="stable")
-    groups, inverse, done, begin = [], np.empty(rows * length, dtype=np.int64), 0, 0
+    groups, inverse, num_grouped, begin = [], np.empty(rows * length, dtype=np.int64), 0, 0
     while begin < len(order):
         longest = sizes[order[begin]]
-        end = begin + int(np.searchsorted(-sizes[order[begin:]], -_SIMILAR * longest, side="right"))
-        chosen = order[begin:end]
-        places = np.minimum(np.arange(longest), sizes[chosen, None] - 1)
-        group = starts[chosen, None] + places
-        is_token = np.arange(longest) < sizes[chosen, None]
-        inverse[group[is_token]] = done + np.flatnonzero(is_token)
+        end = begin + int(np.searchsorted(-sizes[order[begin:]], -_MIN_LENGTH_RATIO * longest, side="right"))
+        group_rows = order[begin:end]
+        places = np.minimum(np.arange(longest), sizes[group_rows, None] - 1)
+        group = starts[group_rows, None] + places
+        is_token = np.arange(longest) < sizes[group_rows, None]
+        inverse[group[is_token]] = num_grouped + np.flatnonzero(is_token)
         groups.append(torch.from_numpy(group).to(documents.device))
-        done, begin = done + group.size, end
+        num_grouped, begin = num_grouped + group.size, end
     return DocumentSplit(rows, length, groups, torch.from_numpy(inverse).to(documents.device))
 
 
 def state_modules(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules with a state: linear attention, or a convolution over tokens."""
-    found: list[nn.Module] = []
+    state_layers: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
         if _has_state(module):
-            found.append(module)
+            state_layers.append(module)
             return
         for child in module.children():
             look(child)
 
     look(model)
-    return found
+    return state_layers
 
 
 def _has_state(module: nn.Module) -> bool:
@@ -126,18 +126,18 @@ def enable_document_split(model: PreTrainedModel) -> bool:
     Each model is patched once. The modules keep the split until the model's next forward pass, since activation
     checkpointing runs them again.
     """
-    if model not in _CHANGED:
+    if model not in _CHANGED_MODELS:
         modules = state_modules(model)
         for module in modules:
             kind: Any = type(module)
             module.__class__ = _by_documents(kind)
         if modules:
             model.register_forward_pre_hook(functools.partial(_set_split, modules), with_kwargs=True)
-        _CHANGED[model] = bool(modules)
-    return _CHANGED[model]
+        _CHANGED_MODELS[model] = bool(modules)
+    return _CHANGED_MODELS[model]
 
 
-_CHANGED: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_CHANGED_MODELS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def _set_split(modules: list[nn.Module], _: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

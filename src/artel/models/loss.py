@@ -180,10 +180,10 @@ class ChunkedHead:
         device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
-        self._matrix = _padded(weight, products.dtype)
+        self._matrix = _pad_rows(weight, products.dtype)
         self._inputs = hidden.to(products.dtype)
-        if missing := -self._count % self._multiple:
-            self._inputs = F.pad(self._inputs, (0, 0, 0, missing))
+        if padding := -self._count % self._multiple:
+            self._inputs = F.pad(self._inputs, (0, 0, 0, padding))
         rows = self._matrix.shape[0]
         self._bias = None if bias is None else F.pad(bias.to(products.dtype), (0, rows - self._vocabulary))
         self._grad_hidden = torch.empty_like(self._inputs) if self._needs_hidden else None
@@ -220,8 +220,8 @@ class ChunkedHead:
         the entropy of the prediction at each position of the chunk, in nats.
         """
         inputs, count = self._inputs[self._padded_chunk(chunk)], len(targets)
-        if missing := len(inputs) - count:
-            targets = F.pad(targets, (0, missing), value=IGNORED)
+        if padding := len(inputs) - count:
+            targets = F.pad(targets, (0, padding), value=IGNORED)
         logits = F.linear(inputs, self._matrix, self._bias)
         if entropies is not None:
             entropies[chunk] = row_entropies(logits[:count, : self._vocabulary], self._shard)
@@ -239,8 +239,8 @@ class ChunkedHead:
         if self._shard is not None:
             grad_logits = grad_logits[:, self._shard.first :][:, : self._vocabulary]
         rows = self._matrix.shape[0]
-        missing = self._padded_chunk(chunk).stop - chunk.stop
-        self.add(chunk, F.pad(grad_logits, (0, rows - self._vocabulary, 0, missing)).to(self._inputs.dtype))
+        padding = self._padded_chunk(chunk).stop - chunk.stop
+        self.add(chunk, F.pad(grad_logits, (0, rows - self._vocabulary, 0, padding)).to(self._inputs.dtype))
 
     def add(self, chunk: slice, grad_logits: torch.Tensor) -> None:
         """Accumulate the needed gradients, given the gradient of a chunk's logits as `losses` returns it."""
@@ -277,12 +277,12 @@ def _add_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: 
     return total
 
 
-def _padded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _pad_rows(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the head's matrix in `dtype`, padded with rows of zeros if it has to be copied on a GPU anyway."""
     if weight.dtype == dtype or weight.device.type != "cuda":
         return weight.to(dtype)
-    missing = -weight.shape[0] % _ROW_MULTIPLE
-    return F.pad(weight.to(dtype), (0, 0, 0, missing)) if missing else weight.to(dtype)
+    padding = -weight.shape[0] % _ROW_MULTIPLE
+    return F.pad(weight.to(dtype), (0, 0, 0, padding)) if padding else weight.to(dtype)
 
 
 def loss_choice(model: PreTrainedModel) -> Choice:

@@ -19,23 +19,23 @@ from transformers import PreTrainedModel
 from artel.models import evaluating
 from artel.models.half_base import HalfLinear, linear
 
-_HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
+_TESTED_HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
 """The output head of each tested model, or None if the test failed."""
 
-_PLAIN = (nn.Linear, HalfLinear)
+_PLAIN_CLASSES = (nn.Linear, HalfLinear)
 
 
 def output_head(model: PreTrainedModel) -> nn.Linear | None:
     """Return the model's output head if the logits are its plain output, else None. Each model is tested once."""
-    if model not in _HEADS:
-        _HEADS[model] = _tested_head(model)
-    return _HEADS[model]
+    if model not in _TESTED_HEADS:
+        _TESTED_HEADS[model] = _tested_head(model)
+    return _TESTED_HEADS[model]
 
 
 def trust_output_head(model: PreTrainedModel) -> None:
     """Accept the model's output head without a test, for a model that is traced for a plan and has no values."""
     head = model.get_output_embeddings()
-    _HEADS[model] = head if type(head) in _PLAIN and not _is_biased_later(model, head) else None
+    _TESTED_HEADS[model] = head if type(head) in _PLAIN_CLASSES and not _is_biased_later(model, head) else None
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def _is_biased_later(model: PreTrainedModel, head: nn.Linear) -> bool:
 
 def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
-    if type(head) not in _PLAIN:  # quantized, with an adapter, or the model's own class
+    if type(head) not in _PLAIN_CLASSES:  # quantized, with an adapter, or the model's own class
         return None
     if _is_biased_later(model, head):
         return None

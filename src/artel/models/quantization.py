@@ -269,16 +269,16 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
     config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     layers = repeated_layers(model)
     matrices = [module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
-    chosen = {
+    float8_layers = {
         module
         for module in matrices
         if type(module) is nn.Linear and all(side % _FLOAT8_MULTIPLE == 0 for side in module.weight.shape)
     }
     for layer in layers:
-        convert_to_float8_training(layer, module_filter_fn=lambda module, _: module in chosen, config=config)
-    rest = ""
-    if len(chosen) < len(matrices):
-        rest = f"; matrices with a side that {_FLOAT8_MULTIPLE} does not divide compute in bf16"
+        convert_to_float8_training(layer, module_filter_fn=lambda module, _: module in float8_layers, config=config)
+    exceptions = ""
+    if len(float8_layers) < len(matrices):
+        exceptions = f"; matrices with a side that {_FLOAT8_MULTIPLE} does not divide compute in bf16"
         if any(isinstance(module, Conv1D) for module in matrices):
-            rest = "; Conv1D, GPT-2's kind, computes in bf16"
-    return f"float8: {len(chosen)} of {len(matrices)} linear layers{rest}"
+            exceptions = "; Conv1D, GPT-2's kind, computes in bf16"
+    return f"float8: {len(float8_layers)} of {len(matrices)} linear layers{exceptions}"

@@ -29,7 +29,7 @@ from artel.models import IGNORED
 
 _LOSSES: WeakKeyDictionary[nn.Module, RouterAuxLoss | None] = WeakKeyDictionary()
 _KEY = "router_aux_loss_coef"
-_RECORDED = "_artel_logits"
+_LOGITS_ATTRIBUTE = "_artel_logits"
 
 
 def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
@@ -49,9 +49,9 @@ def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
     return _LOSSES[model]
 
 
-def share_router_aux_loss(model: PreTrainedModel, others: list[PreTrainedModel]) -> None:
-    """Use the router loss of `model` for `others`, which consist of its modules."""
-    _LOSSES.update(dict.fromkeys(others, router_aux_loss_of(model)))
+def share_router_aux_loss(model: PreTrainedModel, models: list[PreTrainedModel]) -> None:
+    """Use the router loss of `model` for `models`, which consist of its modules."""
+    _LOSSES.update(dict.fromkeys(models, router_aux_loss_of(model)))
 
 
 class RouterAuxLoss:
@@ -83,7 +83,7 @@ class RouterAuxLoss:
             yield logits
         finally:
             self._is_recording = False
-            recorded = [router.__dict__.pop(_RECORDED, None) for router in self._routers]
+            recorded = [router.__dict__.pop(_LOGITS_ATTRIBUTE, None) for router in self._routers]
             logits += [tensor for tensor in recorded if tensor is not None]
 
     def loss(self, logits: list[torch.Tensor], targets: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
@@ -104,9 +104,9 @@ class RouterAuxLoss:
                 raise InputError.at(f"model.config.{_KEY}", what, "write 0: without a balance loss")
             probabilities = layer_logits.float().view(*targets.shape, -1).softmax(dim=-1)
             top = probabilities.topk(self._choices, dim=-1).indices
-            chosen = torch.zeros_like(probabilities).scatter_(-1, top, 1.0)
+            choices = torch.zeros_like(probabilities).scatter_(-1, top, 1.0)
             probability_sums.append((probabilities * is_token[..., None]).sum(dim=1))
-            row_sums.append((chosen * is_token[..., None]).sum(dim=1))
+            row_sums.append((choices * is_token[..., None]).sum(dim=1))
         sums = torch.cat(row_sums, dim=1).detach()  # one tensor, for one all-reduce
         if self.context is not None:
             dist.all_reduce(sums, group=self.context)
@@ -122,7 +122,7 @@ class RouterAuxLoss:
         """Forward hook of a router. Its logits are `output`, or element `index` of it."""
         # Stored on the router itself: appending to a list would make each layer compile separately.
         if self._is_recording and torch.is_grad_enabled():
-            setattr(router, _RECORDED, output[index] if isinstance(output, tuple) else output)
+            setattr(router, _LOGITS_ATTRIBUTE, output[index] if isinstance(output, tuple) else output)
 
 
 def attach_loss(tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:

@@ -98,28 +98,28 @@ class Sampler:
         logprobs = logits.log_softmax(-1) if options.logprobs is not None else None
         if self._forced:
             return self._with_logprobs(self._forced.popleft(), logprobs)
-        scores = self._masked(self._penalized(logits))
-        chosen = int(scores.argmax()) if options.temperature < _MIN_TEMPERATURE else self._sampled(scores)
-        self._written[chosen] += 1
+        scores = self._apply_mask(self._apply_penalties(logits))
+        token_id = int(scores.argmax()) if options.temperature < _MIN_TEMPERATURE else self._sample(scores)
+        self._written[token_id] += 1
         if self._matcher is not None:
-            self._matcher.consume_token(chosen)
+            self._matcher.consume_token(token_id)
             self._check_grammar()
-        return self._with_logprobs(chosen, logprobs)
+        return self._with_logprobs(token_id, logprobs)
 
-    def _with_logprobs(self, chosen: int, logprobs: torch.Tensor | None) -> Token:
+    def _with_logprobs(self, token_id: int, logprobs: torch.Tensor | None) -> Token:
         if logprobs is None:
-            return Token(chosen)
+            return Token(token_id)
         logprobs = logprobs.clamp(min=_MIN_LOGPROB)
         best = logprobs.topk(min(self._options.logprobs or 0, len(logprobs)))
         top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        return Token(chosen, float(logprobs[chosen]), top)
+        return Token(token_id, float(logprobs[token_id]), top)
 
     @property
     def is_over(self) -> bool:
         """True if the grammar allows no further token."""
         return self._matcher is not None and self._matcher.is_stopped()
 
-    def _penalized(self, logits: torch.Tensor) -> torch.Tensor:
+    def _apply_penalties(self, logits: torch.Tensor) -> torch.Tensor:
         options = self._options
         if options.repetition_penalty != 1:
             seen = torch.cat([self._prompt, torch.tensor(list(self._written), dtype=torch.long)]).unique()
@@ -133,7 +133,7 @@ class Sampler:
             logits[token] += bias
         return logits
 
-    def _masked(self, logits: torch.Tensor) -> torch.Tensor:
+    def _apply_mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits with -inf for tokens that the grammar does not allow."""
         if self._matcher is None:
             return logits
@@ -151,7 +151,7 @@ class Sampler:
         if error := self._matcher.get_error():
             raise GrammarFailed(error.splitlines()[0][:300])
 
-    def _sampled(self, scores: torch.Tensor) -> int:
+    def _sample(self, scores: torch.Tensor) -> int:
         options = self._options
         scores = scores / options.temperature
         if 0 < options.top_k < len(scores):

@@ -42,10 +42,10 @@ class TextStream:
         self._tokenizer: Any = tokenizer.hf.backend_tokenizer
         self._skips = not special_tokens
         self._decode = partial(tokenizer.hf.decode, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False)
-        before = prompt[-_PROMPT_TOKENS:]
-        if self._decode(before).endswith(_REPLACEMENT):  # DecodeStream would return all of it again
-            before = []
-        self._stream = DecodeStream(ids=before, skip_special_tokens=self._skips)
+        context_ids = prompt[-_PROMPT_TOKENS:]
+        if self._decode(context_ids).endswith(_REPLACEMENT):  # DecodeStream would return all of it again
+            context_ids = []
+        self._stream = DecodeStream(ids=context_ids, skip_special_tokens=self._skips)
         self._stop = (*stop, stop_until) if stop and stop_until else stop
         self._stop_until = stop_until
         self._held = ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from artel.objectives.length_groups import as_tensors, rounded_up, stacked
+from artel.objectives.length_groups import as_tensors, round_up, stack_rows
 
 if TYPE_CHECKING:
     import torch
@@ -43,31 +43,31 @@ def answer_tensors(
     groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
     pieces = [_Row.from_answers(group) for group in groups]
     sizes = [len(piece.ids) for piece in pieces]
-    length = rounded_up(max(least_length, *sizes))
-    rows = _packed(sizes, length) if shared else [[index] for index in range(len(pieces))]
+    length = round_up(max(least_length, *sizes))
+    rows = _pack_answers(sizes, length) if shared else [[index] for index in range(len(pieces))]
     starts = _starts(rows, sizes, length)
     answers = [
         (starts[index] + places, targets) for index, piece in enumerate(pieces) for places, targets in piece.predicted
     ]
     arrays = {
-        "input_ids": _joined(rows, [piece.ids for piece in pieces], length),
+        "input_ids": _join_rows(rows, [piece.ids for piece in pieces], length),
         "places": np.concatenate([places for places, _ in answers]),
         "targets": np.concatenate([targets for _, targets in answers]),
     }
     ends = np.cumsum([len(targets) for _, targets in answers])
     members = [np.arange(end - len(targets), end) for end, (_, targets) in zip(ends, answers, strict=True)]
     longest = max(1, *(len(each) for each in members))
-    arrays["members"] = stacked(members, longest, int(ends[-1])).reshape(len(samples), -1, longest)
+    arrays["members"] = stack_rows(members, longest, int(ends[-1])).reshape(len(samples), -1, longest)
     if shared:
         numbers = {index: number for row in rows for number, index in enumerate(row, start=1)}
         documents = [np.full(size, numbers[index], dtype=np.int64) for index, size in enumerate(sizes)]
-        arrays["documents"] = _joined(rows, documents, length)
-        arrays["branches"] = _joined(rows, [piece.branches for piece in pieces], length)
-        arrays["positions"] = _joined(rows, [piece.positions for piece in pieces], length)
+        arrays["documents"] = _join_rows(rows, documents, length)
+        arrays["branches"] = _join_rows(rows, [piece.branches for piece in pieces], length)
+        arrays["positions"] = _join_rows(rows, [piece.positions for piece in pieces], length)
     return as_tensors(arrays)
 
 
-def _packed(sizes: Sequence[int], length: int) -> list[list[int]]:
+def _pack_answers(sizes: Sequence[int], length: int) -> list[list[int]]:
     """Return the indices of the pieces in each row of `length`: first fit, the longest first."""
     rows: list[list[int]] = []
     free: list[int] = []
@@ -85,16 +85,16 @@ def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) ->
     """Return the offset of each piece in the flattened rows."""
     starts = {}
     for number, row in enumerate(rows):
-        at = number * length
+        offset = number * length
         for index in row:
-            starts[index] = at
-            at += sizes[index]
+            starts[index] = offset
+            offset += sizes[index]
     return starts
 
 
-def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> np.ndarray:
+def _join_rows(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Return the concatenated arrays of each row, zero-padded, int64 (rows, length)."""
-    return stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
+    return stack_rows([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
 
 
 class AnswerSums(NamedTuple):

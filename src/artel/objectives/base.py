@@ -121,7 +121,11 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
             problems.append(Problem("validate.prompts", *cls.why_no_prompts))
         if best is None and config.validate_.patience is not None:
             problems.append(
-                Problem("validate.patience", "needs a metric to judge by", "write checkpoint: {best: loss}")
+                Problem(
+                    "validate.patience",
+                    "needs checkpoint.best, the metric that must improve",
+                    "set checkpoint: {best: loss}",
+                )
             )
         return problems if cls.packs_text else [*problems, *cls._packing_problems(config)]
 
@@ -129,11 +133,11 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     def _packing_problems(cls, config: RunConfig) -> list[Problem]:
         """Return what does not fit separate samples."""
         data, problems = config.data, []
-        alone = "does not apply: each sample has its own row"
+        reason = "does not apply: each sample has its own row"
         if data.packing == "best_fit" and not cls.packs_samples:
-            problems.append(Problem("data.packing", f"best_fit {alone}", "remove it"))
+            problems.append(Problem("data.packing", f"best_fit {reason}", "remove it"))
         if data.document_mask and not cls.packs_samples:
-            problems.append(Problem("data.document_mask", f"true {alone}", "remove it"))
+            problems.append(Problem("data.document_mask", f"true {reason}", "remove it"))
         if data.document_mask is False and cls.fills_blocks(config):
             what = "false is not possible: packed samples never attend to each other"
             problems.append(Problem("data.document_mask", what, "remove it"))

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _MIN_NEW_TOKENS = 256
 """Minimum length allowed for a generated turn with tools, even if the record's turns are short."""
-_CALL_TURNS = 200
+_MAX_CALL_TURNS = 200
 """Turns of conversations with tools that a model writes at most when it is evaluated, to compare its calls."""
 _IDS_VERSION = 2
 """Increase it if the same conversation gets other ids, so that stores are prepared again. 2: no second space after a
@@ -134,8 +134,8 @@ class Chat(Objective, Decoding):
             try:
                 result = self._convert(record.fields)
                 if isinstance(result, DocumentSamples) and document.split == "validation":
-                    kept = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
-                    source = source_of(replace(record.fields, messages=tuple(kept)))
+                    messages = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
+                    source = source_of(replace(record.fields, messages=tuple(messages)))
                     result = replace(result, source=source)
                 yield result
             except Unfit as unfit:
@@ -162,31 +162,31 @@ class Chat(Objective, Decoding):
         with suppress(Unfit):  # reported by `samples`
             messages = _with_thoughts(conversation.messages, self.config.chat.reasoning)
             written = self._writer.write(messages, conversation.tools)
-            both = (written.difference, self._writer.token_difference(written))
-            return [difference for difference in both if difference is not None]
+            differences = (written.difference, self._writer.token_difference(written))
+            return [difference for difference in differences if difference is not None]
         return []
 
     def _convert(self, conversation: Conversation) -> DocumentSamples | Dropped:
         messages, tools = conversation.messages, conversation.tools
         if self._writer.has_control_token(messages, tools):
             return Dropped("control_token")
-        kept = _with_thoughts(messages, self.config.chat.reasoning)
-        written = self._writer.write(kept, tools)
+        kept_messages = _with_thoughts(messages, self.config.chat.reasoning)
+        written = self._writer.write(kept_messages, tools)
         thoughts = sum(bool(message.thought) for message in messages) - written.thoughts
         counted = {"thoughts_left_out": thoughts} if thoughts else {}
-        sample = self._sample(kept, written)
+        sample = self._sample(kept_messages, written)
         if not _learns(sample):
-            raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
+            raise Unfit("no turn of it is a target (chat.train_on, loss_weight)")
         block = self.config.data.block
         if len(sample.ids) <= block:
             return DocumentSamples([sample], counted=counted)
         if self.config.chat.too_long == "truncate_left":
             assert sample.flags is not None
-            cut = Sample(sample.ids[-block:], sample.flags[-block:])
+            truncated = Sample(sample.ids[-block:], sample.flags[-block:])
             counted["truncated"] = 1
-            return DocumentSamples([cut], counted=counted) if _learns(cut) else Dropped("longer_than_block")
+            return DocumentSamples([truncated], counted=counted) if _learns(truncated) else Dropped("longer_than_block")
         if self.config.chat.too_long == "split":
-            return self._split(kept, tools, counted)
+            return self._split(kept_messages, tools, counted)
         return Dropped("longer_than_block")
 
     def _sample(self, messages: Sequence[Message], written: WrittenOut) -> Sample:
@@ -198,7 +198,7 @@ class Chat(Objective, Decoding):
             for number, message in enumerate(messages)
             if (message.trained if message.trained is not None else _is_chosen(message, train_on, number == last))
         }
-        return self._writer.flagged(written, learned, everything=train_on == "all")
+        return self._writer.to_sample(written, learned, everything=train_on == "all")
 
     def _split(self, messages: Sequence[Message], tools: Tools, counted: dict[str, int]) -> DocumentSamples | Dropped:
         """Split into conversations of whole exchanges, each with the system message and as long as fits."""
@@ -260,7 +260,7 @@ class Chat(Objective, Decoding):
 
     def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
         """Return the first 200 assistant turns in conversations with tools, to compare their calls."""
-        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, _CALL_TURNS)
+        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, _MAX_CALL_TURNS)
         if not turns:
             return None
         end = self._end(model)
@@ -269,7 +269,7 @@ class Chat(Objective, Decoding):
         answers = ["\n".join(turn.answer.texts) for turn in turns]
         longest = max(len(ids) for ids in self.tokenizer.encode(answers))
         without = f" ({left_out:,} more left out: the template writes no prompt for them)" if left_out else ""
-        first = "the first " if len(turns) == _CALL_TURNS else ""
+        first = "the first " if len(turns) == _MAX_CALL_TURNS else ""
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
         return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_metrics, turns))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # If a smaller fraction of the positions has a target, the head is computed for those positions only.
-_SPARSE = 0.9
+_SPARSE_FRACTION = 0.9
 
 
 class Texts(Objective):
@@ -119,8 +119,8 @@ def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
     Places are found on the host: on a GPU, finding them would make the host wait.
     """
     places = np.flatnonzero(targets != IGNORED)
-    few = len(places) < _SPARSE * targets.size
-    return as_tensors({"targets": targets, "places": places} if few else {"targets": targets})
+    is_sparse = len(places) < _SPARSE_FRACTION * targets.size
+    return as_tensors({"targets": targets, "places": places} if is_sparse else {"targets": targets})
 
 
 def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:

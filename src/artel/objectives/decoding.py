@@ -43,7 +43,7 @@ class Decoding:
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return what `artel generate` prints. `context` is empty unless the objective takes one."""
-        raise InputError.at("--prompt", "models of this objective answer no prompts", "see artel evaluate")
+        raise InputError.at("--prompt", "models of this objective do not answer prompts", "see artel evaluate")
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raise InputError."""
@@ -96,7 +96,7 @@ class Decoding:
 
 # Building blocks for examples of use
 
-_TOKENS, _WORDS = 40, 12
+_MAX_TOKENS, _MAX_WORDS = 40, 12
 
 
 def in_python(text: str) -> str:
@@ -106,7 +106,7 @@ def in_python(text: str) -> str:
 
 def first_words(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     """Return the first words of a text in one line. `ids`: (tokens,), without special tokens."""
-    return " ".join(tokenizer.decode(ids[:_TOKENS]).split()[:_WORDS])
+    return " ".join(tokenizer.decode(ids[:_MAX_TOKENS]).split()[:_MAX_WORDS])
 
 
 def generation_usage(max_tokens: int, ends: Collection[int] = ()) -> list[str]:

@@ -78,7 +78,7 @@ class InsertionTagging(Objective, Decoding):
             assert isinstance(record.fields, Pair)
             inserted = self._align(record.fields, encoded)
             if inserted is None:
-                detail = "its output is not its input with single tokens inserted; fix or remove the pair"
+                detail = "its output is not its input plus inserted tokens; fix or remove the pair"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
             elif len(encoded.ids) + self._frame.size > self.config.data.block:
                 yield Dropped("longer_than_block")
@@ -129,17 +129,17 @@ class InsertionTagging(Objective, Decoding):
         attended, by_rule = np.zeros_like(ids), np.zeros(ids.shape, dtype=bool)
         for row, length in enumerate(rows.lengths):
             flags, tokens = rows.flags[row, :length], rows.ids[row, :length]
-            kept = np.flatnonzero(flags != _INSERTED)
-            count = len(kept)
-            ids[row, :count] = tokens[kept]
+            input_tokens = np.flatnonzero(flags != _INSERTED)
+            count = len(input_tokens)
+            ids[row, :count] = tokens[input_tokens]
             attended[row, :count] = 1
             if not rows.valid[row]:
                 continue
             # An input token in the store is followed by an inserted one or by the next input token.
-            followed = np.append(flags[1:] == _INSERTED, False)[kept]
-            labels = np.where(followed, np.append(tokens[1:], 0)[kept], tokens[kept])
-            targets[row, :count] = np.where(flags[kept] & _TOKEN, labels, IGNORED)
-            by_rule[row, :count] = (flags[kept] & _RULE) > 0
+            has_insertion = np.append(flags[1:] == _INSERTED, False)[input_tokens]
+            labels = np.where(has_insertion, np.append(tokens[1:], 0)[input_tokens], tokens[input_tokens])
+            targets[row, :count] = np.where(flags[input_tokens] & _TOKEN, labels, IGNORED)
+            by_rule[row, :count] = (flags[input_tokens] & _RULE) > 0
         arrays = {"input_ids": ids, "attention_mask": attended, "targets": targets, "by_rule": by_rule}
         return Batch(as_tensors(arrays), int((targets != IGNORED).sum()), int(attended[rows.valid].sum()))
 
@@ -157,11 +157,11 @@ class InsertionTagging(Objective, Decoding):
         loss, guesses = model_losses(
             model, {"input_ids": ids, "attention_mask": batch.tensors["attention_mask"]}, targets
         )
-        counted = targets != IGNORED
-        missing, guessed = counted & (targets != ids), counted & (guesses != ids)
-        right = counted & (guesses == targets)
+        is_target = targets != IGNORED
+        missing, inserted = is_target & (targets != ids), is_target & (guesses != ids)
+        right = is_target & (guesses == targets)
         found_by_rule = by_rule & missing & (targets == self._single_token(","))
-        counts = (right, missing, guessed, right & missing, by_rule, found_by_rule)
+        counts = (right, missing, inserted, right & missing, by_rule, found_by_rule)
         return torch.stack([loss, torch.full_like(loss, batch.targets), *(count.sum().float() for count in counts)])
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
@@ -183,12 +183,12 @@ class InsertionTagging(Objective, Decoding):
         with evaluating(model):
             guesses = model(input_ids=ids).logits[0].argmax(dim=-1).cpu().numpy()
         guesses = guesses[len(self._frame.before) :][: len(encoded.ids)]
-        pieces, copied = [], 0
+        pieces, copied_to = [], 0
         for token in np.flatnonzero(guesses != encoded.ids):
             end = int(encoded.ends[token])
-            pieces += [text[copied:end], self.tokenizer.decode([guesses[token]])]
-            copied = end
-        return "".join([*pieces, text[copied:]])
+            pieces += [text[copied_to:end], self.tokenizer.decode([guesses[token]])]
+            copied_to = end
+        return "".join([*pieces, text[copied_to:]])
 
 
 def missing_after(input_text: str, output_text: str) -> dict[int, str] | None:
@@ -197,32 +197,32 @@ def missing_after(input_text: str, output_text: str) -> dict[int, str] | None:
     White space is ignored. -1 is the beginning. None if the output lacks something that the input has.
     """
     missing: dict[int, str] = {}
-    last, at = -1, 0
+    last_index, index = -1, 0
     for character in output_text:
         if character.isspace():
             continue
-        while at < len(input_text) and input_text[at].isspace():
-            at += 1
-        if at < len(input_text) and input_text[at] == character:
-            last, at = at, at + 1
+        while index < len(input_text) and input_text[index].isspace():
+            index += 1
+        if index < len(input_text) and input_text[index] == character:
+            last_index, index = index, index + 1
         else:
-            missing[last] = missing.get(last, "") + character
-    return None if input_text[at:].strip() else missing
+            missing[last_index] = missing.get(last_index, "") + character
+    return None if input_text[index:].strip() else missing
 
 
-def _scores(prefix: str, found: float, guessed: float, missing: float) -> dict[str, float]:
-    precision = found / guessed if guessed else 0.0
+def _scores(prefix: str, found: float, predicted: float, missing: float) -> dict[str, float]:
+    precision = found / predicted if predicted else 0.0
     recall = found / missing if missing else 0.0
     f1 = 2 * precision * recall / (precision + recall) if found else 0.0
     return {f"{prefix}precision": precision, f"{prefix}recall": recall, f"{prefix}f1": f1}
 
 
 _WORD = re.compile(r"[^\W\d_]+")
-_WHICH = frozenset(
+_RELATIVE_PRONOUNS = frozenset(
     "который которая которое которые которого которой которому которым которых которую которыми котором".split()
 )
 # More often than not, a comma precedes these (counted on 3,440 sentences of Universal Dependencies).
-_CONJUNCTIONS = _WHICH | frozenset(
+_CONJUNCTIONS = _RELATIVE_PRONOUNS | frozenset(
     "что чтобы но а если когда где куда откуда хотя пока поскольку словно будто ибо зато чем почему зачем однако "
     "потому особенно включая например причём причем какой какая какое какие чей чья чьё чьи".split()
 )
@@ -243,7 +243,7 @@ def comma_positions(text: str) -> list[int]:
         if word not in _CONJUNCTIONS:
             continue
         before = words[number - 1][0].lower()
-        if (word in _WHICH and before in _PREPOSITIONS) or (word == "что" and before in _BEFORE_THAT):
+        if (word in _RELATIVE_PRONOUNS and before in _PREPOSITIONS) or (word == "что" and before in _BEFORE_THAT):
             first -= 1  # в котором, потому что
         if first == 0:
             continue

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Tokens in a group of the longest rows: enough to keep the device busy.
 _GROUP_TOKENS = {"cpu": 1024, "cuda": 16384}
-_FEWEST_ROWS = 4
+_MIN_ROWS = 4
 _PASS_TOKENS = 8192
 """Tokens of a forward pass in inference, padding included."""
 
@@ -73,7 +73,7 @@ def group_count(rows: int, config: RunConfig, device: str | None = None) -> int:
     if config.parallel.pipeline > 1:
         return 1
     tokens = _GROUP_TOKENS[device or ("cuda" if torch.cuda.is_available() else "cpu")]
-    return -(-rows // max(_FEWEST_ROWS, tokens // config.data.block))
+    return -(-rows // max(_MIN_ROWS, tokens // config.data.block))
 
 
 def group_rows(
@@ -91,24 +91,24 @@ def group_rows(
     bounds = [len(rows) * number // count for number in range(count + 1)]
     groups = tuple(_group(first, last, lengths[order[first:last]], longest) for first, last in pairwise(bounds))
     mask = np.arange(longest) < lengths[order, None]
-    arrays = {"input_ids": _padded(mask, [rows[row] for row in order], pad_id), "attention_mask": mask.astype(np.int64)}
+    arrays = {"input_ids": _pad(mask, [rows[row] for row in order], pad_id), "attention_mask": mask.astype(np.int64)}
     if types is not None:
         types = [*types, *[types[0][:1]] * missing]
-        arrays["token_type_ids"] = _padded(mask, [types[row] for row in order], 0)
+        arrays["token_type_ids"] = _pad(mask, [types[row] for row in order], 0)
     places, starts = np.empty((2, len(rows)), dtype=np.int64)
     places[order] = np.arange(len(rows))
     row_lengths = np.repeat([group.length for group in groups], [group.last - group.first for group in groups])
     starts[order] = np.cumsum(row_lengths) - row_lengths
-    kept = len(rows) - missing
-    arrays["places"] = places[:kept]
-    return GroupedRows(as_tensors(arrays), groups, starts[:kept])
+    num_rows = len(rows) - missing
+    arrays["places"] = places[:num_rows]
+    return GroupedRows(as_tensors(arrays), groups, starts[:num_rows])
 
 
 def _group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGroup:
     """Return the group of rows with these ascending lengths. `longest`: length of the micro-batch's longest row."""
     length = int(lengths[-1])
     if lengths[0] < length:
-        length = min(rounded_up(length), longest)
+        length = min(round_up(length), longest)
     return LengthGroup(first, last, length, bool(lengths[0] < length))
 
 
@@ -119,20 +119,20 @@ def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
-def rounded_up(length: int) -> int:
+def round_up(length: int) -> int:
     """Return the next multiple of 16: few different shapes, and kernels prefer multiples of 8."""
     return -(-length // 16) * 16
 
 
-def stacked(rows: Sequence[np.ndarray], length: int, padding: int) -> np.ndarray:
+def stack_rows(rows: Sequence[np.ndarray], length: int, padding: int) -> np.ndarray:
     """Return rows of unequal length as int64 (rows, length), padded on the right."""
-    stacked = np.full((len(rows), length), padding, dtype=np.int64)
-    for row, ids in zip(stacked, rows, strict=True):
+    matrix = np.full((len(rows), length), padding, dtype=np.int64)
+    for row, ids in zip(matrix, rows, strict=True):
         row[: len(ids)] = ids
-    return stacked
+    return matrix
 
 
-def _padded(mask: np.ndarray, rows: Sequence[np.ndarray], padding: int) -> np.ndarray:
+def _pad(mask: np.ndarray, rows: Sequence[np.ndarray], padding: int) -> np.ndarray:
     """Return the rows in the shape of `mask`, (rows, longest)."""
     padded = np.full(mask.shape, padding, dtype=np.int64)
     padded[mask] = np.concatenate(rows)
@@ -170,11 +170,11 @@ def logits_of_rows(
         return np.zeros((0, model.config.num_labels))
     logits: dict[int, np.ndarray] = {}
     with evaluating(model):
-        for chosen in batches_by_length([len(row) for row in rows]):
-            some_types = None if types is None else [types[row] for row in chosen]
-            grouped = group_rows([rows[row] for row in chosen], 1, pad_id, some_types)
+        for indices in batches_by_length([len(row) for row in rows]):
+            batch_types = None if types is None else [types[row] for row in indices]
+            grouped = group_rows([rows[row] for row in indices], 1, pad_id, batch_types)
             tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
-            logits |= zip(chosen, row_logits(model, tensors, grouped.groups).double().cpu().numpy(), strict=True)
+            logits |= zip(indices, row_logits(model, tensors, grouped.groups).double().cpu().numpy(), strict=True)
     return np.array([logits[row] for row in range(len(rows))])
 
 

@@ -52,7 +52,7 @@ class Masked(Texts, Decoding):
         self._special[tokenizer.special_ids] = True
         self._ordinary = np.flatnonzero(~self._special)
         self._word_starts = tokenizer.word_starts() if config.masked.whole_words else None
-        self._commonest: dict[StoreSplit, float] = {}
+        self._most_common: dict[StoreSplit, float] = {}
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
@@ -126,17 +126,17 @@ class Masked(Texts, Decoding):
         masked = self.config.masked
         key = xxhash.xxh3_64_intdigest(f"mask:{self.config.seed}:{epoch}:{sample}".encode())
         random = np.random.Generator(np.random.Philox(key))
-        chosen = self._choose(ids, random)
+        positions = self._choose_positions(ids, random)
         visible, targets = ids.copy(), np.full_like(ids, IGNORED)
-        targets[chosen] = ids[chosen]
-        draws = random.random(len(chosen))
-        others = self._ordinary[random.integers(len(self._ordinary), size=len(chosen))]
-        visible[chosen[draws < masked.mask]] = self._mask
+        targets[positions] = ids[positions]
+        draws = random.random(len(positions))
+        random_ids = self._ordinary[random.integers(len(self._ordinary), size=len(positions))]
+        visible[positions[draws < masked.mask]] = self._mask
         any_token = (draws >= masked.mask) & (draws < masked.mask + masked.random)
-        visible[chosen[any_token]] = others[any_token]
+        visible[positions[any_token]] = random_ids[any_token]
         return visible, targets
 
-    def _choose(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    def _choose_positions(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
         candidates = np.flatnonzero(~self._special[ids])
         count = min(len(candidates), max(1, round(self.config.masked.rate * len(candidates))))
         if self._word_starts is None or count == 0:
@@ -145,24 +145,24 @@ class Masked(Texts, Decoding):
         words = np.cumsum(self._word_starts[ids])[candidates]
         names, sizes = np.unique(words, return_counts=True)
         shuffled = random.permutation(len(names))
-        taken = shuffled[np.cumsum(sizes[shuffled]) <= count]
-        return candidates[np.isin(words, names[taken if len(taken) else shuffled[:1]])]
+        chosen_words = shuffled[np.cumsum(sizes[shuffled]) <= count]
+        return candidates[np.isin(words, names[chosen_words if len(chosen_words) else shuffled[:1]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return token_sums(model, inputs_of(model, batch, causal=False), batch)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `token_metrics` of the hidden tokens, and the accuracy of always guessing the commonest token."""
-        if split not in self._commonest:
+        if split not in self._most_common:
             ids = split.read(0, min(split.tokens, 10_000_000))
             counts = np.bincount(ids[~self._special[ids]])
-            self._commonest[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
-        return token_metrics(totals) | {"commonest_token": self._commonest[split]}
+            self._most_common[split] = float(counts.max() / counts.sum()) if len(counts) else 0.0
+        return token_metrics(totals) | {"commonest_token": self._most_common[split]}
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         filled = fill_masks(model, self.tokenizer, prompt)
-        shown = ("  ".join(f"{t.strip() or repr(t)} {chance:.3f}" for t, chance in mask) for mask in filled.candidates)
-        notes = (f"candidates: {line}" for line in shown)  # white space is quoted
+        lines = ("  ".join(f"{t.strip() or repr(t)} {chance:.3f}" for t, chance in mask) for mask in filled.candidates)
+        notes = (f"candidates: {line}" for line in lines)  # white space is quoted
         masks = [[{"token": token, "probability": chance} for token, chance in mask] for mask in filled.candidates]
         return Reply([filled.text], tuple(notes), {"prompt": prompt, "text": filled.text, "masks": masks})
 

@@ -169,10 +169,10 @@ class PreferenceOptimization(Objective):
         present = np.array([[length > 0 for length in lengths] for lengths in rows.numbers]) & rows.valid[:, None]
         is_validation = bool((rows.epochs < 0).any())
         if self.needs_global_statistics and not is_validation:
-            others = self._tensors([sample[_OTHER:] for sample in samples])
-            tensors = {f"{_OTHER_ROWS}{name}": tensor for name, tensor in others.items()}
+            other_tensors = self._tensors([sample[_OTHER:] for sample in samples])
+            tensors = {f"{_OTHER_ROWS}{name}": tensor for name, tensor in other_tensors.items()}
             # At least as long as those: a pipeline allocates for these rows only.
-            tensors |= self._tensors([sample[:_OTHER] for sample in samples], others["input_ids"].shape[1])
+            tensors |= self._tensors([sample[:_OTHER] for sample in samples], other_tensors["input_ids"].shape[1])
         else:
             tensors = self._tensors(samples)
         tensors["present"] = torch.from_numpy(present)
@@ -246,19 +246,19 @@ class PreferenceOptimization(Objective):
         logps, counts, entropies = (each[:, :_OTHER] for each in answers)
         present = batch.tensors["present"][:, :_OTHER]
         reference = batch.tensors.get("reference")
-        compared = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
-        rewards = self._beta * (logps if self._preference.loss in ("orpo", "simpo") else compared)
+        log_ratios = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
+        rewards = self._beta * (logps if self._preference.loss in ("orpo", "simpo") else log_ratios)
         if self._preference.loss in ("ipo", "orpo", "simpo"):
             rewards = rewards / counts.clamp(min=1)
-        losses = self._losses(compared, logps, counts, self._kl)
-        both = present.all(dim=1)
-        used = present if losses.ndim == 2 else both
-        right = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & both
+        losses = self._losses(log_ratios, logps, counts, self._kl)
+        has_both = present.all(dim=1)
+        in_loss = present if losses.ndim == 2 else has_both
+        right = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & has_both
         detached = rewards.detach()
         sums = [
-            losses[used].sum(),
-            used.sum(),
-            both.sum(),
+            losses[in_loss].sum(),
+            in_loss.sum(),
+            has_both.sum(),
             right.sum(),
             present[:, _CHOSEN].sum(),
             detached[:, _CHOSEN][present[:, _CHOSEN]].sum(),
@@ -269,20 +269,20 @@ class PreferenceOptimization(Objective):
         ]
         return torch.stack([number.float() for number in sums])
 
-    def _losses(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: float) -> torch.Tensor:
+    def _losses(self, log_ratios: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: float) -> torch.Tensor:
         """Return the loss of each pair, (rows,), or with KTO of each answer, (rows, 2). `kl`: its reference point."""
         import torch
         import torch.nn.functional as F
 
         beta, config = self._beta, self._preference
         means = logps / counts.clamp(min=1)
-        gap = compared[:, _CHOSEN] - compared[:, _REJECTED]
+        gap = log_ratios[:, _CHOSEN] - log_ratios[:, _REJECTED]
         if config.loss == "dpo":
             right, swapped = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
             return -(1 - config.smoothing) * right - config.smoothing * swapped
         if config.loss == "ipo":
             # Means over an answer's tokens, as the paper's authors confirmed; sums would penalize long answers.
-            per_token = compared / counts.clamp(min=1)
+            per_token = log_ratios / counts.clamp(min=1)
             return (per_token[:, _CHOSEN] - per_token[:, _REJECTED] - 1 / (2 * beta)) ** 2
         if config.loss == "simpo":
             return -F.logsigmoid(beta * (means[:, _CHOSEN] - means[:, _REJECTED]) - config.margin)
@@ -290,9 +290,9 @@ class PreferenceOptimization(Objective):
             # log odds of an answer: log p - log(1 - p), p the geometric mean of its tokens' probabilities.
             odds = means - torch.log1p(-torch.exp(means.clamp(max=-1e-6)))
             return -means[:, _CHOSEN] - beta * F.logsigmoid(odds[:, _CHOSEN] - odds[:, _REJECTED])
-        chosen = config.desirable * (1 - torch.sigmoid(beta * (compared[:, _CHOSEN] - kl)))
-        rejected = config.undesirable * (1 - torch.sigmoid(beta * (kl - compared[:, _REJECTED])))
-        return torch.stack([chosen, rejected], dim=1)
+        chosen_loss = config.desirable * (1 - torch.sigmoid(beta * (log_ratios[:, _CHOSEN] - kl)))
+        rejected_loss = config.undesirable * (1 - torch.sigmoid(beta * (kl - log_ratios[:, _REJECTED])))
+        return torch.stack([chosen_loss, rejected_loss], dim=1)
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch.nn.functional as F
@@ -327,9 +327,9 @@ class PreferenceOptimization(Objective):
 
         present = torch.from_numpy(split.numbers()[: len(logps), :_OTHER] > 0)
         reference = self._reference.get(True)
-        compared = logps if reference is None else logps - reference[: len(logps)]
-        kl = max(0.0, float(compared[:, _OTHER].mean()))
-        answers = compared[:, :_OTHER]
+        log_ratios = logps if reference is None else logps - reference[: len(logps)]
+        kl = max(0.0, float(log_ratios[:, _OTHER].mean()))
+        answers = log_ratios[:, :_OTHER]
         return float(self._losses(answers, answers, torch.ones_like(answers), kl)[present].mean())
 
 
@@ -337,7 +337,7 @@ def _messages(pair: Preference) -> list[Message]:
     return [*pair.prompt, *(answer for answer in (pair.chosen, pair.rejected) if answer is not None)]
 
 
-_SEARCHED = 64
+_MAX_DISTANCE = 64
 """Following samples that are searched for an answer to another prompt."""
 
 
@@ -354,11 +354,11 @@ class _WithOtherAnswers(WholeSamples):
     def read(self, index: int) -> Sample:
         sample = super().read(index)
         prompt = _first_answer(sample)[0]
-        for distance in range(1, _SEARCHED + 1):  # answers to one prompt are often neighbours
-            other = super().read((index + distance) % len(self))
-            if not np.array_equal(_first_answer(other)[0], prompt):
+        for distance in range(1, _MAX_DISTANCE + 1):  # answers to one prompt are often neighbours
+            neighbour = super().read((index + distance) % len(self))
+            if not np.array_equal(_first_answer(neighbour)[0], prompt):
                 break
-        _, answer, answer_flags = (each[: max(1, self._block - len(prompt))] for each in _first_answer(other))
+        _, answer, answer_flags = (each[: max(1, self._block - len(prompt))] for each in _first_answer(neighbour))
         assert sample.flags is not None
         flags = np.concatenate([sample.flags, np.zeros(len(prompt), np.uint8), answer_flags])
         numbers = (*sample.numbers, len(prompt) + len(answer))

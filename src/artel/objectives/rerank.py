@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _QUERY, _DOCUMENT = "Where is Anna?", "Anna is in the forest."  # an example
-_LISTED = 5
+_MAX_LISTED = 5
 # Documents ordered for each query in validation: the matching ones, the record's own negatives, and drawn ones.
-_CANDIDATES = 20
+_MAX_CANDIDATES = 20
 
 
 class Rerank(Objective, Decoding):
@@ -50,7 +50,7 @@ class Rerank(Objective, Decoding):
     sums = ("loss", "targets")
     tasks = ("rerank", "score")
     why_no_prompts = (
-        "a query needs its document; prompts show nothing here",
+        "a query needs a document, so prompts cannot be used",
         "remove them, and use artel generate after training: artel generate --prompt QUERY --context DOCUMENT",
     )
     better = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])
@@ -64,7 +64,7 @@ class Rerank(Objective, Decoding):
         self._rerank = config.rerank
         self._writer = PairWriter(tokenizer, config.data.block)
         self._splits: list[DrawnNegatives] = []
-        self.outputs = tuple(f"score_{number}" for number in range(_CANDIDATES))
+        self.outputs = tuple(f"score_{number}" for number in range(_MAX_CANDIDATES))
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
@@ -109,7 +109,7 @@ class Rerank(Objective, Decoding):
         if not store.train.samples or numbers[:, HAS_SCORE].any():
             return
         drawn = DrawnNegatives(store.train, self.config.seed)
-        samples = range(min(store.train.samples, _LISTED))
+        samples = range(min(store.train.samples, _MAX_LISTED))
         if not any(drawn.own_negatives(sample) or drawn.draw(sample, 0, 1) for sample in samples):
             what = "no record has negatives, and there are no other documents to draw them from"
             raise InputError.at("data.sources", what, "add negatives, or records with other documents")
@@ -139,24 +139,24 @@ class Rerank(Objective, Decoding):
         count = self.group_count(len(ids))
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
         tensors = as_tensors({"present": present, "labels": labels.astype(np.float32)})
-        learned = present[:, : self._learned]
+        learned = present[:, : self._max_learned]
         targets = learned.any(axis=1).sum() if self._rerank.loss == "listwise" else learned.sum()
         lengths = np.array(list(map(len, ids))).reshape(present.shape)
         return Batch(grouped.tensors | tensors, int(targets), int(lengths[present].sum()), grouped.groups)
 
     @property
-    def _learned(self) -> int:
+    def _max_learned(self) -> int:
         """Maximum number of documents per sample in the loss."""
         return 1 + self._rerank.negatives
 
     def _columns(self, rows: Rows) -> int:
         """Return the number of documents per sample: one if all records have scores."""
-        drawing = self._drawing(rows)
-        if not (drawing.has_matches if drawing else (rows.numbers[:, HAS_SCORE] == 0).any()):
+        drawn = self._drawn_negatives(rows)
+        if not (drawn.has_matches if drawn else (rows.numbers[:, HAS_SCORE] == 0).any()):
             return 1
-        return _CANDIDATES if (rows.epochs < 0).any() else self._learned
+        return _MAX_CANDIDATES if (rows.epochs < 0).any() else self._max_learned
 
-    def _drawing(self, rows: Rows) -> DrawnNegatives | None:
+    def _drawn_negatives(self, rows: Rows) -> DrawnNegatives | None:
         """Return the source of drawn negatives; None for the made-up rows of a plan."""
         return self._splits[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
 
@@ -167,11 +167,16 @@ class Rerank(Objective, Decoding):
         query, document, *negatives = parts_of(rows.ids[row, :length], rows.flags[row, :length])
         if rows.numbers[row, HAS_SCORE]:
             return [query, document]
-        drawing = self._drawing(rows)
-        if drawing is None:
+        drawn = self._drawn_negatives(rows)
+        if drawn is None:
             return [query, document, *(negatives + [document] * columns)[: columns - 1]]
-        chosen = drawing.choose(negatives, index, epoch, columns - 1)
-        return [query, document, *chosen, *drawing.draw(index, epoch, columns - 1 - len(chosen), negatives)]
+        own_negatives = drawn.choose(negatives, index, epoch, columns - 1)
+        return [
+            query,
+            document,
+            *own_negatives,
+            *drawn.draw(index, epoch, columns - 1 - len(own_negatives), negatives),
+        ]
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return the query with each document; no token is predicted."""
@@ -184,7 +189,7 @@ class Rerank(Objective, Decoding):
         for number, document in enumerate(documents):
             ids, _ = self._writer.row(query, document)
             name = f"negative {number}" if number else "document"
-            goal = goals[min(number, 1)] if number < self._learned else "nothing, it is only ranked"
+            goal = goals[min(number, 1)] if number < self._max_learned else "nothing, it is only ranked"
             token_views.append(TokenView(ids, np.full(len(ids), IGNORED), name, goal=goal))
         return token_views
 
@@ -200,7 +205,7 @@ class Rerank(Objective, Decoding):
         all_scores = row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["present"].shape)
         outputs = all_scores.masked_fill(~batch.tensors["present"], torch.nan)
         scores, present, labels = (
-            tensor[:, : self._learned] for tensor in (all_scores, batch.tensors["present"], batch.tensors["labels"])
+            tensor[:, : self._max_learned] for tensor in (all_scores, batch.tensors["present"], batch.tensors["labels"])
         )
         if self._rerank.loss == "listwise":
             used = present.any(dim=1)
@@ -229,9 +234,9 @@ class Rerank(Objective, Decoding):
         firsts = [int(ranked[0]) for ranked in _ranks(outputs, split)]
         if not firsts:
             return {}
-        counts = [firsts.count(rank) for rank in range(1, _LISTED + 1)]
+        counts = [firsts.count(rank) for rank in range(1, _MAX_LISTED + 1)]
         table = [{"rank": str(rank), "queries": count} for rank, count in enumerate(counts, 1)]
-        table.append({"rank": f"over {_LISTED}", "queries": len(firsts) - sum(counts)})
+        table.append({"rank": f"over {_MAX_LISTED}", "queries": len(firsts) - sum(counts)})
         return {"tables": {"Rank of the first document that matches": table}}
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -288,7 +293,7 @@ def _ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
     return ranked
 
 
-_CUT = 10
+_RANKING_DEPTH = 10
 
 
 def ranks(scores: np.ndarray, matches: np.ndarray) -> np.ndarray:
@@ -302,8 +307,8 @@ def ranks(scores: np.ndarray, matches: np.ndarray) -> np.ndarray:
 
 def ndcg(ranked: np.ndarray) -> float:
     """Return nDCG at 10 of `ranks`, with binary relevance (Järvelin and Kekäläinen 2002)."""
-    gain = (1 / np.log2(ranked[ranked <= _CUT] + 1)).sum()
-    best = (1 / np.log2(np.arange(1, min(len(ranked), _CUT) + 1) + 1)).sum()
+    gain = (1 / np.log2(ranked[ranked <= _RANKING_DEPTH] + 1)).sum()
+    best = (1 / np.log2(np.arange(1, min(len(ranked), _RANKING_DEPTH) + 1) + 1)).sum()
     return float(gain / best)
 
 

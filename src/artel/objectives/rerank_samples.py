@@ -20,7 +20,7 @@ from artel.tokens.order import splitmix64
 COLUMNS = 4
 QUERY, DOCUMENT, SCORE, HAS_SCORE = range(COLUMNS)
 """The columns of a sample's numbers."""
-QUERY_FLAG, DOCUMENT_FLAG, MOST_NEGATIVES = 0, 1, 254
+QUERY_FLAG, DOCUMENT_FLAG, MAX_NEGATIVES = 0, 1, 254
 
 
 class PairWriter:
@@ -67,16 +67,16 @@ class PairWriter:
             detail = f"its score is {match.score:g}; write a number from 0 (does not match) to 1 (matches)"
             return Rejected(record.origin, "bad_score", detail, record.set_name)
         longest = self._block - self._frame.size - len(query)
-        cut = sum(len(each) > longest for each in (*positives, *negatives))
-        counted = {"truncated": cut} if cut else {}
-        left_out = without_token + max(0, len(negatives) - MOST_NEGATIVES)
+        num_truncated = sum(len(each) > longest for each in (*positives, *negatives))
+        counted = {"truncated": num_truncated} if num_truncated else {}
+        left_out = without_token + max(0, len(negatives) - MAX_NEGATIVES)
         if left_out:
             counted["negatives_left_out"] = left_out
-        kept = [each[: self._block] for each in negatives[:MOST_NEGATIVES]]
+        kept_negatives = [each[: self._block] for each in negatives[:MAX_NEGATIVES]]
         numbers = _hash(match.query), float_bits(match.score or 0.0), int(match.score is not None)
         samples = []
         for text, positive in zip(match.positives, positives, strict=True):
-            parts = [query, positive[: self._block], *kept]
+            parts = [query, positive[: self._block], *kept_negatives]
             flags = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in parts])
             samples.append(Sample(np.concatenate(parts), flags, (numbers[0], _hash(text), *numbers[1:])))
         return DocumentSamples(samples, counted=counted)
@@ -106,7 +106,7 @@ def _hash(text: str) -> int:
     return int(np.uint64(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))).astype(np.int64))
 
 
-_TRIES = 8
+_MAX_TRIES = 8
 """Rounds of drawing, each with four times as many numbers as documents needed."""
 
 
@@ -128,14 +128,14 @@ class DrawnNegatives:
         assert sample.flags is not None
         return parts_of(sample.ids, sample.flags)[2:]
 
-    def choose(self, own: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
+    def choose(self, negatives: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
         """Return up to `count` of a record's negatives; a different choice in each epoch if it has more."""
-        if len(own) <= count:
-            return own
+        if len(negatives) <= count:
+            return negatives
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:own:{epoch}:{sample}".encode()))
         with np.errstate(over="ignore"):
-            order = np.argsort(splitmix64(key + np.arange(len(own), dtype=np.uint64)))
-        return [own[number] for number in order[:count].tolist()]
+            order = np.argsort(splitmix64(key + np.arange(len(negatives), dtype=np.uint64)))
+        return [negatives[number] for number in order[:count].tolist()]
 
     def draw(self, sample: int, epoch: int, count: int, own: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """Return the ids of up to `count` different documents that no record names for this query.
@@ -148,7 +148,7 @@ class DrawnNegatives:
         known = set(self._documents[self._by_query[first:last]].tolist())
         chosen: list[int] = []
         size = 4 * count
-        for turn in range(_TRIES if count else 0):
+        for turn in range(_MAX_TRIES if count else 0):
             with np.errstate(over="ignore"):  # arithmetic modulo 2**64
                 drawn = splitmix64(key + np.arange(turn * size, (turn + 1) * size, dtype=np.uint64))
             for index in (drawn % np.uint64(len(self._queries))).tolist():

@@ -57,7 +57,7 @@ class Reward(Objective, Decoding):
     outputs = ("chosen_score", "rejected_score")
     tasks = ("score",)
     why_no_prompts = (
-        "a reward model judges answers and writes none; prompts show nothing here",
+        "a reward model scores answers and does not generate text",
         "remove them, and use artel generate after training: artel generate --prompt … --context ANSWER",
     )
     better = directions(lower=["loss", "calibration_error"], higher=["accuracy", "margin", "outcome_accuracy"])
@@ -112,10 +112,10 @@ class Reward(Objective, Decoding):
     # record -> samples
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
-        written = [self._written(document) for document in documents]
-        texts = [text for sides in written if isinstance(sides, list) for text in sides if text]
+        texts_by_document = [self._texts(document) for document in documents]
+        texts = [text for sides in texts_by_document if isinstance(sides, list) for text in sides if text]
         encoded = iter(self._reader.encode(texts))
-        for document, sides in zip(documents, written, strict=True):
+        for document, sides in zip(documents, texts_by_document, strict=True):
             if not isinstance(sides, list):
                 yield sides
                 continue
@@ -128,7 +128,7 @@ class Reward(Objective, Decoding):
             numbers = (*lengths, float_bits(document.record.fields.margin))
             yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
 
-    def _written(self, document: Document) -> list[str] | Rejected | Dropped:
+    def _texts(self, document: Document) -> list[str] | Rejected | Dropped:
         """Return the texts of the chosen and the rejected answer, each after the prompt; empty for a missing one."""
         record, pair = document.record, document.record.fields
         assert isinstance(pair, Preference)
@@ -198,7 +198,7 @@ class Reward(Objective, Decoding):
         """Return loss, `accuracy` (pairs whose chosen answer has the higher score), `margin` (mean difference),
         `outcome_accuracy` of answers with a label, and `calibration_error` over both kinds.
         """
-        margins, outcomes, labels = _judged(outputs, split)
+        margins, outcomes, labels = _first_outcomes(outputs, split)
         metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if len(margins):
             metrics |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
@@ -209,8 +209,8 @@ class Reward(Objective, Decoding):
         return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        judged = _judged(outputs, split)
-        bins = calibration_bins(*_questions(*judged)) if any(map(len, judged)) else []
+        outcomes = _first_outcomes(outputs, split)
+        bins = calibration_bins(*_questions(*outcomes)) if any(map(len, outcomes)) else []
         return {"tables": {"Calibration": bins}} if bins else {}
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -240,13 +240,13 @@ def _sides(rows: Rows, row: int) -> list[np.ndarray]:
     return [rows.ids[row, :chosen], rows.ids[row, chosen : chosen + rejected]]
 
 
-def _judged(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _first_outcomes(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (margins of pairs, scores of answers with a label, their labels) of the first samples of a split."""
     present = np.asarray(split.numbers()[: len(outputs), :_MARGIN] > 0)
     pairs = present.all(axis=1)
-    chosen = present[~pairs, _CHOSEN]
-    single = np.where(chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
-    return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], single, chosen
+    is_chosen = present[~pairs, _CHOSEN]
+    single = np.where(is_chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
+    return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], single, is_chosen
 
 
 def _questions(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -275,20 +275,23 @@ class ConversationReader:
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of written conversations, int64 (tokens,) each."""
-        return [self._framed(encoded.ids) for encoded in self._tokenizer.encode_with_offsets(texts, control=True)]
+        return [
+            self._add_special_tokens(encoded.ids)
+            for encoded in self._tokenizer.encode_with_offsets(texts, control=True)
+        ]
 
     def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
         """Return the ids of a prompt and its answer. Raise InputError."""
         messages = [*_messages(prompt), Message("assistant", answer)]
         if self.writer.has_control_token(messages):
-            what = "a text has a special token of the tokenizer, which would be read as the chat template's own"
+            what = "a text has a special token of the tokenizer, which would be read as a part of the chat template"
             raise InputError.at("--prompt", what, "remove it")
         try:
             return self.encode([self.writer.write(messages).text])[0]
         except Unfit as unfit:
             raise InputError.at("--prompt", str(unfit), "fix it") from None
 
-    def _framed(self, ids: np.ndarray) -> np.ndarray:
+    def _add_special_tokens(self, ids: np.ndarray) -> np.ndarray:
         before, after = self.before, self._after
         if ids[: len(before)].tolist() == before:
             before = []

@@ -21,7 +21,7 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, in_python
-from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, rounded_up, stacked
+from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, round_up, stack_rows
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from artel.models.loading.request import ModelRequest
 
 _INPUT = 0  # column of a sample's numbers: length of the input
-_NOT_WRITTEN = -1.0
-_SHORTEST_OUTPUT = 8
-_LISTED, _LISTED_CHARACTERS = 10, 60  # pairs in a report, and characters of each text
+_NOT_GENERATED = -1.0
+_MIN_OUTPUT_TOKENS = 8
+_MAX_LISTED, _MAX_LISTED_CHARACTERS = 10, 60  # pairs in a report, and characters of each text
 _EXAMPLE = "He come home yesterday."
 
 
@@ -75,7 +75,7 @@ class SequenceToSequence(Objective, Decoding):
         except OSError:  # no generation settings
             return {}
         longest = settings.max_new_tokens or settings.max_length or 0
-        return {"seq2seq": {"target": longest}} if longest >= _SHORTEST_OUTPUT else {}
+        return {"seq2seq": {"target": longest}} if longest >= _MIN_OUTPUT_TOKENS else {}
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -164,15 +164,15 @@ class SequenceToSequence(Objective, Decoding):
         pairs = [document.record.fields for document in documents]
         inputs = self._framing.inputs([pair.input for pair in pairs if isinstance(pair, Pair)])
         outputs = self._framing.outputs([pair.output for pair in pairs if isinstance(pair, Pair)])
-        for document, read, written in zip(documents, inputs, outputs, strict=True):
+        for document, source, target in zip(documents, inputs, outputs, strict=True):
             pair = document.record.fields
             assert isinstance(pair, Pair)
-            cut = {"input_truncated": int(read.is_cut), "output_truncated": int(written.is_cut)}
-            if self._seq2seq.too_long == "drop" and any(cut.values()):
-                yield Dropped("longer_than_block" if read.is_cut else "longer_than_target")
+            truncated = {"input_truncated": int(source.is_cut), "output_truncated": int(target.is_cut)}
+            if self._seq2seq.too_long == "drop" and any(truncated.values()):
+                yield Dropped("longer_than_block" if source.is_cut else "longer_than_target")
                 continue
-            sample = Sample(np.concatenate([read.ids, written.ids]), None, (len(read.ids),))
-            counted = {name: count for name, count in cut.items() if count}
+            sample = Sample(np.concatenate([source.ids, target.ids]), None, (len(source.ids),))
+            counted = {name: count for name, count in truncated.items() if count}
             texts = {"input": pair.input, "output": pair.output} if document.split == "validation" else None
             yield DocumentSamples([sample], texts, counted)
 
@@ -190,11 +190,11 @@ class SequenceToSequence(Objective, Decoding):
         grouped = group_rows(inputs, self.group_count(count), self.tokenizer.pad_id)
         order = np.argsort(grouped.tensors["places"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
-        targets = stacked(outputs, padded_length(outputs), IGNORED)
+        targets = stack_rows(outputs, padded_length(outputs), IGNORED)
         targets[~rows.valid[order]] = IGNORED
         longest = np.array(list(map(len, outputs)))
         groups = tuple(
-            replace(group, target=min(rounded_up(int(longest[group.first : group.last].max())), targets.shape[1]))
+            replace(group, target=min(round_up(int(longest[group.first : group.last].max())), targets.shape[1]))
             for group in grouped.groups
         )
         arrays: dict[str, np.ndarray] = {
@@ -210,8 +210,8 @@ class SequenceToSequence(Objective, Decoding):
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return what the encoder reads, and what the decoder writes."""
         split, length = rows.numbers[0, _INPUT], rows.lengths[0]
-        read, written = rows.ids[0, :split], rows.ids[0, split:length]
-        return [TokenView(read, np.full(len(read), IGNORED), "input"), TokenView(written, written, "output")]
+        source, target = rows.ids[0, :split], rows.ids[0, split:length]
+        return [TokenView(source, np.full(len(source), IGNORED), "input"), TokenView(target, target, "output")]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """Return the sums; a target is a token of an output."""
@@ -247,17 +247,17 @@ class SequenceToSequence(Objective, Decoding):
         from artel.models.encoder_decoder import any_rank, generate_rows
 
         sums = self.loss(model, batch)
-        chosen = batch.tensors["written"]
-        outputs = sums.new_full((len(chosen), len(self.outputs)), _NOT_WRITTEN)
-        if self._seq2seq.generate and any_rank(bool(chosen.any()), chosen.device):
+        is_generated = batch.tensors["written"]
+        outputs = sums.new_full((len(is_generated), len(self.outputs)), _NOT_GENERATED)
+        if self._seq2seq.generate and any_rank(bool(is_generated.any()), is_generated.device):
             # A rank without such rows generates its first row: ranks that share a model must call it equally often.
-            rows = chosen.nonzero()[:, 0] if chosen.any() else chosen.new_zeros(1, dtype=torch.int64)
+            rows = is_generated.nonzero()[:, 0] if is_generated.any() else is_generated.new_zeros(1, dtype=torch.int64)
             sampling = replace(self.default_sampling(), seed=self.config.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
             special_ids = self._generator.special_ids(model)
-            written = generate_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
-            outputs[rows, : written.shape[1]] = written.to(outputs.dtype)
-            outputs[~chosen] = _NOT_WRITTEN
+            generated = generate_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
+            outputs[rows, : generated.shape[1]] = generated.to(outputs.dtype)
+            outputs[~is_generated] = _NOT_GENERATED
         return sums, outputs[batch.tensors["places"]]
 
     # metrics
@@ -265,26 +265,26 @@ class SequenceToSequence(Objective, Decoding):
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `token_metrics` (teacher-forced); of generated texts `exact_match`, 0 to 1, and `chrf`, 0 to 100."""
         metrics = token_metrics(totals)
-        written = [(text, source["output"].strip()) for text, source in self._written(outputs, split)]
-        if written:
-            metrics["exact_match"] = sum(text == output for text, output in written) / len(written)
-            metrics["chrf"] = chrf(written)
+        pairs = [(text, source["output"].strip()) for text, source in self._generated_texts(outputs, split)]
+        if pairs:
+            metrics["exact_match"] = sum(text == output for text, output in pairs) / len(pairs)
+            metrics["chrf"] = chrf(pairs)
         return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        written = list(itertools.islice(self._written(outputs, split), _LISTED))
+        pairs = list(itertools.islice(self._generated_texts(outputs, split), _MAX_LISTED))
         rows = [
             {"input": _line(source["input"]), "output": _line(source["output"]), "written": _line(text)}
-            for text, source in written
+            for text, source in pairs
         ]
         return {"tables": {"What the model writes": rows}} if rows else {}
 
-    def _written(self, outputs: np.ndarray, split: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _generated_texts(self, outputs: np.ndarray, split: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the stripped text that the model generated for a pair, and the pair."""
         for ids, source in zip(outputs, split.sources(), strict=False):
-            if not len(ids) or ids[0] == _NOT_WRITTEN:
+            if not len(ids) or ids[0] == _NOT_GENERATED:
                 return
-            yield self._generator.text(ids[ids != _NOT_WRITTEN].astype(np.int64)), source
+            yield self._generator.text(ids[ids != _NOT_GENERATED].astype(np.int64)), source
 
     # use
 
@@ -302,7 +302,7 @@ class SequenceToSequence(Objective, Decoding):
         ]
         return [
             {"text": each.text, "finish_reason": "stop" if each.is_finished else "length", "tokens": each.tokens}
-            | {"prompt_tokens": each.read, "truncated": each.is_cut}
+            | {"prompt_tokens": each.input_tokens, "truncated": each.is_cut}
             for each in self._generator.generate(model, requests)
         ]
 
@@ -312,7 +312,7 @@ class SequenceToSequence(Objective, Decoding):
         if written.is_cut:
             notes.append(f"the text was cut to {self._framing.longest_input} tokens (data.block)")
         if not written.is_finished:
-            notes.append(f"the answer was cut off at {written.tokens} tokens; write --max-new-tokens with more")
+            notes.append(f"the answer was cut off at {written.tokens} tokens; use a larger --max-new-tokens")
         return Reply([written.text], tuple(notes), {"prompt": prompt, "text": written.text})
 
 
@@ -347,7 +347,7 @@ def _check_start(model: PreTrainedModel) -> None:
 
 
 def _line(text: str) -> str:
-    return shortened(" ".join(text.split()), _LISTED_CHARACTERS)
+    return shortened(" ".join(text.split()), _MAX_LISTED_CHARACTERS)
 
 
 _ORDER = 6

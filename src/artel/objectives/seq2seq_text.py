@@ -10,7 +10,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.objectives.length_groups import rounded_up, stacked
+from artel.objectives.length_groups import round_up, stack_rows
 from artel.tokens import Frame, Tokenizer
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PairFraming:
         """Return the texts after the prefix, as the encoder reads them."""
         room = self.longest_input - len(self._special) - self._input.size
         return [
-            _framed((*self._input.before, *self._special), ids, self._input.after, room)
+            _add_special_tokens((*self._input.before, *self._special), ids, self._input.after, room)
             for ids in self._tokenizer.encode([self._prefix + text for text in texts])
         ]
 
@@ -70,7 +70,8 @@ class PairFraming:
         """Return the texts as the decoder writes them."""
         room = self.longest_output - self._output.size
         return [
-            _framed(self._output.before, ids, self._output.after, room) for ids in self._tokenizer.encode(list(texts))
+            _add_special_tokens(self._output.before, ids, self._output.after, room)
+            for ids in self._tokenizer.encode(list(texts))
         ]
 
 
@@ -79,7 +80,7 @@ def set_languages(tokenizer: Tokenizer, source: str, target: str) -> None:
     hf, problems = tokenizer.hf, []
     for name, code in (("source_language", source), ("target_language", target)):
         if code and not hasattr(hf, "src_lang"):
-            what, fix = f"the tokenizer has no language tokens, but {code!r} is given", "remove it"
+            what, fix = f"is {code!r}, but the tokenizer has no language tokens", "remove it"
             problems.append(Problem(f"seq2seq.{name}", what, fix))
         elif code and code not in hf.get_vocab():
             what = f"the tokenizer has no language {code!r}"
@@ -115,15 +116,15 @@ def _split_prefix(tokenizer: Tokenizer, prefix: str) -> tuple[list[int], str]:
 def padded_length(rows: Sequence[np.ndarray]) -> int:
     """Return the length to pad rows to: that of the longest, rounded up if others are shorter."""
     longest = max(map(len, rows))
-    return longest if min(map(len, rows)) == longest else rounded_up(longest)
+    return longest if min(map(len, rows)) == longest else round_up(longest)
 
 
-def _framed(before: Sequence[int], ids: np.ndarray, after: Sequence[int], room: int) -> Framed:
+def _add_special_tokens(before: Sequence[int], ids: np.ndarray, after: Sequence[int], room: int) -> Framed:
     framed = np.concatenate([np.array(part, dtype=np.int64) for part in (before, ids[:room], after)])
     return Framed(framed, len(ids) > room)
 
 
-_ROWS = 16  # texts that are generated at once
+_BATCH_ROWS = 16  # texts that are generated at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class GeneratedText:
     is_finished: bool
     """False if it was stopped by its length or by `is_over`."""
     tokens: int
-    read: int
+    input_tokens: int
     """Number of tokens of the input."""
     is_cut: bool
     """True if the input was cut."""
@@ -161,13 +162,13 @@ class TextGenerator:
 
     def generate(self, model: PreTrainedModel, inputs: Sequence[GenerationInput]) -> list[GeneratedText]:
         """Return the output for each text. Sampled outputs are generated one at a time, each with its own seed."""
-        framed = self._framing.inputs([each.text for each in inputs])
+        framed_inputs = self._framing.inputs([each.text for each in inputs])
         results: dict[int, GeneratedText] = {}
-        for indices in _batches([len(each.ids) for each in framed], inputs):
-            is_cut = any(framed[index].is_cut for index in indices)
-            outputs = self._generate(model, [framed[index].ids for index in indices], inputs[indices[0]], is_cut)
+        for indices in _batches([len(each.ids) for each in framed_inputs], inputs):
+            is_cut = any(framed_inputs[index].is_cut for index in indices)
+            outputs = self._generate(model, [framed_inputs[index].ids for index in indices], inputs[indices[0]], is_cut)
             for index, ids in zip(indices, outputs, strict=True):
-                results[index] = self._written(model, framed[index], ids)
+                results[index] = self._to_text(model, framed_inputs[index], ids)
         return [results[index] for index in range(len(inputs))]
 
     def text(self, ids: np.ndarray) -> str:
@@ -199,32 +200,32 @@ class TextGenerator:
         for row in rows:
             check_embedded(model, self._tokenizer, row.tolist())
         device = model.get_input_embeddings().weight.device
-        ids = torch.from_numpy(stacked(rows, padded_length(rows), self._tokenizer.pad_id)).to(device)
+        ids = torch.from_numpy(stack_rows(rows, padded_length(rows), self._tokenizer.pad_id)).to(device)
         lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
         mask = (torch.arange(ids.shape[1], device=device)[None] < lengths).long()
         on_row = None if request.on_text is None or is_cut else self._reporter(request.on_text)
         special_ids = self.special_ids(model)
-        written = generate_rows(
+        outputs = generate_rows(
             model, ids, mask, request.sampling, special_ids, should_stop=request.is_over, on_row=on_row
         )
-        return list(written.cpu().numpy())
+        return list(outputs.cpu().numpy())
 
     def _reporter(self, on_text: Callable[[str], None]) -> Callable[[torch.Tensor], None]:
         """Return a function that passes new text to `on_text`, in whole characters or words."""
-        sent = ""
+        reported = ""
 
         def report(row: torch.Tensor) -> None:
-            nonlocal sent
+            nonlocal reported
             text = self.text(row.cpu().numpy())
             if self._tokenizer.hf.clean_up_tokenization_spaces:  # whole words: "do n't" becomes "don't"
                 text = text.rpartition(" ")[0]
-            if len(text) > len(sent) and text.startswith(sent) and not text.endswith("\ufffd"):
-                on_text(text[len(sent) :])
-                sent = text
+            if len(text) > len(reported) and text.startswith(reported) and not text.endswith("\ufffd"):
+                on_text(text[len(reported) :])
+                reported = text
 
         return report
 
-    def _written(self, model: PreTrainedModel, framed: Framed, ids: np.ndarray) -> GeneratedText:
+    def _to_text(self, model: PreTrainedModel, framed: Framed, ids: np.ndarray) -> GeneratedText:
         ends = np.flatnonzero(np.isin(ids, self.special_ids(model)["eos_token_id"]))
         tokens = int(ends[0]) + 1 if len(ends) else len(ids)
         return GeneratedText(self.text(ids[:tokens]), len(ends) > 0, tokens, len(framed.ids), framed.is_cut)
@@ -236,7 +237,7 @@ def _batches(lengths: Sequence[int], inputs: Sequence[GenerationInput]) -> Itera
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     while order:
         first = settings[order[0]]
-        count = _ROWS if first[0].temperature == 0 and first[2] is None else 1
+        count = _BATCH_ROWS if first[0].temperature == 0 and first[2] is None else 1
         batch = [index for index in order if settings[index] == first][:count]
         order = [index for index in order if index not in batch]
         yield batch

@@ -27,16 +27,16 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
     return (last - (counts - 1) / 2)[inverse]
 
 
-def pearson(one: np.ndarray, other: np.ndarray) -> float:
+def pearson(first: np.ndarray, second: np.ndarray) -> float:
     """Return Pearson's correlation of two arrays (count,); 0 if one of them is constant."""
-    one, other = one - one.mean(), other - other.mean()
-    spread = float(one @ one) * float(other @ other)
-    return float(one @ other) / spread**0.5 if spread > 0 else 0.0
+    first, second = first - first.mean(), second - second.mean()
+    spread = float(first @ first) * float(second @ second)
+    return float(first @ second) / spread**0.5 if spread > 0 else 0.0
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float:
+def spearman(first: np.ndarray, second: np.ndarray) -> float:
     """Return the correlation of ranks (Spearman 1904); 0 if one of the arrays is constant."""
-    return pearson(mean_ranks(one), mean_ranks(other))
+    return pearson(mean_ranks(first), mean_ranks(second))
 
 
 _BINS = 10
@@ -54,15 +54,15 @@ def calibration_bins(logits: np.ndarray, truth: np.ndarray) -> list[dict[str, fl
     confidence = sigmoid(np.abs(logits))
     right = (logits > 0) == truth
     numbers = np.minimum(((confidence - 0.5) * 2 * _BINS).astype(np.int64), _BINS - 1)
-    chosen = (numbers == number for number in range(_BINS))
+    masks = (numbers == number for number in range(_BINS))
     return [
         {
-            "confidence": float(confidence[members].mean()),
-            "accuracy": float(right[members].mean()),
-            "count": int(members.sum()),
+            "confidence": float(confidence[mask].mean()),
+            "accuracy": float(right[mask].mean()),
+            "count": int(mask.sum()),
         }
-        for members in chosen
-        if members.any()
+        for mask in masks
+        if mask.any()
     ]
 
 
@@ -72,4 +72,4 @@ def calibration_error(logits: np.ndarray, truth: np.ndarray) -> float:
     The difference of confidence and accuracy, averaged over the bins of `calibration_bins` by count.
     """
     bins = calibration_bins(logits, truth)
-    return sum(abs(one["confidence"] - one["accuracy"]) * one["count"] for one in bins) / len(logits)
+    return sum(abs(each["confidence"] - each["accuracy"]) * each["count"] for each in bins) / len(logits)

@@ -145,8 +145,8 @@ class Strategy:
         return local_norm([*tensors.values()])
 
     def gradient_norm(self) -> torch.Tensor:
-        named = self.model.named_parameters()
-        return self.norm_of({name: parameter.grad for name, parameter in named if parameter.grad is not None})
+        gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+        return self.norm_of({name: gradient for name, gradient in gradients.items() if gradient is not None})
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         names = self._objective.sums

@@ -31,7 +31,7 @@ from artel.parallel.context_exchange import Gather, SequenceShard, Ulysses
 from artel.parallel.ring_attention import Ring
 from artel.registry import OBJECTIVES
 
-_WHERE = "parallel.context"
+_KEY = "parallel.context"
 _EXCHANGES: dict[str, Callable[[SequenceShard, str], Exchange]] = {"gather": Gather, "ulysses": Ulysses, "ring": Ring}
 
 
@@ -79,10 +79,10 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
     """
     shard = SequenceShard(rank, size, causal)
     rows, length = batch.tensors["input_ids"].shape
-    missing = -length % shard.multiple
-    if missing and not causal and "documents" not in batch.tensors:
+    padding = -length % shard.multiple
+    if padding and not causal and "documents" not in batch.tensors:
         raise ValueError(f"rows of {length} tokens are not divisible by {size}, and padding would be attended to")
-    positions = shard.positions((length + missing) // size)
+    positions = shard.positions((length + padding) // size)
     tensors = {}
     for name, tensor in batch.tensors.items():
         if name == "places":  # recomputed from the targets below
@@ -90,7 +90,7 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
         if tensor.shape[:2] != (rows, length):
             raise ValueError(f"{name} {tuple(tensor.shape)} has no place for each token of {rows} x {length}")
         value = IGNORED if name == "targets" else 0
-        padded = F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing), value=value)
+        padded = F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, padding), value=value)
         tensors[name] = padded if name == "documents" else padded[:, positions]
     tensors |= target_tensors(tensors["targets"].numpy())
     targets = int((tensors["targets"] != IGNORED).sum())
@@ -131,16 +131,16 @@ def context_problems(
     name = model.config.model_type
     if not OBJECTIVES[objective].is_per_token:
         what = f"the loss of {objective} is computed on full samples and is not a sum over tokens"
-        problems.append(Problem(_WHERE, what, "write parallel.context: 1"))
+        problems.append(Problem(_KEY, what, "write parallel.context: 1"))
     obstacle = _obstacle(model)
     if obstacle is not None:
-        problems.append(Problem(_WHERE, f"{name} {obstacle}", "write parallel.context: 1"))
+        problems.append(Problem(_KEY, f"{name} {obstacle}", "write parallel.context: 1"))
     multiple = SequenceShard(0, size, is_causal(model)).multiple
     if block % multiple:
-        near = block // multiple * multiple
-        fitting = " or ".join(str(number) for number in (near, near + multiple) if number)
+        lower = block // multiple * multiple
+        valid_blocks = " or ".join(str(number) for number in (lower, lower + multiple) if number)
         what = f"blocks of {block} tokens cannot be cut into {multiple} chunks for {size} processes"
-        problems.append(Problem("data.block", what, f"write {fitting}"))
+        problems.append(Problem("data.block", what, f"write {valid_blocks}"))
     problems += _exchange_problems(model, size, exchange, block, tensor, documents)
     return problems
 
@@ -155,8 +155,10 @@ def _exchange_problems(
         if heads % size == 0:
             return []
         sizes = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
-        of = f"{name}'s {heads} heads" if tensor == 1 else f"the {heads} heads of {name} on each of {tensor} processes"
-        return [Problem(_WHERE, f"{of} are not divisible by {size}", f"{fix}, or parallel.context: one of {sizes}")]
+        what = (
+            f"{name}'s {heads} heads" if tensor == 1 else f"the {heads} heads of {name} on each of {tensor} processes"
+        )
+        return [Problem(_KEY, f"{what} are not divisible by {size}", f"{fix}, or parallel.context: one of {sizes}")]
     if exchange == "ring":
         window = getattr(model.config.get_text_config(), "sliding_window", None)
         if window is not None and window < block:
@@ -174,11 +176,11 @@ def _exchange_problems(
 def _obstacle(model: PreTrainedModel) -> str | None:
     """Return why a model's sequences cannot be sharded, as far as its configuration and code show it."""
     config = model.config.get_text_config()
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - MASKED)
+    other_layer_types = sorted(set(getattr(config, "layer_types", None) or ()) - MASKED)
     if model.config.is_encoder_decoder:
         return "has an encoder and a decoder, with sequences of their own"
-    if getattr(model, "_is_stateful", False) or others:
-        return f"has {', '.join(others) or 'layers with a state'}: more than attention looks at other tokens"
+    if getattr(model, "_is_stateful", False) or other_layer_types:
+        return f"has {', '.join(other_layer_types) or 'layers with a state'}: more than attention looks at other tokens"
     if model.config._attn_implementation != NAME:
         return "has its own attention, which cannot see tokens of other processes"
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -213,13 +215,13 @@ def check_context(model: PreTrainedModel) -> None:
     except Exception as error:  # the exception type depends on the architecture
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} cannot compute a part of a sequence: {first}"
-        raise InputError.at(_WHERE, what, "write parallel.context: 1") from None
+        raise InputError.at(_KEY, what, "write parallel.context: 1") from None
     difference = float((actual - expected).float().abs().max() / expected.float().abs().max())
     # Rounding gives 1e-6 in float32, and 1e-2 in bfloat16 or quantized.
     exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
         what = f"{model.config.model_type} mixes tokens outside of its attention: logits differ"
-        raise InputError.at(_WHERE, f"{what} by a relative {difference:.0e}", "write parallel.context: 1")
+        raise InputError.at(_KEY, f"{what} by a relative {difference:.0e}", "write parallel.context: 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
             what = f"{kind} has {count} experts per layer, which {size} does not divide"
             problems.append(Problem(_KEY, what, f"write one of: {divisors}"))
     for name, module in layers.items():
-        shared = [key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _count(module)]
-        if shared:
-            what = f"{kind}: {', '.join(shared)} of {name} is not stored per expert"
+        common = [key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _count(module)]
+        if common:
+            what = f"{kind}: {', '.join(common)} of {name} is not stored per expert"
             problems.append(Problem(_KEY, what, f"write {_KEY}: 1"))
             break  # the other layers are of the same kind
     return problems
@@ -70,10 +70,10 @@ def expert_meshes(mesh: DeviceMesh, size: int) -> tuple[DeviceMesh, DeviceMesh]:
         replicas, shards = replicas * shards // size, 1
     ranks = mesh.mesh.reshape(pipeline, replicas, shards, size, context, tensor).transpose(3, 4)
     names = ("pipeline", "dp_replicate", "dp_shard", "expert", "tensor")
-    whole = DeviceMesh(
+    split_mesh = DeviceMesh(
         mesh.device_type, ranks.reshape(pipeline, replicas, shards * context, size, tensor), mesh_dim_names=names
     )
-    return whole["expert"], whole["dp_shard"] if replicas == 1 else whole["dp_replicate", "dp_shard"]
+    return split_mesh["expert"], split_mesh["dp_shard"] if replicas == 1 else split_mesh["dp_replicate", "dp_shard"]
 
 
 def split_experts(model: PreTrainedModel, mesh: DeviceMesh) -> str:
@@ -108,19 +108,23 @@ def _forward(
     """
     if hidden_states.is_meta:  # no routing on the meta device
         return torch.empty_like(hidden_states)
-    group, choices, chosen = mesh.get_group(), top_k_index.shape[1], top_k_index.flatten()
+    group, choices, expert_ids = mesh.get_group(), top_k_index.shape[1], top_k_index.flatten()
     # Sorted by expert, and so by process. The host waits once for the device, to read the counts.
-    order = chosen.argsort(stable=True)
-    counts = chosen.new_zeros(_count(experts)).scatter_add_(0, chosen, torch.ones_like(chosen)).view(mesh.size(), -1)
+    order = expert_ids.argsort(stable=True)
+    counts = (
+        expert_ids.new_zeros(_count(experts))
+        .scatter_add_(0, expert_ids, torch.ones_like(expert_ids))
+        .view(mesh.size(), -1)
+    )
     counts_here = torch.empty_like(counts)
     dist.all_to_all_single(counts_here, counts, group=group)
-    sent, received = _rows_by_process(counts, counts_here, len(chosen))
+    send_counts, receive_counts = _rows_by_process(counts, counts_here, len(expert_ids))
 
     (tokens,) = in_autocast(hidden_states)  # the experts compute in that precision anyway: half as much to send
-    tokens = _Exchange.apply(tokens[order // choices], sent, received, group)
-    local = torch.arange(counts.shape[1], device=chosen.device).repeat(mesh.size())
-    local = local.repeat_interleave(counts_here.flatten(), output_size=sum(received))
-    results = _Exchange.apply(_compute(experts, mesh.size(), tokens, local), received, sent, group)
+    tokens = _Exchange.apply(tokens[order // choices], send_counts, receive_counts, group)
+    local = torch.arange(counts.shape[1], device=expert_ids.device).repeat(mesh.size())
+    local = local.repeat_interleave(counts_here.flatten(), output_size=sum(receive_counts))
+    results = _Exchange.apply(_compute(experts, mesh.size(), tokens, local), receive_counts, send_counts, group)
 
     results = results[order.argsort()].view(*top_k_index.shape, hidden_states.shape[1])
     return (results * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)
@@ -132,10 +136,10 @@ def _rows_by_process(counts: torch.Tensor, counts_here: torch.Tensor, rows: int)
     A step traced for a plan has no routing: the `rows` are divided evenly.
     """
     if isinstance(counts, FakeTensor):
-        even = [rows // len(counts) + (process < rows % len(counts)) for process in range(len(counts))]
-        return even, even
-    sent, received = torch.stack([counts.sum(dim=1), counts_here.sum(dim=1)]).tolist()
-    return sent, received
+        even_counts = [rows // len(counts) + (process < rows % len(counts)) for process in range(len(counts))]
+        return even_counts, even_counts
+    send_counts, receive_counts = torch.stack([counts.sum(dim=1), counts_here.sum(dim=1)]).tolist()
+    return send_counts, receive_counts
 
 
 def _compute(experts: nn.Module, size: int, tokens: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
@@ -164,7 +168,7 @@ def _only_local(experts: nn.Module, size: int) -> Iterator[None]:
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of rows with a backward pass. `sent` and `received`: number of rows by process.
+    """All-to-all of rows with a backward pass. `send_counts` and `receive_counts`: number of rows by process.
 
     torch.distributed.nn.functional deprecates its own version. The successor may return before the data has arrived,
     and kernels do not wait for it.
@@ -172,17 +176,19 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+        ctx: Any, rows: torch.Tensor, send_counts: list[int], receive_counts: list[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _exchanged(rows, sent, received, group)
+        ctx.send_counts, ctx.receive_counts, ctx.group = send_counts, receive_counts, group
+        return _exchange_rows(rows, send_counts, receive_counts, group)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _exchanged(grad_outputs[0], ctx.received, ctx.sent, ctx.group), None, None, None
+        return _exchange_rows(grad_outputs[0], ctx.receive_counts, ctx.send_counts, ctx.group), None, None, None
 
 
-def _exchanged(rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    output = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
+def _exchange_rows(
+    rows: torch.Tensor, send_counts: list[int], receive_counts: list[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    output = rows.new_empty(sum(receive_counts), *rows.shape[1:])
+    dist.all_to_all_single(output, rows.contiguous(), receive_counts, send_counts, group=group)
     return output

@@ -167,12 +167,12 @@ class FullyShardedDataParallel(Strategy):
         return sharded_norm((local_shard(each, self._world.size) for each in tensors.values()), self._world.device)
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
-        with self._gathered(), self._exchanging():
+        with self._gather_weights(), self._exchanging():
             return super().evaluate(batches, count)
 
     @contextmanager
     def generating(self) -> Iterator[bool]:
-        with self._gathered():
+        with self._gather_weights():
             yield True  # a forward pass gathers weights from all ranks
 
     def _local_batch(self, batch: Batch) -> Batch:
@@ -199,7 +199,7 @@ class FullyShardedDataParallel(Strategy):
         return nullcontext()
 
     @contextmanager
-    def _gathered(self) -> Iterator[None]:
+    def _gather_weights(self) -> Iterator[None]:
         """Free gathered weights afterwards: forward passes without a backward leave them gathered."""
         try:
             yield

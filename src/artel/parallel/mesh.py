@@ -87,8 +87,8 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
     """
     fixed = config.pipeline * config.context * config.tensor
     if world_size % fixed:
-        named = [f"{name} {getattr(config, name)}" for name in ("pipeline", "context", "tensor")]
-        what = f"{world_size} processes are not a multiple of {' x '.join(named)} = {fixed}"
+        factors = [f"{name} {getattr(config, name)}" for name in ("pipeline", "context", "tensor")]
+        what = f"{world_size} processes are not a multiple of {' x '.join(factors)} = {fixed}"
         fix = f"start {fixed * max(1, round(world_size / fixed))} processes, or use smaller numbers"
         raise InputError.at("parallel", what, fix)
     problems = []

@@ -43,7 +43,7 @@ class MeshPlan:
     precision: None = None
     micro_batch: None = None
     notes: tuple[str, ...] = ()
-    not_compiled_because: None = None
+    reason_not_compiled: None = None
 
     @classmethod
     def read(cls, config: RunConfig, world_size: int, on_host: int) -> MeshPlan:

@@ -136,14 +136,14 @@ class PipelineParallel(Strategy):
             stage.zero_grad(set_to_none=True)
 
     def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        counted = {
+        counted_names = {
             name
             for stage in self._stages
             for name, _ in stage.model.named_parameters()
             if name not in stage.counted_elsewhere
         }
         owners = self._world.size // self.dims.pipeline
-        shards = (local_shard(tensor, owners) for name, tensor in tensors.items() if name in counted)
+        shards = (local_shard(tensor, owners) for name, tensor in tensors.items() if name in counted_names)
         return sharded_norm(shards, self._world.device)
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
@@ -279,16 +279,16 @@ class PipelineParallel(Strategy):
         return kind(stages[0] if single else stages, count, loss_fn=loss, scale_grads=False)
 
     def _pytorch_stage(self, stage: Stage, size: tuple[int, int]) -> PipelineStage:
-        sent = torch.empty(len(self._objective.sums), device="meta", requires_grad=True)
+        output_example = torch.empty(len(self._objective.sums), device="meta", requires_grad=True)
         if not stage.is_last:
-            (sent,) = self._example(stage, size, "meta", after=True)
+            (output_example,) = self._example(stage, size, "meta", after=True)
         return PipelineStage(
             stage,
             stage.index,
             self._count,
             self._world.device,
             input_args=self._example(stage, size, "meta"),
-            output_args=(sent,),
+            output_args=(output_example,),
             group=self._group,
             dw_builder=None if _can_split_backward(stage) else _no_weight_gradients,
         )
@@ -359,19 +359,19 @@ class PipelineParallel(Strategy):
                     holders[name] = tuple(sorted({index % self.dims.pipeline for index in stage.shared[name]}))
                     local.setdefault(name, []).append(_local_gradient(parameters[name]))
         rank = dist.get_rank(self._group)
-        for name, mine in sorted(local.items()):
-            others = [other for other in holders[name] if other != rank]
-            sums = {rank: torch.stack(mine).sum(dim=0) if len(mine) > 1 else mine[0].contiguous()}
-            sums |= {other: torch.empty_like(sums[rank]) for other in others}
+        for name, gradients in sorted(local.items()):
+            peers = [peer for peer in holders[name] if peer != rank]
+            sums = {rank: torch.stack(gradients).sum(dim=0) if len(gradients) > 1 else gradients[0].contiguous()}
+            sums |= {peer: torch.empty_like(sums[rank]) for peer in peers}
             messages = [
-                dist.P2POp(operation, tensor, group=self._group, group_peer=other)
-                for other in others
-                for operation, tensor in ((dist.isend, sums[rank]), (dist.irecv, sums[other]))
+                dist.P2POp(operation, tensor, group=self._group, group_peer=peer)
+                for peer in peers
+                for operation, tensor in ((dist.isend, sums[rank]), (dist.irecv, sums[peer]))
             ]
             for message in dist.batch_isend_irecv(messages) if messages else ():
                 message.wait()
-            total = torch.stack([sums[other] for other in holders[name]]).sum(dim=0)
-            for gradient in mine:
+            total = torch.stack([sums[peer] for peer in holders[name]]).sum(dim=0)
+            for gradient in gradients:
                 gradient.copy_(total)
 
 

@@ -45,12 +45,12 @@ class Task:
 
 
 # Stages per process if interleaved: half as much idle time, for twice as many messages (Narayanan et al. 2021, 2.2).
-_INTERLEAVED = 2
+_INTERLEAVED_STAGES = 2
 
 
 def stage_count(processes: int, schedule: str) -> int:
     """Return the number of stages for a pipeline of `processes`."""
-    return processes * _INTERLEAVED if schedule == "interleaved" else processes
+    return processes * _INTERLEAVED_STAGES if schedule == "interleaved" else processes
 
 
 def stages_problems(model: PreTrainedModel, processes: int, schedule: str) -> list[Problem]:
@@ -62,8 +62,8 @@ def stages_problems(model: PreTrainedModel, processes: int, schedule: str) -> li
         return [Problem(where, f"{kind} cannot be cut into stages: {reason}", "set 1 and parallel.data: fsdp")]
     stages = stage_count(processes, schedule)
     if stages > structure.layers:
-        most = structure.layers // (stages // processes)
-        fix = f"use at most {most}" if most > 1 else "write 1"
+        max_processes = structure.layers // (stages // processes)
+        fix = f"use at most {max_processes}" if max_processes > 1 else "write 1"
         if stages > processes and processes <= structure.layers:
             fix += "; or parallel.schedule: 1f1b"
         what = f"{kind} has {structure.layers} layers, fewer than the {stages} stages of {processes} processes"
@@ -93,7 +93,7 @@ class Stage(nn.Module):
         self.size: tuple[int, int] | None = None
         """(rows, length) to which hidden states are padded before they are sent to the next stage."""
         self._no_split_modules = model._no_split_modules  # read by code that wraps layers
-        self._removed = _remove_parameters(model, plan.held[index])
+        self._removed = _remove_parameters(model, plan.parameters[index])
         self._entry = _insert_placeholders(model, layer_range, plan.structure)
 
     @property
@@ -124,14 +124,14 @@ class Stage(nn.Module):
             if not self.is_last:
                 raise RuntimeError(f"stage {self.index} has passed its last layer")
         except _EndOfStage as end:
-            output = self._padded(end.hidden)
+            output = self._pad_to_size(end.hidden)
         finally:
             entry.received = entry.before_send = None
         if not entry.used:  # a layer that is left out at random (layerdrop)
             raise RuntimeError(f"stage {self.index} has not taken what it was sent")
         return output
 
-    def _padded(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _pad_to_size(self, hidden: torch.Tensor) -> torch.Tensor:
         rows, length = self.size or hidden.shape[:2]
         hidden = F.pad(hidden, (0, 0, 0, length - hidden.shape[1], 0, rows - hidden.shape[0])).contiguous()
         if torch.is_grad_enabled() and not hidden.requires_grad:
@@ -160,15 +160,15 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
     except NotSequential as reason:
         what = f"{model.config.model_type} cannot be cut into stages: {reason}"
         raise InputError.at("parallel.pipeline", what, "set 1 and parallel.data: fsdp") from None
-    ranges = _balanced(*_costs(model, structure), stages)
+    ranges = _balance(*_costs(model, structure), stages)
     plan = _plan_parameters(model, structure, ranges)
     router_aux_loss_of(model)  # while it has all its layers
     if len(indices) == 1:
         return [Stage(model, indices[0], stages, ranges[indices[0]], plan)]
-    copies = [_partial_copy(model, "", plan.held[index]) for index in indices]
+    copies = [_partial_copy(model, "", plan.parameters[index]) for index in indices]
     share_router_aux_loss(model, copies)
     result = [Stage(copied, index, stages, ranges[index], plan) for copied, index in zip(copies, indices, strict=True)]
-    _remove_parameters(model, frozenset().union(*(plan.held[index] for index in indices)))
+    _remove_parameters(model, frozenset().union(*(plan.parameters[index] for index in indices)))
     stack = model.get_submodule(structure.stack)
     for layer in set(range(structure.layers)) - {layer for index in indices for layer in ranges[index]}:
         stack._modules[str(layer)] = _Placeholder(stack.get_submodule(str(layer)), _Entry(stack, FORMS[structure.form]))
@@ -253,7 +253,7 @@ class _Plan:
     """The parameters that each stage holds."""
 
     structure: ModelStructure
-    held: list[frozenset[str]]
+    parameters: list[frozenset[str]]
     """By stage, all names of the parameters that it holds."""
     shared: dict[str, tuple[int, ...]]
     """Parameters that several stages hold, by their name in `named_parameters` -> those stages."""
@@ -292,13 +292,13 @@ def _names_by_parameter(model: PreTrainedModel) -> Iterable[list[str]]:
 
 def _remove_parameters(model: PreTrainedModel, held: frozenset[str]) -> list[tuple[nn.Module, str, torch.Size]]:
     """Remove parameters that are not `held`. Return (module, name in it, shape) of each."""
-    removed = []
+    removed_parameters = []
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and (f"{prefix}.{name}" if prefix else name) not in held:
                 del module._parameters[name]
-                removed.append((module, name, parameter.shape))
-    return removed
+                removed_parameters.append((module, name, parameter.shape))
+    return removed_parameters
 
 
 def _partial_copy(module: Any, prefix: str, held: frozenset[str]) -> Any:
@@ -306,13 +306,13 @@ def _partial_copy(module: Any, prefix: str, held: frozenset[str]) -> Any:
     names = {f"{prefix}{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
     if prefix and names <= held:
         return module
-    copied = copy.copy(module)
-    for name, value in vars(copied).items():
+    module_copy = copy.copy(module)
+    for name, value in vars(module_copy).items():
         if isinstance(value, dict):
-            vars(copied)[name] = value.copy()
+            vars(module_copy)[name] = value.copy()
     for name, child in module._modules.items():
-        copied._modules[name] = child if child is None else _partial_copy(child, f"{prefix}{name}.", held)
-    return copied
+        module_copy._modules[name] = child if child is None else _partial_copy(child, f"{prefix}{name}.", held)
+    return module_copy
 
 
 # Balancing
@@ -339,14 +339,16 @@ def _costs(model: PreTrainedModel, structure: ModelStructure) -> tuple[float, li
     return costs[0], costs[1:-1], costs[-1]
 
 
-def _balanced(before: float, layers: list[float], after: float, stages: int) -> list[range]:
+def _balance(first_cost: float, layers: list[float], last_cost: float, stages: int) -> list[range]:
     """Return consecutive layers for each stage, at least one, so that the most expensive stage is minimal."""
     sums = [0.0]
     for layer in layers:
         sums.append(sums[-1] + layer)
 
     def cost(stage: int, start: int, stop: int) -> float:
-        return sums[stop] - sums[start] + (before if stage == 0 else 0.0) + (after if stage == stages - 1 else 0.0)
+        return (
+            sums[stop] - sums[start] + (first_cost if stage == 0 else 0.0) + (last_cost if stage == stages - 1 else 0.0)
+        )
 
     # best[stop]: (most expensive stage so far, starts of the stages) if the stages so far take the layers before `stop`
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}

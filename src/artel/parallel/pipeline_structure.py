@@ -65,7 +65,7 @@ def model_structure(model: PreTrainedModel) -> ModelStructure:
     for name, stack in _outermost_lists(model, count):
         for form in range(len(FORMS)):
             try:
-                return _traced(model, name, len(stack), form)
+                return _trace_structure(model, name, len(stack), form)
             except Exception as error:  # whatever the architecture's code raises if the guess is wrong
                 reason = error
     if isinstance(reason, NotSequential):
@@ -76,15 +76,15 @@ def model_structure(model: PreTrainedModel) -> ModelStructure:
 
 
 def _outermost_lists(model: PreTrainedModel, count: int | None) -> Iterator[tuple[str, nn.ModuleList]]:
-    seen: list[str] = []
+    outer_names: list[str] = []
     for name, module in model.named_modules():
-        inner = any(name.startswith(f"{outer}.") for outer in seen)
-        if isinstance(module, nn.ModuleList) and len(module) == count and not inner:
-            seen.append(name)
+        is_nested = any(name.startswith(f"{outer}.") for outer in outer_names)
+        if isinstance(module, nn.ModuleList) and len(module) == count and not is_nested:
+            outer_names.append(name)
             yield name, module
 
 
-def _traced(model: PreTrainedModel, stack: str, layers: int, form: int) -> ModelStructure:
+def _trace_structure(model: PreTrainedModel, stack: str, layers: int, form: int) -> ModelStructure:
     """Return the structure that a forward pass on fake tensors shows, assuming that the layers are the list `stack`."""
     recorder = _LayerRecorder(form, layers)
     # transformers avoids value-dependent checks on fake tensors, but not on tensors of the meta device.
@@ -95,12 +95,12 @@ def _traced(model: PreTrainedModel, stack: str, layers: int, form: int) -> Model
         output = skeleton(input_ids=ids, **({"use_cache": False} if hasattr(skeleton.config, "use_cache") else {}))
     if len(recorder.inputs) != layers:
         raise NotSequential(f"{len(recorder.inputs)} of its {layers} layers are called")
-    before, nodes_before = _ancestors([recorder.inputs[0]])
-    after, nodes_after = _ancestors(tree_leaves(output))
+    leaves_before, nodes_before = _ancestors([recorder.inputs[0]])
+    leaves_after, nodes_after = _ancestors(tree_leaves(output))
     if nodes_before & nodes_after:
         raise NotSequential("what is made before the layers is needed after them")
     outputs = {id(hidden) for hidden in recorder.outputs}
-    if after & outputs != {id(recorder.outputs[-1])}:
+    if leaves_after & outputs != {id(recorder.outputs[-1])}:
         raise NotSequential("not only the last layer's output is used")
     side_inputs: dict[str, set[int]] = {}
     for index, tensors in enumerate(recorder.side_inputs):
@@ -113,8 +113,8 @@ def _traced(model: PreTrainedModel, stack: str, layers: int, form: int) -> Model
         stack,
         layers,
         form,
-        frozenset(names[leaf] for leaf in before),
-        frozenset(names[leaf] for leaf in after - outputs),
+        frozenset(names[leaf] for leaf in leaves_before),
+        frozenset(names[leaf] for leaf in leaves_after - outputs),
         {name: frozenset(indices) for name, indices in side_inputs.items()},
     )
 
@@ -137,11 +137,11 @@ class _LayerRecorder:
             raise NotSequential("something happens between layers")
         if hidden.ndim != 3 or hidden.shape[:2] != (2, 3):
             raise NotSequential(f"hidden states of shape {tuple(hidden.shape)}, not (rows, length, size)")
-        rest = [value for value in (*args[1:], *kwargs.values()) if value is not hidden]
-        if any(hasattr(value, "update") and not len(value) for value in rest):
+        side_values = [value for value in (*args[1:], *kwargs.values()) if value is not hidden]
+        if any(hasattr(value, "update") and not len(value) for value in side_values):
             raise NotSequential("its layers write into something that others read")
         self.inputs.append(hidden)
-        self.side_inputs.append([leaf for leaf in tree_leaves(rest) if isinstance(leaf, torch.Tensor)])
+        self.side_inputs.append([leaf for leaf in tree_leaves(side_values) if isinstance(leaf, torch.Tensor)])
         self.outputs.append(torch.empty_like(hidden).requires_grad_())
         return self.form(self.outputs[-1])
 

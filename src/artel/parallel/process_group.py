@@ -62,13 +62,13 @@ class World:
         """
         if self.size == 1:
             return work(items)
-        mine, done, failure = items[self.rank :: self.size], [], ""
+        local_items, local_results, failure = items[self.rank :: self.size], [], ""
         try:
-            done = work(mine) if mine else []
+            local_results = work(local_items) if local_items else []
         except Exception as error:  # otherwise the other ranks would wait forever
             failure = str(error) or type(error).__name__
         results: list[Any] = [None] * len(items)
-        for rank, (rank_results, rank_failure) in enumerate(self.all_gather((done, failure))):
+        for rank, (rank_results, rank_failure) in enumerate(self.all_gather((local_results, failure))):
             if rank_failure:
                 raise WorkError.at(f"process {rank}", rank_failure, "see its message")
             results[rank :: self.size] = rank_results

@@ -80,11 +80,11 @@ class _Ring(torch.autograd.Function):
             queries, keys, causal = ring.visible(step, length)
             step_key, step_value = (repeat_heads(tensor[:, :, keys], copies) for tensor in block)
             output, log_sum, random = _forward(query[:, :, queries], step_key, step_value, causal, ring.scale)
-            before = total[:, :, queries]
-            after = torch.logaddexp(before, log_sum)
-            scaled = result[:, :, queries] * (before - after).exp()[..., None]
-            result[:, :, queries] = scaled + output * (log_sum - after).exp()[..., None]
-            total[:, :, queries] = after
+            old_log_sum = total[:, :, queries]
+            new_log_sum = torch.logaddexp(old_log_sum, log_sum)
+            scaled = result[:, :, queries] * (old_log_sum - new_log_sum).exp()[..., None]
+            result[:, :, queries] = scaled + output * (log_sum - new_log_sum).exp()[..., None]
+            total[:, :, queries] = new_log_sum
             block = [_wait(tensor) for tensor in incoming]
         output = result.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, total, *random)

@@ -199,7 +199,7 @@ class ParallelPlan(Protocol):
         ...
 
     @property
-    def not_compiled_because(self) -> str | None:
+    def reason_not_compiled(self) -> str | None:
         """The key that rules out compiled layers because its strategy wraps them, or None."""
         ...
 

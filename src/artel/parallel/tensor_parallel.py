@@ -83,9 +83,9 @@ def split_by_tensor(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool)
     }
     gathering = _gathering_modules(modules, plan)
     for name, split in plan.splits.items():
-        inside = any(name.startswith(f"{outer}.") for outer in gathering)
+        is_gathered = any(name.startswith(f"{outer}.") for outer in gathering)
         if name not in replicated_experts:
-            layer_sequence = None if inside else sequence_split
+            layer_sequence = None if is_gathered else sequence_split
             _split_layer(modules[name], split, plan.fused_counts.get(name, 1), mesh, layer_sequence)
     for name, key in plan.divided:
         setattr(modules[name], key, getattr(modules[name], key) // mesh.size())
@@ -100,11 +100,11 @@ def split_by_tensor(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool)
         for split in plan.splits.values()
         if split is not Split.SUMMED
     )
-    done = [f"{counts['matrices']} matrices"]
+    summary = [f"{counts['matrices']} matrices"]
     if counts["experts"]:
-        done.append("experts" if not replicated_experts else "experts not")
-    done += ["vocabulary"] * vocabulary + ["sequences between them"] * sequence
-    return f"split over {mesh.size()} processes: {', '.join(done)}"
+        summary.append("experts" if not replicated_experts else "experts not")
+    summary += ["vocabulary"] * vocabulary + ["sequences between them"] * sequence
+    return f"split over {mesh.size()} processes: {', '.join(summary)}"
 
 
 def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
@@ -121,14 +121,14 @@ def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
         return None
     if parameter.ndim == 2 and parameter.shape[1] % shards == 0:
         return Shard(1)
-    most = -(-rows // size)
-    least = rows - most * (size - 1)
+    largest_shard = -(-rows // size)
+    smallest_shard = rows - largest_shard * (size - 1)
     # The order is right as long as each inner shard has the rounded-up size that DTensor assumes.
     for rank in range(shards):
-        first, last = (_shard_size(total, shards, rank) for total in (most, least))
+        first, last = (_shard_size(total, shards, rank) for total in (largest_shard, smallest_shard))
         if first != -(-(first * (size - 1) + last) // size):
             what = f"a vocabulary of {rows:,} cannot be sharded over {size} x {shards} processes"
-            raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {most * size}")
+            raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {largest_shard * size}")
     return None
 
 
@@ -156,14 +156,14 @@ def _size_problems(model: PreTrainedModel, plan: Plan, size: int) -> list[Proble
             number = inputs if split in _BY_INPUTS else outputs // plan.fused_counts.get(name, 1)
             layer = wildcards(name).rpartition("*.")[2]
             numbers.setdefault(f"{number} {'inputs' if split in _BY_INPUTS else 'outputs'} of {layer}", number)
-    wrong = [label for label, number in numbers.items() if number % size]
-    if not wrong:
+    indivisible = [label for label, number in numbers.items() if number % size]
+    if not indivisible:
         return []
     # Report heads only, if any: the matrices follow from them.
-    named = [label for label in wrong if label.endswith("heads")] or wrong[:3]
+    listed = [label for label in indivisible if label.endswith("heads")] or indivisible[:3]
     common = math.gcd(*numbers.values())
     fits = ", ".join(str(each) for each in range(1, common + 1) if common % each == 0)
-    what = f"{model.config.model_type} has {' and '.join(named)}, not divisible by {size}"
+    what = f"{model.config.model_type} has {' and '.join(listed)}, not divisible by {size}"
     return [Problem(_KEY, what, f"write one of: {fits}")]
 
 
@@ -194,8 +194,8 @@ def _layer_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
 def _sequence_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
     kind, layers = model.config.model_type, {id(layer) for layer in repeated_layers(model)}
     modules = dict(model.named_modules())
-    inside = {id(module) for layer in repeated_layers(model) for module in layer.modules()}
-    if not layers or any(id(modules[name]) not in inside for name in plan.splits):
+    layer_modules = {id(module) for layer in repeated_layers(model) for module in layer.modules()}
+    if not layers or any(id(modules[name]) not in layer_modules for name in plan.splits):
         reason = "its layers are not all of one kind"
     elif any(id(modules[_parent(name)]) in layers for name, split in plan.splits.items() if split in _BY_OUTPUTS):
         reason = "its layers have matrices outside of attention and MLP"
@@ -266,7 +266,7 @@ def _gathering_modules(modules: dict[str, nn.Module], plan: Plan) -> list[str]:
 
 def _is_covered(name: str, module: nn.Module, parents: dict[str, None], plan: Plan) -> bool:
     """True if all parameters in a module belong to split layers that take the module's own input."""
-    if any(other.startswith(f"{name}.") for other in parents):
+    if any(parent.startswith(f"{name}.") for parent in parents):
         return False
     prefixes = tuple(f"{layer}." for layer, split in plan.splits.items() if split is not Split.EXPERTS)
     return all(f"{name}.{key}".startswith(prefixes) for key, _ in module.named_parameters())
@@ -286,10 +286,10 @@ def _split_between(
     outermost = [name for name in gathering if not any(name.startswith(f"{other}.") for other in gathering)]
     for name in outermost:
         gather_sequence_around(modules[name], mesh, sequence)
-    inside = {id(module) for layer in layers for module in layer.modules()}
+    layer_modules = {id(module) for layer in layers for module in layer.modules()}
     for name, module in modules.items():
-        covered = any(f"{name}.".startswith(f"{other}.") for other in (*outermost, *plan.splits))
-        if id(module) in inside and not covered and next(module.parameters(recurse=False), None) is not None:
+        is_covered = any(f"{name}.".startswith(f"{other}.") for other in (*outermost, *plan.splits))
+        if id(module) in layer_modules and not is_covered and next(module.parameters(recurse=False), None) is not None:
             sum_gradients(module, mesh, sequence)
 
 
@@ -299,25 +299,25 @@ def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     These stay unsplit: modules that are no plain embedding or linear layer, and modules tied to one; heads that are not
     over the vocabulary; vocabularies so small that a process would get none.
     """
-    ends: dict[Any, Any] = {
+    vocabulary_modules: dict[Any, Any] = {
         VocabParallelEmbedding: model.get_input_embeddings(),
         VocabParallelHead: model.get_output_embeddings(),
     }
     # A pipeline stage has one of them, or none.
     weighted: dict[Any, Any] = {
-        style: module for style, module in ends.items() if getattr(module, "weight", None) is not None
+        style: module for style, module in vocabulary_modules.items() if getattr(module, "weight", None) is not None
     }
     supported = {VocabParallelEmbedding: (nn.Embedding, HalfEmbedding), VocabParallelHead: (nn.Linear, HalfLinear)}
-    chosen: dict[type[ParallelStyle], Any] = {
+    supported_modules: dict[type[ParallelStyle], Any] = {
         style: module for style, module in weighted.items() if type(module) in supported[style]
     }
-    refused = {id(module.weight) for style, module in weighted.items() if style not in chosen}
-    rows = {module.weight.shape[0] for module in chosen.values()}
+    unsupported_weights = {id(module.weight) for style, module in weighted.items() if style not in supported_modules}
+    rows = {module.weight.shape[0] for module in supported_modules.values()}
     size, is_split = mesh.size(), False
     if any(-(-count // size) * (size - 1) >= count for count in rows):
         return False
-    for style, module in chosen.items():
-        if id(module.weight) in refused or getattr(module, "max_norm", None) is not None:
+    for style, module in supported_modules.items():
+        if id(module.weight) in unsupported_weights or getattr(module, "max_norm", None) is not None:
             continue
         for parameter in list(module.parameters(recurse=False)):
             if not isinstance(parameter, DTensor):  # a tied weight is already split

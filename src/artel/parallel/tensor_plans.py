@@ -57,7 +57,7 @@ _STYLES = {
     "moe_tp_experts": Split.EXPERTS,
 }
 _REPLICATED = {"replicate", "embedding_rowwise"}  # embeddings are always split by vocabulary, whatever the plan says
-_PACKED = 2  # gate and up
+_FUSED_MATRICES = 2  # gate and up
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _transformers_plan(model: PreTrainedModel, modules: dict[str, nn.Module]) ->
             splits[name] = _STYLES[style]
         else:
             unknown.add(style)
-    counts = {name: _PACKED for name, split in splits.items() if split is Split.FUSED}
+    counts = {name: _FUSED_MATRICES for name, split in splits.items() if split is Split.FUSED}
     return Plan(splits, counts, unknown=tuple(sorted(unknown)))
 
 

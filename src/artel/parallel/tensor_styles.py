@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from artel.models.half_base import HalfEmbedding, linear
 
-_TOKENS = 1  # the dimension of the sequence: hidden states are (rows, length, width)
+_SEQUENCE_DIM = 1  # the dimension of the sequence: hidden states are (rows, length, width)
 
 
 class SequenceSplit:
@@ -48,12 +48,12 @@ def reduce_from_group(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def scatter_sequence(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return this process's shard of the sequence of a replicated tensor."""
     replicated = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
-    return replicated.redistribute(placements=[Shard(_TOKENS)]).to_local()
+    return replicated.redistribute(placements=[Shard(_SEQUENCE_DIM)]).to_local()
 
 
 def gather_sequence(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Inverse of `scatter_sequence`: return the full sequence, for the same use on all processes."""
-    sharded = DTensor.from_local(tensor, mesh, [Shard(_TOKENS)], run_check=False)
+    sharded = DTensor.from_local(tensor, mesh, [Shard(_SEQUENCE_DIM)], run_check=False)
     return sharded.redistribute(placements=[Replicate()]).to_local()
 
 
@@ -75,7 +75,7 @@ class ColumnParallel(ParallelStyle):
         return _with_hooks(module, device_mesh, self._before, self._after)
 
     def _before(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
-        return (_replicated(inputs[0], mesh), *inputs[1:])
+        return (_replicate(inputs[0], mesh), *inputs[1:])
 
     def _after(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
         if self._gathered:
@@ -102,12 +102,12 @@ class RowParallel(ParallelStyle):
 
     def _before(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
         if self._full_input:
-            return (_replicated(inputs[0], mesh).redistribute(placements=[Shard(-1)]), *inputs[1:])
+            return (_replicate(inputs[0], mesh).redistribute(placements=[Shard(-1)]), *inputs[1:])
         return (DTensor.from_local(inputs[0], mesh, [Shard(-1)], run_check=False), *inputs[1:])
 
     def _after(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
         split = self._sequence is not None and self._sequence.active
-        return outputs.redistribute(placements=[Shard(_TOKENS) if split else Replicate()]).to_local()
+        return outputs.redistribute(placements=[Shard(_SEQUENCE_DIM) if split else Replicate()]).to_local()
 
 
 class FusedColumnParallel(ParallelStyle):
@@ -137,7 +137,7 @@ def _fused(mesh: DeviceMesh, count: int) -> Callable[[Any, torch.Tensor], torch.
         return columns.select(dim + 1, mesh.get_local_rank()).flatten(dim, dim + 1)
 
     def forward(module: Any, inputs: torch.Tensor) -> torch.Tensor:
-        inputs = _replicated(inputs, mesh).to_local(grad_placements=[Partial()])
+        inputs = _replicate(inputs, mesh).to_local(grad_placements=[Partial()])
         weight = local_columns(module.weight, 1).T if isinstance(module, Conv1D) else local_columns(module.weight, 0)
         return linear(inputs, weight, None if module.bias is None else local_columns(module.bias, 0))
 
@@ -149,7 +149,7 @@ class VocabParallelHead(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         def before(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
-            return (_replicated(inputs[0], mesh), *inputs[1:])
+            return (_replicate(inputs[0], mesh), *inputs[1:])
 
         def after(_: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
             return outputs.redistribute(placements=[Replicate()]).to_local()
@@ -243,7 +243,7 @@ def share_inputs(module: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit | 
     def before(hidden: torch.Tensor) -> torch.Tensor:
         if sequence is None or not sequence.active:
             return DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-        sharded = DTensor.from_local(hidden, mesh, [Shard(_TOKENS)], run_check=False)
+        sharded = DTensor.from_local(hidden, mesh, [Shard(_SEQUENCE_DIM)], run_check=False)
         return sharded.redistribute(placements=[Replicate()])
 
     _change_input(module, before)
@@ -262,7 +262,7 @@ def split_sequence(first: nn.Module, last: nn.Module, mesh: DeviceMesh, sequence
     """
 
     def before(hidden: torch.Tensor) -> torch.Tensor:
-        sequence.active = hidden.shape[_TOKENS] % mesh.size() == 0
+        sequence.active = hidden.shape[_SEQUENCE_DIM] % mesh.size() == 0
         return scatter_sequence(hidden, mesh) if sequence.active else hidden
 
     _change_input(first, before)
@@ -320,7 +320,7 @@ def _reader(name: str, read: Callable[[Any], torch.Tensor]) -> property:
     return property(get)
 
 
-def _replicated(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+def _replicate(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     return tensor if isinstance(tensor, DTensor) else DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
 
 

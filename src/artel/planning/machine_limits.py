@@ -13,7 +13,7 @@ from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.host import memory, swap
 from artel.models.device import pick_precision
-from artel.models.flops import data_sheet, device_name, flops_a_token
+from artel.models.flops import data_sheet, device_name, estimate_flops_per_token
 from artel.models.loading.build import base_dtype
 from artel.objectives import objective_type
 from artel.parallel import local_device
@@ -130,7 +130,10 @@ def min_budget_seconds(config: RunConfig, model: PreTrainedModel, world_size: in
     kind = objective_type(config)
     if not kind.packs_text:
         return None
-    rate, flops = _peak_flops_per_second(config), flops_a_token(model.config, kind.auto_class, config.data.block)
+    rate, flops = (
+        _peak_flops_per_second(config),
+        estimate_flops_per_token(model.config, kind.auto_class, config.data.block),
+    )
     if rate is None or flops is None:
         return None
     if local_device().type == "cpu":  # its cores are shared by all processes of a host

@@ -16,9 +16,9 @@ from statistics import median
 
 FEWEST_STEPS = 4
 """Steps of the shortest run with a budget: two measure the pace, and a third is taken only if a fourth would fit."""
-_COMPUTED = {"validation", "samples"}
+_COMPUTED_PARTS = {"validation", "samples"}
 """Parts of the end that the model computes. The others write files."""
-_NEWEST = 5  # steps whose median is the pace: one delayed step does not count, a slower machine soon does
+_PACE_STEPS = 5  # steps whose median is the pace: one delayed step does not count, a slower machine soon does
 
 
 class Budget:
@@ -27,7 +27,7 @@ class Budget:
     def __init__(self, seconds: float | None, end: Mapping[str, list[float]] | None = None, share: float = 0.0) -> None:
         """`end` and `share`: from the previous start, if the run resumes."""
         self.seconds = math.inf if seconds is None else seconds
-        self._steps: deque[float] = deque(maxlen=_NEWEST)
+        self._steps: deque[float] = deque(maxlen=_PACE_STEPS)
         self._first_is_over = False
         self._share = share
         self.end = dict(end or {})
@@ -50,7 +50,7 @@ class Budget:
         now, total = self.step_seconds, 0.0
         for part, (seconds, then) in self.end.items():
             pace = now / then if now and then else 1.0
-            total += seconds * (pace if part in _COMPUTED else max(1.0, pace))
+            total += seconds * (pace if part in _COMPUTED_PARTS else max(1.0, pace))
         return total
 
     def note_step(self, seconds: float) -> None:

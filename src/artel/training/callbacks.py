@@ -21,7 +21,7 @@ from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
 from artel.interrupts import SAME_SIGNAL_SECONDS, answered_by, in_main_thread
 from artel.messages import logger
-from artel.models.flops import tokens_a_second, utilization
+from artel.models.flops import token_rate, utilization
 from artel.storage import write_file
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
@@ -42,7 +42,7 @@ class Log:
         self._guard = guard
 
     def __call__(self, run: Run) -> None:
-        run.trackers.step(run.step)
+        run.trackers.on_step(run.step)
         if not (run.step % run.config.log.every == 0 or run.finished):
             return
         self._guard.rewound(run)
@@ -56,10 +56,10 @@ class Log:
         tokens, run.window_tokens = run.window_tokens, 0
         positions, run.window_positions = run.window_positions, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
-        speed = tokens_a_second(tokens, seconds)
-        used = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
+        speed = token_rate(tokens, seconds)
+        mfu = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
-        run.trackers.training(
+        run.trackers.log_training(
             {
                 "step": run.step,
                 "epoch": round(run.length.epoch(run.step), 6),
@@ -73,7 +73,7 @@ class Log:
                 **({"filler": round(1 - tokens / positions, 6)} if tokens < positions else {}),  # of the rows
                 "seconds": round(run.progress.seconds + run.first_rank_seconds, 3),
                 "memory_gib": round(memory_in_use(run.world.device) / 2**30, 4),
-                **({"mfu": used} if used is not None else {}),
+                **({"mfu": mfu} if mfu is not None else {}),
                 **({"budget_used": round(run.budget_used, 6)} if run.budget_used is not None else {}),
             }
         )
@@ -94,8 +94,8 @@ class Validate:
         if not (is_due or run.finished):
             return
         self._guard.rewound(run)
-        run.trackers.busy("evaluating", 0.0)
-        progress = partial(run.trackers.busy, "evaluating")
+        run.trackers.show_progress("evaluating", 0.0)
+        progress = partial(run.trackers.show_progress, "evaluating")
         with run.timed_end("validation"):
             metrics, outputs = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
         run.progress.validation, run.progress.calibration = metrics, run.objective.calibration()
@@ -107,7 +107,7 @@ class Validate:
         if best is not None and best in metrics:
             higher = run.objective.better[best] == "higher"
             compare_with_best(run, metrics[best], metrics, higher_is_better=higher, counts=is_due)
-        run.trackers.validation(
+        run.trackers.log_validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": metrics}
         )
 
@@ -121,12 +121,12 @@ class ShowSamples:
 
     def show(self, run: Run) -> None:
         with run.timed_end("samples"), run.strategy.generating() as takes_part:
-            shown = [self._show(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
-        if shown:
-            run.trackers.samples(shown)
+            lines = [self._show(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
+        if lines:
+            run.trackers.log_samples(lines)
 
     def _show(self, run: Run, prompt: str) -> dict[str, Any]:
-        line = {"step": run.step, "prompt": prompt, "text": _continued(run, prompt)}
+        line = {"step": run.step, "prompt": prompt, "text": _generate_sample(run, prompt)}
         logger.info("step %s: %s → %s", run.step, prompt, line["text"])
         if run.world.first:
             lines = Lines(run.folder.samples)
@@ -135,7 +135,7 @@ class ShowSamples:
         return line
 
 
-def _continued(run: Run, prompt: str) -> str:
+def _generate_sample(run: Run, prompt: str) -> str:
     decoding = run.objective.decoding
     sampling = decoding.sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
     return "".join(decoding.reply(run.strategy.model, prompt, "", sampling).pieces)
@@ -160,7 +160,7 @@ class MeasureEnd:
         if run.config.train.budget is None or self._steps != 2 or run.finished:
             return
         self._guard.rewound(run)
-        run.trackers.busy("measuring what the end takes")
+        run.trackers.show_progress("measuring the time that the end takes")
         self._validate(run)
         self._show(run)
         run.saver.wait()
@@ -176,20 +176,20 @@ class MeasureEnd:
         count = self._validation.count(run.config.validate_.blocks)
         if count == 0:
             return
-        timed = min(count, self._MICRO_BATCHES * rows)
-        self._validation.evaluate(run.strategy, run.batch_plan.size, min(timed, rows))
-        started = run.clock()
-        self._validation.evaluate(run.strategy, run.batch_plan.size, timed)
-        seconds = run.clock() - started
-        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(timed / rows))
+        timed_samples = min(count, self._MICRO_BATCHES * rows)
+        self._validation.evaluate(run.strategy, run.batch_plan.size, min(timed_samples, rows))
+        start = run.clock()
+        self._validation.evaluate(run.strategy, run.batch_plan.size, timed_samples)
+        seconds = run.clock() - start
+        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(timed_samples / rows))
 
     def _show(self, run: Run) -> None:
         prompts = run.config.validate_.prompts
-        started = run.clock()
+        start = run.clock()
         with run.strategy.generating() as takes_part:
             if prompts and takes_part:
-                _continued(run, prompts[0])
-        run.budget.note_end("samples", (run.clock() - started) * len(prompts))
+                _generate_sample(run, prompts[0])
+        run.budget.note_end("samples", (run.clock() - start) * len(prompts))
 
 
 class Save:
@@ -211,7 +211,7 @@ class Save:
         self._guard.rewound(run)
         run.check_folder()
         if run.stop_requested or run.finished:
-            run.trackers.busy("writing the checkpoint")
+            run.trackers.show_progress("writing the checkpoint")
             _save_and_wait(run)
         else:
             run.saver.save(run.progress_so_far(), last=False)
@@ -255,7 +255,7 @@ class EvaluateTasks:
 
     def _results(self, run: Run) -> dict[str, Any] | None:
         """Return the harness's results, or None if a task failed, or on ranks that do not take part."""
-        run.trackers.busy("asking the tasks")
+        run.trackers.show_progress("evaluating the tasks")
         config, strategy = run.config.validate_, run.strategy
         world = run.world if strategy.holds_full_model else None
         with run.timed_end("tasks"), strategy.generating() as takes_part:
@@ -269,7 +269,7 @@ class EvaluateTasks:
                 if not strategy.holds_full_model:
                     raise  # the other ranks wait for this one within a layer
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
-                logger.info("step %s: validate.tasks could not be asked: %s", run.step, reason)
+                logger.info("step %s: validate.tasks could not be evaluated: %s", run.step, reason)
                 return None
 
     def _record(self, run: Run, metrics: dict[str, float]) -> None:
@@ -278,7 +278,7 @@ class EvaluateTasks:
         if progress.best_step == run.step:
             progress.best_validation = progress.best_validation | metrics
         run.check_folder()
-        run.trackers.tasks({"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "tasks": metrics})
+        run.trackers.log_tasks({"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "tasks": metrics})
 
     def _compare(self, run: Run, results: dict[str, Any] | None, is_due: bool) -> None:
         """Compare the first rank's metric with the best, so that all ranks save the same step."""
@@ -340,7 +340,7 @@ class StopOnSignal:
     def follow(self, run: Run) -> StopOnSignal:
         """Finish the step of `run` before it stops, and say so to whoever presses Ctrl-C. Return this callback."""
         self.finishes_step = True
-        self._answered.enter_context(answered_by(partial(_stopping, run)))
+        self._answered.enter_context(answered_by(partial(_stop_message, run)))
         return self
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -365,11 +365,11 @@ class StopOnSignal:
             signal.signal(number, handler)
 
 
-def _stopping(run: Run) -> str:
+def _stop_message(run: Run) -> str:
     """Return the answer to Ctrl-C: what it does to `run` now, and what a second one would do."""
     step = run.folder.last_checkpoint
     resumes = f"resume from the last checkpoint ({step})" if step else "lose its steps: no checkpoint is written yet"
     seconds = run.seconds_left_of_step
-    about = f" (about {seconds:,.0f} s)" if seconds >= 1 else ""
-    what = f"once this is done: {run.trackers.doing}" if run.trackers.doing else f"after this step{about}"
+    estimate = f" (about {seconds:,.0f} s)" if seconds >= 1 else ""
+    what = f"once this is done: {run.trackers.doing}" if run.trackers.doing else f"after this step{estimate}"
     return f"stopping {what}; press Ctrl-C again to stop at once and {resumes}"

@@ -35,7 +35,7 @@ def expected_range(bits_per_byte: float) -> tuple[float, float]:
     return bits_per_byte * (1 - BITS_ERROR), bits_per_byte * (1 + BITS_ERROR)
 
 
-def compared(planned: Mapping[str, float | None], measured: Mapping[str, float | None]) -> str:
+def comparison_line(planned: Mapping[str, float | None], measured: Mapping[str, float | None]) -> str:
     """Return each measured value with the planned one and the difference, in words."""
     parts = []
     for name, value in measured.items():
@@ -45,8 +45,8 @@ def compared(planned: Mapping[str, float | None], measured: Mapping[str, float |
         part = f"{value:,.{digits}f} {unit}"
         expected = planned.get(name)
         if expected and name == "bits_per_byte":
-            low, high = expected_range(expected)
-            part += f", expected {low:.2f} to {high:.2f}"
+            lowest, highest = expected_range(expected)
+            part += f", expected {lowest:.2f} to {highest:.2f}"
         elif expected:
             part += f", planned {expected:,.{digits}f} ({value / expected - 1:+.0%})"
         parts.append(part)
@@ -78,7 +78,7 @@ def record_reached(folder: RunFolder, config: RunConfig, result: Mapping[str, An
 def reached(choice: Mapping[str, Any]) -> str | None:
     """Return the comparison in RUN/choice.json in a line, or None if the run is not finished."""
     measured = choice_values(choice, "reached")
-    return f"reached: {compared(choice_values(choice, 'expected'), measured)}" if measured else None
+    return f"reached: {comparison_line(choice_values(choice, 'expected'), measured)}" if measured else None
 
 
 def choice_values(choice: Mapping[str, Any], group: str) -> dict[str, float]:

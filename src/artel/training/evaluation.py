@@ -59,23 +59,23 @@ class Validation:
         """Return the number of the store's samples in the first `count` samples of the dataset."""
         return self.samples.samples_in(count) if isinstance(self.samples, PackedSamples) else count
 
-    def count(self, most: int | None) -> int:
-        """Return the number of samples to evaluate: at most `most`, but as many as the metrics need."""
-        least = self._objective.min_evaluated(self.part)
-        return min(len(self.samples), max(least, most or len(self.samples)))
+    def count(self, limit: int | None) -> int:
+        """Return the number of samples to evaluate: at most `limit`, but as many as the metrics need."""
+        minimum = self._objective.min_evaluated(self.part)
+        return min(len(self.samples), max(minimum, limit or len(self.samples)))
 
     def evaluate(
         self,
         strategy: ParallelStrategy,
         micro_batch: int,
-        most: int | None = None,
+        limit: int | None = None,
         progress: Callable[[float], None] = lambda _: None,
     ) -> tuple[dict[str, float], np.ndarray]:
-        """Evaluate the first `most` samples, divided among ranks. Return (metrics, outputs per sample, if any).
+        """Evaluate the first `limit` samples, divided among ranks. Return (metrics, outputs per sample, if any).
 
         `progress` is called with the fraction done, from 0 to 1, before each batch.
         """
-        count = self.count(most)
+        count = self.count(limit)
         totals, outputs = strategy.evaluate(self._batches(strategy, micro_batch, count, progress), count)
         return self._objective.metrics(totals, outputs, self.part), outputs
 
@@ -83,10 +83,10 @@ class Validation:
         self, strategy: ParallelStrategy, micro_batch: int, count: int, progress: Callable[[float], None]
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         ranks = strategy.dp_degree
-        mine = np.arange(strategy.dp_rank, count, ranks)
+        local_indices = np.arange(strategy.dp_rank, count, ranks)
         # The same number of batches on all ranks: some ranks may have only padding in the last one.
         for start in range(0, -(-count // ranks), micro_batch):
-            indices = mine[start : start + micro_batch]
+            indices = local_indices[start : start + micro_batch]
             heartbeat("a validation batch")
             progress(start * ranks / count)
             yield self._objective.batch(evaluation_rows(self.samples, indices, micro_batch)), indices

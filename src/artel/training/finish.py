@@ -74,7 +74,7 @@ def finish(run: Run) -> dict[str, Any]:
 
 def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
     """Pass the report of a finished run to its trackers, and print what to do next."""
-    run.trackers.finished(make_report)
+    run.trackers.on_finish(make_report)
     run.trackers.close()  # the progress bar ends before the last messages
     name = shlex.quote(str(run.folder.path))
     logger.info("%s: %s steps are done, the model is in %s; next:", run.folder.path, f"{run.step:,}", run.folder.model)

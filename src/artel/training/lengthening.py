@@ -33,14 +33,14 @@ def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepa
     old, new = prepared_length(before, prepared), prepared_length(now, prepared)
     checkpoints = list_checkpoints(file.parent / "checkpoints")
     if not checkpoints:
-        raise _refused(file, before, now, old.steps or 0, new, "its checkpoints are gone", model)
+        raise _refusal(file, before, now, old.steps or 0, new, "its checkpoints are gone", model)
     try:
         progress = read_progress(checkpoints[-1])
     except (OSError, ValueError, TypeError, InputError):  # damaged: loading it says so, and takes the one before it
         progress = Progress(step=int(checkpoints[-1].name.removeprefix("step-")))
     reason = _reason_to_refuse(before, now, old, new, progress)
     if reason is not None:
-        raise _refused(file, before, now, progress.step, new, reason, model)
+        raise _refusal(file, before, now, progress.step, new, reason, model)
     return new.steps is None or new.steps > progress.step
 
 
@@ -52,28 +52,28 @@ def prepared_length(config: RunConfig, prepared: Prepared) -> Length:
 
 def _reason_to_refuse(before: RunConfig, now: RunConfig, old: Length, new: Length, progress: Progress) -> str | None:
     """Return why the finished steps would differ under the new length, or None if they would not."""
-    done = progress.step
+    finished_steps = progress.step
     if old.steps is None or new.steps is None or old.total is None or new.total is None:
         return _reason_to_refuse_budget(before, now, progress)
     if before.parallel.deepspeed is not None:
         return "DeepSpeed's engine has its own schedule (parallel.deepspeed)"
     if progress.stopped_early:
-        return f"it stopped at step {done:,} because validation did not improve (validate.patience)"
-    if new.steps < done:
-        return f"it has already taken {done:,} steps"
+        return f"it stopped at step {finished_steps:,} because validation did not improve (validate.patience)"
+    if new.steps < finished_steps:
+        return f"it has already taken {finished_steps:,} steps"
     warmups = [progress.warmup, progress.warmup]
     if progress.warmup is None:
         warmups = [before.train.warmup.of(old.steps), now.train.warmup.of(new.steps)]
     if any(
         rate(before.train, step, old.steps, warmups[0]) != rate(now.train, step, new.steps, warmups[1])
-        for step in range(done)
+        for step in range(finished_steps)
     ):
         schedule = before.train.schedule
         return f"the learning rate has already followed a {old.steps:,}-step schedule (train.schedule: {schedule})"
-    if done * old.batch > new.total:
-        return f"its finished step {done:,} would have fewer samples"
-    if done * old.batch > old.total:
-        return f"its last step, {done:,}, had fewer samples than the others"
+    if finished_steps * old.batch > new.total:
+        return f"its finished step {finished_steps:,} would have fewer samples"
+    if finished_steps * old.batch > old.total:
+        return f"its last step, {finished_steps:,}, had fewer samples than the others"
     return None
 
 
@@ -91,38 +91,38 @@ def _reason_to_refuse_budget(before: RunConfig, now: RunConfig, progress: Progre
     shares = [progress.share * part / 100 for part in range(101)]
     pairs = [(share, min(1.0, share * old / new)) for share in shares]
     if any(
-        rate_by_time(before.train, progress.step, mine, 0) != rate_by_time(now.train, progress.step, other, 0)
-        for mine, other in pairs
+        rate_by_time(before.train, progress.step, old_share, 0) != rate_by_time(now.train, progress.step, new_share, 0)
+        for old_share, new_share in pairs
     ):
         schedule = before.train.schedule
         return f"the learning rate has already followed a schedule of {duration(old)} (train.schedule: {schedule})"
     return None
 
 
-def _refused(
-    file: Path, before: RunConfig, now: RunConfig, done: int, new: Length, reason: str, model: Path
+def _refusal(
+    file: Path, before: RunConfig, now: RunConfig, finished_steps: int, new: Length, reason: str, model: Path
 ) -> InputError:
-    """Return the refusal. `done`: finished steps."""
+    """Return the error, with a command that trains the model further if it can."""
     if new.steps is None:
         length = duration(now.train.budget or 0.0)
-        rest = f"train.budget={length}"
+        override = f"train.budget={length}"
     else:
-        length, rest = f"{new.steps:,} steps", f"train.steps={max(1, new.steps - done)}"
+        length, override = f"{new.steps:,} steps", f"train.steps={max(1, new.steps - finished_steps)}"
     what = f"the length cannot change to {length}: {reason}"
-    if not model.is_dir() or (new.steps is not None and new.steps <= done):
+    if not model.is_dir() or (new.steps is not None and new.steps <= finished_steps):
         return InputError.at(str(file), what, "restore the former length, or start over with --restart")
     name = str(file.parent)
-    begin, place = [], str(model)
+    first_commands, place = [], str(model)
     if before.model.lora is not None:
         place = f"{name}-merged"
-        begin = [["artel", "export", name, place, "--merge"]]
+        first_commands = [["artel", "export", name, place, "--merge"]]
     values = [f"run={name}-longer", f"model.from={place}"]
     values += [] if before.model.trust_remote_code is None else [f"model.trust_remote_code={place}"]
     values += [] if before.tokenizer.train is None else ["tokenizer.train=null"]
     values += [] if before.tokenizer.from_ is None else ["tokenizer.from=null"]
     values += ["tokenizer.replace=false"] if before.tokenizer.replace else []
-    values.append(rest)
-    commands = [*begin, ["artel", "train", name, *values]]
+    values.append(override)
+    commands = [*first_commands, ["artel", "train", name, *values]]
     line = " && ".join(shlex.join(command) for command in commands)
     fix = f"to train its model further with a new schedule: {line}"
     return InputError.at(str(file), what, fix)

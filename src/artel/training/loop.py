@@ -31,7 +31,7 @@ from artel.training.memory import retained_host_memory
 from artel.training.micro_batch import is_out_of_memory
 from artel.training.planned import CompareWithPlan
 from artel.training.prefetch import Prefetcher, gc_between_steps
-from artel.training.profile import Profile
+from artel.training.profile import StepProfiler
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.setup import open_run
@@ -64,14 +64,14 @@ def train(
             with retained_host_memory(world.device):  # try micro-batches under the same conditions as steps
                 run, validation = open_run(config, prepared, world, callbacks, clock)
             status.follow(run)
-            guard, profile = Guard(run), Profile(run)
-            for close in (run.trackers.close, run.saver.close, profile.close):  # the last is called first
+            guard, profiler = Guard(run), StepProfiler(run)
+            for close in (run.trackers.close, run.saver.close, profiler.close):  # the last is called first
                 at_end.callback(close)
             # The order matters: metrics are logged before a validation, and both come before a save. The profile comes
             # last, so that a profiled step includes the callbacks after it.
             validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
             callbacks = [*callbacks, Log(guard), validate, samples, EvaluateTasks(guard), measure, Save(guard)]
-            callbacks += [CompareWithPlan(run), signals.follow(run), profile]
+            callbacks += [CompareWithPlan(run), signals.follow(run), profiler]
             with (
                 watchdog(run),
                 retained_host_memory(world.device),

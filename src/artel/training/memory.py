@@ -36,9 +36,9 @@ KEPT_SHARE = 0.35
 # Parameters and defaults of mallopt(3) in glibc (malloc/malloc.c). The mmap threshold grows to its largest by itself.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _MALLOC_VARIABLES = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
-_NEVER, _DEFAULT_MMAP_MAX, _LARGEST_MMAP_THRESHOLD = -1, 65_536, 32 << 20
+_NO_TRIM, _DEFAULT_MMAP_MAX, _MAX_MMAP_THRESHOLD = -1, 65_536, 32 << 20
 _LARGE_PAGE = 2 << 20
-_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+_OVERCOMMIT_FILE = Path("/proc/sys/vm/overcommit_memory")
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
         yield
         return
     library = ctypes.CDLL(None)
-    library.mallopt(_TRIM_THRESHOLD, _NEVER)
+    library.mallopt(_TRIM_THRESHOLD, _NO_TRIM)
     library.mallopt(_MMAP_MAX, 0)
     host = memory()
     total = host.limit or host.total
@@ -64,8 +64,8 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
         if tensor_range is not None:
             tensor_range.let_tensors_go()
         library.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
-        library.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
+        library.mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _MAX_MMAP_THRESHOLD)
         library.malloc_trim(0)
 
 
@@ -82,7 +82,7 @@ def has_no_memory_limit() -> bool:
     """True if unused address space is free: the process has no limit, and the kernel overcommits."""
     limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     try:
-        strict = _OVERCOMMIT.read_text().strip() == "2"
+        strict = _OVERCOMMIT_FILE.read_text().strip() == "2"
     except OSError:
         return False
     return not strict and all(limit == resource.RLIM_INFINITY for limit in limits)

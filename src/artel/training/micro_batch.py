@@ -38,19 +38,19 @@ Attempt = Callable[[int, Recompute], None]
 
 # Tokens of a micro-batch beyond which more gain little: 4,096 keep two CPU cores busy and within reach of their caches;
 # on an H200 nanoGPT 124M made 510k tokens/s with 32,768 and 531k with 65,536.
-_MOST_TOKENS = {"cpu": 4096, "cuda": 65536}
+_MAX_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Tokens of a micro-batch that make recomputation unnecessary. A CPU gains nothing from larger micro-batches.
 _ENOUGH_TOKENS = {"cpu": 1, "cuda": 8192}
 # Fraction of memory left free for fragmentation, communication and other processes. Chosen, not measured.
-_MARGIN = 0.1
+_MARGIN_FRACTION = 0.1
 AMPLE = 0.5
 """Fraction of the free memory below which an estimated micro-batch is used untried. Estimates err by far less, and if
 it does not fit after all, the first step is repeated with a smaller one."""
-_MEASURABLE = 2**20  # bytes; less may be memory that the process held before
+_MIN_MEASURED_BYTES = 2**20  # bytes; less may be memory that the process held before
 # Messages of errors other than torch.OutOfMemoryError.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
-_CANDIDATES = 64  # samples among which the longest is searched
-_JSON = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+_MAX_CANDIDATES = 64  # samples among which the longest is searched
+_JSON_OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class MemoryLimit:
 
     def keep(self, plan: MicroBatchPlan, agree: Callable[[int], int]) -> MicroBatchPlan:
         """Return `plan`, or a smaller one if the limit is lower. `agree` returns the smallest number of all ranks."""
-        known = _saved(self._file, ("none", "selective", "full"))
-        least = agree(min(_memory_order(each) for each in (plan, known) if each is not None))
-        if least == _memory_order(plan):
+        saved = _read(self._file, ("none", "selective", "full"))
+        lowest = agree(min(_memory_order(each) for each in (plan, saved) if each is not None))
+        if lowest == _memory_order(plan):
             return plan
-        return MicroBatchPlan(least // 2, plan.recompute if least % 2 else "full")
+        return MicroBatchPlan(lowest // 2, plan.recompute if lowest % 2 else "full")
 
     def lower(self, plan: MicroBatchPlan) -> None:
         """Lower the limit to `plan`. Raise WorkError or InputError of the disk."""
@@ -99,7 +99,7 @@ def next_smaller(plan: MicroBatchPlan, share: int) -> MicroBatchPlan | None:
 
 def find_micro_batch(
     attempt: Attempt,
-    most: int,
+    max_rows: int,
     modes: Sequence[Recompute],
     *,
     row_tokens: int,
@@ -115,7 +115,7 @@ def find_micro_batch(
 ) -> MicroBatchPlan:
     """Return the largest micro-batch that fits, with the first of `modes` that suffices for it.
 
-    most: this process's rows of a global batch, of `row_tokens` tokens each. With `exactly`, the only size allowed.
+    max_rows: this process's rows of a global batch, of `row_tokens` tokens each. With `exactly`, the only size allowed.
     modes: some of none, selective, full, in this order. A mode suffices if `enough_tokens` (default: 8,192, on a CPU
         one row) or all rows fit. With the last mode, anything that fits does.
     reserve: bytes that the optimizer will take later.
@@ -128,12 +128,12 @@ def find_micro_batch(
     """
     name = f"{_digest(key)}.json"
     files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
-    known = next((plan for file in files if (plan := _saved(file, modes)) is not None), None)
-    known = same_everywhere(known, modes, agree)
-    if known is not None:
-        _save(files[:1], known, key)
-        return known
-    sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
+    saved = next((plan for file in files if (plan := _read(file, modes)) is not None), None)
+    saved = same_everywhere(saved, modes, agree)
+    if saved is not None:
+        _save(files[:1], saved, key)
+        return saved
+    sizes = [max_rows] if exactly else sizes_to_try(max_rows, row_tokens, device)
     candidates = _planned_candidates(same_everywhere(planned, modes, agree), sizes, modes)
     if candidates and agree(int(is_ample)):
         _save(files[:1], candidates[0], key)  # not in the cache, since it is untested
@@ -171,19 +171,19 @@ def _planned_candidates(
     smaller = [size for size in sizes if size < planned.size]
     if smaller:
         return [planned, MicroBatchPlan(smaller[-1], planned.recompute)]
-    further = modes[modes.index(planned.recompute) + 1 :]
-    return [planned, *(MicroBatchPlan(planned.size, mode) for mode in further[:1])]
+    stronger_modes = modes[modes.index(planned.recompute) + 1 :]
+    return [planned, *(MicroBatchPlan(planned.size, mode) for mode in stronger_modes[:1])]
 
 
-def sizes_to_try(most: int, row_tokens: int, device: torch.device) -> list[int]:
-    """Return sizes worth trying, smallest first: divisors and halves (rounded up) of `most`, up to a limit of tokens.
+def sizes_to_try(max_rows: int, row_tokens: int, device: torch.device) -> list[int]:
+    """Return sizes to try, smallest first: divisors and halves (rounded up) of `max_rows`, up to a limit of tokens.
 
     The loop cuts a share into equal micro-batches with padding: 60 rows by at most 16 are four of 15. So divisors need
     no padding, and halves cover shares without divisors.
     """
-    divisors = {size for size in range(1, most + 1) if most % size == 0}
-    halves = {-(-most // 2**power) for power in range(most.bit_length())}
-    limit = max(1, _MOST_TOKENS.get(device.type, _MOST_TOKENS["cpu"]) // row_tokens)
+    divisors = {size for size in range(1, max_rows + 1) if max_rows % size == 0}
+    halves = {-(-max_rows // 2**power) for power in range(max_rows.bit_length())}
+    limit = max(1, _MAX_TOKENS.get(device.type, _MAX_TOKENS["cpu"]) // row_tokens)
     return [size for size in sorted(divisors | halves | {1}) if size <= limit]
 
 
@@ -201,7 +201,7 @@ def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
     """
     candidates = np.zeros(1, dtype=np.int64)
     if isinstance(samples, WholeSamples):
-        candidates = np.argsort(np.diff(samples.split.ends().astype(np.int64), prepend=0))[-_CANDIDATES:]
+        candidates = np.argsort(np.diff(samples.split.ends().astype(np.int64), prepend=0))[-_MAX_CANDIDATES:]
     tokens = [repeat_sample(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
     return int(candidates[int(np.argmax(tokens))]), max(tokens)
 
@@ -212,7 +212,7 @@ def repeat_sample(objective: Objective, samples: Samples, index: int, rows: int)
 
 
 def cache_key(
-    config: RunConfig, model: PreTrainedModel, most: int, row_tokens: int, device: torch.device, world: int
+    config: RunConfig, model: PreTrainedModel, max_rows: int, row_tokens: int, device: torch.device, world: int
 ) -> dict[str, Any]:
     """Return everything that decides which micro-batch fits: the key under which the answer is saved."""
     data, train = config.data, config.train
@@ -223,7 +223,7 @@ def cache_key(
         "model": {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"},
         "trained": [lora and lora.model_dump(mode="json"), quantize, frozen],
         "objective": [config.objective, OBJECTIVES[config.objective].settings(config), *plugin_settings],
-        "data": [data.block, data.packing, data.document_mask, most, row_tokens],
+        "data": [data.block, data.packing, data.document_mask, max_rows, row_tokens],
         "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
         "device": _device(device),
         "processes": [world, config.parallel.model_dump(mode="json")],
@@ -239,16 +239,18 @@ def _device(device: torch.device) -> list[Any]:
 
 
 def _digest(key: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON))
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON_OPTIONS))
 
 
 def _save(files: Sequence[Path], plan: MicroBatchPlan, key: Mapping[str, Any]) -> None:
     for file in files:
-        if _saved(file, [plan.recompute]) != plan:
-            write_file(file, orjson.dumps({"size": plan.size, "recompute": plan.recompute, "for": key}, str, _JSON))
+        if _read(file, [plan.recompute]) != plan:
+            write_file(
+                file, orjson.dumps({"size": plan.size, "recompute": plan.recompute, "for": key}, str, _JSON_OPTIONS)
+            )
 
 
-def _saved(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
+def _read(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
     """Return the result of an earlier search, or None if the file is missing or invalid."""
     try:
         stored = orjson.loads(file.read_bytes())
@@ -265,8 +267,8 @@ def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> Inp
     if modes[-1] != "full":
         message = f"{what} with {modes[-1]}"
         return InputError.at("train.activation_checkpointing", message, "write auto, or full")
-    fix = "write a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
-    return InputError.at("data.block", f"{what}, though all within their layers is computed again", fix)
+    fix = "use a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
+    return InputError.at("data.block", f"{what}, even with full activation checkpointing", fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +280,14 @@ class _Trials:
     reserve: int
     agree: Callable[[int], int]
 
-    def search(self, sizes: list[int], modes: Sequence[Recompute], enough: int) -> MicroBatchPlan | None:
-        """Return the first mode in which `enough` rows, or the largest of the ascending `sizes`, fit.
+    def search(self, sizes: list[int], modes: Sequence[Recompute], enough_rows: int) -> MicroBatchPlan | None:
+        """Return the first mode in which `enough_rows` rows, or the largest of the ascending `sizes`, fit.
 
         With the last mode, return whatever fits, or None.
         """
         for mode in modes:
             last = mode == modes[-1]
-            candidates = [size for size in sizes if last or size >= enough or size == sizes[-1]]
+            candidates = [size for size in sizes if last or size >= enough_rows or size == sizes[-1]]
             try:
                 candidates, is_ample = self._within_host_memory(candidates, mode)
                 size = candidates[-1] if is_ample else self._largest(candidates, mode)
@@ -308,14 +310,14 @@ class _Trials:
         """Return the largest size that fits, by binary search, or 0. Each size is tried at most once."""
         if not sizes or self._fits(sizes[-1], mode):
             return sizes[-1] if sizes else 0
-        fitting, failing = -1, len(sizes) - 1
-        while failing - fitting > 1:
-            middle = (fitting + failing) // 2
+        highest_fit, lowest_failure = -1, len(sizes) - 1
+        while lowest_failure - highest_fit > 1:
+            middle = (highest_fit + lowest_failure) // 2
             if self._fits(sizes[middle], mode):
-                fitting = middle
+                highest_fit = middle
             else:
-                failing = middle
-        return sizes[fitting] if fitting >= 0 else 0
+                lowest_failure = middle
+        return sizes[highest_fit] if highest_fit >= 0 else 0
 
     def _fits(self, rows: int, mode: Recompute) -> bool:
         """True if the size fits on all processes."""
@@ -324,7 +326,7 @@ class _Trials:
     def _fits_here(self, rows: int, mode: Recompute) -> bool:
         reserved = self.reserve
         if self.device.type == "cuda":
-            reserved += int(_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
+            reserved += int(_MARGIN_FRACTION * torch.cuda.get_device_properties(self.device).total_memory)
         ballast, fits = None, False
         try:
             ballast = torch.empty(reserved, dtype=torch.uint8, device=self.device)
@@ -346,19 +348,19 @@ class _Trials:
 
         Also return True if the largest needs so little that it can be used untried.
         """
-        if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET.exists():
+        if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET_FILE.exists():
             return sizes, False
-        most, is_ample = self._rows_in_host_memory(mode, sizes[-1])
+        max_rows, is_ample = self._rows_in_host_memory(mode, sizes[-1])
         if self.agree(int(is_ample)):
             return sizes, True
-        most = self.agree(most)
-        return [size for size in sizes if size <= most], False
+        max_rows = self.agree(max_rows)
+        return [size for size in sizes if size <= max_rows], False
 
     def _rows_in_host_memory(self, mode: Recompute, largest: int) -> tuple[int, bool]:
-        on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # from torchrun: processes on this host
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # from torchrun: processes on this host
         release_free_memory()  # otherwise an attempt would reuse free memory, and seem to take none
-        before, free = process_memory("VmRSS"), memory().free // on_host - self.reserve
-        limit = before + int((1 - _MARGIN) * memory().free) // on_host - self.reserve
+        baseline, free = process_memory("VmRSS"), memory().free // local_world_size - self.reserve
+        limit = baseline + int((1 - _MARGIN_FRACTION) * memory().free) // local_world_size - self.reserve
         peaks: list[int] = []
         for rows in (1, 2):
             reset_peak_memory()
@@ -367,11 +369,11 @@ class _Trials:
             peaks.append(process_memory("VmHWM"))
             release_free_memory()
             # An upper bound for a row: the attempt also allocated the gradients.
-            taken = (1 + KEPT_SHARE) * (peaks[0] - before)
-            if taken > _MEASURABLE and largest * taken < AMPLE * free and has_no_memory_limit():
+            row_bytes = (1 + KEPT_SHARE) * (peaks[0] - baseline)
+            if row_bytes > _MIN_MEASURED_BYTES and largest * row_bytes < AMPLE * free and has_no_memory_limit():
                 return largest, True
-        row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
-        return max(0, 1 + (limit - peaks[0]) // row), False
+        bytes_per_row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
+        return max(0, 1 + (limit - peaks[0]) // bytes_per_row), False
 
 
-_RESET = Path("/proc/self/clear_refs")  # Linux only
+_RESET_FILE = Path("/proc/self/clear_refs")  # Linux only

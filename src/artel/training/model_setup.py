@@ -23,7 +23,7 @@ from artel.models.compile import OFF, compile_choice, compile_layers
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
 from artel.models.forward_pass import architecture_error
-from artel.models.loading.build import base_dtype, build_model, must_load_whole
+from artel.models.loading.build import base_dtype, build_model, must_load_full
 from artel.models.loading.materialize import WeightLoader, materialize
 from artel.models.loading.request import BuiltModel
 from artel.models.loading.structure import outline
@@ -81,7 +81,7 @@ def check_layout(
         return
     problems = []
     if plan.splits_layers and config.validate_.tasks:
-        what = "no stage of a pipeline can answer alone, but the harness needs a full model"
+        what = "a pipeline stage holds only a part of the model, but the harness needs a full one"
         problems.append(Problem("validate.tasks", what, "remove it: artel evaluate RUN --tasks runs them afterwards"))
     if not OPTIMIZERS[config.train.optimizer].steps_shards:
         what = f"{config.train.optimizer} needs full matrices, but each process has a shard"
@@ -133,7 +133,7 @@ def set_up_model(
         strategy.with_full_model(objective.check)
         is_checked = True
     if config.validate_.prompts and not strategy.can_generate:
-        logger.info("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
+        logger.info("validate.prompts: a pipeline cannot generate text, so there are no samples during training")
     memory_limit = _memory_limit(config, strategy, world)
     fitting = _fit(config, objective, samples, strategy, world, plan.micro_batch)
     batch_plan = memory_limit.keep(fitting, strategy.all_reduce_min)
@@ -143,8 +143,8 @@ def set_up_model(
         )
     recomputed = _recompute(model, config, batch_plan)
     compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)
-    if plan.not_compiled_because is not None:
-        compiled = Choice(OFF, plan.not_compiled_because)
+    if plan.reason_not_compiled is not None:
+        compiled = Choice(OFF, plan.reason_not_compiled)
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.fills_blocks(config))
     make_optimizer = plain_optimizer(model, config.train, config.seed)
@@ -191,7 +191,7 @@ def _build(
     request = objective.model_request(config.model, config.data.block, config.seed)
     request = replace(request, base_dtype=base_dtype(config, precision))
     tests_full_model = plan.splits_layers and documents
-    if not plan.shards_weights or tests_full_model or must_load_whole(config.model) is not None:
+    if not plan.shards_weights or tests_full_model or must_load_full(config.model) is not None:
         built = build_model(request, tokenizer)
         built.model.to(world.device)
         return built, None
@@ -216,8 +216,8 @@ def _recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatchPlan) 
 
 def _memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
     """Return the limit set by earlier starts of this run with the same number of processes."""
-    most = -(-config.train.batch // strategy.dp_degree)
-    key = cache_key(config, strategy.model, most, config.data.block, world.device, world.size)
+    max_rows = -(-config.train.batch // strategy.dp_degree)
+    key = cache_key(config, strategy.model, max_rows, config.data.block, world.device, world.size)
     return MemoryLimit(RunFolder(Path(config.run)).micro_batches, key)
 
 
@@ -234,11 +234,11 @@ def _fit(
     if size != "auto" and mode != "auto":
         return MicroBatchPlan(size, mode)
     index, row_tokens = longest_sample(objective, samples)
-    most = -(-config.train.batch // strategy.dp_degree) if size == "auto" else size
+    max_rows = -(-config.train.batch // strategy.dp_degree) if size == "auto" else size
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
     planned_before_run = planned_micro_batch(RunFolder(Path(config.run)), world.device)
     if not strategy.can_probe_memory:
-        largest = sizes_to_try(most, row_tokens, world.device)[-1] if size == "auto" else size
+        largest = sizes_to_try(max_rows, row_tokens, world.device)[-1] if size == "auto" else size
         if size == "auto" and world.device.type == "cuda":
             planned = same_everywhere(planned_before_run, modes, strategy.all_reduce_min)
         else:
@@ -266,11 +266,11 @@ def _fit(
 
     return find_micro_batch(
         attempt,
-        most,
+        max_rows,
         modes,
         row_tokens=row_tokens,
         device=world.device,
-        key=cache_key(config, strategy.model, most, row_tokens, world.device, world.size),
+        key=cache_key(config, strategy.model, max_rows, row_tokens, world.device, world.size),
         run=RunFolder(Path(config.run)).micro_batches,
         reserve=state_bytes(strategy.model, config.train, on=world.device),
         exactly=size != "auto",

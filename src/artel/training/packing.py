@@ -17,8 +17,8 @@ from artel.tokens.packing import best_fit, sample_sizes
 from artel.training.schedule import Length
 
 AUTO, ALONE, PACKED = "auto", "concatenate", "best_fit"
-_SHARE = 2  # samples per block, on average: below that, packing gains little
-_STEPS = 50  # fewest steps of a packed run: with fewer, neither schedule nor model gets far
+_MIN_SAMPLES_PER_BLOCK = 2  # samples per block, on average: below that, packing gains little
+_MIN_STEPS = 50  # fewest steps of a packed run: with fewer, neither schedule nor model gets far
 
 
 def with_packing(config: RunConfig, packing: str) -> RunConfig:
@@ -48,12 +48,12 @@ def choose_by_lengths(config: RunConfig, tokens: np.ndarray, share: float = 1.0)
         return Choice(ALONE, problems[0].what)
     blocks = best_fit(np.minimum(sample_sizes(tokens, 1), block), block)[1]
     mean = f"{tokens.mean():,.0f} tokens on average"
-    if len(tokens) < _SHARE * blocks:
+    if len(tokens) < _MIN_SAMPLES_PER_BLOCK * blocks:
         return Choice(ALONE, f"samples of {mean} leave little of a block of {block:,} empty")
     all_blocks = max(1, round(blocks / share))
     length = Length.from_config(config.train, all_blocks, float(tokens.sum()) / blocks)
     steps = all_blocks // config.train.batch if length.steps is None else length.steps
-    if steps < _STEPS:
+    if steps < _MIN_STEPS:
         left = f"packing would leave only {steps:,} steps of {config.train.batch} blocks"
         return Choice(ALONE, f"{left}. Force it with data.packing={PACKED}")
     return Choice(PACKED, f"samples of {mean} share blocks of {block:,} tokens and do not see each other")

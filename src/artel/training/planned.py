@@ -14,20 +14,20 @@ import torch
 
 from artel.host import process_memory, usable_cores
 from artel.messages import logger
-from artel.models.flops import tokens_a_second
+from artel.models.flops import token_rate
 from artel.storage import write_file
-from artel.training.comparison import choice_values, compared, read_choice
+from artel.training.comparison import choice_values, comparison_line, read_choice
 from artel.training.micro_batch import AMPLE, MicroBatchPlan
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 
-_FEWEST_SECONDS = 10.0
+_MIN_SECONDS = 10.0
 """Time in steps before their speed is compared with the plan."""
-_SLOW = 0.6
+_SLOW_FRACTION = 0.6
 """Fraction of the planned speed below which a warning is printed. No plan in benchmarks/plan.md was that far off."""
-_BUSY = 1.5
+_BUSY_LOAD = 1.5
 """Load per core above which other programs must be running: a run keeps each core busy once."""
-_TRUSTED_ON_CPU = 0.7
+_TRUSTED_CPU_FRACTION = 0.7
 """Fraction of the memory up to which a plan is trusted. Plans were up to 26 % too low (benchmarks/plan.md), and a
 process on a CPU that takes too much is killed."""
 
@@ -37,7 +37,7 @@ def planned_micro_batch(folder: RunFolder, device: torch.device) -> MicroBatchPl
     plan = _read(folder)
     if plan is None or plan["verdict"] != "fits":
         return None
-    if device.type == "cpu" and plan["memory_share"] > _TRUSTED_ON_CPU:
+    if device.type == "cpu" and plan["memory_share"] > _TRUSTED_CPU_FRACTION:
         return None
     return MicroBatchPlan(plan["micro_batch"], plan["activation_checkpointing"])
 
@@ -58,64 +58,64 @@ class CompareWithPlan:
     def __init__(self, run: Run) -> None:
         self._seconds_before = run.progress.train_seconds
         self._first: tuple[int, float] | None = None
-        self._is_said = self._done = run.finished
+        self._is_logged = self._is_final = run.finished
 
     def __call__(self, run: Run) -> None:
-        if self._done or (self._is_said and not run.finished):
+        if self._is_final or (self._is_logged and not run.finished):
             return
         progress = run.progress
         if self._first is None:
             self._first = progress.tokens, progress.train_seconds
         if not (run.finished or self._is_due(run)):
             return
-        self._done = run.finished
+        self._is_final = run.finished
         tokens, seconds = self._first
-        speed = tokens_a_second(progress.tokens - tokens, progress.train_seconds - seconds)
+        speed = token_rate(progress.tokens - tokens, progress.train_seconds - seconds)
         measured: dict[str, float | None] = {"tokens_per_second": speed or progress.tokens_per_second, **_memory(run)}
         if run.world.first:
             self._note(run, measured)
-        self._is_said = True
+        self._is_logged = True
 
     def _is_due(self, run: Run) -> bool:
         """True once the steps of this start took long enough, on the first rank's clock."""
         seconds = run.progress.train_seconds - self._seconds_before
-        return run.strategy.all_reduce_sum([seconds if run.world.first else 0.0])[0] >= _FEWEST_SECONDS
+        return run.strategy.all_reduce_sum([seconds if run.world.first else 0.0])[0] >= _MIN_SECONDS
 
     def _note(self, run: Run, measured: dict[str, float | None]) -> None:
         plan, choice = _read(run.folder), read_choice(run.folder)
-        planned = {} if plan is None else _planned(plan)
+        planned = {} if plan is None else _planned_values(plan)
         if plan is not None:
             write_file(run.folder.plan, orjson.dumps(plan | {"measured": measured}, option=orjson.OPT_INDENT_2))
         expected = {} if choice is None else choice_values(choice, "expected")
         planned["tokens_per_second"] = planned.get("tokens_per_second") or expected.get("tokens_per_second")
-        if self._is_said or not any(planned.values()):
+        if self._is_logged or not any(planned.values()):
             return
-        logger.info("measured after step %s: %s", f"{run.step:,}", compared(planned, measured))
-        speed, hoped = measured["tokens_per_second"], planned["tokens_per_second"]
+        logger.info("measured after step %s: %s", f"{run.step:,}", comparison_line(planned, measured))
+        speed, planned_speed = measured["tokens_per_second"], planned["tokens_per_second"]
         if not run.finished and speed:
-            logger.info(_what_is_left(run, speed, hoped, "bits_per_byte" in expected))
+            logger.info(_remaining_line(run, speed, planned_speed, "bits_per_byte" in expected))
 
 
-def _what_is_left(run: Run, speed: float, planned: float | None, has_expectation: bool) -> str:
+def _remaining_line(run: Run, speed: float, planned: float | None, has_expectation: bool) -> str:
     """Return a line that says how long the rest of the run takes at this speed, and why it may be slow."""
-    is_slow = planned is not None and speed < _SLOW * planned
+    is_slow = planned is not None and speed < _SLOW_FRACTION * planned
     tokens_a_step = max(1.0, run.progress.tokens / run.step)
     if run.length.steps is None:
         seconds = max(0.0, run.budget.seconds - run.seconds - run.budget.end_seconds)
         steps = seconds * speed / tokens_a_step
-        line = f"at this speed about {steps:,.0f} more steps fit into the {_short(seconds)} left for them"
+        line = f"at this speed about {steps:,.0f} more steps fit into the remaining {_short(seconds)}"
         if is_slow and planned is not None:
             line += f", where {seconds * planned / tokens_a_step:,.0f} were planned"
-            line += "; the expected bits per byte were for those" if has_expectation else ""
+            line += "; the expected bits per byte assume the planned steps" if has_expectation else ""
     else:
         steps = run.length.steps - run.step
-        line = f"at this speed the other {steps:,.0f} steps take about {_short(steps * tokens_a_step / speed)}"
+        line = f"at this speed the remaining {steps:,.0f} steps take about {_short(steps * tokens_a_step / speed)}"
         if is_slow and planned is not None:
             line += f", where {_short(steps * tokens_a_step / planned)} were planned"
     if is_slow and run.world.device.type == "cpu":
         with suppress(OSError):  # some containers have no load average
             load, cores = os.getloadavg()[0], usable_cores()
-            if load > _BUSY * cores:
+            if load > _BUSY_LOAD * cores:
                 line += f"; other programs are using the processor (load {load:.0f} on {cores} cores)"
     return line
 
@@ -134,7 +134,7 @@ def _memory(run: Run) -> dict[str, float]:
     return {"host_gib": (private + shared) / 2**30}
 
 
-def _planned(plan: dict[str, Any]) -> dict[str, float | None]:
+def _planned_values(plan: dict[str, Any]) -> dict[str, float | None]:
     """Return a plan's values under the names of the measured ones."""
     return {
         "tokens_per_second": (plan["tokens_per_second"] or {}).get("mid"),

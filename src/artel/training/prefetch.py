@@ -49,8 +49,8 @@ class Prefetcher:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._plan = run.batch_plan
-        self._ahead: BatchThread | None = None
-        self._newest: tuple[int, list[Batch]] | None = None
+        self._batch_thread: BatchThread | None = None
+        self._newest_batches: tuple[int, list[Batch]] | None = None
 
     def next(self) -> list[Batch]:
         """Return the micro-batches of the run's next step, or the last ones again if that step is repeated."""
@@ -58,24 +58,24 @@ class Prefetcher:
         if run.batch_plan != self._plan:  # memory ran out: batches made ahead are too large
             self.close()
             self._plan = run.batch_plan
-        if self._newest is None or self._newest[0] != run.step:
-            self._newest = run.step, self._make(run.step)
-        return self._newest[1]
+        if self._newest_batches is None or self._newest_batches[0] != run.step:
+            self._newest_batches = run.step, self._make(run.step)
+        return self._newest_batches[1]
 
     def close(self) -> None:
-        self._newest = None
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        self._newest_batches = None
+        if self._batch_thread is not None:
+            self._batch_thread.close()
+            self._batch_thread = None
 
     def _make(self, step: int) -> list[Batch]:
         run = self._run
         if run.world.device.type != "cuda":
             return local_batches(run, step)
-        if self._ahead is None:
+        if self._batch_thread is None:
             end = sys.maxsize if run.length.steps is None else run.length.steps
-            self._ahead = BatchThread(partial(local_batches, run), step, end, run.world.device)
-        return self._ahead.take(step)
+            self._batch_thread = BatchThread(partial(local_batches, run), step, end, run.world.device)
+        return self._batch_thread.take(step)
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -109,7 +109,7 @@ class BatchThread:
             raise ValueError(f"steps are taken in order: {self._next} comes next, before {self._end}, not {step}")
         if not self._finish.alive:
             raise ValueError("closed")
-        batches = self._work.made.get()
+        batches = self._work.results.get()
         if isinstance(batches, BaseException):
             self.close()
             raise batches
@@ -135,7 +135,7 @@ class _Work:
 
     def __init__(self, make: Make, start: int, end: int, device: torch.device, depth: int) -> None:
         self._make, self._steps, self._device = make, range(start, end), device
-        self.made: queue.SimpleQueue[list[Batch] | BaseException] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[list[Batch] | BaseException] = queue.SimpleQueue()
         self.slots = threading.Semaphore(depth)
         self.stopped = False
 
@@ -148,10 +148,10 @@ class _Work:
                 if self.stopped:
                     return
                 batches = self._make(step)
-                self.made.put(pinned(batches) if self._device.type == "cuda" else batches)
+                self.results.put(pin_memory_of(batches) if self._device.type == "cuda" else batches)
                 del batches  # do not hold them until the next are made
         except BaseException as error:  # raised again by `take`
-            self.made.put(error)
+            self.results.put(error)
 
 
 def _finish(work: _Work, thread: threading.Thread) -> None:
@@ -160,7 +160,7 @@ def _finish(work: _Work, thread: threading.Thread) -> None:
     thread.join()
 
 
-def pinned(batches: list[Batch]) -> list[Batch]:
+def pin_memory_of(batches: list[Batch]) -> list[Batch]:
     """Return the batches in pinned memory, which a GPU can read directly."""
     return [batch.mapped(lambda tensor: tensor.pin_memory()) for batch in batches]
 

@@ -35,7 +35,7 @@ ELEMENTWISE = "elementwise and norms"
 HOST = "the host's own time"
 
 
-class Profile:
+class StepProfiler:
     """A callback that records steps 6 to 8 of this start, or fewer and earlier steps if the run is shorter.
 
     It comes last, so that a recorded step includes the other callbacks. Always call `close` at the end.
@@ -46,17 +46,17 @@ class Profile:
         self._run = run
         self._enabled = run.config.profile and run.world.first
         self._profiler: profile | None = None
-        left = _WARMUP_STEPS + _ACTIVE_STEPS if run.length.steps is None else run.length.steps - run.step
-        skipped = min(_WARMUP_STEPS, left // 2)
-        self._first = run.step + skipped  # steps done when the recording begins
-        self._last = self._first + min(_ACTIVE_STEPS, left - skipped)
-        self._begin = max(run.step, self._first - 1)  # the profiler itself warms up for a step
-        if self._enabled and left < _WARMUP_STEPS + _ACTIVE_STEPS:
+        steps_left = _WARMUP_STEPS + _ACTIVE_STEPS if run.length.steps is None else run.length.steps - run.step
+        warmup = min(_WARMUP_STEPS, steps_left // 2)
+        self._first_step = run.step + warmup  # steps done when the recording begins
+        self._last_step = self._first_step + min(_ACTIVE_STEPS, steps_left - warmup)
+        self._start_step = max(run.step, self._first_step - 1)  # the profiler itself warms up for a step
+        if self._enabled and steps_left < _WARMUP_STEPS + _ACTIVE_STEPS:
             logger.info(
                 "profile: recording %s of the %s steps left, from step %s; %s or more give a more reliable profile",
-                left,
-                self._last - self._first,
-                self._first + 1,
+                steps_left,
+                self._last_step - self._first_step,
+                self._first_step + 1,
                 _WARMUP_STEPS + _ACTIVE_STEPS,
             )
         self._start_if_due()
@@ -64,11 +64,11 @@ class Profile:
     def __call__(self, run: Run) -> None:
         if self._profiler is None:
             self._start_if_due()
-        elif run.step >= self._last or run.finished:
+        elif run.step >= self._last_step or run.finished:
             self._wait_for_device()
             self.close()
         else:
-            if run.step == self._first:
+            if run.step == self._first_step:
                 self._wait_for_device()
             self._profiler.step()
 
@@ -82,33 +82,33 @@ class Profile:
             profiler.stop()
         if not self._run.folder.path.is_dir():  # removed during the run: do not create it again
             return
-        steps = self._run.step - self._first
+        steps = self._run.step - self._first_step
         if steps < 1:
-            logger.info("profile: the run ended before step %s was over; nothing is written", self._first + 1)
+            logger.info("profile: the run ended before step %s was finished; no profile written", self._first_step + 1)
             return
         folder = self._run.folder.profile
         table = _write(profiler, folder, steps)
         logger.info(
             "profile: %s step(s) from step %s on, %s ms each: %s; %s, and trace.json for ui.perfetto.dev",
             steps,
-            self._first + 1,
+            self._first_step + 1,
             f"{table.milliseconds:,.1f}",
             table.largest(3),
             folder / "table.txt",
         )
 
     def _start_if_due(self) -> None:
-        if not self._enabled or self._run.step != self._begin or self._begin == self._last:
+        if not self._enabled or self._run.step != self._start_step or self._start_step == self._last_step:
             return
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # no messages of its own on standard error
         activities = [ProfilerActivity.CPU]
         if self._run.world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        warmup = self._first - self._begin
+        warmup = self._first_step - self._start_step
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warns if there is not a step for warm-up
-            when = schedule(wait=0, warmup=warmup, active=self._last - self._first, repeat=1)
-        self._profiler = profile(activities=activities, schedule=when)
+            profiler_schedule = schedule(wait=0, warmup=warmup, active=self._last_step - self._first_step, repeat=1)
+        self._profiler = profile(activities=activities, schedule=profiler_schedule)
         self._profiler.start()
 
     def _wait_for_device(self) -> None:
@@ -163,8 +163,8 @@ class TimeTable:
             for kind, value in self.kinds.items()
         ]
         operators = [{**row, "percent": self._percent(row["milliseconds"])} for row in self.operators]
-        about = {"device": self.device, "steps": self.steps, "milliseconds": round(self.milliseconds, 4)}
-        return {**about, "kinds": kinds, "operators": operators}
+        summary = {"device": self.device, "steps": self.steps, "milliseconds": round(self.milliseconds, 4)}
+        return {**summary, "kinds": kinds, "operators": operators}
 
     def __str__(self) -> str:
         rows = [f"{kind:<32} {value:>12.3f} {self._percent(value):>7.1f}" for kind, value in self.kinds.items()]

@@ -26,7 +26,7 @@ from artel.training.run_folder import RunFolder
 
 _A_DAY = 86_400.0
 """Seconds until the next write of a process that starts a run: preparing text or waiting for hosts may take hours."""
-_LONGEST = 500  # characters of a message
+_MAX_MESSAGE_CHARACTERS = 500  # characters of a message
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -46,7 +46,7 @@ def write_rank(
         "pid": os.getpid(),
         **facts,
         "state": state,
-        "message": message[:_LONGEST],
+        "message": message[:_MAX_MESSAGE_CHARACTERS],
         "time": time.time(),
         "every": every,
     }

@@ -88,8 +88,8 @@ class RunFolder:
     @property
     def last_checkpoint(self) -> str:
         """`step 300`, for messages. Empty before the first checkpoint."""
-        written = written_checkpoints(self.checkpoints)
-        return f"step {int(written[-1].name.removeprefix('step-')):,}" if written else ""
+        checkpoints = written_checkpoints(self.checkpoints)
+        return f"step {int(checkpoints[-1].name.removeprefix('step-')):,}" if checkpoints else ""
 
     @property
     def how_to_continue(self) -> str:
@@ -99,7 +99,7 @@ class RunFolder:
         return "no checkpoint is written yet: the same command starts again, with the text prepared so far"
 
     @property
-    def before(self) -> Path:
+    def reference_outputs(self) -> Path:
         """Outputs of the untrained model for each sample."""
         return self.path / "before-training.safetensors"
 
@@ -288,7 +288,7 @@ class RunFolder:
                 self.bad_steps,
                 self.starts,
                 self.result,
-                self.before,
+                self.reference_outputs,
                 self.teacher,
                 self.choice,
             )
@@ -326,21 +326,24 @@ def is_done(config: RunConfig) -> bool:
     )
 
 
-_LENGTH = frozenset(("train.epochs", "train.steps", "train.tokens", "train.budget"))
+_LENGTH_KEYS = frozenset(("train.epochs", "train.steps", "train.tokens", "train.budget"))
 
 
 def differs_in_length(before: RunConfig, config: RunConfig) -> bool:
     """True if only the length of the run differs, and nothing else that affects the result."""
-    changed = {line.partition(":")[0] for line in result_differences(before, config)}
-    return bool(changed) and changed <= _LENGTH
+    changed_keys = {line.partition(":")[0] for line in result_differences(before, config)}
+    return bool(changed_keys) and changed_keys <= _LENGTH_KEYS
 
 
 def check_same(file: Path, config: RunConfig, instead: str) -> None:
     """Raise InputError if a run file differs from `config` in keys that affect the result. `instead`: another fix."""
     remedy = f"change it back, {instead}, or start over with --restart"
-    changed = result_differences(load_run(str(file)), config)
-    if changed:
-        fixes = ["" for _ in changed[1:]] + [remedy]  # only once, after the last difference
+    differences = result_differences(load_run(str(file)), config)
+    if differences:
+        fixes = ["" for _ in differences[1:]] + [remedy]  # only once, after the last difference
         raise InputError(
-            [Problem(str(file), f"the run began with {line}", fix) for line, fix in zip(changed, fixes, strict=True)]
+            [
+                Problem(str(file), f"the run began with {line}", fix)
+                for line, fix in zip(differences, fixes, strict=True)
+            ]
         )

@@ -28,10 +28,10 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
         raise InputError.at(str(folder.model), what, "restore them, or start over with --restart")
     if folder.config.is_file() and (folder.is_complete or checkpoints):
         file = _trained_as(folder, config)
-        before = load_run(str(file))
-        if differs_in_length(before, config):
+        earlier_run = load_run(str(file))
+        if differs_in_length(earlier_run, config):
             folder.check_model_is_artels()
-            if change_length(folder.config, before, config, prepared, folder.model):
+            if change_length(folder.config, earlier_run, config, prepared, folder.model):
                 folder.result.unlink(missing_ok=True)
         else:
             check_same(file, config, "choose another folder (run=…)")
@@ -52,35 +52,37 @@ def _trained_as(folder: RunFolder, config: RunConfig) -> Path:
     return saved if is_edited else folder.config
 
 
-def with_earlier_packing(config: RunConfig, *, begun: bool = True) -> RunConfig:
+def with_earlier_packing(config: RunConfig, *, needs_checkpoint: bool = True) -> RunConfig:
     """Return the run with the `data.packing` of its start, from RUN/config.yaml, if the run file leaves it open.
 
-    `begun`: use that choice only if the run has checkpoints.
+    `needs_checkpoint`: use that choice only if the run has checkpoints.
     """
     folder = RunFolder(Path(config.run))
-    has_begun = not begun or folder.is_complete or written_checkpoints(folder.checkpoints)
+    has_begun = not needs_checkpoint or folder.is_complete or written_checkpoints(folder.checkpoints)
     if config.data.packing != AUTO or not folder.config.is_file() or not has_begun:
         return config
     earlier = load_run(str(folder.config)).data.packing
     return config if earlier == AUTO else with_packing(config, earlier)
 
 
-def with_earlier_choice(config: RunConfig, *, begun: bool = True) -> RunConfig | None:
+def with_earlier_choice(config: RunConfig, *, needs_checkpoint: bool = True) -> RunConfig | None:
     """Return a run with `model.auto` with the choices of its start, from RUN/config.yaml, or None.
 
-    `begun`: use the choices only if the run has checkpoints. Keys set in the run file stay: if they differ, comparing
-    the two files will refuse them.
+    `needs_checkpoint`: use the choices only if the run has checkpoints. Keys set in the run file stay: if they differ,
+    comparing the two files will refuse them.
     """
     folder = RunFolder(Path(config.run))
-    if not folder.config.is_file() or (begun and not (folder.is_complete or written_checkpoints(folder.checkpoints))):
+    if not folder.config.is_file() or (
+        needs_checkpoint and not (folder.is_complete or written_checkpoints(folder.checkpoints))
+    ):
         return None
-    before = load_run(str(folder.config))
-    if before.model.config is None:
+    earlier_run = load_run(str(folder.config))
+    if earlier_run.model.config is None:
         return None
     sections = {}
     for name in ("data", "train"):
-        section, earlier = getattr(config, name), getattr(before, name)
+        section, earlier = getattr(config, name), getattr(earlier_run, name)
         set_keys = {key: getattr(section, key) for key in section.model_fields_set}
         chosen = earlier if name == "train" else section.model_copy(update={"block": earlier.block})
         sections[name] = chosen.model_copy(update=set_keys)
-    return config.model_copy(update={**sections, "model": before.model})
+    return config.model_copy(update={**sections, "model": earlier_run.model})

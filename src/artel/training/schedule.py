@@ -12,8 +12,8 @@ from artel.config.schema.quantities import Interval, duration
 from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
 
-_FIRST_RATE = 0.01  # of the peak: where warmup is a fraction of a time, the pace is not known at its first step
-_SMALLEST_SHARE = 1e-9  # for which a run's end is out of sight
+_FIRST_RATE = 0.01  # of the peak: if warmup is a fraction of a time, the pace is unknown at the first step
+_MIN_SHARE = 1e-9  # avoids a division by zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Length:
     """Samples in an epoch."""
     batch: int
     total: int | None
-    """Samples in the whole run; None where its time ends it (`train.budget`)."""
+    """Samples in the whole run; None if `train.budget` ends it."""
 
     @classmethod
     def from_config(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
-        """`samples` are there, of `tokens` each on average."""
+        """`samples`: samples in an epoch. `tokens`: mean tokens per sample."""
         total: int | None
         if train.budget is not None:
             total = None
@@ -45,9 +45,9 @@ class Length:
         return None if self.total is None else -(-self.total // self.batch)
 
     def epoch(self, step: int) -> float:
-        """Epochs gone through after `step` steps."""
-        done = step * self.batch
-        return (done if self.total is None else min(done, self.total)) / self.samples
+        """Return the epochs completed after `step` steps."""
+        samples = step * self.batch
+        return (samples if self.total is None else min(samples, self.total)) / self.samples
 
     def is_due(self, interval: Interval, step: int) -> bool:
         """True if an interval of steps or epochs ends with step number `step` (counted from 1)."""
@@ -55,8 +55,8 @@ class Length:
             return step % interval.steps == 0
         if interval.epochs is not None:
             # Rounded to 9 places: 3 steps of a third of an epoch are one epoch, whatever a float says.
-            passed, before = (round(self.epoch(at) / interval.epochs, 9) for at in (step, step - 1))
-            return math.floor(passed) > math.floor(before)
+            intervals, intervals_before = (round(self.epoch(end) / interval.epochs, 9) for end in (step, step - 1))
+            return math.floor(intervals) > math.floor(intervals_before)
         return False
 
 
@@ -77,7 +77,7 @@ def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:
 
 
 def warmup_steps(train: TrainConfig, steps: int | None) -> int | None:
-    """Steps of warmup in a run of `steps`; None where it is a fraction of a run whose steps are not known."""
+    """Return the warmup steps of a run of `steps`; None if warmup is a fraction and `steps` is unknown."""
     if steps is None:
         return train.warmup.steps
     return train.warmup.of(steps)
@@ -86,8 +86,8 @@ def warmup_steps(train: TrainConfig, steps: int | None) -> int | None:
 def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -> float:
     """Return the learning rate of step `step` (from 0) of `steps`, as a fraction of the peak.
 
-    `warmup` is in steps, where it is not what the run file makes of `steps`: that of a run whose length was changed.
-    Warmup is linear from 1/warmup to 1; then the schedule leads, between the minimum (0) and the peak (1).
+    `warmup`: steps of warmup if they do not follow from `steps`, since the length of the run was changed. Warmup is
+    linear from 1/warmup to 1. Then the schedule applies, between the minimum (0) and the peak (1).
     """
     warmup = train.warmup.of(steps) if warmup is None else warmup
     if step < warmup:
@@ -99,16 +99,16 @@ def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -
 def rate_by_time(train: TrainConfig, step: int, share: float, warmup: int | None) -> float:
     """Return the learning rate of a step of a run on a budget, as a fraction of the peak.
 
-    `share` of its time for steps, from 0 to 1, has passed. The schedule is given the steps that the run would have at
-    its pace so far, so that it follows the time, whatever the machine does. `warmup` is in steps; None while a warmup
-    that is a fraction of the time goes on, whose first step, before anything is known of the pace, has 1 % of the peak.
+    `share`: fraction of the time for steps that has passed, 0 to 1. The schedule gets the number of steps that the run
+    would have at its pace so far, so it follows the time. `warmup` is in steps, or None during a warmup that is a
+    fraction of the time; its first step, when the pace is unknown, has 1 % of the peak.
     """
     if warmup is None:
         return min(1.0, max(_FIRST_RATE, share / (train.warmup.fraction or 1.0)))
     if step < warmup:
         return (step + 1) / warmup
     floor = train.minimum_learning_rate
-    steps = max(step, 1) / max(share, _SMALLEST_SHARE)
+    steps = max(step, 1) / max(share, _MIN_SHARE)
     return floor + (1 - floor) * SCHEDULES[train.schedule](train, step, steps, warmup)
 
 
@@ -118,7 +118,7 @@ def linear(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
 
 
 def cosine(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """Half a wave from 1 to 0 (Loshchilov and Hutter 2017)."""
+    """Return half a wave from 1 to 0 (Loshchilov and Hutter 2017)."""
     return 0.5 * (1 + math.cos(math.pi * (1 - linear(train, step, steps, warmup))))
 
 
@@ -149,7 +149,7 @@ def inverse_sqrt(train: TrainConfig, step: int, steps: float, warmup: int) -> fl
 
 
 class RestartsConfig(Section):
-    """Its waves."""
+    """Number of cycles."""
 
     num_cycles: Count = Field(
         default=1, ge=1, description="Waves of equal length, each from the peak to the minimum; 1 is `cosine`."
@@ -157,6 +157,6 @@ class RestartsConfig(Section):
 
 
 def cosine_with_restarts(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """Half a wave for each cycle, from 1 to 0 (SGDR; Loshchilov and Hutter 2017)."""
+    """Return half a wave per cycle, from 1 to 0 (SGDR; Loshchilov and Hutter 2017)."""
     cycles = train.settings(RestartsConfig).num_cycles
     return 0.5 * (1 + math.cos(math.pi * (cycles * (1 - linear(train, step, steps, warmup)) % 1)))

@@ -20,7 +20,7 @@ from artel.host import processor, reset_peak_memory
 from artel.interrupts import ended_at_once
 from artel.messages import logger, to_json
 from artel.models.compile import try_compiled
-from artel.models.flops import device_name, flops_a_token, peak_flops
+from artel.models.flops import device_name, estimate_flops_per_token, peak_flops
 from artel.objectives import objective_of
 from artel.parallel import ParallelStrategy, World
 from artel.preparing import Prepared
@@ -101,7 +101,7 @@ def _open_run(
     model = set_up_model(config, tokenizer, objective, samples, world, length.steps)
     strategy, optimizer = model.strategy, model.optimizer
     items = checkpoint_items(optimizer, callbacks)
-    set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes)
+    set_reference(objective, store, strategy, world, model.batch_plan.size, folder.reference_outputs, resumes)
     progress = load_checkpoint(folder.checkpoints, items) or Progress(store=store.digest)
     if progress.step and progress.store != store.digest:
         raise InputError.at(
@@ -128,7 +128,7 @@ def _open_run(
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
     if peak is not None:
-        flops_per_token = flops_a_token(strategy.model.config, objective.auto_class, config.data.block)
+        flops_per_token = estimate_flops_per_token(strategy.model.config, objective.auto_class, config.data.block)
     run = Run(
         config=config,
         folder=folder,
@@ -256,9 +256,9 @@ def _compile(run: Run) -> None:
 
     with ended_at_once(last_line):  # compilers take minutes and must not be interrupted
         logger.info("compiling the layers")
-        run.trackers.busy("compiling")
+        run.trackers.show_progress("compiling")
         failure = try_compiled(
             run.strategy.model, lambda: run.strategy.probe_memory(batch), run.strategy.forget_failed_pass
         )
     if failure is not None:
-        logger.info("the layers cannot be compiled, so they run as they are: %s", failure)
+        logger.info("the layers cannot be compiled and run uncompiled: %s", failure)

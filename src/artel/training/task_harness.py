@@ -37,7 +37,7 @@ def check_tasks(config: RunConfig) -> None:
     if not config.validate_.tasks:
         return
     if not objective_type(config).generates:
-        what = f"{config.objective} makes no model that writes text, which the harness needs"
+        what = f"{config.objective} does not train a model that generates text, but the harness needs one"
         raise InputError.at(KEY, what, "remove it: the objective's own metrics are computed")
     check_known(config.validate_.tasks, KEY)
     if best_is_task(config) and _is_readable(config.validate_.tasks):
@@ -86,7 +86,7 @@ def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> No
                 problems.append(Problem(key, f"there is no file {task}", "write a task's name, or its YAML file"))
         elif task not in _manager(_needs_names(tasks), folder).task_index:
             fix = "lm-eval ls tasks names them; one of your own is its YAML file: tasks/NAME.yaml"
-            problems.append(Problem(key, f"the harness has no {task!r}", fix))
+            problems.append(Problem(key, f"the harness has no task {task!r}", fix))
     if problems:
         raise InputError(problems)
 

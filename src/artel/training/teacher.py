@@ -36,8 +36,8 @@ from artel.training.teacher_outputs import (
     CachedOutputs,
     Shard,
     damaged_shards,
-    read_about,
     read_manifest,
+    read_metadata,
     shards_of,
     write_manifest,
     write_shard,
@@ -53,7 +53,7 @@ def set_cached_outputs(objective: Objective, store: TokenStore, note: Path) -> b
 
     `note`: the run's file with their location. Computes nothing, and does not verify checksums.
     """
-    folder = _noted_folder(note, store)
+    folder = _recorded_folder(note, store)
     if folder is None:
         return False
     for name, is_validation in _SPLITS.items():
@@ -93,7 +93,7 @@ def _cached_outputs(
     """Return the folder with the teacher's outputs, after computing what is missing."""
 
     def find() -> str:
-        known = None if note is None else _noted_folder(note, store)
+        known = None if note is None else _recorded_folder(note, store)
         if known is not None:
             _remove_damaged(known)
             return str(known)
@@ -111,16 +111,16 @@ def _cached_outputs(
         _remove_damaged(folder)
         return str(folder)
 
-    folder = Path(_on_first(world, find))
-    if not _on_first(world, folder.is_dir):
+    folder = Path(_run_on_first_rank(world, find))
+    if not _run_on_first_rank(world, folder.is_dir):
         _compute(objective, teacher, config, store, world, folder)
     if not folder.is_dir():
-        what = f"{folder} is not there for rank {world.rank}: the outputs of a teacher are shared by all processes"
+        what = f"{folder} does not exist on rank {world.rank}, but all processes share the outputs of the teacher"
         raise WorkError.at("data.store", what, "use a folder that all hosts share")
     return folder
 
 
-def _noted_folder(note: Path, store: TokenStore) -> Path | None:
+def _recorded_folder(note: Path, store: TokenStore) -> Path | None:
     """Return the folder named in `note`, if it exists and belongs to the store."""
     try:
         folder = Path(orjson.loads(note.read_bytes())["outputs"])
@@ -131,7 +131,7 @@ def _noted_folder(note: Path, store: TokenStore) -> Path | None:
 
 def _remove_damaged(folder: Path) -> None:
     """Remove damaged shards from a complete folder, and make it incomplete, so that they are computed again."""
-    with _locked(folder):
+    with _lock_folder(folder):
         if not folder.is_dir():
             return
         try:
@@ -140,21 +140,21 @@ def _remove_damaged(folder: Path) -> None:
             damaged = ["manifest.json", *(str(file.relative_to(folder)) for file in folder.glob("*/*.safetensors"))]
         if not damaged:
             return
-        logger.info("%s is not as it was written: the teacher is asked again", folder / damaged[0])
+        logger.info("%s was changed or damaged: the teacher runs again", folder / damaged[0])
         for name in damaged:
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(_parts(folder), ignore_errors=True)
-        folder.rename(_parts(folder))
+        shutil.rmtree(_incomplete_folder(folder), ignore_errors=True)
+        folder.rename(_incomplete_folder(folder))
 
 
-def _locked(folder: Path) -> AbstractContextManager[object]:
+def _lock_folder(folder: Path) -> AbstractContextManager[object]:
     """Lock a folder of outputs for changes: runs on one store may have the same teacher."""
-    waiting = f"waiting for another run that asks the same teacher: {folder}"
+    waiting = f"waiting for another run that runs the same teacher: {folder}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     return lock(folder.with_name(f"{folder.name}.lock"), lambda: logger.info(waiting))
 
 
-def _parts(folder: Path) -> Path:
+def _incomplete_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.parts")
 
 
@@ -164,29 +164,29 @@ def _compute(
     """Compute the missing shards of a folder, and give it its final name."""
     splits = {"train": store.train, "validation": store.validation}
     datasets = {name: objective.dataset(part) for name, part in splits.items()}
-    longest = config.data.block * teacher.bytes_per_target
-    shards = [shard for name in _SPLITS for shard in shards_of(name, len(datasets[name]), longest)]
-    parts = _parts(folder)
+    sample_bytes = config.data.block * teacher.bytes_per_target
+    shards = [shard for name in _SPLITS for shard in shards_of(name, len(datasets[name]), sample_bytes)]
+    parts = _incomplete_folder(folder)
     if world.first:
         parts.mkdir(parents=True, exist_ok=True)
-    folder_lock = _locked(folder)
-    _on_first(world, folder_lock.__enter__)
+    folder_lock = _lock_folder(folder)
+    _run_on_first_rank(world, folder_lock.__enter__)
     try:
-        if _on_first(world, folder.is_dir):  # another run has computed them meanwhile
+        if _run_on_first_rank(world, folder.is_dir):  # another run has computed them meanwhile
             return
-        missing = _on_first(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
+        missing = _run_on_first_rank(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
         logger.info("loading the teacher %s", teacher.model)
         model = load_teacher(teacher.model, config, objective, world)
-        progress = ProgressMessages("asking the teacher:")
-        done = len(shards) - len(missing)
-        if done:
-            logger.info("asking the teacher: %s of %s shards were there", f"{done:,}", f"{len(shards):,}")
+        progress = ProgressMessages("running the teacher:")
+        num_done = len(shards) - len(missing)
+        if num_done:
+            logger.info("running the teacher: %s of %s shards already exist", f"{num_done:,}", f"{len(shards):,}")
         for start in range(0, len(missing), world.size):
             progress(start / len(missing))
             _compute_shards(objective, model, config, datasets, missing[start : start + world.size], world, parts)
         del model
         release_memory(world.device)
-        _on_first(world, lambda: _finish(objective, folder, parts, shards, store, teacher))
+        _run_on_first_rank(world, lambda: _finish(objective, folder, parts, shards, store, teacher))
     finally:
         if world.first:
             folder_lock.__exit__(None, None, None)
@@ -204,7 +204,7 @@ def _compute_shards(
     """Compute one shard per rank. If the teacher is sharded, all ranks run the same number of batches."""
     shard = shards[world.rank] if world.rank < len(shards) else None
     size = micro_batch_size(config, world)
-    longest = max(-(-len(each.samples) // size) for each in shards)
+    max_batches = max(-(-len(each.samples) // size) for each in shards)
     started = time.monotonic()
     counts: list[np.ndarray] = []
     arrays: dict[str, list[np.ndarray]] = {}
@@ -213,7 +213,7 @@ def _compute_shards(
 
     def work(teacher: PreTrainedModel) -> torch.Tensor:
         sums = torch.zeros(3, dtype=torch.float64)
-        for number in range(longest if model.is_sharded else -(-len(indices) // size)):
+        for number in range(max_batches if model.is_sharded else -(-len(indices) // size)):
             rows = evaluation_rows(samples, indices[number * size : (number + 1) * size], size)
             batch_sums, row_counts, outputs = objective.outputs_to_cache(
                 teacher, objective.batch(rows).to(world.device)
@@ -227,9 +227,9 @@ def _compute_shards(
 
     sums = model.ask(work, world.device)
     if shard is not None:
-        about = {"sums": sums.tolist(), "seconds": time.monotonic() - started}
+        metadata = {"sums": sums.tolist(), "seconds": time.monotonic() - started}
         joined = {name: np.concatenate(batches) for name, batches in arrays.items()}
-        write_shard(folder, shard, np.concatenate(counts), joined, about)
+        write_shard(folder, shard, np.concatenate(counts), joined, metadata)
     world.barrier()
 
 
@@ -237,27 +237,27 @@ def _finish(
     objective: Objective, folder: Path, parts: Path, shards: list[Shard], store: TokenStore, teacher: Teacher
 ) -> None:
     """Write the manifest of a folder that has all shards, give it its final name, and report its content."""
-    about: dict[str, Any] = {"format": _FORMAT, "store": store.digest, "teacher": teacher.model}
-    about |= {"settings": teacher.settings, "seconds": 0.0}
+    metadata: dict[str, Any] = {"format": _FORMAT, "store": store.digest, "teacher": teacher.model}
+    metadata |= {"settings": teacher.settings, "seconds": 0.0}
     all_answered = all_targets = 0
     for name in _SPLITS:
-        facts = [read_about(parts, shard) for shard in shards if shard.split == name]
+        facts = [read_metadata(parts, shard) for shard in shards if shard.split == name]
         loss, answered, right = np.sum([[0.0, 0.0, 0.0], *(each["sums"] for each in facts)], axis=0).tolist()
         targets = sum(each["targets"] for each in facts)
-        about["seconds"] += sum(each["seconds"] for each in facts)
+        metadata["seconds"] += sum(each["seconds"] for each in facts)
         all_answered, all_targets = all_answered + int(answered), all_targets + targets
         if answered:
             metrics = {"cross_entropy": loss / answered, "accuracy": right / answered}
-            about[name] = {"targets": targets, "answered": int(answered), **metrics}
+            metadata[name] = {"targets": targets, "answered": int(answered), **metrics}
             logger.info("the teacher on %s: cross-entropy %.4f, accuracy %.4f", name, loss / answered, right / answered)
-    about["note"] = objective.alignment_note(all_answered / max(1, all_targets))
-    write_manifest(parts, about, shards)
+    metadata["note"] = objective.alignment_note(all_answered / max(1, all_targets))
+    write_manifest(parts, metadata, shards)
     parts.rename(folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     logger.info("the teacher's outputs are in %s: %s MiB", folder, f"{size / 2**20:,.1f}")
 
 
-def _on_first(world: World, work: Callable[[], T]) -> T:
+def _run_on_first_rank(world: World, work: Callable[[], T]) -> T:
     """Run `work` on the first rank and return its result on all ranks, or raise its InputError or WorkError on all."""
     results: list[Any] = [None, None]
     if world.first:

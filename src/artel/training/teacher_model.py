@@ -20,7 +20,7 @@ from artel.errors import InputError
 from artel.messages import silenced
 from artel.models.attention_switch import use_artel_attention
 from artel.models.device import autocast_dtype, pick_precision
-from artel.models.loading.build import build_model, load_model, must_load_whole
+from artel.models.loading.build import build_model, load_model, must_load_full
 from artel.models.loading.materialize import materialize
 from artel.models.loading.model_folder import is_quantized
 from artel.models.lora.adapter_folder import read_adapter
@@ -65,13 +65,13 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     precision = teacher_precision(config, world.device)
     shards = world.size > 1 and not plan_parallelism(config, world.size, world.on_host).full_matrices
     parallel = ParallelConfig(data="fsdp") if shards else ParallelConfig()
-    on_meta = shards and read_adapter(name) is None and must_load_whole(model_config) is None
+    on_meta = shards and read_adapter(name) is None and must_load_full(model_config) is None
     load_weights = None
     if on_meta:
         built = build_model(request, tokenizer, on_meta=True)
         if built.new_modules:
             what = f"{name} lacks the weights of {', '.join(built.new_modules)}"
-            raise InputError.at(f"{objective.section}.teacher", what, "use a model with all of its weights")
+            raise InputError.at(f"{objective.section}.teacher", what, "use a model with complete weights")
         assert built.weights is not None
         model, load_weights = built.model, partial(materialize, weights=built.weights)
     else:

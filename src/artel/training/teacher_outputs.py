@@ -28,9 +28,9 @@ from artel.storage import checksum, write_file
 from artel.tokens.manifest import manifest_checksum
 
 _SHARD_BYTES = 64 * 2**20
-_FEWEST_SHARDS = 32
+_MIN_SHARDS = 32
 """Shards of a split, if it has that many samples: enough for all ranks, and a kill costs little work."""
-_COUNTS = "counts"
+_COUNTS_NAME = "counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +53,29 @@ class Shard:
 
 def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
     """Return the shards of a split, the same for any number of ranks. `sample_bytes`: the largest of a sample."""
-    size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), -(-samples // _FEWEST_SHARDS)))
+    size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), -(-samples // _MIN_SHARDS)))
     starts = range(0, samples, size)
     return [Shard(split, number, start, min(start + size, samples)) for number, start in enumerate(starts)]
 
 
 def write_shard(
-    folder: Path, shard: Shard, counts: np.ndarray, arrays: dict[str, np.ndarray], about: dict[str, Any]
+    folder: Path, shard: Shard, counts: np.ndarray, arrays: dict[str, np.ndarray], metadata: dict[str, Any]
 ) -> None:
-    """Write a complete shard or nothing. `about`: facts about it as plain values."""
-    content = {_COUNTS: counts.astype(np.uint32), **{name: np.ascontiguousarray(each) for name, each in arrays.items()}}
-    write_file(folder / shard.name, save(content, metadata={"about": orjson.dumps(about).decode()}))
+    """Write a complete shard or nothing. `metadata`: facts about it as plain values."""
+    content = {
+        _COUNTS_NAME: counts.astype(np.uint32),
+        **{name: np.ascontiguousarray(each) for name, each in arrays.items()},
+    }
+    write_file(folder / shard.name, save(content, metadata={"about": orjson.dumps(metadata).decode()}))
 
 
-def read_about(folder: Path, shard: Shard) -> dict[str, Any]:
+def read_metadata(folder: Path, shard: Shard) -> dict[str, Any]:
     """Return the facts given to `write_shard`, and the number of `targets`."""
     with safe_open(folder / shard.name, framework="np") as file:
-        return {**orjson.loads((file.metadata() or {})["about"]), "targets": int(file.get_tensor(_COUNTS).sum())}
+        return {**orjson.loads((file.metadata() or {})["about"]), "targets": int(file.get_tensor(_COUNTS_NAME).sum())}
 
 
-def write_manifest(folder: Path, about: dict[str, Any], shards: list[Shard]) -> None:
+def write_manifest(folder: Path, metadata: dict[str, Any], shards: list[Shard]) -> None:
     """Write the manifest of a folder that has all of its shards."""
     facts = {
         shard.name: {
@@ -82,7 +85,7 @@ def write_manifest(folder: Path, about: dict[str, Any], shards: list[Shard]) -> 
         }
         for shard in shards
     }
-    manifest = {**about, "shards": facts}
+    manifest = {**metadata, "shards": facts}
     manifest["checksum"] = manifest_checksum(manifest)
     write_file(folder / "manifest.json", orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
 
@@ -117,26 +120,26 @@ class CachedOutputs:
             (name, fact) for name, fact in read_manifest(folder)["shards"].items() if name.startswith(f"{split}/")
         ]
         sizes = [fact["samples"] for _, fact in self._files]
-        self._firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
-        self._open: dict[int, tuple[Any, np.ndarray]] = {}
+        self._first_samples = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
+        self._open_shards: dict[int, tuple[Any, np.ndarray]] = {}
         for name, fact in self._files:
             if not (folder / name).is_file() or (folder / name).stat().st_size != fact["bytes"]:
-                raise _damaged(folder / name, "is missing or has another size than was written")
+                raise _damaged(folder / name, "is missing or has a different size than when it was written")
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return int(self._first_samples[-1])
 
     def read(self, sample: int) -> dict[str, np.ndarray]:
         """Return the arrays of a sample, (targets of the sample, …) each."""
-        shard = bisect.bisect_right(self._firsts, sample) - 1
+        shard = bisect.bisect_right(self._first_samples, sample) - 1
         try:
-            if shard not in self._open:
+            if shard not in self._open_shards:
                 opened = safe_open(self.folder / self._files[shard][0], framework="np")
-                ends = np.cumsum(opened.get_tensor(_COUNTS).astype(np.int64))
-                self._open[shard] = opened, np.concatenate([[0], ends])
-            file, starts = self._open[shard]  # starts: first target of each sample, int64 (samples + 1,)
-            start, stop = starts[sample - self._firsts[shard] :][:2]
-            names = (name for name in file.keys() if name != _COUNTS)  # noqa: SIM118  # not a mapping
+                ends = np.cumsum(opened.get_tensor(_COUNTS_NAME).astype(np.int64))
+                self._open_shards[shard] = opened, np.concatenate([[0], ends])
+            file, starts = self._open_shards[shard]  # starts: first target of each sample, int64 (samples + 1,)
+            start, stop = starts[sample - self._first_samples[shard] :][:2]
+            names = (name for name in file.keys() if name != _COUNTS_NAME)  # noqa: SIM118  # not a mapping
             return {name: file.get_slice(name)[int(start) : int(stop)] for name in names}
         except (OSError, SafetensorError) as error:
             raise _damaged(self.folder / self._files[shard][0], str(error)) from None

@@ -15,8 +15,8 @@ from artel.errors import InputError
 from artel.registry import FORMATS, OPTIMIZERS
 from artel.training.schedule import Length, rate
 
-_LONG = 1000  # steps that show the full course of every schedule
-_SAMPLED = 200  # steps of a run that are compared, plus as many at its end
+_MANY_STEPS = 1000  # steps that show the full course of every schedule
+_COMPARED_STEPS = 200  # steps of a run that are compared, plus as many at its end
 
 
 def unreached_settings(config: RunConfig, length: Length | None = None) -> list[str]:
@@ -73,17 +73,20 @@ def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
     if warmup > steps:
         yield f"train.warmup: {_too_long(warmup, steps)}"
         return
-    falls = rate(train, _LONG - 1, _LONG, 0) < 1
+    has_decay = rate(train, _MANY_STEPS - 1, _MANY_STEPS, 0) < 1
     last = rate(train, steps - 1, steps)
-    if falls and last >= 1 and steps > 1:
+    if has_decay and last >= 1 and steps > 1:
         what = "the warmup takes the entire run" if warmup >= steps - 1 else "the run is too short for its decay"
         yield f"train.schedule: {train.schedule} never lowers the learning rate: {what} of {steps:,} steps"
-    elif not falls and _is_set(train, "minimum_learning_rate"):
+    elif not has_decay and _is_set(train, "minimum_learning_rate"):
         yield f"train.minimum_learning_rate has no effect: train.schedule: {train.schedule} stays at the peak"
     if _is_set(train, "decay"):
-        other = train.model_copy(update={"decay": 0.5 if train.decay == 1 else 1.0})
-        compared = {*range(0, steps, max(1, steps // _SAMPLED)), *range(max(0, steps - _SAMPLED), steps)}
-        if all(rate(train, step, steps) == rate(other, step, steps) for step in compared):
+        other_decay = train.model_copy(update={"decay": 0.5 if train.decay == 1 else 1.0})
+        compared_steps = {
+            *range(0, steps, max(1, steps // _COMPARED_STEPS)),
+            *range(max(0, steps - _COMPARED_STEPS), steps),
+        }
+        if all(rate(train, step, steps) == rate(other_decay, step, steps) for step in compared_steps):
             yield f"train.decay has no effect with train.schedule: {train.schedule}"
 
 
@@ -93,7 +96,7 @@ def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Ite
     has_validation = _has_validation(config)
     for section, key, only in (
         (validate, "every", "it is validated once, at the end" if has_validation else ""),
-        (validate, "tasks_every", "tasks are asked once, at the end" if validate.tasks else ""),
+        (validate, "tasks_every", "tasks are evaluated once, at the end" if validate.tasks else ""),
         (checkpoint, "every", "the only checkpoint is written at the end"),
     ):
         interval: Interval = getattr(section, key)
@@ -113,14 +116,14 @@ def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Ite
 def _validation_notes(config: RunConfig) -> Iterator[str]:
     if not _has_validation(config):
         if config.validate_.prompts:
-            yield "validate.prompts are continued only before the first step: nothing is validated (data.validation: 0)"
+            yield "validate.prompts are continued only before the first step, since there is no validation"
         elif _is_set(config.validate_, "every") and config.validate_.every != Interval():
-            yield "validate.every has no effect: nothing is kept for validation (data.validation: 0)"
+            yield "validate.every has no effect: no text is held out for validation (data.validation: 0)"
         needs_validation = [("checkpoint.best", config.checkpoint), ("validate.patience", config.validate_)]
         for name, section in needs_validation if not config.validate_.tasks else []:
             key = name.partition(".")[2]
             if key in section.model_fields_set and getattr(section, key) is not None:
-                yield f"{name} has no effect: nothing is kept for validation (data.validation: 0)"
+                yield f"{name} has no effect: no text is held out for validation (data.validation: 0)"
 
 
 def _has_validation(config: RunConfig) -> bool:

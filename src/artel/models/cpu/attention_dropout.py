@@ -101,7 +101,7 @@ def _attention(
         log_sums.zero_()
     forward_of_documents(
         (query, key, value), output, log_sums, documents,
-        causal=causal, scale=scale, dropping=_dropping(dropout, seed), every_query=every_query,
+        causal=causal, scale=scale, dropping=_dropout_arguments(dropout, seed), every_query=every_query,
     )  # fmt: skip
     return output, log_sums
 
@@ -120,7 +120,7 @@ def _longest_first(numbers: torch.Tensor) -> Sequence[Document]:
     return sorted(documents_of(numbers), key=lambda document: -document[2])
 
 
-def _dropping(dropout: float, seed: torch.Tensor) -> Dropping:
+def _dropout_arguments(dropout: float, seed: torch.Tensor) -> Dropping:
     threshold = min(round(dropout * 2**32), 2**32 - 1)
     return Dropping(threshold, 1 / (1 - threshold / 2**32), int(seed))
 
@@ -148,7 +148,7 @@ def _attention_backward(
             grad.zero_()
     backward_of_documents(
         grad_output, (query, key, value), output, log_sums, grads, documents,
-        causal=causal, scale=scale, dropping=_dropping(dropout, seed), every_query=every_query,
+        causal=causal, scale=scale, dropping=_dropout_arguments(dropout, seed), every_query=every_query,
     )  # fmt: skip
     return grads
 

@@ -53,11 +53,11 @@ def uninterrupted_compilers() -> Iterator[None]:
     this process, which would otherwise end them, the interrupt is delayed until the block ends.
     """
     with interrupted_after():
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
@@ -94,8 +94,8 @@ def _build(command: list[str], file: Path) -> None:
     """Build in a temporary folder and rename: other processes may build the same file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        made = Path(folder) / file.name
+        built_file = Path(folder) / file.name
         with uninterrupted_compilers():
-            command = [*command, "-o", str(made)]
+            command = [*command, "-o", str(built_file)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_TIMEOUT)
-        made.replace(file)
+        built_file.replace(file)

@@ -111,8 +111,8 @@ def _attention_backward(
         mask = _window_mask(document, window, causal, query)
         pieces = [_tokens(each, document) for each in (*adjacent, output, log_sums)]
         pieces[2:4] = (repeat_heads(each, pieces[1]) for each in pieces[2:4])
-        computed = _BACKWARD(*pieces, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
-        for grad, piece in zip(grads, computed, strict=True):
+        gradients = _BACKWARD(*pieces, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
+        for grad, piece in zip(grads, gradients, strict=True):
             shared = piece.unflatten(1, (grad.shape[1], -1)).sum(2) if grad.shape[1] != piece.shape[1] else piece
             _tokens(grad, document)[:] = shared
     return grads

@@ -40,6 +40,6 @@ def _is_transposed(left: torch.Tensor, right: torch.Tensor) -> bool:
 def _contiguous(graph: Graph, matrix: Node, *, before: Node) -> Node:
     value = matrix.meta["val"]
     with graph.inserting_before(before):
-        copied = graph.call_function(inductor_prims.force_stride_order, (matrix, (value.shape[1], 1)))
-    copied.meta["val"] = value.contiguous()
-    return copied
+        copy_node = graph.call_function(inductor_prims.force_stride_order, (matrix, (value.shape[1], 1)))
+    copy_node.meta["val"] = value.contiguous()
+    return copy_node

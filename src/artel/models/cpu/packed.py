@@ -69,8 +69,8 @@ def _linears(model: nn.Module) -> list[Any]:
 
 def _panels(weight: torch.Tensor) -> torch.Tensor:
     """Rearrange weights (outputs, inputs) to (panels, inputs, outputs per panel), padded with zeros."""
-    missing = -len(weight) % _PANEL
-    return F.pad(weight, (0, 0, 0, missing)).unflatten(0, (-1, _PANEL)).transpose(1, 2).contiguous()
+    padding = -len(weight) % _PANEL
+    return F.pad(weight, (0, 0, 0, padding)).unflatten(0, (-1, _PANEL)).transpose(1, 2).contiguous()
 
 
 def _multiply(linear: nn.Linear, panels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from artel.models.lora.adapters import add_adapters, first_weights, freeze
 from artel.tokens import Tokenizer
 
 
-def must_load_whole(config: ModelConfig) -> str | None:
+def must_load_full(config: ModelConfig) -> str | None:
     """Return why a model must be loaded in full before it is sharded, or None. May raise InputError."""
     if config.quantize != "none":
         return "model.quantize: weights are quantized while they are loaded in full"
@@ -78,7 +78,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     if config.auto:
         what = "the model is chosen when the run is trained"
         raise InputError.at("model.auto", what, "use the folder of the run once it has started")
-    assert not on_meta or must_load_whole(config) is None
+    assert not on_meta or must_load_full(config) is None
     torch.manual_seed(request.seed)
     if config.from_ is None:
         model = from_scratch(request, tokenizer)
@@ -96,7 +96,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
             hold_in_half(built.model, request.base_dtype)
             dtype = str(request.base_dtype).removeprefix("torch.")
             built.notes.append(f"the frozen matrices are held in {dtype}")
-            if must_load_whole(config) is not None:
+            if must_load_full(config) is not None:
                 _load_weights(built)
         check_positions(built.model, request.block)
     built.notes += name_ends(built.model, request, tokenizer)
@@ -120,10 +120,10 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     base = replace(request, config=config, base_config=adapter.base_config)
     model = load_pretrained(base, tokenizer, for_training=False, adapter_modules=adapter.full_modules).model
     name_ends(model, request, tokenizer)
-    with renamed_for_language_part(model, adapter) as named:
+    with renamed_for_language_part(model, adapter) as renamed_adapter:
         if merge:
-            return merge_adapter(model, named)
-        load_adapter(model, named)
+            return merge_adapter(model, renamed_adapter)
+        load_adapter(model, renamed_adapter)
     if adapter.base_config is not None:
         note_changed_base(model)
     return model
@@ -141,19 +141,19 @@ def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenize
     if tokenizer.end_id not in configured:
         model.config.eos_token_id = tokenizer.end_id
     settings = model.generation_config
-    named = _as_list(None if settings is None else settings.eos_token_id)
-    new = sorted(request.end_ids - set(named), key=lambda token: (token != tokenizer.end_id, token))
-    if settings is not None and new:
-        ends = [*new, *named]
-        settings.eos_token_id = ends if len(ends) > 1 else ends[0]
-    before = {*configured, *named}
-    if request.config.from_ is None or not before or request.end_ids <= before:
+    old_ends = _as_list(None if settings is None else settings.eos_token_id)
+    new_ends = sorted(request.end_ids - set(old_ends), key=lambda token: (token != tokenizer.end_id, token))
+    if settings is not None and new_ends:
+        all_ends = [*new_ends, *old_ends]
+        settings.eos_token_id = all_ends if len(all_ends) > 1 else all_ends[0]
+    saved_ends = {*configured, *old_ends}
+    if request.config.from_ is None or not saved_ends or request.end_ids <= saved_ends:
         return []
-    shown, known = (
+    run_ends, model_ends = (
         " and ".join(f"{tokenizer.hf.convert_ids_to_tokens(token)!r} ({token})" for token in sorted(tokens))
-        for tokens in (request.end_ids - before, before)
+        for tokens in (request.end_ids - saved_ends, saved_ends)
     )
-    what = f"the run ends texts with {shown}, {request.config.from_} with {known}"
+    what = f"the run ends texts with {run_ends}, {request.config.from_} with {model_ends}"
     if request.config.lora is None:
         return [f"{what}: RUN/model stops at both (config.json, generation_config.json)"]
     return [f"{what}: an adapter has no generation_config.json; elsewhere write eos_token_id={settings.eos_token_id}"]

@@ -24,7 +24,7 @@ from artel.printable import listed
 
 _LAYERS_AHEAD = re.compile(r"num_\w*(nextn|mtp)\w*_layers")
 """Configuration keys for the number of layers that predict further tokens."""
-_COMPUTED = re.compile(
+_COMPUTED_NAMES = re.compile(
     r"(?:.*\.)?(?:rotary_emb\.inv_freq|position_ids|(?:attn|attention)\.(?:masked_bias|causal_mask))"
 )
 _MASK = re.compile(r"(?:.*\.)?(?:attn|attention)\.bias")
@@ -42,7 +42,7 @@ class CarriedTensors:
     """The files of the source."""
 
 
-def carried_of(model: nn.Module) -> CarriedTensors | None:
+def carried_tensors(model: nn.Module) -> CarriedTensors | None:
     """Return the additional tensors that are saved with `model`, if any."""
     return getattr(model, "_artel_carried", None)
 
@@ -55,8 +55,8 @@ def carry_unused(
     They are left out if the model has another head than `source`, since they may belong to the old head, and if the
     vocabulary grew (`grown`: old numbers of rows) and they have one row per token.
     """
-    computed = {name for name, _ in model.named_buffers()}
-    left = sorted(name for name in {*unused} - computed if not _COMPUTED.fullmatch(name))
+    buffer_names = {name for name, _ in model.named_buffers()}
+    left = sorted(name for name in {*unused} - buffer_names if not _COMPUTED_NAMES.fullmatch(name))
     rows = set(grown.values())
     with files if left else nullcontext():
         names = tuple(name for name in left if not (_MASK.fullmatch(name) and len(files.shape(name)) == 4))
@@ -99,18 +99,18 @@ def with_carried(
 
     If the source is gone, they are left out with a warning.
     """
-    carried = carried_of(model)
-    if carried is None:
+    source_tensors = carried_tensors(model)
+    if source_tensors is None:
         yield weights
         return
-    files = TensorFiles(list(carried.paths))
+    files = TensorFiles(list(source_tensors.paths))
     try:
         with files:
-            tensors = {name: files.read(name) for name in carried.names}
+            tensors = {name: files.read(name) for name in source_tensors.names}
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        (note,) = leave_out(model, carried.source, carried.names)
+        (note,) = leave_out(model, source_tensors.source, source_tensors.names)
         reason = " ".join(str(error).split())[:200]
-        logger.warning("%s can no longer be read (%s). %s", carried.source, reason, note)
+        logger.warning("%s can no longer be read (%s). %s", source_tensors.source, reason, note)
         yield weights
         return
     yield {**(model.state_dict() if weights is None else weights), **tensors}

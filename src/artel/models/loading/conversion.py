@@ -47,21 +47,21 @@ class Conversion:
     ) -> dict[str, torch.Tensor]:
         """Return the full parameters, or `rows` of one that `is_stacked`. `reference`: the model on the meta device."""
         dtype = reference.get_parameter_or_buffer(self.first).dtype
-        chosen = {pattern: names[rows] if rows else names for pattern, names in self.sources.items()}
-        return self._run(reference, chosen, lambda name: files.read(name).to(dtype), None)
+        sources = {pattern: names[rows] if rows else names for pattern, names in self.sources.items()}
+        return self._run(reference, sources, lambda name: files.read(name).to(dtype), None)
 
     @property
     def is_stacked(self) -> bool:
         """True if each row of the parameter is one saved tensor per pattern: experts saved one by one."""
-        first, *others = self.converter.operations
+        first, *other_operations = self.converter.operations
         return (
             len(self.targets) == 1
             and isinstance(first, MergeModulelist)
             and first.dim == 0
             and all(
-                (isinstance(other, Concatenate) and other.dim > 0)
-                or (isinstance(other, Transpose) and other.dim0 > 0 and other.dim1 > 0)
-                for other in others
+                (isinstance(operation, Concatenate) and operation.dim > 0)
+                or (isinstance(operation, Transpose) and operation.dim0 > 0 and operation.dim1 > 0)
+                for operation in other_operations
             )
         )
 
@@ -94,10 +94,10 @@ class LoadingPlan:
     """The source of each saved parameter or buffer, by full name, and what did not fit."""
 
     same: dict[str, str]
-    """For those that are one tensor of the files: its name there."""
-    converted: dict[str, Conversion]
+    """Names in the files of parameters and buffers that are saved as one tensor."""
+    conversion_of_target: dict[str, Conversion]
     info: LoadStateDictInfo
-    used: list[Any]
+    used_entries: list[Any]
     """transformers' conversions that were applied. Saving reverts them."""
     unused: list[str] = field(default_factory=list)
     """Tensors of the files that are not part of any parameter or buffer."""
@@ -106,7 +106,7 @@ class LoadingPlan:
         """Do not load these names: they become missing keys."""
         for name in names:
             self.same.pop(name, None)
-            self.converted.pop(name, None)
+            self.conversion_of_target.pop(name, None)
             self.info.missing_keys.add(name)
         self.info.mismatched_keys = {entry for entry in self.info.mismatched_keys if entry[0] not in names}
 
@@ -150,7 +150,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
         info.missing_keys.discard(name)
         if shape != tuple(tensors[name].shape):
             info.mismatched_keys.add((name, torch.Size(shape), tensors[name].shape))
-    converted = {name: conversion for conversion in conversions.values() for name in conversion.targets}
+    conversion_of_target = {name: conversion for conversion in conversions.values() for name in conversion.targets}
     # Earlier versions of transformers revert all of them.
-    used = [entry for entry in table if not hasattr(entry, "was_used") or entry.was_used()]
-    return LoadingPlan(same, converted, info, used, unused)
+    used_entries = [entry for entry in table if not hasattr(entry, "was_used") or entry.was_used()]
+    return LoadingPlan(same, conversion_of_target, info, used_entries, unused)

@@ -61,8 +61,8 @@ def check_head(model_type: str, auto_class: str, where: str, own: Collection[str
     if auto_class in own:
         return
     if model_type not in getattr(transformers, auto_class)._model_mapping._model_mapping:
-        purpose, have = _PURPOSE[auto_class]
-        fix = f"take {have}"
+        purpose, examples = _PURPOSE[auto_class]
+        fix = f"use {examples}"
         if auto_class == "AutoModelForCausalLM" and model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
             fix = f"write objective: masked, since {model_type} is an encoder; or {fix}"
         raise InputError.at(where, f"{model_type} has no head for {purpose}: no {auto_class}", fix)
@@ -125,8 +125,8 @@ def model_class(
         base.register_for_auto_class(auto_class)  # so that its code is saved with it
     else:
         mapping = getattr(transformers, auto_class)._model_mapping
-        made = text_class(config) if type(config) not in mapping else None
-        classes = made or mapping[type(config)]
+        model_class = text_class(config) if type(config) not in mapping else None
+        classes = model_class or mapping[type(config)]
         base = classes[0] if isinstance(classes, tuple) else classes
     return _with_heads(base, tuple(heads.items())) if heads else base
 

@@ -47,7 +47,7 @@ def initial_values(
             module.reset_parameters()  # PyTorch's rule, if the architecture has none
             _apply(rules, module)
         if unset := _unset_names(module, on_meta):
-            built = _constructed(reference, seed).get_submodule(name)
+            built = _construct(reference, seed).get_submodule(name)
             for key in unset:
                 getattr(module, key).copy_(getattr(built, key))
             _seed(seed, name)
@@ -108,17 +108,17 @@ def _in_memory(module: nn.Module, on_meta: set[str]) -> Iterator[None]:
     try:
         for name, parameter in parameters.items():
             if parameter is not None and name not in on_meta:
-                module._parameters[name] = nn.Parameter(_unset(parameter), requires_grad=False)
+                module._parameters[name] = nn.Parameter(_clear_values(parameter), requires_grad=False)
         for name, buffer in buffers.items():
             if buffer is not None and name not in on_meta:
-                module._buffers[name] = _unset(buffer)
+                module._buffers[name] = _clear_values(buffer)
         yield
     finally:
         module._parameters.update(parameters)
         module._buffers.update(buffers)
 
 
-def _unset(like: torch.Tensor) -> torch.Tensor:
+def _clear_values(like: torch.Tensor) -> torch.Tensor:
     fill = float("nan") if like.is_floating_point() else 0
     return torch.full(like.shape, fill, dtype=like.dtype, device="cpu")
 
@@ -132,17 +132,17 @@ def _unset_names(module: nn.Module, on_meta: set[str]) -> list[str]:
     ]
 
 
-def _constructed(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
+def _construct(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Return the model as its constructors leave it, for parameters without a rule (a zero bias in Longformer's head).
 
     Weights of PyTorch's layers stay on the meta device, where drawing costs nothing. The rest is small, except in
     architectures whose own layers draw in their constructors (OpenAI's first GPT).
     """
-    if reference not in _CONSTRUCTED:
+    if reference not in _CONSTRUCTED_MODELS:
         with torch.random.fork_rng(devices=[]), _only_constructors():
             torch.default_generator.manual_seed(seed)
-            _CONSTRUCTED[reference] = type(reference)._from_config(copy.deepcopy(reference.config))
-    return _CONSTRUCTED[reference]
+            _CONSTRUCTED_MODELS[reference] = type(reference)._from_config(copy.deepcopy(reference.config))
+    return _CONSTRUCTED_MODELS[reference]
 
 
 @contextmanager
@@ -164,4 +164,4 @@ def _only_constructors() -> Iterator[None]:
         PreTrainedModel.init_weights = init_weights
 
 
-_CONSTRUCTED: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
+_CONSTRUCTED_MODELS: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()

@@ -62,11 +62,11 @@ class MultimodalModel:
 
     def name_of(self, name: str) -> str:
         """Return the name in the whole model of a tensor or module of the language part. Keep other names."""
-        return _renamed(name, self.prefixes)
+        return _rename_prefix(name, self.prefixes)
 
     def name_in_part(self, name: str) -> str | None:
         """Return the name in the language part of a tensor or module of the whole model; None if it is outside."""
-        renamed = _renamed(name, tuple((full, part) for part, full in self.prefixes), outside="")
+        renamed = _rename_prefix(name, tuple((full, part) for part, full in self.prefixes), outside="")
         return renamed or None
 
 
@@ -136,7 +136,7 @@ def check_language_part(model: PreTrainedModel) -> None:
     ids = torch.arange(3, 11, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
     multimodal.model.eval()
     try:
-        with evaluating(model), _inside(model, multimodal):
+        with evaluating(model), _inserted_into(model, multimodal):
             expected = multimodal.model(input_ids=ids, use_cache=False).logits
             logits = model(input_ids=ids, use_cache=False).logits
             same = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
@@ -149,7 +149,7 @@ def check_language_part(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def _inside(model: PreTrainedModel, multimodal: MultimodalModel) -> Iterator[None]:
+def _inserted_into(model: PreTrainedModel, multimodal: MultimodalModel) -> Iterator[None]:
     """Put the body and the head of the language part into the whole model on the meta device, inside the block."""
     modules = [
         (part.removesuffix("."), full.removesuffix(".")) for part, full in multimodal.prefixes if full.endswith(".")
@@ -235,14 +235,16 @@ def _text_class(body: Any, embeddings: str, bias: bool) -> type[PreTrainedModel]
 def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
     """Raise InputError unless each tensor of the language part has the same shape in the whole model."""
     shapes = {name: tensor.shape for name, tensor in multimodal.model.state_dict().items()}
-    strange = [
+    unsupported_names = [
         name for name, tensor in part.state_dict().items() if shapes.get(multimodal.name_of(name)) != tensor.shape
     ]
-    if strange:
-        raise _no_part(multimodal.config, f"its language part is not a text model of transformers ({strange[0]})")
+    if unsupported_names:
+        raise _no_part(
+            multimodal.config, f"its language part is not a text model of transformers ({unsupported_names[0]})"
+        )
 
 
-def _renamed(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
+def _rename_prefix(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
     for old, new in prefixes:
         if (name.startswith(old) and (not old or old.endswith("."))) or name == old:
             return new + name.removeprefix(old)
@@ -274,7 +276,7 @@ class PartConversion(Conversion):
 def plan_multimodal(multimodal: MultimodalModel, files: TensorFiles) -> LoadingPlan:
     """Plan how to load the whole model from its files, and store the conversions in it, to revert them in saving."""
     plan = plan_loading(multimodal.model, files)
-    multimodal.model._weight_conversions = plan.used
+    multimodal.model._weight_conversions = plan.used_entries
     return plan
 
 
@@ -282,7 +284,9 @@ def plan_part(multimodal: MultimodalModel, plan: LoadingPlan) -> LoadingPlan:
     """Restrict the plan to the language part, under its names. Unused tensors of the whole model stay listed."""
     names = {full: name for full in multimodal.model.state_dict() if (name := multimodal.name_in_part(full))}
     converted: dict[str, Conversion] = {
-        names[full]: _part_conversion(multimodal, entry) for full, entry in plan.converted.items() if full in names
+        names[full]: _part_conversion(multimodal, entry)
+        for full, entry in plan.conversion_of_target.items()
+        if full in names
     }
     info = replace(
         plan.info,
@@ -290,7 +294,7 @@ def plan_part(multimodal: MultimodalModel, plan: LoadingPlan) -> LoadingPlan:
         mismatched_keys={(names[full], *shapes) for full, *shapes in plan.info.mismatched_keys if full in names},
     )
     same = {names[full]: key for full, key in plan.same.items() if full in names}
-    return LoadingPlan(same, converted, info, plan.used, plan.unused)
+    return LoadingPlan(same, converted, info, plan.used_entries, plan.unused)
 
 
 def _part_conversion(multimodal: MultimodalModel, entry: Conversion) -> PartConversion:

@@ -233,7 +233,7 @@ class _Sources:
         self._adapters = weights.adapters
         saved: dict[str, str | Conversion] = {}
         if weights.plan is not None:
-            saved = {**weights.plan.converted, **weights.plan.same}
+            saved = {**weights.plan.conversion_of_target, **weights.plan.same}
         self._saved = {self.names[name]: origin for name, origin in saved.items()}
         grown = {self.names[name]: rows for name, rows in weights.grown.items()}
         self._grown = {name: rows for name, rows in grown.items() if name in self._saved}
@@ -253,17 +253,17 @@ class _Sources:
         origin = self._saved.get(name)
         if origin is None or name in self._grown:
             prefix = name.rpartition(".")[0]
-            new = self._new_tensors(prefix, missing)
-            together = [f"{prefix}.{own}" if prefix else own for own in new]
-            make = cache(partial(self._initialize, prefix, new))
+            new_names = self._new_tensors(prefix, missing)
+            names_in_module = [f"{prefix}.{own}" if prefix else own for own in new_names]
+            make = cache(partial(self._initialize, prefix, new_names))
         elif isinstance(origin, str):
             return {name: partial(_select, partial(self._read, origin))}
         elif origin.is_stacked:
             return {name: partial(self._stack, origin)}
         else:
-            together = [self.names[target] for target in origin.targets]
+            names_in_module = [self.names[target] for target in origin.targets]
             make = cache(partial(self._convert, origin))
-        return {other: partial(_select, partial(_index, make, other)) for other in together if other in missing}
+        return {other: partial(_select, partial(_index, make, other)) for other in names_in_module if other in missing}
 
     def _new_tensors(self, prefix: str, missing: Set[str]) -> list[str]:
         """Return the module's own tensors in `missing` that are not saved, or not with all rows."""
@@ -309,10 +309,10 @@ class _Sources:
         return first.select(_select(rows.__getitem__, [LocalIndices(torch.arange(len(rows))), *others]), 0)
 
 
-def fill_rows(tensor: torch.Tensor, saved: torch.Tensor, kept: Mapping[int, int]) -> None:
-    """Copy the rows `kept` (row in `tensor` -> row in `saved`)."""
-    if kept:
-        tensor[list(kept)] = saved[list(kept.values())].to(tensor)
+def fill_rows(tensor: torch.Tensor, saved: torch.Tensor, old_rows: Mapping[int, int]) -> None:
+    """Copy the rows `old_rows` (row in `tensor` -> row in `saved`)."""
+    if old_rows:
+        tensor[list(old_rows)] = saved[list(old_rows.values())].to(tensor)
 
 
 def _index(make: Callable[[], dict[str, torch.Tensor]], name: str, index: tuple[slice, ...]) -> torch.Tensor:

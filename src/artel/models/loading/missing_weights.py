@@ -67,13 +67,13 @@ def heads_of_other_sizes(model: PreTrainedModel, name: str, config: PreTrainedCo
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
     """Raise InputError if weights are NaN or infinite. Reads each weight once."""
-    broken = [
+    invalid_names = [
         key
         for key, tensor in model.named_parameters()
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all()
     ]
-    if broken:
-        what = f"has NaN or infinite weights: {listed(broken)}"
+    if invalid_names:
+        what = f"has NaN or infinite weights: {listed(invalid_names)}"
         raise InputError.at(name, what, "use an earlier checkpoint, or the model as published")
 
 
@@ -90,9 +90,9 @@ def check_grown(model: PreTrainedModel, grown: Collection[str], name: str, modul
     Its new rows would be random.
     """
     matrices = {key for key, parameter in model.named_parameters() if parameter.dim() > 1}
-    random = [key for key in grown if key in matrices and not any(_is_inside(key, module) for module in modules)]
-    if random:
-        what = f"an adapter brings new tokens to {name}, but no weights of these for {listed(random)}"
+    uninitialized = [key for key in grown if key in matrices and not any(_is_inside(key, module) for module in modules)]
+    if uninitialized:
+        what = f"an adapter brings new tokens to {name}, but no weights of these for {listed(uninitialized)}"
         raise InputError.at("model.from", what, "save it again with these modules in modules_to_save")
 
 
@@ -107,11 +107,11 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
     hf = tokenizer.hf
     added = {number for number, token in hf.added_tokens_decoder.items() if token.special}
     used = {hf.bos_token_id, hf.cls_token_id, hf.sep_token_id, hf.mask_token_id, hf.unk_token_id, tokenizer.end_id}
-    beyond = sorted(number for number in hf.get_vocab().values() if number >= rows and number not in added - used)
-    if beyond:
+    missing_ids = sorted(number for number in hf.get_vocab().values() if number >= rows and number not in added - used)
+    if missing_ids:
         what = (
-            f"{name}: its tokenizer has {len(beyond)} tokens that its model has no embedding for, from "
-            f"{hf.convert_ids_to_tokens(beyond[0])!r} on (id {beyond[0]:,} of {rows:,})"
+            f"{name}: its tokenizer has {len(missing_ids)} tokens that its model has no embedding for, from "
+            f"{hf.convert_ids_to_tokens(missing_ids[0])!r} on (id {missing_ids[0]:,} of {rows:,})"
         )
         raise InputError.at("model.from", what, "use the model with the tokenizer that it was trained with")
 
@@ -138,11 +138,11 @@ def _body(model: PreTrainedModel) -> set[str]:
 
 def _modules_beside_body(model: PreTrainedModel) -> set[str]:
     """Return the modules that the headless architecture does not have, if it has all the others (T5)."""
-    bare = MODEL_MAPPING.get(type(model.config), None)
-    if not (isinstance(bare, type) and issubclass(bare, PreTrainedModel)) or isinstance(model, bare):
+    base_class = MODEL_MAPPING.get(type(model.config), None)
+    if not (isinstance(base_class, type) and issubclass(base_class, PreTrainedModel)) or isinstance(model, base_class):
         return set()
     with torch.device("meta"):
-        body = {name for name, _ in bare(copy.deepcopy(model.config)).named_children()}
+        body = {name for name, _ in base_class(copy.deepcopy(model.config)).named_children()}
     own = {name for name, _ in model.named_children()}
     return own - body if body < own else set()
 
@@ -151,9 +151,9 @@ def _is_inside(key: str, module: str) -> bool:
     return f".{module}." in f".{key}"
 
 
-_NO_NAME = re.compile(r"LABEL_([0-9]+)")
+_UNNAMED = re.compile(r"LABEL_([0-9]+)")
 """transformers' name for a label without a name."""
-_LISTED = 12
+_MAX_LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class HeadRows:
 
     tensors: frozenset[str]
     """Parameters with one row per label, by name."""
-    kept: Mapping[int, int]
+    old_rows: Mapping[int, int]
     """Kept rows: row in the model -> row in the files."""
     note: str
 
@@ -171,7 +171,7 @@ class HeadRows:
         parameters = dict(model.named_parameters())
         with find_files(name, model.config) as files, torch.no_grad():
             for tensor in self.tensors:
-                fill_rows(parameters[tensor], files.read(tensor), self.kept)
+                fill_rows(parameters[tensor], files.read(tensor), self.old_rows)
 
 
 def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows | None:
@@ -190,8 +190,8 @@ def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows 
         tensors = frozenset(_tensors_of_labels(request, config) & set(files.names))
     if not tensors:
         return None
-    kept = _kept_rows(old, new)
-    return HeadRows(tensors, kept, _note(name, old, new, kept))
+    old_rows = _kept_rows(old, new)
+    return HeadRows(tensors, old_rows, _note(name, old, new, old_rows))
 
 
 def _labels(config: PreTrainedConfig) -> list[str]:
@@ -219,29 +219,29 @@ def _kept_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
     Case is ignored, unless labels differ only by it. LABEL_3 is label 3. If the new labels have names, the saved ones
     have none, and there are equally many, rows keep their order.
     """
-    if all(_NO_NAME.fullmatch(label) for label in old) and not any(_NO_NAME.fullmatch(label) for label in new):
+    if all(_UNNAMED.fullmatch(label) for label in old) and not any(_UNNAMED.fullmatch(label) for label in new):
         old = [label.removeprefix("LABEL_") for label in old]
         if len(old) == len(new) and not set(old) & set(new):
             return {number: number for number in range(len(new))}
     exact = {label: number for number, label in enumerate(old)}
-    kept = {number: exact[label] for number, label in enumerate(new) if label in exact}
+    old_rows = {number: exact[label] for number, label in enumerate(new) if label in exact}
     folded_old, folded_new = ([label.casefold() for label in labels] for labels in (old, new))
     rows = {label: number for number, label in enumerate(folded_old)}
     counts = Counter(folded_old), Counter(folded_new)
     for number, label in enumerate(folded_new):
-        if number not in kept and all(count[label] == 1 for count in counts):
-            kept[number] = rows[label]
-    return kept
+        if number not in old_rows and all(count[label] == 1 for count in counts):
+            old_rows[number] = rows[label]
+    return old_rows
 
 
-def _note(name: str, old: Sequence[str], new: Sequence[str], kept: Mapping[int, int]) -> str:
+def _note(name: str, old: Sequence[str], new: Sequence[str], old_rows: Mapping[int, int]) -> str:
     """Return the note for the user: labels whose rows are kept, initialized and left out."""
-    rows = [new[a] if new[a] == old[b] else f"{new[a]} (there {old[b]})" for a, b in kept.items()]
-    anew = [label for number, label in enumerate(new) if number not in kept]
-    left_out = [old[number] for number in sorted({*range(len(old))} - {*kept.values()})]
-    groups = (("rows kept", rows), ("newly initialized", anew), ("left out", left_out))
-    parts = [f"{words}: {listed(labels, _LISTED)}" for words, labels in groups if labels]
+    rows = [new[a] if new[a] == old[b] else f"{new[a]} (there {old[b]})" for a, b in old_rows.items()]
+    new_labels = [label for number, label in enumerate(new) if number not in old_rows]
+    left_out = [old[number] for number in sorted({*range(len(old))} - {*old_rows.values()})]
+    groups = (("rows kept", rows), ("newly initialized", new_labels), ("left out", left_out))
+    parts = [f"{words}: {listed(labels, _MAX_LISTED)}" for words, labels in groups if labels]
     note = f"head of {name}, by label: {'; '.join(parts)}"
-    if rows and not anew and all(_NO_NAME.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
+    if rows and not new_labels and all(_UNNAMED.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
         note += ". Its labels have no names there: if this is not their order, write the labels in it"
     return note

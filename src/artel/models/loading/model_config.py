@@ -23,18 +23,18 @@ from artel.models.loading.heads import check_direction
 from artel.models.loading.model_folder import in_words
 from artel.tokens import Tokenizer
 
-_SAME_AS_VOCABULARY = {"unpadded_vocab_size"}
+_VOCABULARY_SIZE_KEYS = {"unpadded_vocab_size"}
 """Keys equal to `vocab_size`; their defaults are those of the published models."""
-_FULL, _WINDOW = "full_attention", "sliding_attention"
-_ROPE, _ATTENTION = "model.rope", "model.attention"
+_FULL_ATTENTION, _SLIDING_ATTENTION = "full_attention", "sliding_attention"
+_ROPE_KEY, _ATTENTION_KEY = "model.rope", "model.attention"
 _GETATTR_KEY = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
 
 def check_type(model_type: str) -> None:
     """Raise InputError for a model type that transformers does not have."""
     if model_type not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 3)
-        fix = f"did you mean {' or '.join(near)}?" if near else "see the model types of transformers"
+        suggestions = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 3)
+        fix = f"did you mean {' or '.join(suggestions)}?" if suggestions else "see the model types of transformers"
         raise InputError.at("model.config.model_type", f"transformers has no {model_type!r}", fix)
 
 
@@ -44,30 +44,30 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
     model_type = values["model_type"]
     check_type(model_type)
     try:
-        plain = CONFIG_MAPPING[model_type]()
+        default_config = CONFIG_MAPPING[model_type]()
     except Exception as error:  # configurations raise various errors
         what = f"the defaults of {model_type} in transformers are not a valid model: {in_words(error)}"
         raise InputError.at(
             "model.config.model_type", what, "use a pretrained model of this type: model.from"
         ) from None
-    known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
+    valid_keys = {*default_config.to_dict(), *default_config.attribute_map, *_read_by_code(type(default_config))}
     problems = []
-    for key in keys.keys() - known:
-        near = difflib.get_close_matches(key, sorted(known), 1)
-        fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
+    for key in keys.keys() - valid_keys:
+        suggestions = difflib.get_close_matches(key, sorted(valid_keys), 1)
+        fix = f"did you mean {suggestions[0]}?" if suggestions else f"see transformers' {type(default_config).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
-    for key in keys.keys() & known:
+    for key in keys.keys() & valid_keys:
         if key.endswith("_token_id"):  # -1 for none
             continue
-        value, default = keys[key], _default(plain, key)
+        value, default = keys[key], _default(default_config, key)
         if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
             problems.append(Problem(f"model.config.{key}", f"{value} is below zero", f"{default} is its default"))
-    return known, problems
+    return valid_keys, problems
 
 
-def _default(plain: PreTrainedConfig, key: str) -> Any:
+def _default(default_config: PreTrainedConfig, key: str) -> Any:
     try:
-        return getattr(plain, key, None)
+        return getattr(default_config, key, None)
     except AmbiguousGlobalPerLayerAttributeError:  # it differs between layers
         return None
 
@@ -83,7 +83,7 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     """Create the configuration of `model.config` for a tokenizer (vocabulary, special ids). May raise InputError."""
     keys = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
-    known, problems = known_keys(values)
+    valid_keys, problems = known_keys(values)
     vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
     if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
         problems.append(
@@ -93,15 +93,15 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
                 "remove it: the tokenizer's size is used",
             )
         )
-    for key in _SAME_AS_VOCABULARY & known & keys.keys():
+    for key in _VOCABULARY_SIZE_KEYS & valid_keys & keys.keys():
         if keys[key] > vocabulary:
             what = f"{keys[key]} is more than the vocabulary's {vocabulary}"
             problems.append(Problem(f"model.config.{key}", what, "remove it"))
     if problems:
         raise InputError(problems)
-    ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)
+    ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], valid_keys)
     arguments = {**ids, **keys, "vocab_size": vocabulary}
-    for key in _SAME_AS_VOCABULARY & known:
+    for key in _VOCABULARY_SIZE_KEYS & valid_keys:
         arguments.setdefault(key, vocabulary)
     try:
         config = CONFIG_MAPPING[model_type](**arguments)
@@ -117,18 +117,18 @@ def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:
 
     Usually that is padding (T5) or the end token (BART).
     """
-    plain = CONFIG_MAPPING[model_type]()
-    start = getattr(plain, "decoder_start_token_id", None)
-    if start is not None and start == plain.eos_token_id and start != plain.pad_token_id:
+    default_config = CONFIG_MAPPING[model_type]()
+    start = getattr(default_config, "decoder_start_token_id", None)
+    if start is not None and start == default_config.eos_token_id and start != default_config.pad_token_id:
         return tokenizer.end_id
     return tokenizer.pad_id
 
 
-def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:
+def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], valid_keys: set[str]) -> dict[str, int | None]:
     """Return the ids of special tokens. The end token replaces required ones that the tokenizer does not have."""
     ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("bos_token_id", "pad_token_id")}
-    ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known}
+    ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in valid_keys}
     fields = getattr(kind, "__dataclass_fields__", {})
     needed = {name for name in ids if name in fields and fields[name].type is int}
     return ids | {name: tokenizer.end_id for name in needed if ids[name] is None}
@@ -142,7 +142,7 @@ def changes_context(config: ModelConfig) -> bool:
 def change_context(model_config: PreTrainedConfig, config: ModelConfig) -> None:
     """Apply `rope` and `attention` to a pretrained model's configuration. Raise InputError if it supports neither."""
     if changes_context(config) and "vision_config" in model_config.sub_configs:
-        key = _ROPE if config.rope is not None else _ATTENTION
+        key = _ROPE_KEY if config.rope is not None else _ATTENTION_KEY
         kind = model_config.model_type
         what = f"{kind} takes images: only the weights of its language part change, not its configuration"
         raise InputError.at(key, what, "remove it, or use a text-only model")
@@ -157,7 +157,7 @@ def check_rotary(model: PreTrainedModel) -> None:
     """Raise InputError if a model's code ignores `rope_parameters`."""
     if not any(hasattr(module, "rope_type") for module in model.modules()):
         what = "supports only one kind of rotary positions"
-        raise InputError.at(_ROPE, f"{model.config.model_type} {what}", "remove it")
+        raise InputError.at(_ROPE_KEY, f"{model.config.model_type} {what}", "remove it")
 
 
 def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
@@ -165,43 +165,43 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
     positions = getattr(config, "max_position_embeddings", None)
     if not parameters or not positions:
         what = f"{config.model_type} has no rotary positions, and only these can be extended"
-        raise InputError.at(_ROPE, what, "remove it, or use a model that has them (llama, qwen3, modernbert)")
+        raise InputError.at(_ROPE_KEY, what, "remove it, or use a model that has them (llama, qwen3, modernbert)")
     kinds = config.nested_rope_parameter_keys(parameters)
-    if kinds and (not set(kinds) <= {_FULL, _WINDOW} or not parameters.get(_FULL)):
+    if kinds and (not set(kinds) <= {_FULL_ATTENTION, _SLIDING_ATTENTION} or not parameters.get(_FULL_ATTENTION)):
         what = f"{config.model_type} has rotary positions of each kind of layer: {', '.join(kinds)}"
-        raise InputError.at(_ROPE, what, f"remove it: artel extends only those of {_FULL}")
-    before = parameters[_FULL] if kinds else parameters
-    original, extended = _extended(config, before, rope)
+        raise InputError.at(_ROPE_KEY, what, f"remove it: artel extends only those of {_FULL_ATTENTION}")
+    before = parameters[_FULL_ATTENTION] if kinds else parameters
+    original, extended = _extend_rope(config, before, rope)
     config.max_position_embeddings = round(original * rope.factor)
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = original
     # Layers with a window do not see further than before, so they keep their positions.
-    config.rope_parameters = {**parameters, _FULL: extended} if kinds else extended
+    config.rope_parameters = {**parameters, _FULL_ATTENTION: extended} if kinds else extended
     try:
         config.validate_rope()
     except Exception as error:  # configurations raise various errors
         raise InputError.at(
-            _ROPE, f"{config.model_type} does not accept it: {in_words(error)}", "check its values"
+            _ROPE_KEY, f"{config.model_type} does not accept it: {in_words(error)}", "check its values"
         ) from None
 
 
-def _extended(config: PreTrainedConfig, before: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
+def _extend_rope(config: PreTrainedConfig, old_rope: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
     """Return the number of positions before any extension, and the new rotary parameters."""
-    kind = before.get("rope_type") or "default"
-    factor = float(before.get("factor") or 1.0)
-    original = before.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
+    kind = old_rope.get("rope_type") or "default"
+    factor = float(old_rope.get("factor") or 1.0)
+    original = old_rope.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
     if kind != "default" and (kind != rope.type or rope.factor <= factor):
         what = f"this {config.model_type} is already extended, by {kind} to {factor:g} times {original:,} positions"
-        raise InputError.at(_ROPE, what, f"write type: {kind} and a factor above {factor:g}, or remove it")
-    kept = {name: value for name, value in before.items() if name in _KEPT_ROPE_KEYS}
+        raise InputError.at(_ROPE_KEY, what, f"write type: {kind} and a factor above {factor:g}, or remove it")
+    kept_keys = {name: value for name, value in old_rope.items() if name in _KEPT_ROPE_KEYS}
     values: dict[str, Any] = {} if rope.type == "default" else {"factor": rope.factor}
     if rope.type in ("yarn", "llama3"):
         values["original_max_position_embeddings"] = original
     if rope.type == "llama3":
-        kept = _LLAMA3_1 | kept
+        kept_keys = _LLAMA3_1 | kept_keys
     if rope.theta is not None:
-        kept["rope_theta"] = rope.theta
-    return original, {**kept, "rope_type": rope.type, **values}
+        kept_keys["rope_theta"] = rope.theta
+    return original, {**kept_keys, "rope_type": rope.type, **values}
 
 
 # Rotary parameters that an extension leaves alone. Those of the second line exist only in a model that is extended.
@@ -215,16 +215,16 @@ _LLAMA3_1 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def _set_window(config: PreTrainedConfig, window: int) -> None:
-    where = f"{_ATTENTION}.window"
+    where = f"{_ATTENTION_KEY}.window"
     if "sliding_window" not in config.to_dict():
         what = f"{config.model_type} has no sliding-window attention: its configuration has no sliding_window"
         raise InputError.at(where, what, "remove it, or use a model that has it (mistral, qwen3, gemma3)")
     layers = getattr(config, "layer_types", None)
-    if layers and _WINDOW not in layers:
-        if set(layers) != {_FULL}:
+    if layers and _SLIDING_ATTENTION not in layers:
+        if set(layers) != {_FULL_ATTENTION}:
             what = f"{config.model_type} has layers of {', '.join(sorted(set(layers)))}, but none with a window"
             raise InputError.at(where, what, "remove it")
-        config.layer_types = [_WINDOW] * len(layers)
+        config.layer_types = [_SLIDING_ATTENTION] * len(layers)
         if hasattr(config, "use_sliding_window"):
             config.use_sliding_window, config.max_window_layers = True, 0
     config.sliding_window = window

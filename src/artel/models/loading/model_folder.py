@@ -46,7 +46,7 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
     except InputError:
         raise
     except Exception as error:  # the hub, JSON, safetensors and configurations raise various errors
-        raise cannot_load(name, error) from None
+        raise loading_error(name, error) from None
 
 
 def is_quantized(config: PreTrainedConfig) -> bool:
@@ -61,11 +61,11 @@ _WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\
 def in_words(error: Exception) -> str:
     """Return a library's message in one line of at most 300 characters."""
     message = " ".join(str(error).split()) or type(error).__name__
-    wrong = _WRONG_TYPE.search(message)
-    return f"{wrong[1]} is {wrong[3][:100]}, which is not {wrong[2]}" if wrong else message[:300]
+    match = _WRONG_TYPE.search(message)
+    return f"{match[1]} is {match[3][:100]}, which is not {match[2]}" if match else message[:300]
 
 
-def cannot_load(name: str, error: Exception) -> InputError:
+def loading_error(name: str, error: Exception) -> InputError:
     """Return the error for a model that transformers could not load, with a fix."""
     first = in_words(error)
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
@@ -143,8 +143,8 @@ def check_folder(folder: Path) -> None:
 
 def is_sharded_checkpoint(folder: Path) -> bool:
     """True if a folder has no weights except a sharded checkpoint of DeepSpeed, with files of each process."""
-    saved = (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
-    return saved and not any(folder.glob("*.safetensors")) and not _binaries(folder)
+    is_deepspeed = (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
+    return is_deepspeed and not any(folder.glob("*.safetensors")) and not _binaries(folder)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _read_hub(name: str) -> dict[str, Any]:
     try:
         return PreTrainedConfig.get_config_dict(name)[0]
     except Exception as error:  # the hub raises various errors
-        raise cannot_load(name, error) from None
+        raise loading_error(name, error) from None
 
 
 def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
@@ -183,13 +183,13 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
         raise InputError.at("model.from", what, trust_fix(name))
 
 
-def _check_quantization(saved: Any, name: str) -> None:
+def _check_quantization(is_deepspeed: Any, name: str) -> None:
     """Raise InputError for a quantization that transformers lacks: it would load the weights as unquantized."""
-    if saved is None:
+    if is_deepspeed is None:
         return
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # slow to import
 
-    method = str(saved.get("quant_method", "bitsandbytes") if isinstance(saved, dict) else saved)
+    method = str(is_deepspeed.get("quant_method", "bitsandbytes") if isinstance(is_deepspeed, dict) else is_deepspeed)
     if method != "bitsandbytes" and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         what = f"{name}: it is quantized by {method[:100]!r}, which transformers does not support"
         raise InputError.at("model.from", what, "remove quantization_config if its weights are not quantized")

@@ -43,7 +43,7 @@ from artel.models.loading.missing_weights import (
     find_head_rows,
     heads_of_other_sizes,
 )
-from artel.models.loading.model_folder import cannot_load, is_quantized
+from artel.models.loading.model_folder import is_quantized, loading_error
 from artel.models.loading.on_meta import build_untied
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
@@ -123,7 +123,7 @@ def plan_pretrained(
         # Like from_pretrained, including errors.
         log_state_dict_report(model, name, False, plan.info, _logger)
         model.config.name_or_path = name
-        model._weight_conversions = plan.used
+        model._weight_conversions = plan.used_entries
         read_generation_config(model, name)
     built = BuiltModel(model.eval(), notes)
     check_complete(model, name, plan.info.missing_keys, for_training=True, adapter_modules=adapter_modules)
@@ -132,7 +132,7 @@ def plan_pretrained(
     built.notes += carry_unused(model, name, files, plan.unused, grown)
     built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
     if rows is not None:
-        built.weights.kept_rows = dict.fromkeys(rows.tensors, rows.kept)
+        built.weights.kept_rows = dict.fromkeys(rows.tensors, rows.old_rows)
     return built
 
 
@@ -264,7 +264,7 @@ def _refusing(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise cannot_load(name, error) from None
+        raise loading_error(name, error) from None
 
 
 def _unused_tensors(
@@ -293,34 +293,40 @@ def _unused_tensors(
 
 def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRows | None) -> None:
     """Add notes about tensors that the files of a model lack, and rows of its head that moved."""
-    new = sorted(key for key in missing if not is_unused(built.model, key))
-    built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in new)
+    new_names = sorted(key for key in missing if not is_unused(built.model, key))
+    built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in new_names)
     if rows is not None:
         built.notes.append(rows.note)
-        new = [key for key in new if key not in rows.tensors]
-    if new:
-        built.notes.append(f"not in {name}, so newly initialized: {', '.join(new)}")
+        new_names = [key for key in new_names if key not in rows.tensors]
+    if new_names:
+        built.notes.append(f"not in {name}, so newly initialized: {', '.join(new_names)}")
 
 
-def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, least: int = 0) -> dict[str, int]:
-    """Resize the embeddings to the tokenizer's number of ids, or `least` if that is more.
+def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, min_rows: int = 0) -> dict[str, int]:
+    """Resize the embeddings to the tokenizer's number of ids, or `min_rows` if that is more.
 
     Return the old number of rows of each resized parameter.
     """
     model = built.model
-    rows, size = model.get_input_embeddings().weight.shape[0], max(tokenizer.vocabulary, least)
+    rows, size = model.get_input_embeddings().weight.shape[0], max(tokenizer.vocabulary, min_rows)
     if size <= rows:
         return {}
-    before = {name: parameter.shape for name, parameter in model.named_parameters()}
+    old_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.resize_token_embeddings(size, mean_resizing=False)
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    built.new_modules += [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    embedding_layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    built.new_modules += [
+        name for name, module in model.named_modules() if any(module is end for end in embedding_layers)
+    ]
     built.notes.append(
         f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
         f"{size - rows} new ones were added, newly initialized"
     )
-    after = dict(model.named_parameters())
-    return {name: shape[0] for name, shape in before.items() if name in after and after[name].shape != shape}
+    new_parameters = dict(model.named_parameters())
+    return {
+        name: shape[0]
+        for name, shape in old_shapes.items()
+        if name in new_parameters and new_parameters[name].shape != shape
+    }
 
 
 def _plan(
@@ -350,12 +356,12 @@ def _tie(model: PreTrainedModel, files: TensorFiles, plan: LoadingPlan) -> None:
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
 
 
-def _are_equal(files: TensorFiles, one: str | None, other: str | None) -> bool:
+def _are_equal(files: TensorFiles, first: str | None, second: str | None) -> bool:
     """True if two saved tensors are equal. Reads a few rows at a time."""
-    if one is None or other is None or files.shape(one) != files.shape(other):
+    if first is None or second is None or files.shape(first) != files.shape(second):
         return False
-    spans = [slice(start, start + _COMPARED_ROWS) for start in range(0, files.shape(one)[0], _COMPARED_ROWS)]
-    return all(torch.equal(files.read(one, (span,)), files.read(other, (span,))) for span in spans)
+    spans = [slice(start, start + _COMPARED_ROWS) for start in range(0, files.shape(first)[0], _COMPARED_ROWS)]
+    return all(torch.equal(files.read(first, (span,)), files.read(second, (span,))) for span in spans)
 
 
 def read_generation_config(model: PreTrainedModel, name: str) -> None:

@@ -18,9 +18,9 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from artel.errors import InputError
 
 # In the order in which transformers looks for them.
-_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+_FILE_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 _DIFFER = "the weights and config.json are of different models"
-_MAX_PACKED = 16  # 2-bit weights in one 32-bit number
+_MAX_PACKED_WEIGHTS = 16  # 2-bit weights in one 32-bit number
 
 
 class TensorFiles:
@@ -78,7 +78,7 @@ class TensorFiles:
 def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
     """Return the weight files of a folder or hub id. Raise OSError if there are none."""
     explicit = getattr(config, "transformers_weights", None)
-    for file_name in (explicit,) if explicit else _NAMES:
+    for file_name in (explicit,) if explicit else _FILE_NAMES:
         file = cached_file(name, file_name, _raise_exceptions_for_missing_entries=False)
         if file is None:
             continue
@@ -96,12 +96,12 @@ def saved_dtypes(name: str, config: PreTrainedConfig) -> dict[str, torch.dtype]:
     return {key: dtype for key, dtype in dtypes.items() if dtype.is_floating_point and dtype.itemsize > 1}
 
 
-def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, but: Collection[str] = ()) -> None:
+def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, ignored: Collection[str] = ()) -> None:
     """Raise InputError if a tensor of a folder or hub id has another shape than in `model` (may be on the meta device).
 
     Call it before a model is allocated, since a wrong configuration may describe one of any size. For that reason files
     with far fewer numbers than the model are refused too. Compares tensors with the model's names, except those in
-    `but`, and reads headers only. Packed weights of a quantized folder have other shapes; they are only counted.
+    `ignored`, and reads headers only. Packed weights of a quantized folder have other shapes; they are only counted.
     """
     files = find_files(name, config)
     if not files.have_headers:
@@ -110,11 +110,11 @@ def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, bu
         saved_names = set(files.names)
         is_packed = getattr(config, "quantization_config", None) is not None
         for parameter, tensor in () if is_packed else model.named_parameters():
-            if parameter in saved_names and parameter not in but and files.shape(parameter) != tuple(tensor.shape):
+            if parameter in saved_names and parameter not in ignored and files.shape(parameter) != tuple(tensor.shape):
                 what = f"{name}: {parameter} is {files.shape(parameter)}, by its config.json {tuple(tensor.shape)}"
                 raise InputError.at("model.from", what, _DIFFER)
         saved_size = sum(math.prod(files.shape(key)) for key in saved_names)
     model_size = sum(tensor.numel() for tensor in model.parameters())
-    if model_size > _MAX_PACKED * saved_size:
+    if model_size > _MAX_PACKED_WEIGHTS * saved_size:
         what = f"{name} has {saved_size:,} numbers, by its config.json {model_size:,} parameters"
         raise InputError.at("model.from", what, _DIFFER)

@@ -39,7 +39,7 @@ from artel.models.lora.adapters import is_adapted
 from artel.storage import new_folder
 from artel.tokens import Tokenizer
 
-_COPIED = (GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME)
+_COPIED_FILES = (GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME)
 
 
 def save_model(
@@ -113,7 +113,7 @@ def save_multimodal(
         fix = "restore it, and run the same command again: the newest checkpoint has the weights"
         raise WorkError.at("model.from", what[:400], fix) from error
     _write_config(model, multimodal, folder, changed)
-    for name in _COPIED:
+    for name in _COPIED_FILES:
         _copy(multimodal.source, name, folder)
     if model.generation_config is not None:  # its end tokens may differ from the original's
         model.generation_config.save_pretrained(str(folder))
@@ -151,7 +151,7 @@ class _Values:
         """Return a tensor that the files lack because it was tied; None if it still is."""
         return None if self._is_tied else self.of(name)
 
-    def of_converted(self, key: str, entry: Conversion) -> torch.Tensor | None:
+    def get_converted(self, key: str, entry: Conversion) -> torch.Tensor | None:
         """Return the tensor of a key in the files that is part of a converted parameter."""
         if key not in self._converted:
             tensors = {name: tensor for name in entry.targets if (tensor := self.of(name)) is not None}
@@ -167,15 +167,17 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
     with files:
         plan = plan_multimodal(multimodal, files)
     parameters = {key: name for name, key in plan.same.items()}
-    conversions = {key: entry for entry in plan.converted.values() for keys in entry.sources.values() for key in keys}
-    added = {name: tensor for name in plan.info.missing_keys if (tensor := values.untied(name)) is not None}
+    conversions = {
+        key: entry for entry in plan.conversion_of_target.values() for keys in entry.sources.values() for key in keys
+    }
+    new_tensors = {name: tensor for name in plan.info.missing_keys if (tensor := values.untied(name)) is not None}
     changed: torch.dtype | None = None
     weight_map: dict[str, str] = {}
     size = 0
     for path in files.paths:
         tensors: dict[str, torch.Tensor] = {}
-        if added and path is files.paths[-1]:
-            tensors = revert_weight_conversion(multimodal.model, added)
+        if new_tensors and path is files.paths[-1]:
+            tensors = revert_weight_conversion(multimodal.model, new_tensors)
         weight_map |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
         differs = bool(tensors)
@@ -184,7 +186,7 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
                 tensor = original.get_tensor(key)
                 new = values.of(parameters[key]) if key in parameters else None
                 if key in conversions:
-                    new = values.of_converted(key, conversions[key])
+                    new = values.get_converted(key, conversions[key])
                 if new is not None and not (tensor.shape == new.shape and torch.equal(tensor.to(new.dtype), new)):
                     tensor, differs, changed = new, True, new.dtype
                 tensors[key] = tensor

@@ -15,7 +15,7 @@ from artel.errors import InputError
 from artel.models.loading.heads import Head, check_direction, check_head, model_class, own_classes
 from artel.models.loading.language_part import find_language_part, is_multimodal, set_multimodal
 from artel.models.loading.model_config import change_context, configuration
-from artel.models.loading.model_folder import cannot_load, check_folder, read_config
+from artel.models.loading.model_folder import check_folder, loading_error, read_config
 from artel.models.loading.on_meta import build_on_meta
 from artel.models.loading.request import ModelRequest
 from artel.tokens import Tokenizer
@@ -80,7 +80,7 @@ def pretrained_structure(request: ModelRequest) -> PreTrainedModel:
     except InputError:
         raise
     except Exception as error:  # architectures raise various errors
-        raise cannot_load(name, error) from None
+        raise loading_error(name, error) from None
 
 
 def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:

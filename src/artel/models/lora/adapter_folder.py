@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from artel.errors import InputError
 from artel.messages import logger
-from artel.models.lora.adapters import NAME, inject, peft_warnings_off, require_peft
+from artel.models.lora.adapters import NAME, inject, require_peft, without_peft_warnings
 from artel.printable import listed
 
 CONFIG = "adapter_config.json"
@@ -29,7 +29,7 @@ PREFIX = "base_model.model."
 """The prefix of tensor names in the files: peft wraps the model twice."""
 _WRAPPERS = re.compile(r"\.(modules_to_save|original_module|token_adapter|base_layer)\b")
 """Names of peft's wrappers inside the names of weights."""
-_CHANGED = "artel_base_changed"
+_BASE_CHANGED_KEY = "artel_base_changed"
 _MAX_LEVELS = 4
 """Parent folders that are searched for a base model that has moved: RUN, runs, the project, one more."""
 
@@ -57,7 +57,7 @@ class AdapterFolder:
         These are `modules_to_save`, and embeddings: peft saves them too if the vocabulary grew before training.
         Raise InputError if the weights cannot be read.
         """
-        found = dict.fromkeys(self.config.modules_to_save or (), 0)
+        module_rows = dict.fromkeys(self.config.modules_to_save or (), 0)
         try:
             with safe_open(self.folder / WEIGHTS, "pt") as file:
                 shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no dictionary)
@@ -66,8 +66,8 @@ class AdapterFolder:
             raise InputError.at(str(self.folder / WEIGHTS), what, fix) from None
         for name, shape in shapes.items():
             if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2:
-                found[_WRAPPERS.sub("", name.removeprefix(PREFIX).removesuffix(".weight"))] = shape[0]
-        return found
+                module_rows[_WRAPPERS.sub("", name.removeprefix(PREFIX).removesuffix(".weight"))] = shape[0]
+        return module_rows
 
 
 def read_adapter(name: str) -> AdapterFolder | None:
@@ -107,15 +107,15 @@ def _find_base(base: str, folder: Path) -> str:
         return base
     windows, is_path = PureWindowsPath(base), base.startswith(("/", ".", "~"))
     is_windows = bool(windows.drive) or "\\" in base
-    written = windows if is_windows else PurePosixPath(base)
-    parts = [part for part in written.parts if part not in (written.anchor, ".", "..", "~")]
+    path = windows if is_windows else PurePosixPath(base)
+    parts = [part for part in path.parts if part not in (path.anchor, ".", "..", "~")]
     above = [folder.resolve(), *folder.resolve().parents][: _MAX_LEVELS + 1]
     lengths = range(len(parts), 0, -1) if is_path or is_windows else [len(parts)]  # a hub id is not shortened
     for length in lengths:
         for parent in above:
             found = parent.joinpath(*parts[-length:])
             if (found / "config.json").is_file():
-                _log_moved(base, str(found))
+                _log_moved_base(base, str(found))
                 return str(found)
     if is_path or is_windows:
         what = f"its base model {base} was not found, and there is no {'/'.join(parts[-2:])} with a model near it"
@@ -125,7 +125,7 @@ def _find_base(base: str, folder: Path) -> str:
 
 
 @cache
-def _log_moved(base: str, found: str) -> None:
+def _log_moved_base(base: str, found: str) -> None:
     """Log once that the base model was found in another folder."""
     logger.warning("the base model %s was not found; using %s, near its adapter", base, found)
 
@@ -155,7 +155,7 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
     config = copy.deepcopy(model.peft_config[NAME])
     config.inference_mode = True  # peft's default for a saved adapter
     config.save_pretrained(str(folder))
-    if getattr(model, _CHANGED, False):
+    if getattr(model, _BASE_CHANGED_KEY, False):
         model.config.to_json_file(folder / _BASE_CONFIG)
 
 
@@ -174,7 +174,7 @@ def adapter_state(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def note_changed_base(model: PreTrainedModel) -> None:
     """Save the model's configuration together with the adapter, since it differs from that of the base."""
-    setattr(model, _CHANGED, True)
+    setattr(model, _BASE_CHANGED_KEY, True)
 
 
 def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAME) -> None:
@@ -193,9 +193,11 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAM
 
 def check_used(adapter: AdapterFolder, unexpected: list[str]) -> None:
     """Raise InputError if tensors of an adapter were not loaded: a classifier's head, or those of another model."""
-    unknown = [key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)]  # wrappers hold copies
-    if unknown:
-        what = f"has tensors that do not exist in {adapter.base}: {listed(unknown)}"
+    unknown_tensors = [
+        key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)
+    ]  # wrappers hold copies
+    if unknown_tensors:
+        what = f"has tensors that do not exist in {adapter.base}: {listed(unknown_tensors)}"
         fix = "base_model_name_or_path must be the model it was trained on"
         if adapter.config.task_type not in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM"):
             fix = f"it was trained for {adapter.config.task_type}: merge it with peft, whose Auto classes have the head"
@@ -222,7 +224,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
         raise InputError.at(str(adapter.folder / CONFIG), what, "use it as an adapter, without --merge")
     _dequantize(model, adapter)
     try:
-        with peft_warnings_off():
+        with without_peft_warnings():
             adapted = PeftModel.from_pretrained(model, str(adapter.folder))
             # Load again: from_pretrained does not return the tensors it ignored.
             unused = adapted.load_adapter(str(adapter.folder), adapted.active_adapter).unexpected_keys

@@ -62,7 +62,7 @@ def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem
     known = ", ".join(_endings([*layers, *experts]))
     output = next((name for name, module in model.named_modules() if module is model.get_output_embeddings()), None)
     for name in config.target:
-        if name == "auto" or any(_is_named(layer, name) for layer in layers) or _named(experts, name):
+        if name == "auto" or any(_is_named(layer, name) for layer in layers) or _is_named_like(experts, name):
             continue
         what, fix = f"no linear layer is named {name}", f"the model has: {known}; or write auto"
         if output is not None and _is_named(output, name):
@@ -75,7 +75,7 @@ def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem
             for name in config.target
             if name != "auto" and any(_is_named(layer, name) for layer in layers)
         ]
-    if any(_named(experts, name) for name in config.target):
+    if any(_is_named_like(experts, name) for name in config.target):
         problems += _expert_problems(config)
     modules = [name for name, module in model.named_modules() if name and next(module.parameters(), None) is not None]
     problems += [
@@ -115,7 +115,9 @@ def add_adapters(
     in_full = [name for name in modules if any(_is_named(name, ending) for ending in config.save)]
     in_full = list(dict.fromkeys([*in_full, *new_modules, *_heads(model)]))
     layers = linear_layers(model)
-    matrices = [matrix for matrix in expert_matrices(model) if any(_named([matrix], name) for name in config.target)]
+    matrices = [
+        matrix for matrix in expert_matrices(model) if any(_is_named_like([matrix], name) for name in config.target)
+    ]
     if "auto" not in config.target:
         layers = [layer for layer in layers if any(_is_named(layer, name) for name in config.target)]
     layers = [layer for layer in layers if not any(layer == name or layer.startswith(f"{name}.") for name in in_full)]
@@ -157,7 +159,7 @@ def inject(model: PreTrainedModel, config: Any, name: str = NAME) -> None:
 
     from artel.models.lora.layers import patch_expert_adapters, patch_lora_linear
 
-    with peft_warnings_off():
+    with without_peft_warnings():
         inject_adapter_in_model(config, model, name)
     if getattr(config, "target_parameters", None):
         patch_expert_adapters(model)
@@ -231,7 +233,7 @@ def name_in_base(name: str) -> str:
 
 
 @contextmanager
-def peft_warnings_off() -> Iterator[None]:
+def without_peft_warnings() -> Iterator[None]:
     """Silence peft's warnings about cases it handles correctly: transposed layers (GPT-2), embeddings to be untied."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -242,9 +244,9 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
     """Freeze matching parameters. Raise InputError if a pattern matches none, or none is left to train."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     known = f"the model has: {', '.join(_name_patterns(names))}"
-    unknown = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
-    if unknown:
-        raise InputError([Problem("model.freeze", f"no parameter matches {pattern}", known) for pattern in unknown])
+    unmatched = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+    if unmatched:
+        raise InputError([Problem("model.freeze", f"no parameter matches {pattern}", known) for pattern in unmatched])
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad = False
@@ -257,7 +259,7 @@ def _is_named(full: str, name: str) -> bool:
     return full == name or full.endswith(f".{name}")
 
 
-def _named(matrices: list[str], name: str) -> bool:
+def _is_named_like(matrices: list[str], name: str) -> bool:
     """True if `name` is one of these expert tensors (down_proj), or the module that contains one (experts)."""
     return any(_is_named(matrix, name) or _is_named(matrix.rpartition(".")[0], name) for matrix in matrices)
 

@@ -96,17 +96,17 @@ class _LoraLinearFunction(torch.autograd.Function):
         dtype, ctx.scaling, ctx.dtype = rounded.dtype, scaling, x.dtype
         matrix = weight.to(dtype)
         outputs = F.linear(rounded, matrix, None if bias is None else bias.to(dtype))
-        inner = F.linear(rounded, lora_a.to(dtype))
-        change = F.linear(inner, lora_b.to(dtype))
+        low_rank = F.linear(rounded, lora_a.to(dtype))
+        change = F.linear(low_rank, lora_b.to(dtype))
         # Save the 16-bit version: of a float32 matrix its rounded copy, of a 16-bit matrix not its float32 copy.
-        kept = weight if dtype == torch.float32 else matrix
-        ctx.save_for_backward(rounded, kept, lora_a, lora_b, inner)
+        saved_weight = weight if dtype == torch.float32 else matrix
+        ctx.save_for_backward(rounded, saved_weight, lora_a, lora_b, low_rank)
         return torch.add(outputs, change, alpha=scaling) if _is_power_of_two(scaling) else outputs + change * scaling
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        rounded, weight, lora_a, lora_b, inner = ctx.saved_tensors
+        rounded, weight, lora_a, lora_b, low_rank = ctx.saved_tensors
         dtype, needs = rounded.dtype, ctx.needs_input_grad
         grad = grad_output.reshape(-1, grad_output.shape[-1])
         scaled, factor = (grad, ctx.scaling) if _is_power_of_two(ctx.scaling) else (grad * ctx.scaling, 1.0)
@@ -118,7 +118,7 @@ class _LoraLinearFunction(torch.autograd.Function):
         if needs[4]:
             grad_lora_a = (grad_inner.T @ rounded.reshape(-1, rounded.shape[-1])).to(lora_a.dtype)
         if needs[5]:
-            grad_lora_b = (scaled.T @ inner.view(-1, inner.shape[-1])).mul_(factor).to(lora_b.dtype)
+            grad_lora_b = (scaled.T @ low_rank.view(-1, low_rank.shape[-1])).mul_(factor).to(lora_b.dtype)
         return grad_x, None, None, None, grad_lora_a, grad_lora_b, None
 
 

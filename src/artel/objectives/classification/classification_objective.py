@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 
     from artel.models.generate import Sampling
 
-_BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: start of its second text; its target, up to the last column
+# Columns of a sample's numbers: start of its second text; its target, up to the last column.
+_SECOND_START, _TARGET = 0, 1
 _MAX_LISTED_LABELS = 10
-_SHORTEST_BLOCK = 8
+_MIN_BLOCK_TOKENS = 8
 _MANY_LABELS = 50
 _MISSING_LABELS = {"-", "nan", "none", "null", "n/a", "<na>"}
 _EXAMPLE = "A quiet film that stays with you."
@@ -80,7 +81,7 @@ class Classification(Objective, Decoding):
         best = config.checkpoint.best
         if best is not None and best not in self._kind.better and not self.undecided(config):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
-            raise InputError.at("checkpoint.best", f"{best!r} is not a metric of what these texts have", fix)
+            raise InputError.at("checkpoint.best", f"{best!r} is not a metric of this task", fix)
 
     @classmethod
     def undecided(cls, config: RunConfig) -> list[str]:
@@ -129,9 +130,9 @@ class Classification(Objective, Decoding):
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems, classification = super().problems(config), config.classification
-        if config.data.block < _SHORTEST_BLOCK:
+        if config.data.block < _MIN_BLOCK_TOKENS:
             what = f"{config.data.block} leaves no room between the special tokens"
-            problems.append(Problem("data.block", what, f"write {_SHORTEST_BLOCK} or more"))
+            problems.append(Problem("data.block", what, f"write {_MIN_BLOCK_TOKENS} or more"))
         if classification.kind == "multi" and not classification.labels:
             problems.append(Problem("classification.labels", "is empty", "write the labels, or auto"))
         if classification.kind == "number" and classification.labels not in ("auto", []):
@@ -189,14 +190,14 @@ class Classification(Objective, Decoding):
             record, labeled = document.record, document.record.fields
             assert isinstance(labeled, Labeled)
             try:
-                numbers = (row.begins, *self._kind.numbers(labeled))
+                numbers = (row.second_start, *self._kind.numbers(labeled))
             except Unfit as error:
                 yield Rejected(record.origin, error.reason, error.detail, record.set_name)
                 continue
-            if row.cut and self._classification.too_long == "drop":
+            if row.num_truncated and self._classification.too_long == "drop":
                 yield Dropped("longer_than_block")
             else:
-                counted = {"truncated": 1} if row.cut else {}
+                counted = {"truncated": 1} if row.num_truncated else {}
                 yield DocumentSamples([Sample(row.ids, None, numbers)], counted=counted)
 
     # samples -> batch -> loss
@@ -213,7 +214,7 @@ class Classification(Objective, Decoding):
     def batch(self, rows: Rows) -> Batch:
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
-        types = self._types(lengths, rows.numbers[:, _BEGINS])
+        types = self._types(lengths, rows.numbers[:, _SECOND_START])
         grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
         tensors = as_tensors({"target": self._kind.target(rows.numbers[:, _TARGET:]), "valid": rows.valid})
         count, tokens = int(rows.valid.sum()), int(rows.lengths[rows.valid].sum())
@@ -272,10 +273,10 @@ class Classification(Objective, Decoding):
         texts = [_texts_of(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
         ids = [row.ids for row in rows]
-        types = self._types([len(row.ids) for row in rows], [row.begins for row in rows])
+        types = self._types([len(row.ids) for row in rows], [row.second_start for row in rows])
         logits = logits_of_rows(self._with_padding(model), ids, self.tokenizer.pad_id, types)
         return [
-            {**self._kind.answer(row_logits[None]), **({"truncated": True} if row.cut else {})}
+            {**self._kind.answer(row_logits[None]), **({"truncated": True} if row.num_truncated else {})}
             for row_logits, row in zip(logits, rows, strict=True)
         ]
 
@@ -350,7 +351,11 @@ def _doubtful_labels(labels: list[str]) -> list[str]:
         by_name.setdefault(label.casefold(), []).append(label)
     similar = [Phrase("{labels: and }", labels=[*map(repr, names)]) for names in by_name.values() if len(names) > 1]
     if similar:
-        notes.append(Phrase("{labels} are learned as different labels: write each in one way", labels=similar[:3]))
+        notes.append(
+            Phrase(
+                "{labels} differ only in case and are used as different labels: unify the spelling", labels=similar[:3]
+            )
+        )
     return notes
 
 
@@ -369,7 +374,7 @@ def _read_thresholds(file: Path) -> dict[str, Any]:
 def _texts_of(entry: Any) -> tuple[str, ...]:
     texts = (entry,) if isinstance(entry, str) else tuple(entry)
     if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise InputError.at("input", "is empty, or neither a text nor a pair of texts", "give a text, or two")
+        raise InputError.at("input", "must be a non-empty text, or a pair of them", "give a text, or two")
     return texts
 
 

@@ -17,9 +17,9 @@ class FramedText:
 
     ids: np.ndarray
     """int64 (tokens,)."""
-    begins: int
+    second_start: int
     """Start of the second text; 0 if there is one text."""
-    cut: int
+    num_truncated: int
     """Number of tokens cut off."""
 
 
@@ -41,15 +41,15 @@ class Framing:
         for texts in inputs:
             first, frame = next(encoded), self.single if len(texts) == 1 else self.pair
             if len(texts) == 1:
-                kept = first[: self._block - frame.size]
-                ids = np.concatenate([frame.before, kept, frame.after]).astype(np.int64)
-                yield FramedText(ids, 0, len(first) - len(kept))
+                truncated = first[: self._block - frame.size]
+                ids = np.concatenate([frame.before, truncated, frame.after]).astype(np.int64)
+                yield FramedText(ids, 0, len(first) - len(truncated))
                 continue
             second = next(encoded)
             sizes = longest_first(len(first), len(second), self._block - frame.size)
-            before = [*frame.before, *first[: sizes[0]], *frame.between]
-            ids = np.array([*before, *second[: sizes[1]], *frame.after], dtype=np.int64)
-            yield FramedText(ids, len(before), len(first) + len(second) - sum(sizes))
+            first_part = [*frame.before, *first[: sizes[0]], *frame.between]
+            ids = np.array([*first_part, *second[: sizes[1]], *frame.after], dtype=np.int64)
+            yield FramedText(ids, len(first_part), len(first) + len(second) - sum(sizes))
 
 
 def longest_first(first: int, second: int, length: int) -> tuple[int, int]:

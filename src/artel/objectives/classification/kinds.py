@@ -125,7 +125,7 @@ class Kind(ABC):
         if label not in self._numbers:
             known = ", ".join(map(shortened, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
             is_written = "labels" in self.classification.model_fields_set
-            what = "is none of the run's" if is_written else "occurs in no training text; the run's are"
+            what = "is not a label of this run" if is_written else "occurs in no training text; the run's are"
             fix = "fix it, add it to classification.labels, or remove the row"
             raise Unfit("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
         return self._numbers[label]

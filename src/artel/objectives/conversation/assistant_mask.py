@@ -43,8 +43,8 @@ from artel.tokens.tokenizer.chat_template import TemplateRefuses, added_tokens, 
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _OPEN_TAG = "<think>\n"
-_A_CALL = (ToolCall("f", {"a": "b"}),)
-_FRAMES = 10_000
+_EXAMPLE_CALL = (ToolCall("f", {"a": "b"}),)
+_MAX_FRAMES = 10_000
 """Maximum size of the cache: calls of many tools make many shapes of conversations."""
 
 
@@ -71,17 +71,17 @@ class Turns:
         has_calls = any(message.tool_calls for message in messages)
         return (self._tool_style if has_calls or tools else None) or ToolStyle()
 
-    def lacks(self, messages: Sequence[Message], tools: Tools) -> str:
+    def unsupported_content(self, messages: Sequence[Message], tools: Tools) -> str:
         """Return a clause about what the template does not write of a conversation; empty if it writes everything."""
         has_calls = any(message.tool_calls for message in messages)
         if not (has_calls or tools):
             return ""
         if self._tool_style is None:
-            return "writes no calls of tools"
+            return "does not write tool calls"
         if tools and not self._tool_style.writes_tools:
-            return "writes no descriptions of tools"
+            return "does not write descriptions of tools"
         has_results = any(message.role == "tool" for message in messages)
-        return "leaves out what tools return" if has_results and not self._tool_style.writes_results else ""
+        return "omits the results of tools" if has_results and not self._tool_style.writes_results else ""
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
         """Return the text and the assistant's turns in it. Raise Unfit."""
@@ -89,7 +89,7 @@ class Turns:
         messages = style.linked(messages)
         shape = (bool(tools), *map(_shape, messages))
         if shape not in self._frames:
-            if len(self._frames) >= _FRAMES:
+            if len(self._frames) >= _MAX_FRAMES:
                 self._frames.clear()
             try:
                 self._frames[shape] = self._frame(messages, tools)
@@ -100,7 +100,7 @@ class Turns:
             raise Unfit(*frame.args)
         slots, after = list(frame.slots), frame.after
         if tools or any(message.tool_calls for message in messages):
-            slots, after = slots_of(self._text(_marked(messages), frame.after_prompt, tools))
+            slots, after = slots_of(self._text(_with_content_marks(messages), frame.after_prompt, tools))
         text = self._text(messages, frame.after_prompt, tools)
         return locate(text, slots, after, frame, messages)
 
@@ -133,7 +133,7 @@ class Turns:
 
     def _find_thought_field(self) -> str | None:
         """Return the field from which the template reads thoughts, or None."""
-        for field, calls in product(("reasoning_content", "thinking", "content"), ((), _A_CALL)):
+        for field, calls in product(("reasoning_content", "thinking", "content"), ((), _EXAMPLE_CALL)):
             with suppress(Unfit):
                 if mark_for(1, "t") in self._with_thought(field, calls):
                     return field
@@ -154,7 +154,7 @@ class Turns:
         if prompt.rstrip().endswith("<think>"):
             return f"{thought}\n</think>\n\n{content}"
         if self._thought_marks is None:
-            raise Unfit("the chat template omits the content of the assistant thinks")
+            raise Unfit("the chat template omits what the assistant thinks")
         before, after = self._thought_marks
         return f"{before}{thought}{after}{content}"
 
@@ -167,7 +167,7 @@ class Turns:
         if self._thought_field is None:
             return None
         with suppress(Unfit):
-            before, _, after = self._with_thought(self._thought_field, _A_CALL).partition(mark_for(1, "t"))
+            before, _, after = self._with_thought(self._thought_field, _EXAMPLE_CALL).partition(mark_for(1, "t"))
             between, has_content, _ = after.partition(mark_for(1, "c"))
             prompt = self.prompt([Message("user", mark_for(0, "c"))])
             if has_content and before.startswith(prompt):
@@ -175,7 +175,7 @@ class Turns:
         return None
 
     def _frame(self, messages: Sequence[Message], tools: Tools) -> Frame:
-        marked = _marked(messages)
+        marked = _with_content_marks(messages)
         for number, message in enumerate(marked):
             calls = (ToolCall(call.name, {"a": mark_for(number, "a")}, call.id) for call in message.tool_calls)
             marked[number] = replace(message, tool_calls=tuple(calls))
@@ -251,7 +251,7 @@ class Turns:
             # An assistant that speaks first has no prompt.
             length = self._header_end(opening)
             if length is None:
-                raise Unfit("the chat template has no place for an assistant that speaks first")
+                raise Unfit("the chat template does not support a conversation that begins with the assistant")
             return length
         prompt = slots_of(self._render(before, tools, add_generation_prompt=True))[1]
         length = None
@@ -263,7 +263,7 @@ class Turns:
             header_end = self._header_end(opening[length or 0 :])
             length = length if header_end is None else (length or 0) + header_end
         if length is None:
-            raise Unfit("the chat template begins an answer differently than its generation prompt")
+            raise Unfit("the chat template begins an answer differently from its generation prompt")
         return length
 
     def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
@@ -345,7 +345,7 @@ def _shape(message: Message) -> tuple[Any, ...]:
     return message.role, bool(message.thought), has_words, calls, message.name, message.tool_call_id
 
 
-def _marked(messages: Sequence[Message]) -> list[Message]:
+def _with_content_marks(messages: Sequence[Message]) -> list[Message]:
     """Return messages with marks as contents. Empty contents next to calls stay: templates test for them."""
     return [
         replace(
@@ -368,7 +368,7 @@ def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
         raise Unfit(f"the chat template omits what the {missing[0]} says")
     called = Counter(slot.message for slot in slots if slot.kind == "a")
     if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
-        raise Unfit("the chat template leaves out calls of tools, or repeats them")
+        raise Unfit("the chat template omits or repeats tool calls")
     # A system message may be anywhere (Mistral's is inside a user's turn); turns keep their order.
     turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
     if len(set(with_content)) < len(with_content) or turns != sorted(turns):

@@ -19,7 +19,7 @@ from artel.objectives.conversation.frame import Unfit
 from artel.text import Conversation, Message, ToolCall, Tools
 from artel.text.tool_calls import read_calls
 
-_TABLE_ROWS, _TABLE_WIDTH = 10, 60  # wrong turns in a table, and characters of each text
+_MAX_TABLE_ROWS, _MAX_TABLE_CHARACTERS = 10, 60  # wrong turns in a table, and characters of each text
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class CallTurn:
     answer: Message
     """The turn of the record."""
     tools: Tools
-    asked: str
+    question: str
     """The message before the turn."""
 
 
@@ -95,14 +95,14 @@ def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
         metrics["calls_expected"] = sum(expected) / len(expected)
     wrong = [
         {
-            "message": _shown(turn.asked),
-            "record": _shown(_calls_or_text(turn.answer.tool_calls, turn.answer.content)),
-            "model": _shown(_calls_or_text(calls, rest)),
+            "message": _shorten(turn.question),
+            "record": _shorten(_calls_or_text(turn.answer.tool_calls, turn.answer.content)),
+            "model": _shorten(_calls_or_text(calls, rest)),
         }
         for turn, (rest, calls), is_right in zip(turns, read, right, strict=True)
         if not is_right
     ]
-    return metrics, {"tables": {"Wrong calls": wrong[:_TABLE_ROWS]}} if wrong else {}
+    return metrics, {"tables": {"Wrong calls": wrong[:_MAX_TABLE_ROWS]}} if wrong else {}
 
 
 def same_calls(calls: Iterable[ToolCall], expected: Iterable[ToolCall]) -> bool:
@@ -128,6 +128,6 @@ def _calls_or_text(calls: Sequence[ToolCall], text: str) -> str:
     return ", ".join(call.written() for call in calls) or text
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _TABLE_WIDTH else f"{line[: _TABLE_WIDTH - 1]}…"
+    return line if len(line) <= _MAX_TABLE_CHARACTERS else f"{line[: _MAX_TABLE_CHARACTERS - 1]}…"

@@ -94,7 +94,7 @@ class Frame:
 
 def common_prefix(one: str, other: str) -> str:
     """Return the common prefix of two texts."""
-    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:same]
 
 
@@ -120,7 +120,7 @@ def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Seq
     if [(slot.message, slot.kind) for slot in slots] != [(slot.message, slot.kind) for slot in frame.slots]:
         raise _unexpected()
     spans: list[tuple[int, int]] = []
-    at = 0
+    position = 0
     following = [slot.before for slot in slots[1:]] + [after]
     for slot, follows in zip(slots, following, strict=True):
         message = messages[slot.message]
@@ -128,14 +128,14 @@ def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Seq
         as_json = json.dumps(content, ensure_ascii=False)[1:-1]
         stripped = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
         forms = (content, *stripped, as_json)
-        fits = (form for form in forms if text.startswith(slot.before + form + follows, at))
+        fits = (form for form in forms if text.startswith(slot.before + form + follows, position))
         form = next(fits, None)
         if form is None:
             raise _unexpected()
-        begin = at + len(slot.before)
-        at = begin + len(form)
-        spans.append((begin, at))
-    if len(text) != at + len(after):
+        begin = position + len(slot.before)
+        position = begin + len(form)
+        spans.append((begin, position))
+    if len(text) != position + len(after):
         raise _unexpected()
     turns = tuple(_turn(number, text, spans, frame) for number in frame.prompts)
     of_tools = (messages[slot.message].role == "tool" for slot in slots)
@@ -159,4 +159,4 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) ->
 
 
 def _unexpected() -> Unfit:
-    return Unfit("the chat template writes this conversation differently than others of its shape")
+    return Unfit("the chat template writes this conversation differently from others with the same roles")

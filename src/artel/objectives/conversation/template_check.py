@@ -23,16 +23,17 @@ from artel.text import Conversation, Document, ToolCall, Tools
 from artel.tokens import StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, marks_before_calls, render
 
-_QUOTED = 100
+_MAX_QUOTED = 100
 """Characters of a template's line in a message."""
-_MEANING = {
-    "thought": "its thought, or its tags, are dropped once another question follows, so it is learned without them",
+_MEANINGS = {
+    "thought": "its reasoning, or the tags around it, are dropped once another question follows, so the turn is "
+    "trained without them",
     "prompt": "the text before it changes once the conversation continues: in chat the model sees another prompt than "
     "in training",
     "opening": "the generation prompt begins a thought that the turn does not have: the turn is learned after a "
     "shorter prompt than in chat",
-    "unlearned": "an answer changes once the conversation continues: only the last turn of each conversation is "
-    "learned",
+    "unlearned": "an answer changes once the conversation continues, so only the last turn of each conversation is "
+    "a target",
     "tokens": "the tokenizer joins the end of a prompt and the beginning of its answer, or an answer and what follows, "
     "so apply_chat_template gives other tokens for the whole conversation. Each answer is learned as chat writes it, "
     "after the tokens of its prompt. A generation prompt that ends in a space is the usual cause",
@@ -69,27 +70,27 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
     Args:
         name: name of the template in messages.
     """
-    shown: tuple[str, np.ndarray, np.ndarray] | None = None
+    example: tuple[str, np.ndarray, np.ndarray] | None = None
     for number in range(split.samples):
         sample = split.sample(number)
         if sample.flags is None or not sample.flags.any():
             continue
         if any(end for _, end in learned_turns(sample.ids, sample.flags > 0, ends, tokenizer)):
             return
-        shown = shown or (split.origin(number), sample.ids, sample.flags)
+        example = example or (split.origin(number), sample.ids, sample.flags)
     if split.samples == 0:
         return
-    if shown is None:
+    if example is None:
         what = f"no token of the {split.samples:,} training samples is a target; the first is {split.origin(0)}"
-        raise InputError.at("chat.train_on", what, "write assistant, and see artel data show")
-    origin, ids, flags = shown
+        raise InputError.at("chat.train_on", what, "set assistant, and check with artel data show")
+    origin, ids, flags = example
     after = int(np.flatnonzero(flags)[-1]) + 1
     follows = tokenizer.decode(ids[after : after + 1].tolist())
     stops = " or ".join(repr(end) for end in (*tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)), *ends.texts))
-    what = f"no end of a turn is learned, so the model would not stop after its answers. In {origin} "
+    what = f"no end of a turn is a target, so the model would not learn to stop. In {origin} "
     what += f"{in_lines(follows)!r} follows the answer" if follows else "nothing follows the answer"
-    what += f", and generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
-    fix = "end answers there with eos_token, or write chat.template: chatml, or let the last turn be learned"
+    what += f", but generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
+    fix = "end answers there with eos_token, set chat.template: chatml, or make the last turn a target"
     raise InputError.at("chat.template", what, fix)
 
 
@@ -109,7 +110,7 @@ def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
             after = render(tokenizer, "".join(changed), conversation, False).partition("\ue001")[2]
             if after.lstrip().startswith("\ue003"):
                 shown = line.strip()
-                shown = shown if len(shown) <= _QUOTED else f"{shown[:_QUOTED]}…"
+                shown = shown if len(shown) <= _MAX_QUOTED else f"{shown[:_MAX_QUOTED]}…"
                 return f"; {name}:{number + 1} writes it: {shown}"
     return ""
 
@@ -133,7 +134,7 @@ def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) ->
         "assistant): {meaning}"
     )
     return [
-        Phrase(what, count=counts[kind], total=total, origin=origin, turn=turn, meaning=Phrase(_MEANING[kind]))
+        Phrase(what, count=counts[kind], total=total, origin=origin, turn=turn, meaning=Phrase(_MEANINGS[kind]))
         for kind, (origin, turn) in first.items()
     ]
 
@@ -146,7 +147,7 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
     """
     if ends.texts:
         yield Phrase(
-            "the chat template ends a turn with {end!r}, which is no token of the tokenizer: artel stops there, and "
+            "the chat template ends a turn with {end!r}, which is not a token of the tokenizer: artel stops there, but "
             "programs that stop at tokens do not",
             end=ends.texts[0],
         )
@@ -155,8 +156,8 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
     inner = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
     if cutting := sorted(inner & (ends.ids | saved)):
         yield Phrase(
-            "generation stops at {ends: or }, and the chat template writes it between what an answer says and what it "
-            "then calls: the call would not be written; let the tokenizer's eos_token, and eos_token_id in "
+            "generation stops at {ends: or }, but the chat template writes it between the text of an answer and its "
+            "tool call, so the call would be cut off; make the tokenizer's eos_token, and eos_token_id in "
             "generation_config.json, be what ends the whole turn",
             ends=[*map(repr, tokenizer.hf.convert_ids_to_tokens(cutting))],
         )
@@ -185,7 +186,7 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
         learned = (message for message in conversation.messages if message.trained is not False)
         for call in (call for message in learned for call in message.tool_calls):
             calls += 1
-            if wrong := misfit(call, conversation.tools):
+            if wrong := argument_mismatch(call, conversation.tools):
                 unfit += 1
                 first = first or {"origin": document.record.origin, "wrong": wrong}
     if not unfit:
@@ -197,7 +198,7 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
     return [Phrase(what, count=unfit, calls=calls, total=total, **first)]
 
 
-def misfit(call: ToolCall, tools: Tools) -> Phrase | None:
+def argument_mismatch(call: ToolCall, tools: Tools) -> Phrase | None:
     """Return how a call's arguments differ from the function's parameters (missing or unknown ones), or None."""
     declared = [tool["function"] for tool in tools if tool.get("function", {}).get("name") == call.name]
     schema: Any = declared[0].get("parameters") if declared else None
@@ -208,5 +209,5 @@ def misfit(call: ToolCall, tools: Tools) -> Phrase | None:
     missing = [str(name) for name in (required if isinstance(required, list) else []) if name not in call.arguments]
     unknown = [] if schema.get("additionalProperties") else [name for name in call.arguments if name not in properties]
     differs = [Phrase("lacks {names}", names=missing)] if missing else []
-    differs += [Phrase("has {names}, which it does not declare", names=unknown)] if unknown else []
+    differs += [Phrase("has undeclared parameters: {names}", names=unknown)] if unknown else []
     return Phrase("{tool} {differs: and }", tool=call.name, differs=differs) if differs else None

@@ -15,7 +15,7 @@ from artel.text import Message, Tools
 from artel.tokens import Sample, Tokenizer
 from artel.tokens.tokenizer.tokenizer import Encoded
 
-_CONTEXT = 16
+_CONTEXT_TOKENS = 16
 """Last tokens of a prompt that are encoded again. With whole prompts, time would grow as turns²."""
 
 
@@ -34,9 +34,9 @@ class ConversationWriter:
 
     def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
         """Raise InputError if the template does not write a conversation's tools, calls or results."""
-        lacks = self._turns.lacks(messages, tools)
-        if lacks:
-            what = f"the template {lacks}, but {origin} has them"
+        unsupported_content = self._turns.unsupported_content(messages, tools)
+        if unsupported_content:
+            what = f"the template {unsupported_content}, but {origin} has them"
             fix = "write chat.template: chatml, or a Jinja file that does; or remove such conversations"
             raise InputError.at("chat.template", what, fix)
 
@@ -57,17 +57,17 @@ class ConversationWriter:
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
         """Return a conversation with flags in the turns of the messages `learned`. Raise Unfit."""
-        return self.flagged(self.write(messages, tools), learned)
+        return self.to_sample(self.write(messages, tools), learned)
 
-    def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
+    def to_sample(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
         """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raise Unfit.
 
         `everything`: also learn all text outside the assistant's turns, and the tags of empty thoughts that some
         templates write before an answer. Results of tools are never learned.
         """
-        encoded = self._whole(written)
-        if cuts := self._cuts(encoded, written):
-            encoded = self._in_pieces(written, cuts)
+        encoded = self._encode(written)
+        if cuts := self._find_cuts(encoded, written):
+            encoded = self._encode_in_pieces(written, cuts)
         starts, ends = encoded.starts, encoded.ends
         flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
         for turn in written.turns:
@@ -81,29 +81,32 @@ class ConversationWriter:
         if last.closed:
             return Sample(encoded.ids, flags)
         # The template writes no end of the turn: an end token is learned after it.
-        kept = int(np.searchsorted(starts, last.end, side="left"))
-        ids = np.append(encoded.ids[:kept], written.open_end)
-        return Sample(ids, np.append(flags[:kept], np.uint8(last.message in learned)))
+        count = int(np.searchsorted(starts, last.end, side="left"))
+        ids = np.append(encoded.ids[:count], written.open_end)
+        return Sample(ids, np.append(flags[:count], np.uint8(last.message in learned)))
 
     def token_difference(self, written: WrittenOut) -> Difference | None:
         """Return the first turn whose tokens differ from those of the text encoded as a whole, or None."""
-        whole = self._whole(written)
-        cuts = self._cuts(whole, written)
-        if not cuts or np.array_equal(self._in_pieces(written, cuts).ids, whole.ids):
+        encoded = self._encode(written)
+        cuts = self._find_cuts(encoded, written)
+        if not cuts or np.array_equal(self._encode_in_pieces(written, cuts).ids, encoded.ids):
             return None
         return Difference(next(number for number, turn in enumerate(written.turns, 1) if turn.end >= cuts[0]), "tokens")
 
-    def _whole(self, written: WrittenOut) -> Encoded:
+    def _encode(self, written: WrittenOut) -> Encoded:
         return next(self._tokenizer.encode_with_offsets([written.text], control=True))
 
-    def _in_pieces(self, written: WrittenOut, cuts: list[int]) -> Encoded:
+    def _encode_in_pieces(self, written: WrittenOut, cuts: list[int]) -> Encoded:
         first = self._tokenizer.encode_with_offsets([written.text[: cuts[0]]], control=True)
-        rest = [written.text[start:end] for start, end in pairwise([*cuts, len(written.text)])]
-        encoded = chain(first, self._tokenizer.encode_continuations(rest))
-        parts = [(part.ids, part.starts + at, part.ends + at) for part, at in zip(encoded, [0, *cuts], strict=True)]
+        pieces = [written.text[start:end] for start, end in pairwise([*cuts, len(written.text)])]
+        encoded = chain(first, self._tokenizer.encode_continuations(pieces))
+        parts = [
+            (part.ids, part.starts + offset, part.ends + offset)
+            for part, offset in zip(encoded, [0, *cuts], strict=True)
+        ]
         return Encoded(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
-    def _cuts(self, whole: Encoded, written: WrittenOut) -> list[int]:
+    def _find_cuts(self, whole: Encoded, written: WrittenOut) -> list[int]:
         """Return the boundaries of turns at which the text is split before it is encoded.
 
         A model answers after the tokens of its prompt. The text is split before a turn if the whole text has other
@@ -114,12 +117,12 @@ class ConversationWriter:
         cuts = {turn.end for turn in written.turns if ((whole.starts < turn.end) & (whole.ends > turn.end)).any()}
         starts = [turn.start for turn in written.turns]
         counts = [int(np.searchsorted(whole.ends, start, side="right")) for start in starts]
-        begins = [int(whole.starts[count - _CONTEXT]) if count > _CONTEXT else 0 for count in counts]
+        begins = [int(whole.starts[count - _CONTEXT_TOKENS]) if count > _CONTEXT_TOKENS else 0 for count in counts]
         prompts = [written.text[begin:start] for begin, start in zip(begins, starts, strict=True)]
         encoded = self._tokenizer.encode_with_offsets(prompts, control=True)
         for prompt, begin, start, count in zip(encoded, begins, starts, counts, strict=True):
-            last, last_of_whole = prompt.ids[-1:], whole.ids[:count][-1:]
-            at, at_of_whole = prompt.starts[-1:] + begin, whole.starts[:count][-1:]
-            if not (np.array_equal(last, last_of_whole) and np.array_equal(at, at_of_whole)):
+            last, last_in_whole = prompt.ids[-1:], whole.ids[:count][-1:]
+            start_of_last, start_of_last_in_whole = prompt.starts[-1:] + begin, whole.starts[:count][-1:]
+            if not (np.array_equal(last, last_in_whole) and np.array_equal(start_of_last, start_of_last_in_whole)):
                 cuts.add(start)
         return sorted(cuts)

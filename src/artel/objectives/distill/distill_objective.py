@@ -169,7 +169,7 @@ class Distillation(Objective):
         if self._distill.tokenizer == "same":
             return ""
         if self._token_map is None:
-            return "distill.tokenizer: by_text changes nothing, since teacher and student have one tokenizer"
+            return "distill.tokenizer: by_text has no effect: teacher and student have the same tokenizer"
         return self._token_map.note(aligned)
 
     def set_teacher(self, call: TeacherCall, model_config: PreTrainedConfig) -> None:
@@ -235,7 +235,7 @@ class Distillation(Objective):
             of_sample = cached.read(int(rows.indices[row]))
             if len(of_sample["ids"]) != len(positions):
                 what = f"hold {len(of_sample['ids']):,} targets of a sample that has {len(positions):,}"
-                raise WorkError.at(str(cached.folder), what, "remove the folder: the teacher answers again")
+                raise WorkError.at(str(cached.folder), what, "remove the folder: the teacher will run again")
             ids[row, positions], log_probs[row, positions] = of_sample["ids"], of_sample["log_probs"]
             aligned[row, positions] = of_sample.get("aligned", True)
         more = {"teacher_ids": ids, "teacher_log_probs": log_probs}
@@ -271,8 +271,8 @@ class Distillation(Objective):
         with recording(model) as student_states:
             sums = with_balance(model, batch, lambda: self._sums(model, batch, classes))
         matched = hidden_loss(teacher_states, student_states, places, hidden)
-        at = self.sums.index("hidden")
-        return torch.cat([sums[:1] + hidden.weight * matched, sums[1:at], matched.detach()[None], sums[at + 1 :]])
+        index = self.sums.index("hidden")
+        return torch.cat([sums[:1] + hidden.weight * matched, sums[1:index], matched.detach()[None], sums[index + 1 :]])
 
     def _sums(self, model: PreTrainedModel, batch: Batch, classes: Classes | None) -> torch.Tensor:
         """Return all `sums` but the last, float32. `classes`: the teacher's; None without a teacher."""
@@ -372,5 +372,5 @@ class DistillMasked(Distillation, Masked):
         problems = super().problems(config)
         if config.distill.top_k is not None:
             what = "other tokens are hidden in each epoch, so the teacher's outputs cannot be cached"
-            problems.append(Problem("distill.top_k", what, "write null: the teacher answers while the student trains"))
+            problems.append(Problem("distill.top_k", what, "set null, which runs the teacher during training"))
         return problems

@@ -122,8 +122,8 @@ class TokenMap:
             what = "the teacher has no token that is a target of the student: nothing can be learned from it"
             raise InputError.at("distill.tokenizer", what, "use a teacher whose vocabulary is closer to the student's")
         return (
-            f"the teacher reads the text by its own tokenizer: {aligned:.1%} of the targets are its tokens, too, the "
-            f"others have the cross-entropy alone; {self.shared:.1%} of its ids have a counterpart"
+            f"the teacher has its own tokenizer: {aligned:.1%} of the targets are also its tokens, the "
+            f"others have only the cross-entropy; {self.shared:.1%} of its ids have a counterpart"
         )
 
     def read(self, batch: Batch, limit: int | None, *, isolated_documents: bool) -> TeacherReading:
@@ -273,17 +273,17 @@ def _spans_by_offsets(pieces: list[bytes], encoded: Encoded, text: str, content:
     """Return spans for a tokenizer that changes text (normalization, missing tokens): empty for changed tokens."""
     at_byte = np.append(0, np.cumsum([len(character.encode()) for character in text]))
     spans = np.zeros((len(pieces), 2), dtype=np.int64)
-    at = 0
+    position = 0
     for number, piece in enumerate(pieces):
         left, right = at_byte[encoded.starts[number]], at_byte[encoded.ends[number]]
-        stripped = piece[1:] if at == 0 and piece.startswith(b" ") and not content.startswith(b" ") else piece
-        stop = at + len(stripped)
-        overlaps = not stripped.strip() or (at < right and stop > left)
-        if stripped and overlaps and content[at:stop] == stripped:
-            spans[number] = at, stop
-            at = stop
+        stripped = piece[1:] if position == 0 and piece.startswith(b" ") and not content.startswith(b" ") else piece
+        stop = position + len(stripped)
+        overlaps = not stripped.strip() or (position < right and stop > left)
+        if stripped and overlaps and content[position:stop] == stripped:
+            spans[number] = position, stop
+            position = stop
         else:
-            at = max(at, int(right))
+            position = max(position, int(right))
     return spans
 
 

@@ -24,14 +24,14 @@ def teacher_problems(config: RunConfig) -> list[Problem]:
     """Return what is wrong with the teacher, or does not fit it."""
     distill = config.distill
     if distill.teacher is None:
-        fix = "write distill: {teacher: FOLDER}, a run that is trained, a model folder or a hub id"
+        fix = "set distill: {teacher: FOLDER}, a finished run, a model folder or a hub id"
         return [Problem(KEY, "is required", fix)]
     if config.run and Path(config.run, "teacher.json").is_file():
         return []  # the teacher's outputs are cached in the run
     problems = []
     model = Path(teacher_model(config))
     if Path(distill.teacher, "config.yaml").is_file() and not model.is_dir():
-        what = f"{distill.teacher} is a run whose model is not finished"
+        what = f"{distill.teacher} is a run that has not finished training"
         problems.append(Problem(KEY, what, f"train it first: artel train {distill.teacher}"))
     elif distill.teacher.startswith((".", "/", "~")) and not model.is_dir():
         problems.append(Problem(KEY, f"there is no folder {distill.teacher}", "use a run, a model folder or a hub id"))
@@ -49,7 +49,7 @@ def source_problems(config: RunConfig, known: Collection[str], taught: Sequence[
     wrong = [source.yields for source in config.data.sources if source.yields in known and source.yields not in taught]
     if config.distill.on == "auto" or not wrong:
         return []
-    what = f"{config.distill.on} learns from {taught[0]}, and the sources yield {wrong[0]}"
+    what = f"{config.distill.on} needs {taught[0]}, but the sources contain {wrong[0]}"
     return [Problem("distill.on", what, "set auto to infer it from the sources, or change the sources")]
 
 
@@ -59,12 +59,16 @@ def layout_problems(config: RunConfig) -> list[Problem]:
         if config.distill.hidden is None or config.distill.tokenizer == "by_text":
             return []
         what = "hidden states are not cached: the teacher must be in memory with the student"
-        return [Problem("distill.hidden", what, "write distill.top_k: null with it")]
+        return [Problem("distill.hidden", what, "set distill.top_k: null, too")]
     return [
-        Problem(key, f"{what}, and with distill.top_k null the teacher needs it whole", "write 1, or a top_k")
+        Problem(
+            key,
+            f"must be 1 while distill.top_k is null: the teacher needs the full {what}",
+            "set it to 1, or set distill.top_k",
+        )
         for key, size, what in (
-            ("parallel.pipeline", config.parallel.pipeline, "no stage has the model"),
-            ("parallel.context", config.parallel.context, "no process has the sequence"),
+            ("parallel.pipeline", config.parallel.pipeline, "model"),
+            ("parallel.context", config.parallel.context, "sequence"),
         )
         if size > 1
     ]
@@ -78,16 +82,16 @@ def by_text_problems(config: RunConfig) -> list[Problem]:
     problems = []
     if distill.on == "masked":
         what = "masked hides the student's tokens, which a teacher with another tokenizer does not have"
-        problems.append(Problem("distill.on", what, "write distill.tokenizer: same, or teach causal or chat"))
+        problems.append(Problem("distill.on", what, "set distill.tokenizer: same, or distill.on: causal or chat"))
     elif distill.top_k is None:
         what = "null runs the teacher in training, but distill.tokenizer: by_text needs cached outputs"
-        problems.append(Problem("distill.top_k", what, "write 64, or distill.tokenizer: same"))
+        problems.append(Problem("distill.top_k", what, "set it to 64, or set distill.tokenizer: same"))
     if distill.hidden is not None:
         what = "hidden states of other tokens cannot be compared"
         problems.append(Problem("distill.hidden", what, "remove it, or set distill.tokenizer: same"))
     if config.tokenizer.train is not None and config.tokenizer.train.pattern == "whitespace":
-        what = "whitespace makes tokens that do not join to their text, by which distill.tokenizer: by_text goes"
-        problems.append(Problem("tokenizer.train.pattern", what, "write gpt2 or gpt4"))
+        what = "with whitespace, tokens cannot be joined back to the text, but distill.tokenizer: by_text requires that"
+        problems.append(Problem("tokenizer.train.pattern", what, "set gpt2 or gpt4"))
     return problems
 
 
@@ -123,8 +127,8 @@ def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list
         return []
     differs = _difference(student, teacher)
     fix = (
-        "take the teacher's tokenizer (leave tokenizer and model.from out), or a teacher that has the student's; or "
-        "write distill.tokenizer: by_text, which teaches where both have the same tokens; or let the student learn the "
+        "use the teacher's tokenizer (remove tokenizer and model.from), or a teacher with the student's tokenizer; or "
+        "set distill.tokenizer: by_text, which trains on tokens that both have; or let the student learn the "
         "teacher's texts: artel generate TEACHER --prompts FILE writes them"
     )
     return [Problem(key, f"the student's tokenizer is not the teacher's: {differs}", fix)]
@@ -132,16 +136,16 @@ def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list
 
 def _difference(student: Tokenizer, teacher: Tokenizer) -> str:
     """Return the difference in words."""
-    own, other = student.hf.get_vocab(), teacher.hf.get_vocab()
-    moved = [token for token, number in own.items() if other.get(token, number) != number]
-    missing = [(whose, sorted(set(one) - set(two), key=one.__getitem__)) for whose, one, two in
-               (("the teacher lacks", own, other), ("the student lacks", other, own))]  # fmt: skip
-    parts = [f"{whose} {len(tokens):,} tokens ({_some(tokens)})" for whose, tokens in missing if tokens]
+    student_ids, teacher_ids = student.hf.get_vocab(), teacher.hf.get_vocab()
+    moved = [token for token, number in student_ids.items() if teacher_ids.get(token, number) != number]
+    sides = (("the teacher lacks", student_ids, teacher_ids), ("the student lacks", teacher_ids, student_ids))
+    missing = [(what, sorted(set(one) - set(two), key=one.__getitem__)) for what, one, two in sides]
+    parts = [f"{what} {len(tokens):,} tokens ({_list_tokens(tokens)})" for what, tokens in missing if tokens]
     if moved:
-        numbers = f"{moved[0]!r} is {own[moved[0]]:,} and {other[moved[0]]:,}"
+        numbers = f"{moved[0]!r} is {student_ids[moved[0]]:,} and {teacher_ids[moved[0]]:,}"
         parts.append(f"{len(moved):,} tokens have different ids ({numbers})")
     return "; ".join(parts) or "they have the same vocabulary, but split texts differently"
 
 
-def _some(tokens: list[str]) -> str:
+def _list_tokens(tokens: list[str]) -> str:
     return ", ".join(map(repr, tokens[:_MAX_LISTED_TOKENS])) + (" …" if len(tokens) > _MAX_LISTED_TOKENS else "")

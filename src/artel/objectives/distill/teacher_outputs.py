@@ -36,7 +36,7 @@ of these and of the rest, (count, k + 1))."""
 Outputs = tuple[torch.Tensor, dict[str, np.ndarray]]
 """The teacher's cross-entropy, targets and right guesses, float64 (3,), and the arrays to cache, (targets, …)."""
 
-_LOWEST = -60_000.0
+_MIN_LOG_PROB = -60_000.0
 """The lowest cached log-probability: float16 ends at 65,504."""
 
 
@@ -103,7 +103,7 @@ class TeacherOutputs:
             sums += torch.tensor([float(plain), len(logits), float(right)], dtype=torch.float64)
             likeliest, classes = top_classes(logits)
             ids.append(likeliest.cpu().numpy().astype(id_type))
-            log_probs.append(classes.clamp(min=_LOWEST).half().cpu().numpy())
+            log_probs.append(classes.clamp(min=_MIN_LOG_PROB).half().cpu().numpy())
         return sums, {"ids": np.concatenate(ids), "log_probs": np.concatenate(log_probs)}
 
 

@@ -33,14 +33,14 @@ from artel.objectives.embedding.matches import (
     SCORE,
     SCORE_SCALE,
     MatchReader,
-    choose,
+    choose_texts,
     text_hash,
 )
 from artel.objectives.embedding.retrieval import DEPTH, ValidatedTexts, lookup_metrics, mean_loss
 from artel.objectives.embedding.sentence_transformers import folder_files, read_folder
 from artel.objectives.embedding.vectors import (
     TextEncoder,
-    finished,
+    finalize_vectors,
     group_vectors,
     is_causal,
     isolates_texts,
@@ -80,7 +80,7 @@ class Embedding(Objective, Decoding):
     document_number = DOCUMENT
     has_many_outputs = True
     tasks = ("embed",)
-    why_no_prompts = ("a vector shows nothing to a reader", "remove them; validation says what is found")
+    why_no_prompts = ("an embedding model does not generate text", "remove them; validation measures retrieval")
     needs_global_outputs = True
     better = directions(
         lower=["loss"],
@@ -100,15 +100,15 @@ class Embedding(Objective, Decoding):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems, embedding = super().problems(config), config.embedding
         if embedding.loss == "in_batch_negatives" and config.train.batch == 1:
-            what = "1: no other query's document is in the batch to tell the right one from"
+            what = "is 1, but the loss needs documents of other queries in the batch"
             problems.append(Problem("train.batch", what, "write 32 or more"))
         if embedding.loss == "triplet" and embedding.negatives == 0:
-            what = "0: a triplet is a query, what matches it, and what does not"
+            what = "is 0, but a triplet needs a negative"
             problems.append(Problem("embedding.negatives", what, "write 1 or more"))
         if config.model.from_ is not None and pools_texts(config.model.from_):
             pooling = read_folder(config.model.from_)["embedding"]["pooling"]
             if pooling != embedding.pooling:
-                what = f"{embedding.pooling}, and {config.model.from_} was trained with {pooling}"
+                what = f"{embedding.pooling}, but {config.model.from_} was trained with {pooling}"
                 problems.append(Problem("embedding.pooling", what, f"write pooling: {pooling}"))
         return problems + _longer_than(_size_in_folder(config.model), embedding.matryoshka)
 
@@ -166,13 +166,13 @@ class Embedding(Objective, Decoding):
         positives that are not in the batch.
         """
         valid = np.flatnonzero(rows.valid)
-        keep = valid if len(valid) else [0]  # a rank without samples must still call the model
+        valid_rows = valid if len(valid) else [0]  # a rank without samples must still call the model
         if rows.numbers[0, ROLE]:
-            texts = [rows.ids[row, : rows.lengths[row]] for row in keep]  # of validation; it uses no keys
+            texts = [rows.ids[row, : rows.lengths[row]] for row in valid_rows]  # of validation; it uses no keys
             keys = np.zeros((len(texts), len(KEYS)), dtype=np.int64)
             fewest = len(rows.ids)
         else:
-            texts, keys = self._matches(rows, keep)
+            texts, keys = self._matches(rows, valid_rows)
             fewest = 2 * len(rows.ids)  # a match has two texts or more
         if not len(valid):
             keys[:, 0] = PADDING
@@ -183,14 +183,16 @@ class Embedding(Objective, Decoding):
         grouped = group_rows(texts, self.group_count(fewest), self.tokenizer.pad_id)
         return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
 
-    def _matches(self, rows: Rows, keep: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the texts of the matches in `keep`, and their keys."""
+    def _matches(self, rows: Rows, valid_rows: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the texts of the matches in `valid_rows`, and their keys."""
         assert rows.flags is not None
-        chosen = []
-        for row in keep:
+        matches = []
+        for row in valid_rows:
             length = rows.lengths[row]
             key = f"match:{self.config.seed}:{rows.epochs[row]}:{rows.indices[row]}"
-            chosen.append(choose(rows.ids[row, :length], rows.flags[row, :length], self._embedding.most_negatives, key))
+            matches.append(
+                choose_texts(rows.ids[row, :length], rows.flags[row, :length], self._embedding.most_negatives, key)
+            )
         keys = match_keys(
             [
                 MatchKeys(
@@ -200,11 +202,11 @@ class Embedding(Objective, Decoding):
                     list(map(text_hash, match.other_positives)),
                     int(rows.numbers[row, SCORE]),
                 )
-                for row, match in zip(keep, chosen, strict=True)
+                for row, match in zip(valid_rows, matches, strict=True)
             ]
         )
-        texts = [match.query for match in chosen] + [match.positive for match in chosen]
-        return texts + [text for match in chosen for text in match.negatives], keys
+        texts = [match.query for match in matches] + [match.positive for match in matches]
+        return texts + [text for match in matches for text in match.negatives], keys
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return every text of the first row; no token is predicted."""
@@ -246,7 +248,7 @@ class Embedding(Objective, Decoding):
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the vector of each text; `metrics` compares them."""
-        outputs = finished(self.batch_outputs(model, batch), self._embedding)
+        outputs = finalize_vectors(self.batch_outputs(model, batch), self._embedding)
         return outputs.new_tensor([0.0, float(batch.targets)]), outputs
 
     # metrics

@@ -22,7 +22,7 @@ KEYS = ("role", "hash", "query", "match", "score")
 """The columns of the keys, int64: role of a text in its match, its hash, its query's hash, the number of its match in
 the micro-batch, and the score in millionths. Other positives of a query have keys, but no vector."""
 _ROLE, _HASH, _QUERY, _MATCH, _SCORE = range(len(KEYS))
-_ODD = 0x9E3779B97F4A7C15 - 2**64  # the multiplier of Fibonacci hashing
+_HASH_MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64  # the multiplier of Fibonacci hashing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Texts:
 
 
 def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-    return queries * _ODD + documents  # wraps around
+    return queries * _HASH_MULTIPLIER + documents  # wraps around
 
 
 def loss_sum(texts: Texts, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
@@ -128,7 +128,7 @@ def _triplet(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, pa
 
 
 def _cosine(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
-    cosines, scores = _scored(texts, vectors, part)
+    cosines, scores = _pairs_with_scores(texts, vectors, part)
     return ((cosines - scores) ** 2).sum()
 
 
@@ -136,14 +136,14 @@ def _cosent(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, par
     """Return the loss of the global batch times the number of queries in the part."""
     import torch
 
-    cosines, scores = _scored(texts, vectors, slice(None))
+    cosines, scores = _pairs_with_scores(texts, vectors, slice(None))
     worse = (cosines[:, None] - cosines[None, :]) / embedding.temperature
     worse = worse[scores[:, None] < scores[None, :]]
     loss = torch.logsumexp(torch.cat([worse.new_zeros(1), worse]), dim=0)
     return loss * len(texts.indices(QUERY, part=part))
 
 
-def _scored(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _pairs_with_scores(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (cosines, scores) of the pairs of a part."""
     queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
     return (vectors[queries] * vectors[positives]).sum(dim=1), texts.keys[queries, _SCORE].float() / SCORE_SCALE

@@ -1,4 +1,4 @@
-"""Samples of an embedding, and the choice of texts that a step learns from.
+"""Samples for training embeddings, and the choice of texts per step.
 
 A training sample is a match: the concatenated ids of its query, positives and negatives; the flag of each first token
 tells its role. A validation sample is one text: every text of the split gets a vector, and queries are looked up among
@@ -22,7 +22,7 @@ from artel.tokens import Sample, Tokenizer
 QUERY, POSITIVE, NEGATIVE = 1, 2, 3
 """The role of a text in its match."""
 PADDING, OTHER_POSITIVE = 0, 4
-"""Roles without a text in the batch: a row that fills it; a positive that this step does not learn from."""
+"""Roles of rows without loss: a padding row; a positive that is not used in this step."""
 DOCUMENT, ROLE, HASH, SCORE = range(4)
 """The columns of a sample's numbers: its match in the split; the role of a validation text (0 in training); the
 `text_hash` of that text, or of the match's query; the score in millionths.
@@ -54,14 +54,14 @@ class MatchReader:
         for document, match in zip(documents, matches, strict=True):
             assert isinstance(match, Match)
             encoded = [next(ids) for _ in match.texts]
-            query = self.framed(next(queries, encoded[0]))
+            query = self.add_special_tokens(next(queries, encoded[0]))
             problem = self._problem(match, encoded)
             if problem is not None:
                 yield Rejected(document.record.origin, *problem, document.record.set_name)
             else:
                 yield self._convert(match, encoded, text_hash(query), is_validation=document.split == "validation")
 
-    def framed(self, ids: np.ndarray) -> np.ndarray:
+    def add_special_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return a text's ids with special tokens, cut to the block, int64."""
         return np.concatenate([self.frame.before, ids[: self._max_length], self.frame.after]).astype(np.int64)
 
@@ -77,24 +77,24 @@ class MatchReader:
         """Return (reason, what to do) for a match that the loss cannot learn from."""
         loss, scored = self._embedding.loss, self._embedding.learns_scores
         if any(len(ids) == 0 for ids in encoded):
-            return "empty", "one of its texts has no token"
+            return "empty", "one of its texts is empty after tokenization"
         if scored and match.score is None:
-            return "no_score", f"it has no score, which loss {loss} learns; write loss: in_batch_negatives"
+            return "no_score", f"it has no score, but loss {loss} needs one; set loss: in_batch_negatives"
         if not scored and match.score is not None:
             return "score", f"it has a score, but loss {loss} does not use scores; set loss: cosine"
         if loss == "triplet" and not match.negatives:
-            return "no_negative", "it has no negative, which loss triplet needs; write loss: in_batch_negatives"
+            return "no_negative", "it has no negative, but loss triplet needs one; set loss: in_batch_negatives"
         largest = self._embedding.largest_score
         if loss == "cosine" and match.score is not None and abs(match.score) > largest:
             what = f"its score is {match.score:g}, over embedding.largest_score ({largest:g})"
-            return "score", f"{what}: write the score of two texts that mean the same there"
+            return "score", f"{what}: set it to the score of identical texts"
         return None
 
     def _convert(self, match: Match, encoded: list[np.ndarray], query: int, *, is_validation: bool) -> DocumentSamples:
         """Return the samples. `query`: hash of the query."""
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
         score = round((match.score or 0.0) / self._embedding.largest_score * SCORE_SCALE)
-        texts = [self.framed(ids) for ids in encoded]
+        texts = [self.add_special_tokens(ids) for ids in encoded]
         counted = {"truncated": cut} if (cut := sum(len(ids) > self._max_length for ids in encoded)) else {}
         if is_validation:
             hashes = [query, *map(text_hash, texts[1:])]
@@ -109,7 +109,7 @@ class MatchReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class StepTexts:
     """The texts of a match for one step."""
 
     query: np.ndarray
@@ -118,7 +118,7 @@ class Chosen:
     other_positives: list[np.ndarray]
 
 
-def choose(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: str) -> Chosen:
+def choose_texts(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: str) -> StepTexts:
     """Choose one positive and at most `max_negatives` negatives of a training sample, by `key` only."""
     starts = np.flatnonzero(flags)
     texts = np.split(ids, starts[1:])
@@ -126,16 +126,16 @@ def choose(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: str) -> 
     positives, negatives = (
         [text for text, role in zip(texts, roles, strict=True) if role == kind] for kind in (POSITIVE, NEGATIVE)
     )
-    first, negative_indices = 0, list(range(len(negatives)))
+    positive_index, negative_indices = 0, list(range(len(negatives)))
     if len(positives) > 1 or len(negatives) > max_negatives:
         random = np.random.Generator(np.random.Philox(xxhash.xxh3_64_intdigest(key.encode())))
-        first = int(random.integers(len(positives)))
+        positive_index = int(random.integers(len(positives)))
         negative_indices = sorted(random.permutation(len(negatives))[:max_negatives].tolist())
-    return Chosen(
+    return StepTexts(
         texts[0],
-        positives[first],
+        positives[positive_index],
         [negatives[number] for number in negative_indices],
-        [text for number, text in enumerate(positives) if number != first],
+        [text for number, text in enumerate(positives) if number != positive_index],
     )
 
 

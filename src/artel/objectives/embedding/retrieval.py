@@ -20,31 +20,31 @@ Judgements = dict[int, float]
 """Index of a document in the corpus -> its relevance to a query, above 0; 1 for a match."""
 DEPTH = 10
 _RECALLS = (1, 5, DEPTH)
-_AT_ONCE = 1 << 24
+_MAX_COSINES = 1 << 24
 """Cosines in memory at a time."""
 
 
 def retrieval_metrics(
-    queries: np.ndarray, corpus: np.ndarray, judged: Sequence[Judgements], left_out: Mapping[int, int]
+    queries: np.ndarray, corpus: np.ndarray, judgements: Sequence[Judgements], left_out: Mapping[int, int]
 ) -> dict[str, float]:
     """Return recall_at_1, _5 and _10, mrr_at_10 and ndcg_at_10, means over the queries.
 
     Args:
         queries: (queries, size), unit vectors.
         corpus: (documents, size), unit vectors; ties rank in corpus order.
-        judged: relevant documents of each query, at least one.
+        judgements: relevant documents of each query, at least one.
         left_out: query -> a document to ignore, because it is the query's own text.
     """
     ranked = nearest(queries, corpus, DEPTH, left_out)
     gains = np.array(
         [
-            [judgements.get(document, 0.0) for document in row]
-            for row, judgements in zip(ranked.tolist(), judged, strict=True)
+            [relevance.get(document, 0.0) for document in row]
+            for row, relevance in zip(ranked.tolist(), judgements, strict=True)
         ]
     )
-    counts = np.array([len(judgements) for judgements in judged])
+    counts = np.array([len(relevance) for relevance in judgements])
     discounts = 1 / np.log2(np.arange(2, DEPTH + 2))
-    ideal = [sorted(judgements.values(), reverse=True)[:DEPTH] for judgements in judged]
+    ideal = [sorted(relevance.values(), reverse=True)[:DEPTH] for relevance in judgements]
     best = np.array([float(np.dot(discounts[: len(scores)], scores)) for scores in ideal])
     hits = gains > 0
     first = np.where(hits.any(axis=1), 1 / (1 + hits.argmax(axis=1)), 0.0)
@@ -59,7 +59,7 @@ def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mappi
     """Return the indices of up to `count` nearest documents of each query, nearest first; -1 for none."""
     count = min(count, len(corpus))
     indices = np.empty((len(queries), count), dtype=np.int64)
-    at_once = max(1, _AT_ONCE // max(1, len(corpus)))
+    at_once = max(1, _MAX_COSINES // max(1, len(corpus)))
     for start in range(0, len(queries), at_once):
         cosines = queries[start : start + at_once] @ corpus.T
         for row in range(len(cosines)):
@@ -89,8 +89,8 @@ def lookup_metrics(validated: ValidatedTexts, vectors: np.ndarray, embedding: Em
         cosines = np.array([directions[query] @ directions[document] for query, document in pairs])
         return {"spearman": spearman(cosines, np.array([validated.scores[query] for query, _ in pairs]))}
     queries, relevant, left_out = validated.questions()
-    judged = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
-    return retrieval_metrics(directions[queries], directions[validated.documents], judged, left_out)
+    judgements = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
+    return retrieval_metrics(directions[queries], directions[validated.documents], judgements, left_out)
 
 
 def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int) -> float:
@@ -145,8 +145,8 @@ class ValidatedTexts:
         numbers = np.asarray(split.numbers())
         count = len(outputs)
         if 0 < count < len(numbers):
-            cut = numbers[count, DOCUMENT]
-            count = int(np.searchsorted(numbers[:count, DOCUMENT], cut))
+            incomplete = numbers[count, DOCUMENT]
+            count = int(np.searchsorted(numbers[:count, DOCUMENT], incomplete))
         numbers = numbers[:count]
         starts = np.flatnonzero(np.diff(numbers[:, DOCUMENT], prepend=-1))
         matches = [list(map(int, texts)) for texts in np.split(np.arange(count), starts[1:])] if count else []

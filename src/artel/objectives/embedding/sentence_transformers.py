@@ -75,8 +75,8 @@ def read_folder(folder: str) -> dict[str, Any]:
     about, tokenizer = (_read(path / f"{name}.json") for name in ("config_sentence_transformers", "tokenizer_config"))
     settings = _read(path / _SETTINGS)
     if settings.get("do_lower_case") and not tokenizer.get("do_lower_case"):
-        what = "do_lower_case: true makes texts lower case before a tokenizer that keeps their case"
-        raise InputError.at(str(path / _SETTINGS), what, "artel gives it the text as it is; use the model as it is")
+        what = "do_lower_case: true lower-cases texts, but the tokenizer does not"
+        raise InputError.at(str(path / _SETTINGS), what, "artel does not change the text; use the model without artel")
     longest = settings.get("max_seq_length") or tokenizer.get("model_max_length")
     saved = about.get("prompts") or {}
     prompts = {"query": saved.get("query") or "", "document": saved.get("document") or saved.get("passage") or ""}

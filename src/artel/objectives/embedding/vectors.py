@@ -18,7 +18,7 @@ from artel.objectives.length_groups import (
     batches_by_length,
     group_inputs,
     group_rows,
-    rounded_up,
+    round_up,
 )
 from artel.tokens import Tokenizer
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "cls", "last"]
 
-_PACKED = 2048
+_PACKED_TOKENS = 2048
 """Approximate tokens of a packed row."""
-_PROBE = 4  # tokens of a trial
+_PROBE_TOKENS = 4  # tokens of a trial
 
 
 def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
@@ -41,7 +41,7 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     `texts` (texts,), the index of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the indices
     of first and last tokens in the flattened rows.
     """
-    places, length = _packed(list(map(len, texts)))
+    places, length = _pack_lengths(list(map(len, texts)))
     rows = 1 + max(row for row, _ in places)
     ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
     numbers, slot = [0] * rows, []
@@ -69,15 +69,15 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     return as_tensors(arrays)
 
 
-def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+def _pack_lengths(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """Return ((row, start) of each text, the length of a row)."""
-    filled = [0] * max(1, round(sum(lengths) / _PACKED))
+    filled = [0] * max(1, round(sum(lengths) / _PACKED_TOKENS))
     places: list[tuple[int, int]] = [(0, 0)] * len(lengths)
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):  # the longest first
         row = filled.index(min(filled))  # into the emptiest row
         places[number] = (row, filled[row])
         filled[row] += lengths[number]
-    return places, rounded_up(max(filled))
+    return places, round_up(max(filled))
 
 
 def packed_vectors(
@@ -113,13 +113,13 @@ def group_vectors(
     import torch
 
     vectors = [
-        _pooled(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
+        _pool(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
         for group, inputs in zip(groups, group_inputs(model, tensors, groups), strict=True)
     ]
     return torch.cat(vectors)[tensors["places"]]
 
 
-def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
     """Pool the last hidden states (rows, length, size) to float32 (rows, size)."""
     import torch
 
@@ -132,7 +132,7 @@ def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch
         return (mask[:, None].float() @ hidden)[:, 0] / counts[:, None]
 
 
-def finished(vectors: torch.Tensor, embedding: EmbeddingConfig) -> torch.Tensor:
+def finalize_vectors(vectors: torch.Tensor, embedding: EmbeddingConfig) -> torch.Tensor:
     """Return vectors (texts, size) as users get them: normalized if the run says so."""
     import torch
 
@@ -145,9 +145,9 @@ def is_causal(model: PreTrainedModel) -> bool:
 
     device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size
-    ids = (vocabulary // 2 + torch.arange(_PROBE, device=device)) % vocabulary
-    other = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
-    states = _states(model, {"input_ids": torch.stack([ids, other])})
+    ids = (vocabulary // 2 + torch.arange(_PROBE_TOKENS, device=device)) % vocabulary
+    changed_ids = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
+    states = _states(model, {"input_ids": torch.stack([ids, changed_ids])})
     return bool(torch.equal(states[0, 0], states[1, 0]))
 
 
@@ -166,12 +166,12 @@ def isolates_texts(model: PreTrainedModel, *, causal: bool) -> bool:
         return False
     device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size
-    ids = (vocabulary // 2 + torch.arange(2 * _PROBE - 1, device=device)[None]) % vocabulary
+    ids = (vocabulary // 2 + torch.arange(2 * _PROBE_TOKENS - 1, device=device)[None]) % vocabulary
     numbers = torch.arange(ids.shape[1], device=device)[None]
     try:
-        inputs = document_inputs(model, 1 + numbers // _PROBE, numbers % _PROBE, causal=causal)
+        inputs = document_inputs(model, 1 + numbers // _PROBE_TOKENS, numbers % _PROBE_TOKENS, causal=causal)
         packed = _states(model, {"input_ids": ids, **inputs})
-        separate = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE, dim=1)], dim=1)
+        separate = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE_TOKENS, dim=1)], dim=1)
     except InputError:
         raise
     except Exception:  # architectures without such masks fail in various ways
@@ -200,18 +200,18 @@ class TextEncoder:
 
         A text may be ids, with special tokens. `kind`: query or document, for its prompt; empty for none.
         """
-        encoded = iter(self._encoded([text for text in texts if isinstance(text, str)], kind))
+        encoded = iter(self._encode([text for text in texts if isinstance(text, str)], kind))
         rows: list[tuple[np.ndarray, bool]] = []
         for text in texts:
             if isinstance(text, str):
                 ids = next(encoded)
-                row = self._reader.framed(ids)
+                row = self._reader.add_special_tokens(ids)
                 rows.append((row, len(row) < len(ids) + self._reader.frame.size))
             else:
                 rows.append((np.array(text[: self._block], dtype=np.int64), len(text) > self._block))
         return rows
 
-    def _encoded(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
+    def _encode(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
         """Return the ids of each text after the prompt of its kind, without special tokens. Raise InputError."""
         prompts = self._embedding.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
@@ -238,5 +238,5 @@ class TextEncoder:
                 grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
                 tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
                 outputs = group_vectors(model, tensors, grouped.groups, self._embedding.pooling)[:, :dimensions]
-                result[chosen] = finished(outputs, self._embedding).cpu().numpy()
+                result[chosen] = finalize_vectors(outputs, self._embedding).cpu().numpy()
         return result

@@ -101,9 +101,9 @@ def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
     """Return metrics over documents, 0 to 1 (the official scripts print them times 100).
 
     exact_match and f1 as SQuAD defines them (Rajpurkar et al. 2016; 2018 for unanswerable questions): the best over all
-    gold answers, after `normalised`. With a class head, yes, no and unknown are right by class only, and short and long
-    answers need the right class, too. start_accuracy and end_accuracy: fraction of answered documents with the first
-    (last) character of a gold answer.
+    gold answers, after `normalize_answer`. With a class head, yes, no and unknown are right by class only, and short
+    and long answers need the right class, too. start_accuracy and end_accuracy: fraction of answered documents with the
+    first (last) character of a gold answer.
     """
     if not predictions:
         return {}
@@ -138,18 +138,18 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Normalize an answer as SQuAD does: lower case, no ASCII punctuation or English articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, gold: str) -> float:
-    return float(normalised(answer) == normalised(gold))
+    return float(normalize_answer(answer) == normalize_answer(gold))
 
 
 def word_f1(answer: str, gold: str) -> float:
     """Return the F1 of shared words; if either text has none, 1 if both have none."""
-    predicted, gold_words = normalised(answer).split(), normalised(gold).split()
+    predicted, gold_words = normalize_answer(answer).split(), normalize_answer(gold).split()
     if not predicted or not gold_words:
         return float(predicted == gold_words)
     shared = (Counter(predicted) & Counter(gold_words)).total()

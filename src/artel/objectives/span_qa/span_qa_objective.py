@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from artel.models.generate import Sampling
 
-_SHORTEST_WINDOW = 8
+_MIN_WINDOW_TOKENS = 8
 _QUESTION, _CONTEXT = "Where is Anna?", "Anna is in the forest."  # an example
 
 
@@ -43,7 +43,7 @@ class SpanQA(Objective, Decoding):
     encoder = True
     tasks = ("answer",)
     why_no_prompts = (
-        "a question needs its document; prompts show nothing here",
+        "a question needs a document, so prompts cannot be used",
         "remove them, and use artel generate after training: artel generate --context",
     )
     sums = ("loss", "targets")
@@ -67,11 +67,9 @@ class SpanQA(Objective, Decoding):
         problems = super().problems(config)
         span_qa, block = config.span_qa, config.data.block
         room = block - span_qa.question - 4  # [CLS] and up to three [SEP]
-        if room < _SHORTEST_WINDOW:
-            what = (
-                f"{block} tokens leave no room for a document with a question of {span_qa.question} (span_qa.question)"
-            )
-            problems.append(Problem("data.block", what, f"write {span_qa.question + 4 + _SHORTEST_WINDOW} or more"))
+        if room < _MIN_WINDOW_TOKENS:
+            what = f"{block} tokens leave no room beside a question of {span_qa.question} (span_qa.question)"
+            problems.append(Problem("data.block", what, f"write {span_qa.question + 4 + _MIN_WINDOW_TOKENS} or more"))
         elif span_qa.stride > room:
             what = (
                 f"{span_qa.stride} is more than the {room} tokens of a window beside the longest question: text "

@@ -55,12 +55,12 @@ def judged_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
     for number, owner in enumerate(owners):
         flags = split.sample(number).flags
         assert flags is not None
-        judged = outputs[number, : len(flags)][flags != NO_WORD]
-        tags.setdefault(owner, []).extend(judged.astype(np.int64).tolist())
+        window_tags = outputs[number, : len(flags)][flags != NO_WORD]
+        tags.setdefault(owner, []).extend(window_tags.astype(np.int64).tolist())
     return tags
 
 
-def commonest_share(split: StoreSplit, samples: int, tags: int) -> float:
+def most_common_fraction(split: StoreSplit, samples: int, tags: int) -> float:
     """Return the fraction of the commonest tag among judged words of the first `samples` of a split."""
     counts = np.zeros(tags, dtype=np.int64)
     for number in range(samples):
@@ -104,11 +104,11 @@ def entities_in(objective: Tagger, model: PreTrainedModel, windows: Windows, tex
     records = [Record(text, f"text {number}", "", Tagged(text, ())) for number, text in enumerate(texts)]
     results = windows.samples([Document(record, "validation") for record in records])
     documents = [each if isinstance(each, DocumentSamples) else None for each in results]  # None: no words
-    listed = [sample for document in documents if document for sample in document.samples]
-    judged = iter(_judge(objective, model, listed))
+    samples = [sample for document in documents if document for sample in document.samples]
+    predictions = iter(_judge(objective, model, samples))
     answers = []
     for text, document in zip(texts, documents, strict=True):
-        pairs = [next(judged) for _ in document.samples] if document else []
+        pairs = [next(predictions) for _ in document.samples] if document else []
         answers.append({"entities": _entities(objective, text, document, pairs)})
     return answers
 
@@ -135,14 +135,14 @@ def _entities(
 
 def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the likeliest tags of each sample's words, and their probabilities."""
-    judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    tags_and_scores: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with evaluating(model):
         for numbers in batches_by_length([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
             chances = objective.logits(model, objective.batch(rows).to(model.device)).softmax(dim=-1).cpu().numpy()
             best = zip(numbers, _by_row(rows, chances.argmax(axis=1)), _by_row(rows, chances.max(axis=1)), strict=True)
-            judged |= {number: (tags, scores) for number, tags, scores in best}
-    return [judged[number] for number in range(len(samples))]
+            tags_and_scores |= {number: (tags, scores) for number, tags, scores in best}
+    return [tags_and_scores[number] for number in range(len(samples))]
 
 
 def _by_row(rows: Rows, values: np.ndarray) -> list[np.ndarray]:

@@ -105,9 +105,9 @@ def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
         is_covered = is_covered and covers(record.fields.text, record.fields.spans)
     if not labels:
         fix = "check the format and the tags of the sources, or write tokens: {labels: […]}"
-        raise InputError.at("tokens.labels", "no record has anything marked", fix)
+        raise InputError.at("tokens.labels", "no record has a marked span", fix)
     if OUTSIDE in labels and not of_words:
-        what = "names have the label 'O', which is the tag of words outside of names"
+        what = "a label is 'O', but that is the tag of words outside of names"
         raise InputError.at("tokens.labels", what, "use another label")
     if is_covered and not of_words:
         what = f"every word of every record is marked ({', '.join(sorted(labels)[:5])} …), as tags of words are"
@@ -118,9 +118,9 @@ def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
 
 def covers(text: str, spans: Sequence[tuple[int, int, str]]) -> bool:
     """True if there is only white space outside the (ordered) spans."""
-    at = 0
+    position = 0
     for start, end, _ in spans:
-        if text[at:start].strip():
+        if text[position:start].strip():
             return False
-        at = max(at, end)
-    return not text[at:].strip()
+        position = max(position, end)
+    return not text[position:].strip()

@@ -18,10 +18,10 @@ from artel.objectives.length_groups import as_tensors, group_inputs, group_rows
 from artel.objectives.pretrained_heads import base_labels
 from artel.objectives.tokens.entities import (
     Scores,
-    commonest_share,
     entities_in,
     entity_words,
     judged_tags,
+    most_common_fraction,
     predicted_tags,
     token_labels,
 )
@@ -46,7 +46,7 @@ _PIPELINE_USAGE = cleandoc(f"""
     for name in tagger({in_python(_EXAMPLE)}):
         print(name["start"], name["end"], name["entity_group"], name["word"], name["score"])
 """)
-_SHORTEST_WINDOW = 8
+_MIN_WINDOW_TOKENS = 8
 
 
 class Tokens(Objective, Decoding):
@@ -84,9 +84,9 @@ class Tokens(Objective, Decoding):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = super().problems(config)
         tokens, block = config.tokens, config.data.block
-        if block - 2 < _SHORTEST_WINDOW:  # without [CLS] and [SEP]
+        if block - 2 < _MIN_WINDOW_TOKENS:  # without [CLS] and [SEP]
             what = f"{block} tokens leave no room for a text"
-            problems.append(Problem("data.block", what, f"write {_SHORTEST_WINDOW + 2} or more"))
+            problems.append(Problem("data.block", what, f"write {_MIN_WINDOW_TOKENS + 2} or more"))
         kinds = {source.yields for source in config.data.sources}
         if tokens.scheme == "words" and ENTITIES in kinds:
             what = "words needs a label for each word, but the sources have names"
@@ -248,7 +248,7 @@ class Tokens(Objective, Decoding):
             accuracy, commonest = scores.right.total() / words, max(scores.gold.values(), default=0) / words
             return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
         accuracy = totals["right"] / totals["targets"]
-        commonest = commonest_share(split, len(outputs), len(self.tags.tags))
+        commonest = most_common_fraction(split, len(outputs), len(self.tags.tags))
         metrics = {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1()}
         return {**metrics, "accuracy": accuracy, "commonest_tag": commonest}
 

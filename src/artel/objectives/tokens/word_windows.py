@@ -82,12 +82,12 @@ def _is_letter(character: str) -> bool:
     if character < "\x80":
         return character.isalnum()
     category = unicodedata.category(character)
-    stands_alone = any(first <= ord(character) <= last for first, last in _ALONE)
+    stands_alone = any(first <= ord(character) <= last for first, last in _UNSPACED)
     return category[0] in "MN" or (category[0] == "L" and not stands_alone)
 
 
 # Scripts without spaces: Han, Hiragana, Katakana and related; Thai, Lao, Khmer, Burmese.
-_ALONE = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
+_UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
           (0x20000, 0x3FFFF))  # fmt: skip
 
 
@@ -117,11 +117,11 @@ class Windows:
         spans = record.fields.spans if self._tags.labels else ()  # none before records have decided the labels
         words = words_of(text, encoded)
         if len(words.tokens) == 0:
-            return Rejected(record.origin, "empty", "its text has no token that is a word", record.set_name)
+            return Rejected(record.origin, "empty", "its text contains no word", record.set_name)
         unknown = next((span for span in spans if span[2] not in self._tags.labels), None)
         if unknown is not None:
             what = f"the span {unknown[0]} to {unknown[1]} has the label {unknown[2]!r}, which is not in tokens.labels"
-            detail = f"{what}; fix it, or write it there"
+            detail = f"{what}; fix it, or add it there"
             return Rejected(record.origin, "unknown_label", detail, record.set_name)
         flat = without_overlaps(spans, innermost=self._innermost)
         flags, cut = self._flags(words, flat, len(encoded.ids))
@@ -186,18 +186,18 @@ def window_of_words(words: np.ndarray, starts: np.ndarray, length: int, tokens: 
 
 def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
     """Return spans without overlaps, in order. The longest (`innermost`: shortest) wins, of equal ones the first."""
-    kept: list[Span] = []
+    chosen_spans: list[Span] = []
     for start, end, label in sorted(spans, key=lambda span: (span[1] - span[0]) * (1 if innermost else -1)):
-        if all(end <= other[0] or other[1] <= start for other in kept):
-            kept.append((start, end, label))
-    return sorted(kept)
+        if all(end <= other[0] or other[1] <= start for other in chosen_spans):
+            chosen_spans.append((start, end, label))
+    return sorted(chosen_spans)
 
 
 _SCRIPTS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "GEORGIAN")
 """Scripts in which names are delimited by spaces or punctuation. Chinese, Japanese and Thai have no spaces; Korean
 attaches particles to a name, Hebrew and Arabic attach prepositions and articles."""
-_ENOUGH = 20  # spans to tell wrong offsets from a few oddities
-_QUOTED = 40  # characters
+_MIN_SPANS = 20  # spans to tell wrong offsets from a few oddities
+_MAX_QUOTED = 40  # characters
 
 
 def observed_spans(text: str, spans: Sequence[Span], learned: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def observed_spans(text: str, spans: Sequence[Span], learned: int) -> dict[str, 
         observed["overlapping"] = len(spans) - learned
     cut = [text[start:end] for start, end, _ in spans if _is_within(text, start) or _is_within(text, end)]
     if cut:
-        observed |= {"cut": len(cut), "first": cut[0][:_QUOTED]}
+        observed |= {"cut": len(cut), "first": cut[0][:_MAX_QUOTED]}
     return observed
 
 
@@ -229,12 +229,12 @@ def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) ->
             cut += counts["cut"]
     notes: list[str] = []
     if overlapping:
-        left_out = "{count:,} names that overlap others are left out: the outermost are learned (tokens.nested)"
+        left_out = "{count:,} overlapping names are skipped: the outermost ones are used (tokens.nested)"
         if nested == "innermost":
-            left_out = "{count:,} names that overlap others are left out: the innermost are learned (tokens.nested)"
+            left_out = "{count:,} overlapping names are skipped: the innermost ones are used (tokens.nested)"
         notes.append(Phrase(left_out, count=overlapping))
     if cut:
-        if spans >= _ENOUGH and cut > spans / 2:
+        if spans >= _MIN_SPANS and cut > spans / 2:
             what = f"{cut:,} of {spans:,} spans begin or end within a word, the first {first!r}"
             fix = "count offsets in characters of the text (Python's text[start:end]), not in bytes"
             raise InputError.at(where, what, fix)

@@ -94,17 +94,19 @@ class ZeroCheckpoint:
             state.get("optimizer_state_dict" if self._stage == 3 else "base_optimizer_state") for state in self.states
         ]
         groups = [list(each["state"].values()) if isinstance(each, dict) else [] for each in states]
-        if not groups or not all(key in group for own in groups for group in own or [{}] for key in AVERAGES):
+        if not groups or not all(
+            key in group for rank_groups in groups for group in rank_groups or [{}] for key in AVERAGES
+        ):
             fix = f"export a model and start from it: artel export {self.folder} FOLDER; then model.from: FOLDER"
             raise InputError.at(str(self.folder), "has no Adam moments in ZeRO's shards", fix)
         state: dict[str, torch.Tensor] = {}
         for key in AVERAGES:
-            averages = self._by_parameter([[group[key] for group in own] for own in groups])
+            averages = self._by_parameter([[group[key] for group in rank_groups] for rank_groups in groups])
             state |= {f"{name}|{key}": tensor.float() for name, tensor in averages.items()}
         step = int(self.models[0]["global_steps"])
-        stepped = torch.tensor(float(step - self.models[0]["skipped_steps"]))
+        applied_steps = torch.tensor(float(step - self.models[0]["skipped_steps"]))
         names = {name.rpartition("|")[0] for name in state}
-        return state | {f"{name}|step": stepped.clone() for name in names}, step
+        return state | {f"{name}|step": applied_steps.clone() for name in names}, step
 
     @property
     def _stage(self) -> int:
@@ -124,20 +126,20 @@ def _join_stages_1_2(
     """Stages 1 and 2: the processes' shards of a group, joined, hold its parameters one after another."""
     tensors = {}
     for number, group in enumerate(shapes):
-        joined, start = torch.cat([shards[number] for shards in flat]), 0
+        group_tensor, start = torch.cat([shards[number] for shards in flat]), 0
         for index, (name, shape) in enumerate(group.items()):
             size = math.prod(shape)
-            tensors[name] = joined[start : start + size].reshape(shape).clone()
+            tensors[name] = group_tensor[start : start + size].reshape(shape).clone()
             start += size + (paddings[number][index] if paddings else 0)
     return tensors
 
 
 def _join_stage_3(flat: list[list[torch.Tensor]], shapes: list[dict[str, torch.Size]]) -> dict[str, torch.Tensor]:
     """Stage 3: each parameter is cut into equal shards, and a process concatenates its shards of all parameters."""
-    joined, tensors, start = [torch.cat([shard.flatten() for shard in shards]) for shards in flat], {}, 0
+    rank_tensors, tensors, start = [torch.cat([shard.flatten() for shard in shards]) for shards in flat], {}, 0
     for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
-        size = math.ceil(math.prod(shape) / len(joined))
-        tensors[name] = _join([shard[start : start + size] for shard in joined], shape)
+        size = math.ceil(math.prod(shape) / len(rank_tensors))
+        tensors[name] = _join([shard[start : start + size] for shard in rank_tensors], shape)
         start += size
     return tensors
 

@@ -161,19 +161,19 @@ def _check_keys(findings: Findings, tree: dict[str, Any]) -> None:
 def _check_run(findings: Findings, config: RunConfig) -> None:
     """Report keys of the run file that cannot be combined with any DeepSpeed file."""
     parallel, train = config.parallel, config.train
-    split = [
+    split_keys = [
         f"{name}: {getattr(parallel, name)}"
         for name in ("tensor", "pipeline", "context", "expert")
         if getattr(parallel, name) > 1
     ]
     if isinstance(parallel.data, str) and parallel.data not in ("auto", "ddp"):
-        split.append(f"data: {parallel.data}")
+        split_keys.append(f"data: {parallel.data}")
     if parallel.offload != "none":
-        split.append(f"offload: {parallel.offload}")
-    if split:
+        split_keys.append(f"offload: {parallel.offload}")
+    if split_keys:
         fix = "remove one of the two"
         findings.problems.append(
-            Problem("parallel", f"{', '.join(split)} cannot be combined with parallel.deepspeed", fix)
+            Problem("parallel", f"{', '.join(split_keys)} cannot be combined with parallel.deepspeed", fix)
         )
     if not OPTIMIZERS[train.optimizer].steps_flat_shards:
         names = " or ".join(name for name in OPTIMIZERS.names if OPTIMIZERS[name].steps_flat_shards)

@@ -216,12 +216,12 @@ def _supported_precision(
     findings: Findings, enabled: dict[str, object], requested: str, device: torch.device
 ) -> Literal["fp32", "bf16", "fp16"]:
     """Return the precision that the device supports. `enabled`: true, false or "auto" in the file, by name."""
-    on = [name for name, value in enabled.items() if value is True or (value == AUTO and requested == name)]
-    if "fp16" in on:
+    enabled_names = [name for name, value in enabled.items() if value is True or (value == AUTO and requested == name)]
+    if "fp16" in enabled_names:
         if device.type != "cpu":
             return "fp16"
         findings.note("fp16", "is replaced by fp32: this is a CPU")
-    elif "bf16" in on:
+    elif "bf16" in enabled_names:
         if device.type != "cpu" or requested == "bf16" or bf16_is_native(device):
             return "bf16"
         findings.note("bf16", "is replaced by fp32: this CPU would only emulate it")

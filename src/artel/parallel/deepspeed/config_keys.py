@@ -202,9 +202,9 @@ def _inner(annotation: object) -> type[BaseModel] | None:
     return None
 
 
-def _is_close(one: object, other: object) -> bool:
+def _is_close(first: object, second: object) -> bool:
     """True if two numbers, or lists of numbers, are equal up to rounding."""
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_is_close, one, other))
-    numbers = isinstance(one, int | float) and isinstance(other, int | float)
-    return numbers and math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_is_close, first, second))
+    numbers = isinstance(first, int | float) and isinstance(second, int | float)
+    return numbers and math.isclose(first, second, rel_tol=1e-9)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ T = TypeVar("T")
 class DeepSpeedPlan:
     """The plan for a user's DeepSpeed file; see `ParallelPlan`."""
 
-    not_compiled_because = "parallel.deepspeed"  # the engine hooks into uncompiled layers
+    reason_not_compiled = "parallel.deepspeed"  # the engine hooks into uncompiled layers
     full_matrices = True  # config.py itself refuses optimizers that DeepSpeed cannot step
     splits_layers = False
     splits_sequences = False

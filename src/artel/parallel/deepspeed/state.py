@@ -29,7 +29,7 @@ def full_weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
     from deepspeed.utils import safe_get_full_fp32_param
 
     model, weights, holders = engine.module.model, {}, _holders(engine)
-    for name, parameter in _trained(engine):
+    for name, parameter in _trained_parameters(engine):
         if engine.zero_optimization_stage() == 3:
             full = safe_get_full_fp32_param(parameter)
         else:
@@ -51,7 +51,7 @@ def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> N
 
     stage, holders = engine.zero_optimization_stage(), _holders(engine)
     with torch.no_grad():
-        for name, parameter in _trained(engine):
+        for name, parameter in _trained_parameters(engine):
             if stage == 3:
                 with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                     if dist.get_rank() == 0:
@@ -74,7 +74,7 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
     from deepspeed.utils import safe_get_full_optimizer_state
 
     state, holders = {}, _holders(engine)
-    for name, parameter in _trained(engine):
+    for name, parameter in _trained_parameters(engine):
         for key, value in optimizer.state.get(holders[parameter], {}).items():
             if value is None:
                 continue
@@ -105,7 +105,7 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
     if _has_dynamic_scale(engine) and scale is not None and good_steps is not None:
         scaler = engine.optimizer.loss_scaler
         scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = float(scale), int(good_steps), -1
-    stage, parameters, holders = engine.zero_optimization_stage(), dict(_trained(engine)), _holders(engine)
+    stage, parameters, holders = engine.zero_optimization_stage(), dict(_trained_parameters(engine)), _holders(engine)
     for name, value in state.items():
         parameter_name, _, key = name.rpartition("|")
         parameter = parameters[parameter_name]
@@ -124,15 +124,15 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
             values[key] = value.to(holder.device if optimizer.defaults.get("fused") else "cpu", copy=True)
 
 
-def _trained(engine: DeepSpeedEngine) -> list[tuple[str, nn.Parameter]]:
+def _trained_parameters(engine: DeepSpeedEngine) -> list[tuple[str, nn.Parameter]]:
     """Return trained parameters by name. Tied parameters appear once."""
-    named = engine.module.model.named_parameters()
-    return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    named_parameters = engine.module.model.named_parameters()
+    return [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
 
 
 # Attributes of DeepSpeed's optimizers: flat float32 tensors, and the parameters in each. Stage 3; stages 1 and 2; stage
 # 1 in bf16 with float32 gradients.
-_FLAT = (
+_FLAT_KEYS = (
     ("fp32_partitioned_groups_flat", "fp16_groups"),
     ("single_partition_of_fp32_groups", "bit16_groups"),
     ("fp32_groups_flat_partition", "bf16_groups"),
@@ -142,8 +142,8 @@ _FLAT = (
 def _holders(engine: DeepSpeedEngine) -> dict[nn.Parameter, torch.Tensor]:
     """Return the tensor that the optimizer steps for each trained parameter: itself, or the flat one that holds it."""
     if engine.zero_optimization_stage() == 0:
-        return {parameter: parameter for _, parameter in _trained(engine)}
-    for flat, members in _FLAT:
+        return {parameter: parameter for _, parameter in _trained_parameters(engine)}
+    for flat, members in _FLAT_KEYS:
         if hasattr(engine.optimizer, flat):
             groups = zip(getattr(engine.optimizer, flat), getattr(engine.optimizer, members), strict=True)
             return {parameter: holder for holder, group in groups for parameter in group}

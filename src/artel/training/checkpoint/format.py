@@ -36,7 +36,7 @@ from transformers import PreTrainedModel
 import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.messages import logger
-from artel.models.flops import tokens_a_second
+from artel.models.flops import token_rate
 from artel.storage import check_regular, check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.checkpoint.items import FIRST_RANK_FILES, CheckpointItem, Tensors, exported_tensors, item_of
 from artel.training.checkpoint.sharded_files import broadcast_from_first, read_shards, stored_shapes, write_shards
@@ -101,7 +101,7 @@ class Progress:
         there are no others. None before the first step.
         """
         tokens, seconds = self.tokens - self.first_steps_tokens, self.train_seconds - self.first_steps_seconds
-        return tokens_a_second(tokens, seconds) or tokens_a_second(self.tokens, self.train_seconds)
+        return token_rate(tokens, seconds) or token_rate(self.tokens, self.train_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | Non
     remove_leftovers(folder)
     problems = []
     for path in reversed(list_checkpoints(folder)):
-        fault = fault_of(path)
+        fault = find_damage(path)
         if fault is None:
             try:
                 progress = read_progress(path)
@@ -187,7 +187,7 @@ def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | Non
                 for item, own in zip(items, tensors, strict=True):
                     item.load(own)
                 return progress
-        logger.info("%s %s: the checkpoint before it is taken", path, fault)
+        logger.info("%s %s: using the checkpoint before it", path, fault)
         problems.append(Problem(str(path), fault))
     if problems:
         raise InputError([*problems, Problem(str(folder), "no checkpoint is complete", "start over with --restart")])
@@ -243,7 +243,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return written_checkpoints(folder)
 
 
-def fault_of(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint's files, to follow its name in a message, or None. Raise InputError."""
     try:
         check_regular_in(path)

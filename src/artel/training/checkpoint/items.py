@@ -140,7 +140,7 @@ class CallbackStates(CheckpointItem):
             if isinstance(callback, Stateful):
                 name = type(callback).__name__
                 if name in self._callbacks:
-                    what = f"two callbacks are named {name}, but both have a state to save"
+                    what = f"two callbacks are named {name}, but both have state to save"
                     raise InputError.at("callbacks", what, "rename one of the classes")
                 self._callbacks[name] = callback
 

@@ -14,7 +14,14 @@ from artel.errors import InputError, Problem
 from artel.messages import logger
 from artel.preparing.run_mark import note_former_id
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
-from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
+from artel.training.checkpoint.format import (
+    RUN_FILE,
+    SUMS,
+    checkpoint_path,
+    find_damage,
+    list_checkpoints,
+    read_progress,
+)
 from artel.training.run_folder import check_same, differs_in_length
 
 
@@ -44,14 +51,14 @@ def fetch_newest(folder: Path, config: RunConfig) -> None:
     for name in reversed(copies):
         if any(path.name >= name for path in list_checkpoints(folder)):
             return
-        logger.info("%s is fetched from %s", name, address)
+        logger.info("fetching %s from %s", name, address)
         fault = _fetch(folder, name, config)
         if fault is None:
             _fetch_best(folder, read_progress(folder / name).best_step, copies, config)
             for damaged_name in damaged:  # only now that one is good: the run writes them again when it gets there
                 remove_remote_folder(f"{address}/{damaged_name}", SUMS)
             return
-        logger.info("%s/%s %s: the copy before it is fetched", address, name, fault)
+        logger.info("%s/%s %s: fetching the copy before it", address, name, fault)
         damaged[name] = fault
     if damaged:
         problems = [Problem(f"{address}/{name}", fault) for name, fault in damaged.items()]
@@ -89,7 +96,7 @@ def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = Fal
     """
     path = folder / name
     pull_folder(f"{config.checkpoint.copy_to}/{name}", path, commit=SUMS)
-    fault = fault_of(path)
+    fault = find_damage(path)
     if fault is not None:
         discard(path)
         return fault

@@ -24,10 +24,10 @@ from artel.training.run import Run
 
 # A spike is measured against the mean loss of the newest 100 good steps, once there are 20: fewer are too noisy, and
 # the first steps of a run have the highest losses.
-_MOST, _LEAST = 100, 20
+_MAX_LOSSES, _MIN_LOSSES = 100, 20
 # This many bad steps in a row are no accident of the data: the run stops, whatever `on_bad_step` says.
-_IN_A_ROW = 10
-_NAMED = 20  # documents named in the message; the file has all of them
+_MAX_IN_A_ROW = 10
+_MAX_LISTED = 20  # documents named in the message; the file has all of them
 
 _NOT_FINITE = Phrase("the loss or its gradient is NaN or infinite")
 
@@ -41,17 +41,17 @@ class AsyncScalar:
 
     def __init__(self, value: torch.Tensor) -> None:
         """Start copying `value`, a scalar on any device."""
-        self._value, self._copied = value, None
+        self._value, self._copy_event = value, None
         if value.device.type == "cuda":
             self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
             self._value.copy_(value, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+            self._copy_event = torch.cuda.Event()
+            self._copy_event.record()
 
     def read(self) -> float:
         """Wait for the copy and return the value."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self._copy_event is not None:
+            self._copy_event.synchronize()
         return float(self._value)
 
 
@@ -63,7 +63,7 @@ class _Pending:
     """Counted from 1."""
     sums: torch.Tensor
     norm: torch.Tensor
-    good: AsyncScalar
+    is_good: AsyncScalar
     loss: float | None
     """Mean over the global batch, if `train.spike` is set."""
     spike: Phrase | None
@@ -85,15 +85,15 @@ class Guard:
         """
         loss = None if self._train.spike is None else _mean_loss(run, sums)
         spike = None if loss is None else self._spike(run, loss)
-        norm, good = run.optimizer.clip_and_step(
+        norm, is_good = run.optimizer.clip_and_step(
             run.lr_multiplier(run.step),
             run.strategy.gradient_norm(),
             guarded=self._train.on_bad_step != "stop",
             spike=spike is not None,
         )
-        run.window += torch.where(good, sums, torch.zeros_like(sums))
-        run.norm = torch.where(good, norm, run.norm)
-        self._pending = _Pending(run.step + 1, sums, norm, AsyncScalar(good), loss, spike)
+        run.window += torch.where(is_good, sums, torch.zeros_like(sums))
+        run.norm = torch.where(is_good, norm, run.norm)
+        self._pending = _Pending(run.step + 1, sums, norm, AsyncScalar(is_good), loss, spike)
 
     def rewound(self, run: Run) -> bool:
         """Read whether the newest step was good, and handle it if it was bad.
@@ -105,61 +105,61 @@ class Guard:
         if pending is None:
             return False
         self._pending = None
-        if not pending.good.read():
+        if not pending.is_good.read():
             progress.bad_in_a_row += 1
             return self._handle(run, pending)
         progress.bad_in_a_row = 0
         if pending.loss is not None and math.isfinite(pending.loss):
-            progress.losses = [*progress.losses, pending.loss][-_MOST:]
+            progress.losses = [*progress.losses, pending.loss][-_MAX_LOSSES:]
         return False
 
     def _spike(self, run: Run, loss: float) -> Phrase | None:
         """Return what is wrong with a step's mean loss, or None."""
         if not math.isfinite(loss):
             return _NOT_FINITE if run.optimizer.loss_factor is None else None  # the loss scale handles it, if any
-        known, factor = run.progress.losses, self._train.spike
-        mean = math.fsum(known) / max(1, len(known))
-        if factor is None or len(known) < _LEAST or loss <= factor * mean:
+        losses, factor = run.progress.losses, self._train.spike
+        mean = math.fsum(losses) / max(1, len(losses))
+        if factor is None or len(losses) < _MIN_LOSSES or loss <= factor * mean:
             return None
         what = "the loss, {loss:.4g}, is above {factor:g} times {mean:.4g}, the mean of the {count} before"
-        return Phrase(what, loss=loss, factor=factor, mean=mean, count=len(known))
+        return Phrase(what, loss=loss, factor=factor, mean=mean, count=len(losses))
 
     def _handle(self, run: Run, bad: _Pending) -> bool:
         """Skip, rewind or stop, and report it. Return True if a checkpoint was restored."""
-        what, did = bad.spike or _NOT_FINITE, self._train.on_bad_step
-        if run.progress.bad_in_a_row >= _IN_A_ROW:
-            what = Phrase("{what}; this is the {count}th bad step in a row", what=what, count=_IN_A_ROW)
-            did = "stop"
-        restored = _rewind(run) if did == "rewind" else None
-        if did == "rewind" and restored is None:
-            did = "skip"
-        if did == "skip" and bad.spike is None and run.optimizer.loss_factor is not None:
-            what, did = Phrase("{what}, however small the loss is scaled", what=what), "stop"
+        what, action = bad.spike or _NOT_FINITE, self._train.on_bad_step
+        if run.progress.bad_in_a_row >= _MAX_IN_A_ROW:
+            what = Phrase("{what}; this is the {count}th bad step in a row", what=what, count=_MAX_IN_A_ROW)
+            action = "stop"
+        restored = _rewind(run) if action == "rewind" else None
+        if action == "rewind" and restored is None:
+            action = "skip"
+        if action == "skip" and bad.spike is None and run.optimizer.loss_factor is not None:
+            what, action = Phrase("{what}, however small the loss is scaled", what=what), "stop"
         documents = _documents(run, bad.step)
-        self._record(run, bad, what, did, documents)
-        named = "; ".join(documents[:_NAMED])
-        named += f"; and {len(documents) - _NAMED} more" if len(documents) > _NAMED else ""
-        if did == "stop":
-            message = f"{what}; nothing of this step was saved. Documents: {named}"
+        self._record(run, bad, what, action, documents)
+        listed = "; ".join(documents[:_MAX_LISTED])
+        listed += f"; and {len(documents) - _MAX_LISTED} more" if len(documents) > _MAX_LISTED else ""
+        if action == "stop":
+            message = f"{what}; nothing of this step was saved. Documents: {listed}"
             fix = (
                 "lower train.learning_rate, lengthen train.warmup, write train.on_bad_step: skip or rewind, or look at "
                 "these documents; the same command resumes from the last checkpoint"
             )
             raise WorkError.at(f"step {bad.step}", message, fix)
-        then = "it is left out"
+        outcome = "the step is skipped"
         if restored is not None:
             run.progress.losses = restored.losses
-            then = f"on with the next one, from the weights of step {restored.step}"
+            outcome = f"continuing with the next step, from the weights of step {restored.step}"
         elif self._train.on_bad_step == "rewind":
-            then = "it is skipped, since there is no checkpoint yet to return to"
-        logger.info("step %s: %s; %s. Documents: %s", bad.step, what, then, named)
+            outcome = "the step is skipped, since there is no checkpoint to return to yet"
+        logger.info("step %s: %s; %s. Documents: %s", bad.step, what, outcome, listed)
         return restored is not None
 
-    def _record(self, run: Run, bad: _Pending, what: str, did: str, documents: list[str]) -> None:
+    def _record(self, run: Run, bad: _Pending, what: str, action: str, documents: list[str]) -> None:
         loss = _mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # collective
         if not run.world.first:
             return
-        line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": to_json(what), "did": did}
+        line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": to_json(what), "did": action}
         lines = Lines(run.folder.bad_steps)
         lines.add(line | {"documents": documents})
         lines.close()

@@ -39,17 +39,17 @@ def use_less_memory(run: Run) -> None:
 
     Raise OutOfMemory if all processes must start again, WorkError if there is nothing smaller to try.
     """
-    where, before = f"step {run.step + 1}", run.batch_plan
-    smaller = next_smaller(before, -(-run.length.batch // run.strategy.dp_degree))
+    where, old_plan = f"step {run.step + 1}", run.batch_plan
+    smaller = next_smaller(old_plan, -(-run.length.batch // run.strategy.dp_degree))
     if smaller is None:
-        raise _nothing_smaller(where, "though all within its layers was computed again")
+        raise _nothing_smaller(where, "even with full activation checkpointing")
     # DeepSpeed's engine cannot discard half a backward pass.
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.memory_limit.lower(smaller)
-        what = f"out of memory on process {run.world.rank} with micro-batches of {before.size}"
+        what = f"out of memory on process {run.world.rank} with micro-batches of {old_plan.size}"
         raise OutOfMemory.at(where, what, f"the same command resumes with {_in_words(smaller)}")
     run.strategy.forget_failed_pass()
-    if smaller.recompute != before.recompute:
+    if smaller.recompute != old_plan.recompute:
         if recompute(run.strategy.model, smaller.recompute).startswith("none"):
             raise _nothing_smaller(where, "and this model cannot compute its layers twice")
         torch.compiler.reset()  # compiled code is of the layers before the change
@@ -58,12 +58,12 @@ def use_less_memory(run: Run) -> None:
         torch.cuda.empty_cache()
     run.batch_plan = smaller
     logger.info(
-        "%s: out of memory with micro-batches of %s; tried again with %s", where, before.size, _in_words(smaller)
+        "%s: out of memory with micro-batches of %s; tried again with %s", where, old_plan.size, _in_words(smaller)
     )
     try:
         run.memory_limit.lower(smaller)
     except ArtelError as error:  # the next start will have to find the size again
-        logger.info("%s: this cannot be remembered: %s", where, error.in_a_line)
+        logger.info("%s: the smaller micro-batch cannot be saved: %s", where, error.in_a_line)
 
 
 def _in_words(plan: MicroBatchPlan) -> str:
@@ -71,5 +71,5 @@ def _in_words(plan: MicroBatchPlan) -> str:
 
 
 def _nothing_smaller(where: str, why: str) -> WorkError:
-    fix = f"write a smaller data.block, {_SMALLER_MODEL}; the same command resumes from the last checkpoint"
+    fix = f"use a smaller data.block, {_SMALLER_MODEL}; the same command resumes from the last checkpoint"
     return WorkError.at(where, f"out of memory with a single sample in a micro-batch, {why}", fix)

@@ -25,8 +25,8 @@ from typing import IO
 
 from artel.storage import report_bus_errors
 from artel.training.faults.watchdog_process import (
-    IGNORED,
-    LATEST,
+    IGNORED_SIGNALS,
+    MAX_LATE_TICKS,
     SIGNAL,
     TICK,
     headline,
@@ -39,11 +39,11 @@ from artel.training.run import Run
 
 HUNG = 77  # exit status; EX_NOPERM in BSD's sysexits.h, which does not occur here
 # Wait before exiting, so that other ranks can write their stacks: they started to wait later, and lose this peer.
-_OTHERS_SECONDS = 5.0
+_PEER_SECONDS = 5.0
 # The disk itself may be what hangs: exit without a file after this time.
 _WRITE_SECONDS = 30.0
 # Collectives time out this much later than the watchdog, whose report says more than their error.
-_LONGER_SECONDS = 300.0
+_EXTRA_TIMEOUT = 300.0
 _A_YEAR = 365 * 24 * 3600.0
 
 
@@ -54,7 +54,7 @@ def watchdog(run: Run) -> Iterator[None]:
     The Python stacks of all threads are then in RUN/hangs/TIME-process-RANK.txt.
     """
     seconds = run.config.train.hang_timeout
-    run.world.set_timeout(_A_YEAR if seconds is None else seconds + _LONGER_SECONDS)
+    run.world.set_timeout(_A_YEAR if seconds is None else seconds + _EXTRA_TIMEOUT)
     if seconds is None:
         yield
         return
@@ -62,7 +62,7 @@ def watchdog(run: Run) -> Iterator[None]:
         faulthandler.enable()  # nccl's own watchdog aborts the process: then the stacks go to standard error
         report_bus_errors()
     thread = _Watchdog(run, seconds)
-    listen(thread.hear)
+    listen(thread.on_heartbeat)
     try:
         yield
     finally:
@@ -79,35 +79,35 @@ class _Watchdog:
         self._run, self._seconds, self._tick = run, seconds, min(TICK, seconds / 10)
         self._rank, self._folder = run.world.rank, run.folder.hangs.absolute()
         self._process = _WatchdogProcess(self._rank, seconds, self._tick, self._folder)
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
-    def hear(self, done: str) -> None:
+    def on_heartbeat(self, done: str) -> None:
         self.newest = (done,)
 
     def close(self) -> None:
-        self._over.set()
+        self._stop_event.set()
         self._thread.join()
         self._process.close()
 
     def _watch(self) -> None:
-        seen, waited, before = self.newest, 0.0, time.monotonic()
-        while not self._over.wait(self._tick):
+        last_seen, waited, last_check = self.newest, 0.0, time.monotonic()
+        while not self._stop_event.wait(self._tick):
             now = time.monotonic()
-            waited, before = waited + min(now - before, LATEST * self._tick), now
+            waited, last_check = waited + min(now - last_check, MAX_LATE_TICKS * self._tick), now
             self._process.tick()
-            if self.newest is not seen:
-                seen, waited = self.newest, 0.0
+            if self.newest is not last_seen:
+                last_seen, waited = self.newest, 0.0
             elif waited > self._seconds:
                 self._end(waited)
 
     def _end(self, waited: float) -> None:
         """Write the stacks of all threads and exit."""
-        last = threading.Timer(_WRITE_SECONDS, os._exit, (HUNG,))
-        last.daemon = True
-        last.start()
-        what = f"got no further for {waited:,.0f} s after step {self._run.step}; what it did last: {self.newest[0]}"
+        timer = threading.Timer(_WRITE_SECONDS, os._exit, (HUNG,))
+        timer.daemon = True
+        timer.start()
+        what = f"no progress for {waited:,.0f} s after step {self._run.step}; last finished: {self.newest[0]}"
         file, line = stacks_file(self._folder, self._rank), headline(self._rank, what)
         # In a separate thread: if nobody reads standard error, printing may hang.
         printing = threading.Thread(target=print_headline, args=(line, file), daemon=True)
@@ -118,7 +118,7 @@ class _Watchdog:
         printing.join(1)
         self._process.tick()  # otherwise it would soon take this exit for another hang
         if self._run.world.size > 1:
-            time.sleep(_OTHERS_SECONDS)
+            time.sleep(_PEER_SECONDS)
         os._exit(HUNG)
 
 
@@ -129,18 +129,18 @@ class _WatchdogProcess:
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
         program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog_process.py"))]
-        about = [os.getpid(), rank, seconds, tick, self._stacks.fileno(), folder]
+        arguments = [os.getpid(), rank, seconds, tick, self._stacks.fileno(), folder]
         # It inherits the blocked signals until it ignores them: Ctrl-C would end it during its imports.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             self._process = subprocess.Popen(
-                [*program, *map(str, about)],
+                [*program, *map(str, arguments)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[self._stacks.fileno()],
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         assert self._process.stdin is not None
         self._ticks = self._process.stdin.fileno()
         os.set_blocking(self._ticks, False)

@@ -25,22 +25,22 @@ from pathlib import Path
 
 TICK = 1.0
 """Seconds between two checks, at most."""
-LATEST = 5
+MAX_LATE_TICKS = 5
 """Ticks that a check may be late on a busy machine. Any longer delay does not count."""
 SIGNAL = signal.SIGVTALRM
 """Signal of a timer that nobody uses. By default it ends the process."""
-IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
 """Signals meant for the watched process. This program ends with it."""
 # Extra ticks, so that the thread can end the process first.
-_LONGER = 3
-_DIES_SECONDS = 10
+_EXTRA_TICKS = 3
+_EXIT_SECONDS = 10
 
 
 def main(process: int, rank: int, seconds: float, tick: float, stacks: int, folder: Path) -> None:
-    for number in IGNORED:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    silent, before = 0.0, time.monotonic()
-    while silent <= seconds + _LONGER * tick:
+    silent, last_check = 0.0, time.monotonic()
+    while silent <= seconds + _EXTRA_TICKS * tick:
         received = _read(tick)
         if received == b"" or os.getppid() != process:
             return
@@ -48,13 +48,13 @@ def main(process: int, rank: int, seconds: float, tick: float, stacks: int, fold
         if received is not None:
             silent = 0.0
         elif not _is_stopped(process):
-            silent += min(now - before, LATEST * tick)
-        before = now
+            silent += min(now - last_check, MAX_LATE_TICKS * tick)
+        last_check = now
     os.kill(process, SIGNAL)
     if not _has_ended():
         os.kill(process, signal.SIGKILL)
     file = stacks_file(folder, rank)
-    line = headline(rank, f"got no further for {silent:,.0f} s, in a call that held Python's lock")
+    line = headline(rank, f"no progress for {silent:,.0f} s, in a call that held Python's lock")
     write(file, line, stacks)
     print_headline(line, file)
 
@@ -79,7 +79,7 @@ def write(file: Path, line: str, stacks: int) -> None:
 def print_headline(line: str, file: Path) -> None:
     """Print the headline and the path of the stacks on standard error."""
     where = str(file).encode("unicode_escape").decode() if not str(file).isprintable() else file
-    print(f"artel: {line}\n    where its threads stood: {where}", file=sys.stderr, flush=True)
+    print(f"artel: {line}\n    stacks of its threads: {where}", file=sys.stderr, flush=True)
 
 
 def _read(limit: float) -> bytes | None:
@@ -89,8 +89,8 @@ def _read(limit: float) -> bytes | None:
 
 
 def _has_ended() -> bool:
-    """True if the process ends within _DIES_SECONDS."""
-    end = time.monotonic() + _DIES_SECONDS
+    """True if the process ends within _EXIT_SECONDS."""
+    end = time.monotonic() + _EXIT_SECONDS
     while time.monotonic() < end:
         if _read(end - time.monotonic()) == b"":
             return True

@@ -28,13 +28,13 @@ class Lines:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
             if not self._refused:
-                what = f"{self._path} cannot be written now ({error.strerror}): its lines are kept"
+                what = f"{self._path} cannot be written now ({error.strerror}): its lines stay in memory"
                 print(in_a_line(what), file=sys.stderr)
             self._refused = True
 
     def close(self) -> None:
         if self._unwritten:
-            print(in_a_line(f"{self._path} lacks its last lines: they could not be written"), file=sys.stderr)
+            print(in_a_line(f"{self._path} misses its last lines: they could not be written"), file=sys.stderr)
         self._file.close()
 
 
@@ -47,9 +47,9 @@ def drop_lines_after(path: Path, step: int) -> None:
         return
     with disk_errors(path.parent), path.open("r+b") as file:
         size, line = 0, b"\n"
-        while (following := file.readline()) and _is_kept(following, step):
+        while (following := file.readline()) and _is_before(following, step):
             size, line = size + len(following), following
-        later = [line for line in file if _is_kept(line, step)]
+        later = [line for line in file if _is_before(line, step)]
         if not later:
             file.truncate(size)
             if not line.endswith(b"\n"):
@@ -59,7 +59,7 @@ def drop_lines_after(path: Path, step: int) -> None:
     write_file(path, path.read_bytes()[:size] + b"".join(line.rstrip(b"\n") + b"\n" for line in later))
 
 
-def _is_kept(line: bytes, step: int) -> bool:
+def _is_before(line: bytes, step: int) -> bool:
     """True if the line is of a step up to `step`."""
     try:
         return bool(orjson.loads(line)["step"] <= step)

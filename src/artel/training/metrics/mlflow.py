@@ -14,7 +14,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.tracker import Metrics, Tracker, by_name, read_samples, save_id, saved_id, send_earlier
+from artel.training.metrics.tracker import Metrics, Tracker, prefixed, read_samples, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -67,21 +67,21 @@ class MlflowTracker(Tracker):
         self._submit(self._client.log_artifact, self._id, str(folder.config))
         send_earlier(self, folder, step, lambda kind, number: (kind, number) in self._sent)
 
-    def training(self, metrics: Metrics) -> None:
-        self._log("training", by_name("train", metrics), metrics["step"])
+    def log_training(self, metrics: Metrics) -> None:
+        self._log("training", prefixed("train", metrics), metrics["step"])
 
-    def validation(self, metrics: Metrics) -> None:
-        self._log("validation", by_name("validation", metrics["validation"]), metrics["step"])
+    def log_validation(self, metrics: Metrics) -> None:
+        self._log("validation", prefixed("validation", metrics["validation"]), metrics["step"])
 
-    def tasks(self, metrics: Metrics) -> None:
-        self._log("tasks", by_name("validation", metrics["tasks"]), metrics["step"])
+    def log_tasks(self, metrics: Metrics) -> None:
+        self._log("tasks", prefixed("validation", metrics["tasks"]), metrics["step"])
 
-    def samples(self, lines: list[Metrics]) -> None:
+    def log_samples(self, lines: list[Metrics]) -> None:
         """Write the table of all samples so far again."""
         rows = [[line["step"], line["prompt"], line["text"]] for line in read_samples(self._folder)]
         self._submit(self._client.log_dict, self._id, {"columns": ["step", "prompt", "text"], "data": rows}, _SAMPLES)
 
-    def finished(self, report: Path | None) -> None:
+    def on_finish(self, report: Path | None) -> None:
         self._is_done = True
         if report is not None:
             self._submit(self._client.log_artifact, self._id, str(report)).result()
@@ -161,16 +161,16 @@ def _start_run(client: MlflowClient, name: str, config: RunConfig) -> Run:
 def _experiment(client: MlflowClient, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return found.experiment_id
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return experiment.experiment_id
     try:
         return client.create_experiment(name)
     except MlflowException:  # another run has just created it
-        found = client.get_experiment_by_name(name)
-        if found is None:
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
             raise
-        return found.experiment_id
+        return experiment.experiment_id
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from artel.config import RunConfig
-from artel.training.metrics.tracker import Metrics, Tracker, by_name, read_samples
+from artel.training.metrics.tracker import Metrics, Tracker, prefixed, read_samples
 from artel.training.run_folder import RunFolder
 
 
@@ -32,18 +32,18 @@ class TensorBoardTracker(Tracker):
         self._texts = SummaryWriter(str(self._folder / "text"))
         self._texts.add_text("run file", f"```yaml\n{folder.config.read_text(encoding='utf-8')}```", 0)
         for _, lines in groupby(read_samples(folder), itemgetter("step")):
-            self.samples(list(lines))
+            self.log_samples(list(lines))
 
-    def training(self, metrics: Metrics) -> None:
+    def log_training(self, metrics: Metrics) -> None:
         self._write("train", metrics, metrics["step"])
 
-    def validation(self, metrics: Metrics) -> None:
+    def log_validation(self, metrics: Metrics) -> None:
         self._write("validation", metrics["validation"], metrics["step"])
 
-    def tasks(self, metrics: Metrics) -> None:
+    def log_tasks(self, metrics: Metrics) -> None:
         self._write("validation", metrics["tasks"], metrics["step"])
 
-    def samples(self, lines: list[Metrics]) -> None:
+    def log_samples(self, lines: list[Metrics]) -> None:
         rows = [f"| {_cell(line['prompt'])} | {_cell(line['text'])} |" for line in lines]
         table = "\n".join(["| prompt | text |", "|---|---|", *rows])
         self._texts.add_text("samples", table, lines[0]["step"])
@@ -56,17 +56,17 @@ class TensorBoardTracker(Tracker):
         self._texts.close()
 
     def _write(self, group: str, metrics: Metrics, step: int) -> None:
-        for name, value in by_name(group, metrics).items():
+        for name, value in prefixed(group, metrics).items():
             self._scalars.add_scalar(name, value, step)
 
 
 def _hook_threads() -> None:
     """Print no traceback for TensorBoard's writer thread: its next call raises the error."""
-    before = threading.excepthook
+    original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
         if not type(arguments.thread).__module__.startswith("tensorboard."):
-            before(arguments)
+            original(arguments)
 
     threading.excepthook = hook
 

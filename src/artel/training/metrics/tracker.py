@@ -25,7 +25,7 @@ class Tracker:
     package: ClassVar[str] = ""
     """The module that it needs. The extra with the same name installs it."""
     wants_report: ClassVar[bool] = False
-    """True if `finished` gets the run's report."""
+    """True if `on_finish` gets the run's report."""
 
     @classmethod
     def for_this_process(cls) -> type[Tracker]:
@@ -35,26 +35,28 @@ class Tracker:
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         """`step`: steps done so far. `steps`: length of the run, None if `train.budget` ends it."""
 
-    def training(self, metrics: Metrics) -> None: ...
+    def log_training(self, metrics: Metrics) -> None:
+        """Record the metrics of a logged step."""
 
-    def validation(self, metrics: Metrics) -> None: ...
+    def log_validation(self, metrics: Metrics) -> None:
+        """Record the metrics of a validation."""
 
-    def tasks(self, metrics: Metrics) -> None:
+    def log_tasks(self, metrics: Metrics) -> None:
         """Record the metrics of `validate.tasks` after a step."""
 
-    def samples(self, lines: list[Metrics]) -> None:
+    def log_samples(self, lines: list[Metrics]) -> None:
         """Record the model's continuations of `validate.prompts` after a step: lines of samples.jsonl."""
 
-    def finished(self, report: Path | None) -> None:
+    def on_finish(self, report: Path | None) -> None:
         """Record that the run is done and its model written. Not called for a run that was stopped or failed.
 
         `report`: its HTML page, a temporary file that is removed after this call.
         """
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         """Note that a step is done. Called after every step, so it must be cheap."""
 
-    def busy(self, what: str, share: float | None = None) -> None:
+    def show_progress(self, what: str, fraction: float | None = None) -> None:
         """Show work between steps (evaluating, compiling), and the fraction done, from 0 to 1."""
 
     def hint(self) -> str:
@@ -64,8 +66,8 @@ class Tracker:
     def close(self) -> None: ...
 
 
-def by_name(group: str, metrics: Metrics) -> Metrics:
-    """Return numbers under the names used by all trackers: `train/loss`, `validation/loss`."""
+def prefixed(group: str, metrics: Metrics) -> Metrics:
+    """Return the numbers among `metrics`, with the names used by all trackers: `train/loss`, `validation/loss`."""
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "step"}
     return {f"{group}/{name}": value for name, value in numbers.items()}
 
@@ -111,7 +113,7 @@ def _saved_ids(folder: RunFolder) -> dict[str, str]:
     except ValueError:
         ids = None
     if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
-        raise InputError.at(str(file), "is damaged", "remove it: the trackers then begin new runs")
+        raise InputError.at(str(file), "is damaged", "remove it: trackers will start new runs")
     return ids
 
 
@@ -128,7 +130,7 @@ def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[
         kinds = [kind for kind in ("validation", "tasks") if kind in content]
         kind = "samples" if is_samples else (*kinds, "training")[0]
         if not has(kind, number):
-            send: Callable[[Any], None] = getattr(tracker, kind)
+            send: Callable[[Any], None] = getattr(tracker, f"log_{kind}")
             send(content)
 
 

@@ -52,7 +52,7 @@ class Trackers:
         self._closed = False
         pause()  # a bar or lines of metrics now show the progress
         self.doing = ""
-        """Work of the run between two steps, as last given to `busy`."""
+        """Work of the run between two steps, as last given to `show_progress`."""
         for name in config.track:
             try:
                 self._active[name] = TRACKERS[name].for_this_process()(config, folder, step, steps)
@@ -65,33 +65,33 @@ class Trackers:
     def hints(self) -> list[str]:
         return [hint for tracker in self._active.values() if (hint := tracker.hint())]
 
-    def training(self, metrics: Metrics) -> None:
-        self._each("training", metrics)
+    def log_training(self, metrics: Metrics) -> None:
+        self._each("log_training", metrics)
 
-    def validation(self, metrics: Metrics) -> None:
-        self._each("validation", metrics)
+    def log_validation(self, metrics: Metrics) -> None:
+        self._each("log_validation", metrics)
 
-    def tasks(self, metrics: Metrics) -> None:
-        self._each("tasks", metrics)
+    def log_tasks(self, metrics: Metrics) -> None:
+        self._each("log_tasks", metrics)
 
-    def samples(self, lines: list[Metrics]) -> None:
-        self._each("samples", lines)
+    def log_samples(self, lines: list[Metrics]) -> None:
+        self._each("log_samples", lines)
 
-    def step(self, step: int) -> None:
-        self._each("step", step)
+    def on_step(self, step: int) -> None:
+        self._each("on_step", step)
 
-    def busy(self, what: str, share: float | None = None) -> None:
+    def show_progress(self, what: str, fraction: float | None = None) -> None:
         self.doing = what
-        self._each("busy", what, share)
+        self._each("show_progress", what, fraction)
 
-    def finished(self, make_report: Callable[[], str | None]) -> None:
+    def on_finish(self, make_report: Callable[[], str | None]) -> None:
         """Record that the run is done. `make_report` returns its HTML page or None, and is called only if needed."""
         with TemporaryDirectory() as folder:
             report = None
             if any(tracker.wants_report for tracker in self._active.values()):
-                self.busy("making the report")
+                self.show_progress("making the report")
                 report = _report(make_report, Path(folder) / "report.html")
-            self._each("finished", report)
+            self._each("on_finish", report)
 
     def close(self) -> None:
         if not self._closed:
@@ -99,10 +99,10 @@ class Trackers:
             self._each("close")
             resume()
 
-    def _each(self, what: str, *arguments: Any) -> None:
+    def _each(self, method: str, *arguments: Any) -> None:
         for name, tracker in list(self._active.items()):
             try:
-                getattr(tracker, what)(*arguments)
+                getattr(tracker, method)(*arguments)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -124,7 +124,7 @@ def _report(make: Callable[[], str | None], file: Path) -> Path | None:
 
 def _warn(name: str, error: BaseException) -> None:
     reason = hide_secrets(raised(error))
-    print(in_a_line(f"tracker {name} failed and is left out from here on: {reason}"), file=sys.stderr)
+    print(in_a_line(f"tracker {name} failed and is disabled from now on: {reason}"), file=sys.stderr)
 
 
 class JsonLines(Tracker):
@@ -135,10 +135,10 @@ class JsonLines(Tracker):
         self._lines = Lines(folder.metrics)
         self._hint = f"artel report {shlex.quote(str(folder.path))}"
 
-    def training(self, metrics: Metrics) -> None:
+    def log_training(self, metrics: Metrics) -> None:
         self._lines.add(metrics)
 
-    validation = tasks = training
+    log_validation = log_tasks = log_training
 
     def hint(self) -> str:
         return self._hint
@@ -187,20 +187,20 @@ class ConsoleTracker(Tracker):
         self._task = self._bar.add_task("training", total=total, completed=self._completed(step), metrics="")
         self._bar.start()
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         self._step = step
         self._first = self._first or (step, time.monotonic())
         if not self._bar.disable and (self._is_due(self._bar_seconds) or step == self._steps):
             self._bar.update(self._task, description="training", completed=self._completed(step))
 
-    def busy(self, what: str, share: float | None = None) -> None:
-        text = what if share is None else f"{what} {share:.0%}"
+    def show_progress(self, what: str, fraction: float | None = None) -> None:
+        text = what if fraction is None else f"{what} {fraction:.0%}"
         if not self._bar.disable:
             self._bar.update(self._task, description=text, completed=self._completed(self._step))
         elif self._is_due(self._line_seconds):
             self._console.print(f"{self._position(self._step)} · {text}")
 
-    def training(self, metrics: Metrics) -> None:
+    def log_training(self, metrics: Metrics) -> None:
         self._loss, self._used = metrics["loss"], metrics.get("budget_used", 0.0)
         text = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
@@ -235,7 +235,7 @@ class ConsoleTracker(Tracker):
             self._shown = now
         return is_due
 
-    def validation(self, metrics: Metrics) -> None:
+    def log_validation(self, metrics: Metrics) -> None:
         """Print a row of the table: step, training loss and the objective's metrics."""
         row = validation_row(metrics, self._loss)
         if not self._header:
@@ -243,10 +243,10 @@ class ConsoleTracker(Tracker):
             self._header = True
         self._console.print("  ".join(f"{value:>{max(8, len(title))}}" for title, value in row.items()))
 
-    def tasks(self, metrics: Metrics) -> None:
+    def log_tasks(self, metrics: Metrics) -> None:
         self._console.print(f"{self._position(metrics['step'])} · {tasks_text(metrics)}")
 
-    def finished(self, report: Path | None) -> None:
+    def on_finish(self, report: Path | None) -> None:
         """Fill the bar: a run may stop early, and the used budget is known only at logged steps."""
         total = self._step if self._budget is None else _BUDGET_BAR
         self._bar.update(self._task, description="training", total=total, completed=total)
@@ -267,22 +267,24 @@ class NotebookTracker(Tracker):
         self._bar = NotebookTrainingTracker(_BUDGET_BAR if steps is None else steps)
         self._bar.update(self._completed(), comment="begins")
 
-    def step(self, step: int) -> None:
+    def on_step(self, step: int) -> None:
         self._step = step
         self._bar.update(self._completed())
 
-    def busy(self, what: str, share: float | None = None) -> None:
-        self._bar.update(self._completed(), force_update=True, comment=what if share is None else f"{what} {share:.0%}")
+    def show_progress(self, what: str, fraction: float | None = None) -> None:
+        self._bar.update(
+            self._completed(), force_update=True, comment=what if fraction is None else f"{what} {fraction:.0%}"
+        )
 
-    def training(self, metrics: Metrics) -> None:
+    def log_training(self, metrics: Metrics) -> None:
         self._loss, self._used = metrics["loss"], metrics.get("budget_used", 0.0)
         text = f"loss {metrics['loss']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self._bar.update(self._completed(), comment=text)
 
-    def validation(self, metrics: Metrics) -> None:
+    def log_validation(self, metrics: Metrics) -> None:
         self._bar.write_line(validation_row(metrics, self._loss))
 
-    def tasks(self, metrics: Metrics) -> None:
+    def log_tasks(self, metrics: Metrics) -> None:
         self._bar.update(self._completed(), force_update=True, comment=tasks_text(metrics))
 
     def close(self) -> None:

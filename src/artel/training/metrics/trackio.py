@@ -13,7 +13,7 @@ from pathlib import Path
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.tracker import Metrics, Tracker, by_name, save_id, saved_id, send_earlier
+from artel.training.metrics.tracker import Metrics, Tracker, prefixed, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
@@ -54,21 +54,21 @@ class TrackioTracker(Tracker):
         if replaces or not earlier:
             send_earlier(self, folder, step, lambda kind, number: False)
 
-    def training(self, metrics: Metrics) -> None:
-        self._run.log(by_name("train", metrics), step=metrics["step"])
+    def log_training(self, metrics: Metrics) -> None:
+        self._run.log(prefixed("train", metrics), step=metrics["step"])
 
-    def validation(self, metrics: Metrics) -> None:
-        self._run.log(by_name("validation", metrics["validation"]), step=metrics["step"])
+    def log_validation(self, metrics: Metrics) -> None:
+        self._run.log(prefixed("validation", metrics["validation"]), step=metrics["step"])
 
-    def tasks(self, metrics: Metrics) -> None:
-        self._run.log(by_name("validation", metrics["tasks"]), step=metrics["step"])
+    def log_tasks(self, metrics: Metrics) -> None:
+        self._run.log(prefixed("validation", metrics["tasks"]), step=metrics["step"])
 
-    def samples(self, lines: list[Metrics]) -> None:
+    def log_samples(self, lines: list[Metrics]) -> None:
         import trackio
 
         self._run.log({"samples": trackio.Table(data=lines)}, step=lines[0]["step"])
 
-    def finished(self, report: Path | None) -> None:
+    def on_finish(self, report: Path | None) -> None:
         if report is not None:
             self._keep(report, "report")
 
@@ -101,10 +101,10 @@ def _quiet(*, offline: bool) -> Iterator[None]:
     """Keep trackio from printing to standard output (reserved for `--json`), and from asking the hub about a token."""
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or offline
+    original = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = original or offline
     try:
         with redirect_stdout(io.StringIO()):
             yield
     finally:
-        constants.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = original

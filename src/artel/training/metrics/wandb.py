@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.tracker import Metrics, Tracker, by_name, save_id, saved_id, send_earlier
+from artel.training.metrics.tracker import Metrics, Tracker, prefixed, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
-_LEAST_FREE = 1 << 16
+_MIN_FREE_BYTES = 1 << 16
 """Free bytes below which the disk counts as full."""
 _INIT_TIMEOUT, _FINISH_TIMEOUT = 30.0, 60.0
 """Seconds that a run waits for W&B's server at its start and end. `wandb sync` sends the rest."""
@@ -64,22 +64,22 @@ class WandbTracker(Tracker):
         self._keep(folder.config)
         send_earlier(self, folder, step, lambda kind, number: number < self._first_step)
 
-    def training(self, metrics: Metrics) -> None:
-        self._log(by_name("train", metrics), metrics["step"])
+    def log_training(self, metrics: Metrics) -> None:
+        self._log(prefixed("train", metrics), metrics["step"])
 
-    def validation(self, metrics: Metrics) -> None:
-        self._log(by_name("validation", metrics["validation"]), metrics["step"])
+    def log_validation(self, metrics: Metrics) -> None:
+        self._log(prefixed("validation", metrics["validation"]), metrics["step"])
 
-    def tasks(self, metrics: Metrics) -> None:
-        self._log(by_name("validation", metrics["tasks"]), metrics["step"])
+    def log_tasks(self, metrics: Metrics) -> None:
+        self._log(prefixed("validation", metrics["tasks"]), metrics["step"])
 
-    def samples(self, lines: list[Metrics]) -> None:
+    def log_samples(self, lines: list[Metrics]) -> None:
         import wandb
 
         rows = [[line["step"], line["prompt"], line["text"]] for line in lines]
         self._log({"samples": wandb.Table(columns=["step", "prompt", "text"], data=rows)}, lines[0]["step"])
 
-    def finished(self, report: Path | None) -> None:
+    def on_finish(self, report: Path | None) -> None:
         self._is_done = True
         if report is not None:
             self._keep(report)
@@ -97,7 +97,7 @@ class WandbTracker(Tracker):
     def _log(self, metrics: dict[str, Any], step: int) -> None:
         if step < self._first_step:
             return
-        if shutil.disk_usage(self._wandb_folder).free < _LEAST_FREE:  # wandb's writing process does not report it
+        if shutil.disk_usage(self._wandb_folder).free < _MIN_FREE_BYTES:  # wandb's writing process does not report it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._wandb_folder))
         self._run.log(metrics, step=step)
 

@@ -1,4 +1,4 @@
-"""Moving averages of the weights (`train.ema`), by which a run is judged and which it exports."""
+"""Moving averages of the weights (`train.ema`), which are validated and exported in place of the weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ AVERAGE, STEPS = "ema", "ema_steps"
 class WeightAverages:
     """Exponential moving averages of the trained parameters, sharded like them.
 
-    In good step s the decay is (s - 1) / (s + 8), at most `decay`: otherwise a short run would end with what is mostly
-    its beginning. So an average begins as the weights after the first good step.
+    In good step s the decay is (s - 1) / (s + 8), at most `decay`. So an average starts as the weights after the first
+    good step, and the average of a short run does not consist mostly of its beginning.
     """
 
     def __init__(self, model: PreTrainedModel, shards: list[LocalShard], decay: float) -> None:
@@ -30,11 +30,11 @@ class WeightAverages:
 
     @torch.no_grad()
     def update(self, found_inf: torch.Tensor | None) -> None:
-        """Move the averages towards the weights, unless `found_inf` is 1.0. Call it while gradients are there."""
+        """Move the averages towards the weights, unless `found_inf` is 1.0. Call it before gradients are cleared."""
         steps = self._good_steps
-        good = 1.0 if found_inf is None else 1 - found_inf.to(steps.device)
-        steps += good
-        fraction = (1 - ((steps - 1) / (steps + 8)).clamp(max=self._decay)) * good
+        is_good = 1.0 if found_inf is None else 1 - found_inf.to(steps.device)
+        steps += is_good
+        fraction = (1 - ((steps - 1) / (steps + 8)).clamp(max=self._decay)) * is_good
         for shard in self._shards:
             weight = shard.stepped.detach()
             if shard.stepped.grad is not None and shard.name not in self._averages:
@@ -46,7 +46,7 @@ class WeightAverages:
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """Inside the block the model has the averages in place of its weights."""
+        """Give the model the averages in place of its weights inside the block."""
         self._swap()
         try:
             yield
@@ -81,7 +81,7 @@ class WeightAverages:
         return {name: shards[owner].allocate(*stored) for name, (owner, stored) in named.items() if owner in shards}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Inverse of `state`. Averages that `state` lacks begin anew."""
+        """Inverse of `state`. Averages that `state` does not have start over."""
         self._averages.clear()
         self._good_steps.zero_()
         for shard in self._shards:

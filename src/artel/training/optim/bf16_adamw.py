@@ -1,13 +1,13 @@
-"""Weights held in bf16 (`train.weights: bf16`): each step is computed in float32 and rounded stochastically.
+"""Weights in bf16 (`train.weights: bf16`): each step is computed in float32 and rounded stochastically.
 
 A bf16 number has 8 significant bits: a step of less than 1/512 of a weight is lost when rounded to the nearest.
-Rounded up with a probability equal to the part of the way that it has come, the weight is right in the mean (Gupta et
-al. 2015, arXiv:1502.02551). AdamW's two averages stay float32, since at a decay of 0.999 bf16 would not move them
-either: 10 bytes a weight with these and 12 with its gradient, where float32 weights take 12 and 16.
+Stochastic rounding, up or down with a probability proportional to the distance, is right on average (Gupta et al. 2015,
+arXiv:1502.02551). AdamW's two averages stay float32, since bf16 would lose their updates, too, at a decay of 0.999.
+This takes 10 bytes per weight, 12 with its gradient; float32 weights take 12 and 16.
 
-torchao's `_AdamW(bf16_stochastic_round=True)` was looked at and left: it is private, compiles itself for each shape of
-parameter, holds the averages in bf16, and draws from the generator that dropout draws from, which differs from process
-to process: replicas would drift apart.
+torchao's `_AdamW(bf16_stochastic_round=True)` is not used: it is private, compiles itself for each shape of parameter,
+keeps the averages in bf16, and shares its random generator with dropout. That generator differs between processes, so
+replicas would drift apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def hold_in_bf16(model: PreTrainedModel) -> None:
 
 
 def rounded_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """bf16 of the same shape: one of the two neighbours of each float32 number, whose mean it is.
+    """Return bf16 of the same shape: one of the two neighbours of each float32 number, with that expected value.
 
     bf16 is the upper half of float32: a random number of 16 bits, added to the lower half, carries into the upper one
     with just the right probability, away from zero for either sign.
@@ -40,9 +40,9 @@ def rounded_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.
 class RoundedAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019) for bf16 parameters, with float32 averages.
 
-    The rounding depends on `seed`, the parameter and the number of its step alone: the same on every process, and the
-    same when a run resumes. Gradients are divided by `grad_scale` as in PyTorch's fused optimizers; there is no
-    `found_inf`, since fp16 does not go with bf16 weights.
+    The rounding depends only on `seed`, the parameter and its step number: it is the same on all ranks, and when a run
+    resumes. Gradients are divided by `grad_scale` as in PyTorch's fused optimizers. There is no `found_inf`, since
+    fp16 cannot be combined with bf16 weights.
     """
 
     _step_supports_amp_scaling = True  # PyTorch's mark of an optimizer that divides the gradients itself
@@ -68,7 +68,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         weight = parameter.float()
         adamw(
             [weight],
-            [parameter.grad.float()],  # type: ignore[union-attr]  # only called where there is one
+            [parameter.grad.float()],  # type: ignore[union-attr]  # only called if there is one
             [state["exp_avg"]],
             [state["exp_avg_sq"]],
             [],

@@ -27,15 +27,15 @@ class LionConfig(Section):
 def _build(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
     from artel.training.optim.per_parameter import PerParameter
 
-    stepped, kept = train.settings(LionConfig).betas
+    update_beta, average_beta = train.settings(LionConfig).betas
 
     def update(parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
             state["exp_avg"] = parameter.new_zeros(parameter.shape)
         average = state["exp_avg"]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.sub_(average.lerp(gradient, 1 - stepped).sign_(), alpha=group["lr"])
-        average.lerp_(gradient, 1 - kept)
+        parameter.sub_(average.lerp(gradient, 1 - update_beta).sign_(), alpha=group["lr"])
+        average.lerp_(gradient, 1 - average_beta)
 
     return PerParameter(groups, update)
 

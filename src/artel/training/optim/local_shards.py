@@ -1,7 +1,7 @@
 """The tensors that an optimizer updates: parameters, or this rank's shards of them.
 
-The kernels of an optimizer do not take DTensors, and need not: AdamW and SGD update each number by itself. They are
-given the local shards as parameters, which share memory with the DTensors.
+Optimizer kernels do not accept DTensors. AdamW and SGD update each number separately, so they get local shards as
+parameters, which share memory with the DTensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
 class LocalShard:
-    """A named parameter, and the tensor that an optimizer steps in its place."""
+    """A named parameter, and the tensor that the optimizer steps: its local shard or itself."""
 
     def __init__(self, name: str, parameter: nn.Parameter, *, takes_dtensor: bool) -> None:
         """`takes_dtensor`: the optimizer itself steps a DTensor."""
@@ -28,7 +28,7 @@ class LocalShard:
         self.stepped = nn.Parameter(_local(parameter)) if self.is_shard else parameter
 
     def refresh(self) -> None:
-        """Take the shard and its gradient from the parameter again: fully_shard may have moved them."""
+        """Read the shard and its gradient from the parameter again, since fully_shard may have moved them."""
         if self.is_shard:
             self.stepped.data = _local(self.parameter)
             # A rank can have an empty shard: 3 rows over 4 ranks.
@@ -42,26 +42,26 @@ class LocalShard:
         """Return a tensor of the optimizer's state as a DTensor with the parameter's layout."""
         if not self.is_shard or value.shape != self.stepped.shape:
             return value
-        whole = self.parameter
-        assert isinstance(whole, DTensor)
+        full = self.parameter
+        assert isinstance(full, DTensor)
         return DTensor.from_local(
-            value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            value, full.device_mesh, full.placements, run_check=False, shape=full.shape, stride=full.stride()
         )
 
     def allocate(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for this rank's shard of a tensor of the state, whose global shape this is."""
+        """Return memory for this rank's shard of a state tensor with this global shape."""
         if isinstance(self.parameter, DTensor) and shape == self.parameter.shape:
             return torch.empty_like(self.parameter, dtype=dtype, requires_grad=False)
         return torch.empty(shape, dtype=dtype)
 
     def to_local_value(self, value: torch.Tensor) -> torch.Tensor:
-        """The inverse of `to_global`."""
+        """Inverse of `to_global`."""
         return _local(value) if self.is_shard and isinstance(value, DTensor) else value
 
 
 def trained_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Trained parameters and buffers by name; a tied parameter has one name only."""
-    saved = model.state_dict().keys()  # without buffers that are computed anew
+    saved = model.state_dict().keys()  # without recomputed buffers
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {**trained, **buffers}

@@ -1,8 +1,8 @@
-"""Loss scaling for fp16 (Micikevicius et al. 2018): gradients too small for fp16 are kept by a larger loss.
+"""Loss scaling for fp16 (Micikevicius et al. 2018), so that small gradients do not underflow.
 
-The loss is multiplied by a scale before the backward pass, and the optimizer divides the gradients by it. Where they
-become infinite the step is left out and the scale halved; after 2,000 good steps it is doubled. PyTorch's GradScaler
-does the same with a wait for the device in each step of an optimizer that is not fused; here all stays on the device.
+The loss is multiplied by a scale before the backward pass, and the optimizer divides the gradients by it. If they are
+infinite, the step is skipped and the scale halved. After 2,000 good steps it is doubled. PyTorch's GradScaler does the
+same, but waits for the device in each step of an optimizer that is not fused; here everything stays on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SCALE, _GOOD_STEPS = "loss_scale|scale", "loss_scale|good_steps"
 
 
 class LossScale:
-    """The scale of the loss, its rules and its state; no method waits for the device."""
+    """The scale of the loss, its updates and its state. No method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.full((), _START, device=device)
@@ -24,7 +24,7 @@ class LossScale:
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def divisor(self, clip_divisor: torch.Tensor) -> torch.Tensor:
-        """Return the divisor for gradients of the scaled loss; `clip_divisor` is that of the true norm."""
+        """Return the divisor for gradients of the scaled loss; `clip_divisor`: divisor for the unscaled norm."""
         return clip_divisor * self.scale
 
     def found_infinite(self, norm: torch.Tensor) -> torch.Tensor:
@@ -32,24 +32,24 @@ class LossScale:
         return (~torch.isfinite(norm)).float()
 
     def update(self, found_inf: torch.Tensor) -> None:
-        """Return the scale of the next step, after a step with this result of `found_infinite`."""
+        """Update the scale after a step. `found_inf`: result of `found_infinite` in that step."""
         torch._amp_update_scale_(self.scale, self._good_steps, found_inf, _GROWTH, _BACKOFF, _GROWTH_EVERY)
 
     def has_collapsed(self) -> torch.Tensor:
         """Return a bool on the device: True if the scale is below 1, which fp16's narrow range does not explain.
 
-        From its start that takes 17 steps one after another whose gradients are infinite or NaN.
+        From its initial value, this takes 17 consecutive steps with infinite or NaN gradients.
         """
         return self.scale < 1
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Named as an optimizer's tensors are, to be saved with them."""
+        """Return the state under names like those of optimizer tensors, to be saved with them."""
         return {_SCALE: self.scale, _GOOD_STEPS: self._good_steps}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Take what `state` gave out of `state`, which may hold an optimizer's tensors beside.
+        """Load the scale, and remove it from `state`, which may also contain an optimizer's tensors.
 
-        A checkpoint that DeepSpeed wrote may have none: the scale is then that of the beginning.
+        A checkpoint written by DeepSpeed may have no scale; it is then the initial one.
         """
         self.scale.copy_(state.pop(_SCALE, torch.tensor(_START)))
         self._good_steps.copy_(state.pop(_GOOD_STEPS, torch.tensor(0)))

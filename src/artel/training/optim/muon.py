@@ -1,9 +1,8 @@
-"""Muon: momentum made orthogonal by a Newton-Schulz iteration (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+"""Muon: momentum, orthogonalized by a Newton-Schulz iteration (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
-torch.optim.Muon does the same with its iteration fixed to bf16. A CPU without bf16 instructions emulates those
-products at 0.3 GFLOP/s instead of 115: 22 s a step where this takes 0.3 s. Here the iteration runs in the precision of
-the run: float32 in an fp32 run, whose numbers are then the same however it is split, and else in bf16 where the device
-multiplies it natively.
+torch.optim.Muon always iterates in bf16. A CPU without bf16 instructions emulates those products at 0.3 GFLOP/s instead
+of 115: 22 s per step instead of 0.3 s. Here the iteration runs in float32 in an fp32 run, so that results do not depend
+on how the model is split; otherwise in bf16 if the device supports it natively.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def iteration_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision != "fp32" and bf16_is_native(device) else torch.float32
 
 
-def orthogonalised(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def orthogonalize(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return roughly the nearest orthogonal matrix (rows, columns): singular values between 0.7 and 1.2.
 
     Found with products in `dtype`.
@@ -41,18 +40,18 @@ def orthogonalised(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (wide.mT if tall else wide).to(matrix.dtype)
 
 
-def _of_all(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Do the same for a sharded matrix: each process gathers it and keeps its own shard."""
+def _orthogonalize_full(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Orthogonalize a matrix that may be sharded: each process gathers it and keeps its own shard."""
     if not isinstance(matrix, DTensor):
-        return orthogonalised(matrix, dtype)
-    whole = orthogonalised(matrix.full_tensor(), dtype)
-    return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+        return orthogonalize(matrix, dtype)
+    full_matrix = orthogonalize(matrix.full_tensor(), dtype)
+    return distribute_tensor(full_matrix, matrix.device_mesh, matrix.placements, src_data_rank=None)
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices of a model's layers, with decoupled weight decay. Parameters must have two dimensions.
+    """Muon for the matrices of a model's layers, with decoupled weight decay. Parameters must have two dimensions.
 
-    Each group has its `params`, `lr` and `weight_decay`; `dtype` is what the iteration multiplies in.
+    Each group has `params`, `lr` and `weight_decay`. `dtype`: dtype of the iteration.
     """
 
     def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, momentum: float = 0.95) -> None:
@@ -69,7 +68,7 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = _of_all(parameter.grad.lerp(average, group["momentum"]), self._dtype)
+                update = _orthogonalize_full(parameter.grad.lerp(average, group["momentum"]), self._dtype)
                 # An update of the same size for every entry, whatever the shape of the matrix.
                 size = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])

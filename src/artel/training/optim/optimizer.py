@@ -1,4 +1,4 @@
-"""The optimizer of a run, with its state as named tensors; the gradients are clipped as it uses them."""
+"""The optimizer of a run: clips gradients, steps the weights, and saves its state as named tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from artel.training.optim.specs import Groups, OptimizerSpec
 
 
 def check_optimizer(train: TrainConfig) -> None:
-    """Raise InputError for an optimizer that is not installed, and for bf16 weights with what they do not go with."""
+    """Raise InputError if the optimizer is not installed, or if bf16 weights do not work with the other settings."""
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
     if spec.package and find_spec(spec.package) is None:
         raise missing_extra(spec.package, spec.extra, f"train.optimizer: {train.optimizer}")
@@ -60,18 +60,18 @@ def clip_divisor(norm: torch.Tensor, largest: float | None) -> torch.Tensor:
 def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | None = None) -> int:
     """Return the bytes of optimizer state, allocated in the first step.
 
-    `on` a device: for this process's shards alone, if they lie there.
+    With `on`, count only this process's shards on that device.
     """
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
     matrices = _matrices(model, spec)
     per_number, average = spec.state_bytes(train), 4.0 if train.ema is not None else 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    counts = [p.numel() if on is None else _numbers_on(on, p) for p in trained]
-    of_each = [average + (spec.matrix_bytes if p in matrices else per_number) for p in trained]
-    return round(sum(map(operator.mul, counts, of_each)))
+    counts = [p.numel() if on is None else _count_on(on, p) for p in trained]
+    bytes_per_number = [average + (spec.matrix_bytes if p in matrices else per_number) for p in trained]
+    return round(sum(map(operator.mul, counts, bytes_per_number)))
 
 
-def _numbers_on(device: torch.device, parameter: torch.Tensor) -> int:
+def _count_on(device: torch.device, parameter: torch.Tensor) -> int:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return local.numel() if local.device.type == device.type else 0
 
@@ -79,7 +79,8 @@ def _numbers_on(device: torch.device, parameter: torch.Tensor) -> int:
 def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Callable[[], torch.optim.Optimizer]:
     """Return the factory of PyTorch's adamw or sgd, for an engine that steps it.
 
-    Its groups go by the parameters as they are now, which may be on the meta device; it is made of what they are then.
+    Groups are formed from the current parameters, which may be on the meta device. The factory uses their values at the
+    time of its call.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shares, decaying = layer_shares(model, train.layer_decay), weight_matrices(model)
@@ -90,9 +91,9 @@ def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Ca
 class Optimizer:
     """One or two optimizers of PyTorch, stepped together; each group's peak learning rate follows one schedule.
 
-    `seed` is for the stochastic rounding of bf16 weights, `precision` what the run computes in. Adafactor waits for the
-    device at each parameter to read its norm, bitsandbytes' AdamW8bit after each one; the others never do, except as
-    `step` says.
+    `seed` is for the stochastic rounding of bf16 weights, `precision` is that of the run. Adafactor waits for the
+    device at each parameter to read its norm, bitsandbytes' AdamW8bit after each parameter. Other optimizers wait only
+    in the cases described in `step`.
     """
 
     saves_collectively = False
@@ -129,20 +130,20 @@ class Optimizer:
     def clip_and_step(
         self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Step at `rate` times the peak learning rate with clipped gradients. `norm`: theirs before clipping.
+        """Clip the gradients and step at `rate` times the peak learning rate. `norm`: gradient norm before clipping.
 
-        Returns (their norm without the loss factor, whether the step was good), scalars on the device. A step is bad if
-        its norm is not finite, or if the caller calls it a `spike`; if `guarded`, a bad step changes nothing.
+        Return (norm without the loss factor, True if the step was good), scalars on the device. A step is bad if its
+        norm is not finite, or if the caller calls it a `spike`. With `guarded`, a bad step changes nothing.
 
-        With a loss scale a step whose norm is infinite is left out and the scale halved; it counts as good until that
-        does not help. A spike is left out too, and leaves the scale as it is.
+        With a loss scale, a step with an infinite norm is skipped and the scale halved. It counts as good until halving
+        no longer helps. A spike is skipped, too, and does not change the scale.
         """
         if self._max_value is not None:
             self._clip_values(self._max_value)
         if self.loss_scale is None:
-            good = torch.isfinite(norm) & (not spike)
-            self.step(rate, clip_divisor(norm, self._max_norm), (~good).float() if guarded else None)
-            return norm, good
+            is_good = torch.isfinite(norm) & (not spike)
+            self.step(rate, clip_divisor(norm, self._max_norm), (~is_good).float() if guarded else None)
+            return norm, is_good
         norm = norm / self.loss_scale.scale
         found_inf = self.loss_scale.found_infinite(norm)
         divisor = self.loss_scale.divisor(clip_divisor(norm, self._max_norm))
@@ -151,12 +152,12 @@ class Optimizer:
         return norm, ~self.loss_scale.has_collapsed() & (not spike)
 
     def step(self, rate: float, divisor: torch.Tensor | None = None, found_inf: torch.Tensor | None = None) -> None:
-        """Step at `rate` times the peak learning rate. The gradients are gone afterwards.
+        """Step at `rate` times the peak learning rate, and clear the gradients.
 
-        Gradients are divided by `divisor` (float32, a scalar on the device) as they are used: within the kernels of
-        adamw and sgd, in a pass of their own for the others. If `found_inf` is 1.0, not 0.0, neither parameters nor
-        state change; adamw and sgd see to that on the device, for the others the host waits to read it.
-        Where weights are offloaded to the CPU, both are copied there, for which the host waits.
+        Gradients are divided by `divisor` (float32, a scalar on the device): in the kernels of adamw and sgd, in a
+        separate pass for other optimizers. If `found_inf` is 1.0, not 0.0, neither parameters nor state change. adamw
+        and sgd read it on the device; for other optimizers the host waits to read it. If weights are offloaded to the
+        CPU, both are copied there, and the host waits for the copy.
         """
         if found_inf is not None and not all(map(_honors_found_inf, self._optimizers)) and bool(found_inf):
             self._clear_grads()
@@ -164,18 +165,18 @@ class Optimizer:
         for shard in self._shards:
             shard.refresh()
         for optimizer in self._optimizers:
-            place = optimizer.param_groups[0]["params"][0].device  # a CPU, where the weights are offloaded to it
+            device = optimizer.param_groups[0]["params"][0].device  # the CPU if weights are offloaded
             if divisor is not None:
-                divisor = divisor.to(place)
+                divisor = divisor.to(device)
             if found_inf is not None:
-                found_inf = found_inf.to(place)
+                found_inf = found_inf.to(device)
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate
             if _divides_by_grad_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = divisor, found_inf  # type: ignore[attr-defined]
             elif divisor is not None:
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-                # Of this rank alone: those of matrices that are split and of those that are not are on other meshes.
+                # Local shards: split and unsplit matrices are on different meshes.
                 pieces = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
                 torch._foreach_div_(pieces, divisor)
             optimizer.step()
@@ -184,11 +185,11 @@ class Optimizer:
         self._clear_grads()
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Inside the block the model has the averages of its weights (`train.ema`), if there are any."""
+        """Give the model the averages of its weights (`train.ema`) inside the block, if there are any."""
         return nullcontext() if self.averages is None else self.averages.in_model()
 
     def _clip_values(self, limit: float) -> None:
-        """Clip each element of the gradients at `limit`, times the loss scale that they still have."""
+        """Clip each element of the gradients at `limit` times the loss scale, which they still contain."""
         for shard in self._shards:
             if (gradient := shard.parameter.grad) is not None:
                 local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
@@ -223,7 +224,7 @@ class Optimizer:
         return state if self.loss_scale is None else state | self.loss_scale.state()
 
     def allocate_state(self, shapes: Shapes) -> dict[str, torch.Tensor]:
-        """Memory for this rank's shards of a state with tensors of these shapes, to be filled and given to `load`."""
+        """Return memory for this rank's shards of a state with these shapes, to be filled and passed to `load`."""
         shards = {shard.name: shard for shard in self._shards}
         state = {}
         for name, (shape, dtype) in shapes.items():
@@ -237,7 +238,7 @@ class Optimizer:
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """Load the result of `state` for the same model and optimizer. A full state is sharded.
 
-        What was there before is gone, also where `state` has nothing in its place.
+        The previous state is discarded, including entries that `state` does not have.
         """
         state = dict(state)
         for optimizer in self._optimizers:
@@ -268,7 +269,7 @@ class Optimizer:
             _add_tables(optimizer)
 
 
-# What 8-bit codes mean: bitsandbytes keeps one table for all parameters and refers to it in the state of each.
+# Values of 8-bit codes: bitsandbytes keeps one table for all parameters and refers to it in the state of each.
 _TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
 
@@ -295,8 +296,8 @@ def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
     if spec.build_for_matrices is None:
         return set()
     matrices = weight_matrices(model)
-    of_layers = {parameter for layer in repeated_layers(model) for parameter in layer.parameters()}
-    return {parameter for parameter in of_layers & matrices if parameter.ndim == 2}
+    layer_parameters = {parameter for layer in repeated_layers(model) for parameter in layer.parameters()}
+    return {parameter for parameter in layer_parameters & matrices if parameter.ndim == 2}
 
 
 def _optimizers(
@@ -314,12 +315,12 @@ def _optimizers(
         groups_of_model = parameter_groups(parameters, shares, peak, train.weight_decay, decaying)
         return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in groups_of_model]
 
-    of_layers = [parameter for parameter in stepped if parameter in matrices]
-    rest = [parameter for parameter in stepped if parameter not in matrices]
+    layer_matrices = [parameter for parameter in stepped if parameter in matrices]
+    other_parameters = [parameter for parameter in stepped if parameter not in matrices]
     optimizers: list[torch.optim.Optimizer] = []
-    if rest:
-        optimizers.append(spec.build(groups(rest, train.learning_rate), train, seed))
-    if of_layers and spec.build_for_matrices is not None:
-        dtype = iteration_dtype(precision, of_layers[0].device)
-        optimizers.append(spec.build_for_matrices(groups(of_layers, train.muon_learning_rate), dtype))
+    if other_parameters:
+        optimizers.append(spec.build(groups(other_parameters, train.learning_rate), train, seed))
+    if layer_matrices and spec.build_for_matrices is not None:
+        dtype = iteration_dtype(precision, layer_matrices[0].device)
+        optimizers.append(spec.build_for_matrices(groups(layer_matrices, train.muon_learning_rate), dtype))
     return optimizers

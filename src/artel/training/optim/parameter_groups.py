@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters decay, and what share of the learning rate each layer takes."""
+"""Parameter groups: weight decay and fraction of the learning rate of each parameter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def parameter_groups(
     weight_decay: float,
     decaying: set[torch.Tensor],
 ) -> list[dict[str, Any]]:
-    """Groups as torch.optim takes them: peak learning rate times each parameter's share, and its weight decay.
+    """Return parameter groups for torch.optim, with `lr` = `peak` times the parameter's fraction in `shares`.
 
-    Those in `decaying` decay: the `weight_matrices` of the model.
+    Weight decay applies to the parameters in `decaying`: the `weight_matrices` of the model.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -33,17 +33,21 @@ def parameter_groups(
 
 def weight_matrices(model: PreTrainedModel) -> set[torch.Tensor]:
     """Return parameters of two or more dimensions, except biases of stacked experts and Mamba's states (A_log)."""
-    named = model.named_parameters()
-    return {parameter for name, parameter in named if parameter.ndim >= 2 and not name.endswith(("bias", "A_log"))}
+    named_parameters = model.named_parameters()
+    return {
+        parameter
+        for name, parameter in named_parameters
+        if parameter.ndim >= 2 and not name.endswith(("bias", "A_log"))
+    }
 
 
 def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
     """Return each parameter's fraction of the learning rate (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
 
-    Layer i of L takes decay^(L-1-i), embeddings decay^L, the head and the final norm 1. In an encoder-decoder each
-    stack is counted for itself, so that the last layers of both take 1, and embeddings go by the taller one. Embeddings
-    are what the model itself calls so, with their norms and projections; an output head that is tied to them is one.
-    Raise InputError where the model does not say which its layers are.
+    Layer i of L gets decay^(L-1-i), embeddings decay^L, the head and the final norm 1. In an encoder-decoder each stack
+    is counted separately, so the last layers of both get 1, and embeddings follow the taller stack. Embeddings are
+    modules that the model names so, with their norms and projections, and an output head that is tied to them.
+    Raise InputError if the model does not declare its layers.
     """
     shares = dict.fromkeys(model.parameters(), 1.0)
     if decay == 1.0:
@@ -69,9 +73,9 @@ def _stacks(model: PreTrainedModel) -> Iterator[list[nn.Module]]:
 
 
 def _embeddings(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """By kind or by name: the order in which modules were made does not tell (OPT makes its final norm before them)."""
+    """Yield embeddings, by kind or by name. Their order does not tell: OPT creates its final norm before them."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        own = name.rpartition(".")[2]
-        if module is not head and (isinstance(module, nn.Embedding) or "embed" in own):
+        attribute = name.rpartition(".")[2]
+        if module is not head and (isinstance(module, nn.Embedding) or "embed" in attribute):
             yield module

@@ -1,7 +1,7 @@
-"""The optimizers that `train.optimizer` names, each with all that artel knows of it.
+"""The optimizers of `train.optimizer`, with everything that artel knows about them.
 
-An optimizer of your own is one more `OptimizerSpec`, registered under its name in `artel.registry.OPTIMIZERS`. torch is
-imported by `build`, since `artel config` asks an optimizer for its settings and its names in other tools.
+To add an optimizer, register an `OptimizerSpec` under its name in `artel.registry.OPTIMIZERS`. Import torch in `build`,
+since `artel config` reads the settings of an optimizer and its names in other tools.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class OptimizerSpec:
     summary: str
     """A line for `artel doctor` and the help of `train.optimizer`."""
     state_bytes: Callable[[TrainConfig], float]
-    """Bytes of state that it holds for each parameter."""
+    """Bytes of state per number of a parameter."""
     keys: tuple[str, ...] = ()
-    """Keys of `train` that it reads in addition to those of every optimizer. Another one's keys get a note."""
+    """Keys of `train` that it reads in addition to those of every optimizer. Keys of others get a note."""
     build_for_matrices: Callable[[Groups, torch.dtype], torch.optim.Optimizer] | None = None
     """Steps the matrices of the layers, multiplying in this dtype; `build` then steps the other parameters."""
     matrix_bytes: float = 0.0
-    """Bytes of state for each number of those matrices."""
+    """Bytes of state per number of those matrices."""
     steps_shards: bool = True
-    """False where it looks at whole matrices, of which processes hold shards (FSDP, tensor parallelism)."""
+    """False if it needs full matrices, but processes hold shards of them (FSDP, tensor parallelism)."""
     steps_flat_shards: bool = False
     """True if it treats each number by itself, and artel compares its settings with those of a DeepSpeed file."""
     rounds_to_bf16: bool = False
-    """True where its steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
+    """True if steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
-    """True where its state is Adam's two averages in float32, as DeepSpeed's checkpoints hold it."""
+    """True if its state is Adam's two averages in float32, as in DeepSpeed's checkpoints."""
     other_names: tuple[tuple[str, str], ...] = ()
-    """(pattern, difference): its names in other tools beside its own, and how it differs from theirs, if it does."""
+    """(pattern, difference): its other names in other tools, and how it differs from the optimizer there, or ""."""
     package: str = ""
-    """The package that it needs, where that comes with an extra."""
+    """The package that it needs, if that comes with an extra."""
     extra: str = ""
 
 
@@ -85,8 +85,8 @@ def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer
 
     sgd = torch.optim.SGD(groups, momentum=train.momentum, fused=True)
     if train.momentum:
-        # A fused SGD makes its averages at the first step and leaves them unset where that step is skipped (1e36 was
-        # found in them, torch 2.13). Made here they are zero, from where the first step gives the same.
+        # A fused SGD allocates its averages at the first step and leaves them uninitialized if that step is skipped
+        # (1e36 was found in them, torch 2.13). Zeros give the same first step.
         for parameter in (p for group in sgd.param_groups for p in group["params"]):
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
