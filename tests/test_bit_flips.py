@@ -108,14 +108,14 @@ def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
         assert Path(damage(store).where) == store / name
         said = logged()
         prepared = prepare(run, verify=True)
-        assert (prepared.made, prepared.folder) == (True, store)
+        assert (prepared.is_new, prepared.folder) == (True, store)
         assert files_in(store) == whole, name
         (line,) = [line for line in said if "rebuilding the store" in line]
         assert line.startswith(f"{store / name} ")
         assert not list(store.parent.glob("*.damaged"))
-    assert not prepare(run, verify=True).made
+    assert not prepare(run, verify=True).is_new
     (store / "manifest.json").unlink()  # a file that is gone, too
-    assert prepare(run).made
+    assert prepare(run).is_new
     assert files_in(store) == whole
 
 

@@ -106,7 +106,7 @@ def test_other_outputs_of_pairs_make_another_store(tmp_path):
     first = prepare(run)
     written(tmp_path, "out.txt", "a, b\nc, d\n")
     second = prepare(run)
-    assert second.made
+    assert second.is_new
     assert second.folder != first.folder
 
 

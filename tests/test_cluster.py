@@ -14,7 +14,7 @@ from artel.config import PrepareConfig
 from artel.errors import ArtelError, InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.engines import check_engine
-from artel.preparing.engines.cluster import Work, lost_tasks, new_work, rank_command
+from artel.preparing.engines.cluster import Work, lost_tasks_error, new_work, rank_command
 from artel.preparing.engines.slurm import job_script
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
@@ -105,7 +105,7 @@ def test_a_node_that_does_not_see_the_workspace(tmp_path):
         work.run(0, 1)
     with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*jobs\n"):
         Work.read(tmp_path / "jobs")
-    error = str(lost_tasks(work, 2, "the job 7 ended as FAILED", "mend it"))
+    error = str(lost_tasks_error(work, 2, "the job 7 ended as FAILED", "mend it"))
     assert "2 of 2 tasks (text) were not done: the job 7 ended as FAILED and left no log" in error
     assert "data.store" in error
 
@@ -119,7 +119,7 @@ def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
     ):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_text(log)
-    error = str(lost_tasks(work, 1, "the job 7 ended as FAILED", "mend it"))
+    error = str(lost_tasks_error(work, 1, "the job 7 ended as FAILED", "mend it"))
     assert error.startswith(f"{tmp_path}/logs/7_1.log: 1 of 2 tasks (text) were not done")
     assert error.count("    | a") == 11
     assert "| why" in error

@@ -19,7 +19,7 @@ from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, position_limit, pretrained_structure
 from artel.models.lora.adapters import freeze
 from artel.objectives import objective_type
-from artel.preparing import has_store, tokenizer_name, tokenizer_place
+from artel.preparing import has_store, tokenizer_location, tokenizer_name
 from artel.storage import is_remote
 from artel.text.reading.files import is_url
 from artel.text.sources.find import all_sources
@@ -44,7 +44,7 @@ def tokenizer_here(config: RunConfig) -> Tokenizer | None:
 
     Raise InputError.
     """
-    where, name = tokenizer_place(config)
+    where, name = tokenizer_location(config)
     if name is None or config.data.from_store or has_store(config):
         return None
     if Path(name).exists() or not is_in_hub_cache(name):

@@ -27,7 +27,7 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
     """Write the files of a store shard, and `entry.json`, its entry in the manifest."""
     document = plan.first_document
     dtype = token_type(objective.tokenizer.vocabulary)
-    with new_folder(workspace.shard(plan.folder)) as folder:
+    with new_folder(workspace.shard_path(plan.folder)) as folder:
         writer = ShardWriter(folder / plan.name, dtype)
         for number, chosen in _chosen(workspace, shards, plan):
             samples: dict[int, _Samples] = {}
@@ -43,7 +43,7 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
 def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """Write the finished shards, the tokenizer, the ledger and the manifest into `folder`; return the manifest."""
     splits = {split: no_samples() for split in SPLITS}
-    ledger = orjson.loads((workspace.selection / "ledger.json").read_bytes())
+    ledger = orjson.loads((workspace.selection_path / "ledger.json").read_bytes())
     for split in SPLITS:
         (folder / split).mkdir()
         splits[split]["documents"] = ledger["parts"][split]["documents"]
@@ -51,7 +51,7 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
         splits[split]["files"] = _write_sources(workspace, folder / split, split)
     for plan in shard_plans(workspace):
         counts = splits[plan.split]
-        shard = workspace.shard(plan.folder)
+        shard = workspace.shard_path(plan.folder)
         entry, flags, columns = orjson.loads((shard / "entry.json").read_bytes())
         for name in entry["files"]:
             _link(shard / name, folder / plan.split / name)
@@ -60,12 +60,12 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
             counts["tokens"] += entry["tokens"]
             counts["samples"] += entry["samples"]
             counts["flags"], counts["numbers"] = flags, columns
-    shutil.copytree(workspace.tokenizer, folder / "tokenizer")
+    shutil.copytree(workspace.tokenizer_path, folder / "tokenizer")
     totals = {name: {split: counts[name] for split, counts in splits.items()} for name in ("tokens", "samples")}
     (folder / "ledger.json").write_bytes(orjson.dumps({**ledger, **totals}, option=orjson.OPT_INDENT_2))
     for name in LISTS:
-        if (workspace.selection / name).is_file():
-            _link(workspace.selection / name, folder / name)
+        if (workspace.selection_path / name).is_file():
+            _link(workspace.selection_path / name, folder / name)
     return write_manifest(folder, token_type(vocabulary), about, splits)
 
 
@@ -126,7 +126,7 @@ def _chosen(
 
 def _column(workspace: Workspace, name: str, number: int, dtype: type[np.generic]) -> NDArray:
     """Return a number of each document of a prepared shard: how often it is written (copies), or its split (splits)."""
-    return np.fromfile(workspace.selection / name / f"{number:05d}", dtype)
+    return np.fromfile(workspace.selection_path / name / f"{number:05d}", dtype)
 
 
 def _runs(chosen: NDArray[np.bool_], stored: NDArray[np.uint8]) -> list[tuple[int, int, int]]:

@@ -49,7 +49,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
     modules = [FORMATS.module_of(source.format) for source in config.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(config.objective)) if module is not None}
-    own: Section | None = (config.model_extra or {}).get(config.objective)
+    section: Section | None = (config.model_extra or {}).get(config.objective)
     return {
         "format": FORMAT,
         "text": TEXT_VERSION,
@@ -58,7 +58,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "data": data,
         "tokenizer": config.tokenizer.model_dump(mode="json", exclude={"replace"}),
         "objective": [config.objective, objective_type(config).store_settings(config)],
-        **({"settings": own.model_dump(mode="json")} if own is not None else {}),
+        **({"settings": section.model_dump(mode="json")} if section is not None else {}),
         "seed": config.seed if depends_on_seed(config) else None,
     }
 
@@ -68,7 +68,7 @@ def _digest(inputs: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
 
 
-def damage(folder: Path) -> Problem | None:
+def find_damage(folder: Path) -> Problem | None:
     """Read a whole store; return what is wrong with it, or None. Raise InputError without permission to read."""
     try:
         TokenStore(folder).verify()
@@ -77,7 +77,7 @@ def damage(folder: Path) -> Problem | None:
     return None
 
 
-def set_aside(folder: Path) -> Path:
+def set_damaged_aside(folder: Path) -> Path:
     """Rename a damaged store to KEY.damaged, so that nothing opens it; return its new name."""
     aside = folder.with_name(f"{folder.name}.damaged")
     with disk_errors(folder.parent):
@@ -87,26 +87,26 @@ def set_aside(folder: Path) -> Path:
     return aside
 
 
-def remember_store(config: RunConfig, settings: str, folder: Path) -> None:
+def record_store(config: RunConfig, settings: str, folder: Path) -> None:
     """Write the store into RUN/store.json, so that the run can resume when its texts are gone."""
     content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
-    file = _note(config)
+    file = _store_file(config)
     if not file.is_file() or file.read_bytes() != content:
         write_file(file, content)
 
 
-def remembered_store(config: RunConfig, settings: str) -> Path | None:
+def recorded_store(config: RunConfig, settings: str) -> Path | None:
     """Return the store in RUN/store.json, if it still exists and was made with the same settings."""
     try:
-        note = orjson.loads(_note(config).read_bytes())
-        folder = Path(note["store"])
-        is_same = note["settings"] == settings
+        record = orjson.loads(_store_file(config).read_bytes())
+        folder = Path(record["store"])
+        is_same = record["settings"] == settings
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return folder if is_same and (folder / "manifest.json").is_file() else None
 
 
-def _note(config: RunConfig) -> Path:
+def _store_file(config: RunConfig) -> Path:
     return Path(config.run) / "store.json"
 
 

@@ -103,13 +103,13 @@ class Workspace:
         return [*notes, *([self.held_out["note"]] if self.held_out else [])]
 
     @property
-    def not_read(self) -> list[str]:
+    def unread_files(self) -> list[str]:
         """Files in folders of sources that none of their formats reads."""
         return orjson.loads(self._plan.read_bytes())["not_read"]
 
     def hold_out(self, fraction: float, note: str) -> Workspace:
         """Return the workspace with another held-out fraction than the run's. All texts are read again."""
-        self.exact.unlink(missing_ok=True)
+        self.exact_duplicates_path.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():
                 discard(self.path / name)  # renamed first, so that a kill leaves nothing that looks finished
@@ -118,39 +118,39 @@ class Workspace:
         return Workspace.open_or_plan(self.path, self.config)
 
     @property
-    def tokenizer(self) -> Path:
+    def tokenizer_path(self) -> Path:
         return self.path / "tokenizer"
 
     @property
-    def benchmarks(self) -> Path:
+    def benchmarks_path(self) -> Path:
         return self.path / "benchmarks"
 
     def benchmark_index(self) -> BenchmarkIndex | None:
         """Return the index of the run's benchmarks; None for a run without them."""
         config = self.config.data.decontaminate
-        return BenchmarkIndex(self.benchmarks, config.words) if config is not None else None
+        return BenchmarkIndex(self.benchmarks_path, config.words) if config is not None else None
 
-    def lines(self, shard: int) -> Path:
+    def lines_path(self, shard: int) -> Path:
         return self.path / "lines" / f"{shard:05d}"
 
-    def earlier(self, shard: int) -> Path:
+    def repeated_lines_path(self, shard: int) -> Path:
         return self.path / "earlier" / f"{shard:05d}"
 
-    def text(self, shard: int) -> Path:
+    def text_path(self, shard: int) -> Path:
         return self.path / "text" / f"{shard:05d}"
 
     @property
-    def exact(self) -> Path:
+    def exact_duplicates_path(self) -> Path:
         return self.path / "exact"
 
-    def near(self, group: int) -> Path:
+    def near_duplicates_path(self, group: int) -> Path:
         return self.path / "near" / f"{group:05d}.npy"
 
     @property
-    def selection(self) -> Path:
+    def selection_path(self) -> Path:
         return self.path / "selection"
 
-    def shard(self, name: str) -> Path:
+    def shard_path(self, name: str) -> Path:
         return self.path / "shards" / name
 
     @property

@@ -29,7 +29,7 @@ from pathlib import Path
 import orjson
 
 from artel.errors import ArtelError, WorkError
-from artel.preparing.engines.local import exit_with
+from artel.preparing.engines.local import exit_with_parent
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
@@ -43,7 +43,7 @@ UNSEEN_SECONDS = 60
 # Seconds between checks for results. Checks take at most a tenth of the time.
 _POLL_SECONDS = 2.0
 _QUOTED_LINES = 12
-_FILE = "work.json"
+_WORK_FILE = "work.json"
 
 
 @dataclass(frozen=True)
@@ -66,21 +66,21 @@ class Work:
 
     def write(self) -> None:
         """Write it into its folder, for the ranks."""
-        write_file(Path(self.folder, _FILE), orjson.dumps(asdict(self)))
+        write_file(Path(self.folder, _WORK_FILE), orjson.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> Work:
         """Return what `write` wrote. Raise WorkError on a node that does not see the folder."""
         try:
-            return cls(**orjson.loads((folder / _FILE).read_bytes()))
+            return cls(**orjson.loads((folder / _WORK_FILE).read_bytes()))
         except FileNotFoundError:
-            raise _unseen(folder) from None
+            raise _unseen_error(folder) from None
 
     def run(self, rank: int, ranks: int) -> None:
         """Run the work of a rank, 0 to `ranks` - 1. Raise WorkError; errors of tasks go to the workspace."""
         # The folder proves nothing: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
-            raise _unseen(Path(self.workspace))
+            raise _unseen_error(Path(self.workspace))
         workspace = Workspace.load(Path(self.workspace))
         try:
             os.chdir(self.directory)
@@ -89,7 +89,7 @@ class Work:
             workspace.write_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, FIX_SHARED_DISK))
             return
         encode_in_one_thread()  # other processes use the other cores
-        threading.Thread(target=exit_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
         # Forked even for one process, so that this one sees how it ended.
         context = multiprocessing.get_context("fork")
         processes = []
@@ -102,8 +102,8 @@ class Work:
         for process in processes:
             process.join()
         codes = [process.exitcode or 0 for process in processes]
-        if killed := [signal.Signals(-code).name for code in codes if code < 0]:
-            what = f"a process on {socket.gethostname()} was killed by {killed[0]}"
+        if signals := [signal.Signals(-code).name for code in codes if code < 0]:
+            what = f"a process on {socket.gethostname()} was killed by {signals[0]}"
             write_file(Path(self.folder, "killed", str(rank)), what)
             raise WorkError.at("prepare.workers", what)
         if any(codes):
@@ -111,9 +111,9 @@ class Work:
         write_file(Path(self.folder, "succeeded", str(rank)), "")
 
     def _run_tasks(self, workspace: Workspace, name: str, first: int, parent: int) -> None:
-        threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
         tasks = Tasks(workspace)
-        for number in self._take(name, first):
+        for number in self._claim_tasks(name, first):
             try:
                 workspace.raise_errors()
             except ArtelError:
@@ -127,20 +127,20 @@ class Work:
                 return
             except (Exception, SystemExit) as error:
                 traceback.print_exc()
-                known = worker_error(error, f"stage {self.stage}, part {number}")
-                workspace.write_error(f"{self.stage}-{number}", known)
+                task_error = worker_error(error, f"stage {self.stage}, part {number}")
+                workspace.write_error(f"{self.stage}-{number}", task_error)
                 os._exit(1)
 
-    def _take(self, name: str, first: int) -> Iterator[int]:
+    def _claim_tasks(self, name: str, first: int) -> Iterator[int]:
         """Yield tasks claimed for a process, from `first` on; first those it claimed before a requeue."""
         claims = Path(self.folder, "claims")
         yield from [int(claim.name) for claim in claims.iterdir() if str(claim.readlink()) == name]
-        remaining = deque(self.numbers[first:] + self.numbers[:first])
-        while remaining:
+        unclaimed = deque(self.numbers[first:] + self.numbers[:first])
+        while unclaimed:
             claimed = {claim.name for claim in claims.iterdir()}
-            remaining = deque(number for number in remaining if str(number) not in claimed)
-            if remaining:
-                number = remaining.popleft()
+            unclaimed = deque(number for number in unclaimed if str(number) not in claimed)
+            if unclaimed:
+                number = unclaimed.popleft()
                 try:
                     (claims / str(number)).symlink_to(name)  # atomic, also over a network; fails if it exists
                 except FileExistsError:
@@ -177,12 +177,12 @@ def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], No
     return missing
 
 
-def lost_tasks(work: Work, missing: int, ended: str, fix: str) -> WorkError:
+def lost_tasks_error(work: Work, missing: int, reason: str, fix: str) -> WorkError:
     """Return the error for tasks without result or error. It quotes the log of a failed rank."""
-    what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {ended}"
-    if killed := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
+    what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {reason}"
+    if kill_notes := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
         memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
-        return WorkError.at("prepare.workers", f"{what}; {killed[0]}", f"{memory}; {FIX_RESUME}")
+        return WorkError.at("prepare.workers", f"{what}; {kill_notes[0]}", f"{memory}; {FIX_RESUME}")
     log = _failed_log(Path(work.folder))
     if log is None:
         what = f"{what} and left no log: do the nodes see that folder?"
@@ -198,7 +198,7 @@ def _failed_log(folder: Path) -> Path | None:
     return max((log for log in failed if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)
 
 
-def _unseen(path: Path) -> WorkError:
+def _unseen_error(path: Path) -> WorkError:
     return WorkError.at("data.store", f"the node {socket.gethostname()} does not see {path}", FIX_SHARED_DISK)
 
 
