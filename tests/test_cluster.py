@@ -156,7 +156,7 @@ def test_without_slurm_nothing_is_read(tmp_path):
                   tmp_path / "run.yaml")  # fmt: skip
     (tmp_path / "bin").mkdir()
     done = refused("prepare", run, env={"PATH": str(tmp_path / "bin")})
-    assert "prepare.engine: slurm: there is no sbatch on this machine" in done.stderr
+    assert "prepare.engine: slurm: sbatch is not installed" in done.stderr
     assert not list(tmp_path.rglob("*.parts"))
 
 
@@ -312,7 +312,7 @@ def test_ray(tmp_path, texts, expected):
             kill(process)
     assert process.returncode == 0, (tmp_path / "log").read_text()[-6000:]
     report = json.loads((tmp_path / "results.json").read_text())
-    assert report["no_cluster"].startswith("InputError prepare.engine: ray: no cluster of Ray is reached")
+    assert report["no_cluster"].startswith("InputError prepare.engine: ray: no Ray cluster")
     assert "ray start --head" in report["no_cluster"]
     assert "RAY_ADDRESS" in report["no_cluster"]
     assert report["whole"] == expected

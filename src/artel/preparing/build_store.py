@@ -1,4 +1,4 @@
-"""Builds a token store, stage by stage, in a workspace beside it."""
+"""Build a token store, stage by stage, in a workspace beside it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
             logger.info("the validation split is empty: holding out some documents, and reading the text again")
             workspace = workspace.hold_out(*larger_fraction)
             selection = read_texts()
-        with reporting(lambda: "choosing what is kept"):
+        with reporting(lambda: "selecting documents"):
             objective = objective_of(config, load_tokenizer(str(workspace.tokenizer_path)))
             notes = notes_of(objective)
             selection.write(workspace.selection_path, lambda file: copy_list(config, file), notes, objective.review)
@@ -130,14 +130,14 @@ def notes_of(objective: Objective, documents: Iterable[Document] | None = None) 
             *([_DATE_NOTE] if objective.writes_day else []),
         ]
     except InputError:
-        return []  # reported when all of them are read
+        return []  # reported when all texts are read
 
 
 def _check_unchanged(config: RunConfig, key: str, workspace: Workspace) -> None:
-    """Raise WorkError if the files of the store's key changed while it was made."""
+    """Raise WorkError if files that the store's key depends on changed while the store was built."""
     if store_key(config) != key:
         shutil.rmtree(workspace.path)
-        what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
+        what, fix = "files changed while they were being prepared", "run again when no process writes to them"
         raise WorkError.at("data.sources", what, fix)
 
 
@@ -145,18 +145,18 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
     splits = manifest["parts"]
     if config.data.held_out != 0.0 and splits["validation"]["samples"] == 0:
         documents = splits["train"]["documents"]
-        what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
+        what = f"all {documents:,} documents are in one group, which cannot be divided, so none can be held out"
         if documents == 1:
             what = "the only document cannot be held out"
         if splits["validation"]["documents"]:
             what = "no sample could be made of the documents that are held out"
-        elif config.data.held_out is None:  # texts of their own: their set is named so
+        elif config.data.held_out is None:  # separate validation texts are counted as the set "validation"
             dropped = describe_drops(ledger["sets"].get("validation", {}).get("dropped", {}))
-            what = f"no sample could be made of {config.data.validation}: {dropped or 'it holds no document'}"
+            what = f"no sample could be made of {config.data.validation}: {dropped or 'it has no documents'}"
         elif dropped := describe_drops(ledger["documents"]["dropped"]):
-            what = f"no document that can be held out is left (dropped: {dropped})"
+            what = f"no document is left to hold out (dropped: {dropped})"
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(config.data)}"
         raise InputError.at("data.validation", what, fix)
     if config.data.held_out != 1.0 and splits["train"]["samples"] == 0:
-        fix = "see what was dropped, and fix it or raise data.max_bad"
-        raise InputError.at("data.sources", "no training sample could be made of them", fix)
+        fix = "fix the documents that were dropped, or raise data.max_bad"
+        raise InputError.at("data.sources", "they yield no training sample", fix)

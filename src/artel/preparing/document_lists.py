@@ -16,7 +16,7 @@ from artel.storage import write_file
 from artel.text import BenchmarkIndex, Contaminated
 
 REJECTED, CONTAMINATED = "rejected.jsonl", "contaminated.jsonl"
-"""The records that could not be used; the documents that share n-grams with benchmarks, if the run looks for them."""
+"""Records that could not be used; documents that share n-grams with benchmarks (with data.decontaminate)."""
 LISTS = (REJECTED, CONTAMINATED)
 
 
@@ -33,23 +33,23 @@ def copy_list(config: RunConfig, file: Path) -> None:
 
 
 def copy_lists(config: RunConfig, store: Path) -> None:
-    """Copy the lists of a store that are not empty into the run's folder, and remove those of an earlier start."""
+    """Copy the lists of a store that are not empty into the run's folder, and remove outdated ones."""
     for name in LISTS:
         file = store / name
         if file.is_file() and file.stat().st_size:
             copy_list(config, file)
-        elif config.run and identity(Path(config.run)):  # from before the texts were fixed
+        elif config.run and identity(Path(config.run)):  # the texts were fixed since
             Path(config.run, name).unlink(missing_ok=True)
 
 
-# Rows listed per document; a text may contain a whole benchmark.
+# Maximum benchmark rows listed per document: a text may contain a whole benchmark.
 _MAX_LISTED_ROWS = 20
 
 
 def write_contaminated(
     file: Path, documents: Iterable[Contaminated], index: BenchmarkIndex
 ) -> tuple[dict[str, Any], str]:
-    """Write a line for each document; return the counts of each benchmark, and a sentence for the user."""
+    """Write a line for each contaminated document; return counts by benchmark, and a note for the user."""
     benchmark_of = [number for number, benchmark in enumerate(index.benchmarks) for _ in range(benchmark["rows"])]
     rows: set[int] = set()
     documents: Counter[int] = Counter()

@@ -1,13 +1,13 @@
-"""Imports token files of other programs as a token store, without tokenizing; memory does not grow with the input.
+"""Import token files of other programs as a token store, without tokenizing, in bounded memory.
 
     Megatron-LM   NAME.idx + NAME.bin   the index has the length and position of each sequence and the document ends
     nanoGPT       NAME.bin              only uint16; a document ends with the next end token
     llm.c         NAME.bin              256 int32 (20240520, version 1, number of tokens), then as nanoGPT; or uint32
-                                        after (20240801, 7, tokens). modded-nanogpt writes the first of the two
+                                        after (20240801, 7, tokens). modded-nanogpt writes the former
 
-In the store every document ends with one end token, whether its file has it there, at the beginning (llm.c) or not at
-all; the ledger counts added ones (`end_added`). Documents with no other token are dropped as `empty`. A
-document that continues in the next file (of llm.c's shards) becomes two documents.
+In the store every document ends with one end token, whether its file has one at the end, at the beginning (llm.c) or
+not at all; the ledger counts the tokens that were added (`end_added`). Documents with no other token are dropped as
+`empty`. A document that continues in the next file (of llm.c's shards) becomes two documents.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _write_documents(
 
 @dataclass(slots=True)
 class _ImportWriter:
-    """Writes documents into a store and counts them."""
+    """Writes documents into a store, and counts them."""
 
     writer: StoreWriter
     tokenizer: Tokenizer
@@ -131,7 +131,7 @@ class _ImportWriter:
             chunks = [text[first : first + CHUNK_TOKENS] for first in range(0, len(text), CHUNK_TOKENS)]
             for at, chunk in enumerate(chunks):
                 self._check(file, number, start + at * CHUNK_TOKENS, chunk)
-            if not is_first_logged:  # ids of another tokenizer may be in range: people will see that this is no text
+            if not is_first_logged:  # ids of another tokenizer may be in range: people will see that this is not text
                 is_first_logged = True
                 logger.info("its first document begins: %r", self.tokenizer.decode(text[:32].tolist())[:80])
             target = split
@@ -146,7 +146,7 @@ class _ImportWriter:
             self.splits[target].update(documents=1, **sizes)
 
     def ledger(self) -> dict[str, Any]:
-        """Return what was read and written, in the form of the ledger of `artel prepare`."""
+        """Return the counts in the format of the ledger of `artel prepare`."""
         sets = {name: _document_counts(count, self.dropped[name]) for name, count in self.read.items()}
         fields = ("documents", "characters", "bytes")
         return {
@@ -204,7 +204,7 @@ def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
     for token, number in backend.get_vocab(with_added_tokens=True).items():
         sizes[number] = len(token)  # each byte is one letter
         characters[number] = sum(letter not in _CONTINUATION for letter in token)
-    for number, added in tokenizer.hf.added_tokens_decoder.items():  # these are written as they are
+    for number, added in tokenizer.hf.added_tokens_decoder.items():  # added tokens are stored as plain text
         characters[number], sizes[number] = len(added.content), len(added.content.encode())
     characters[tokenizer.end_id] = sizes[tokenizer.end_id] = 0
 
@@ -240,10 +240,10 @@ def _check_splits(ledger: dict[str, Any], validation: float | str) -> None:
     documents = ledger["documents"]["kept"]
     problems = []
     if ledger["tokens"]["train"] == 0:
-        fix = "use a file with documents in it" if not documents else "write a smaller --validation"
+        fix = "use a file with documents" if not documents else "write a smaller --validation"
         problems.append(Problem("PATH", f"none of its {documents:,} documents is left for training", fix))
     if validation != 0.0 and documents and ledger["tokens"]["validation"] == 0:
-        what = "there is one document, or all are the same: none can be held out"
+        what = "there is only one document, or all are equal, so none can be held out"
         problems.append(Problem("--validation", what, "write --validation 0, or a file of tokens"))
     if problems:
         raise InputError(problems)
@@ -253,7 +253,7 @@ Span = tuple[int, int]
 
 _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_HEADER = 34  # magic 9, version 8, type 1, number of sequences 8, number of document ends 8
-_MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats: no tokens
+_MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
 _LLM_C_HEADER = 1024
 _LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic number: (version, type)
 # Tokens processed at a time: 8 to 64 MB. Longer documents become several samples, so that memory stays bounded.
@@ -292,7 +292,7 @@ def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]
 
 
 def _find_files(path: str, option: str) -> list[Path]:
-    """Return the .bin files."""
+    """Return the .bin files that a path matches. Raise InputError if there are none."""
     if Path(path).is_file():
         files = [Path(path)]
     elif Path(f"{path}.idx").is_file():
@@ -344,7 +344,7 @@ def _open_with_end_tokens(file: Path, file_format: str, kind: str, offset: int) 
     width = np.dtype(kind).itemsize
     if file.stat().st_size % width:
         what = f"has {file.stat().st_size:,} bytes, not a multiple of the token size, {width} bytes"
-        raise file_error(file, what, "download or write it again: it is cut off, or holds something else")
+        raise file_error(file, what, "download or write it again: it is truncated, or not a file of tokens")
     ids = np.asarray(np.memmap(file, dtype=kind, mode="r", offset=offset))
 
     def documents(end_id: int) -> Iterator[Span]:
@@ -374,11 +374,11 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
     if version != 1:
         raise file_error(index, f"is of version {version}", "this artel reads version 1, which Megatron-LM writes")
     if code not in _MEGATRON_TYPES:
-        raise file_error(index, f"says that its tokens are of type {code}, which is not a token type", fix)
+        raise file_error(index, f"has the token type {code}, which is not an integer type", fix)
     content = f"{sequences:,} sequences and {ends:,} ends of documents"
     size, full_size = index.stat().st_size, _MEGATRON_HEADER + 12 * sequences + 8 * ends
     if size == full_size + sequences and sequences:
-        raise file_error(index, "has a mode for each sequence, so it also has images", "use text only")
+        raise file_error(index, "has a mode for each sequence: it also contains images", "use text only")
     if size != full_size:
         raise file_error(index, f"has {size:,} bytes, but its header says {content}, which need {full_size:,}", fix)
     width = np.dtype(_MEGATRON_TYPES[code]).itemsize

@@ -1,4 +1,4 @@
-"""Checks that outputs and inputs do not overlap: a run would read its output as text, or overwrite its input."""
+"""Check that outputs and inputs do not overlap: a run would read its output as text, or overwrite its input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Outputs = list[tuple[str, Path]]
 def overlap_problems(config: RunConfig, outputs: Outputs | None = None) -> list[Problem]:
     """Return problems with outputs inside inputs and inputs inside outputs, by real paths.
 
-    By default, outputs are the run's folder, the stores and the cache. They need not exist. None of them may contain
+    By default, outputs are the run's folder, the stores and the cache. They need not exist. No output may contain
     text; the cache and the stores may contain models, tokenizers and finished stores.
     """
     outputs = _outputs(config) if outputs is None else outputs
@@ -42,10 +42,10 @@ def overlap_problems(config: RunConfig, outputs: Outputs | None = None) -> list[
 
 
 def output_problems(config: RunConfig) -> list[Problem]:
-    """Return problems with outputs that cannot be written. Existing stores and caches may need no writing."""
+    """Return problems with outputs that cannot be written. Existing stores and caches are not checked."""
     outputs = [(key, folder) for key, folder in _outputs(config) if key == "run" or not folder.is_dir()]
     return [
-        Problem(key, f"{folder} {problem}", "write another folder")
+        Problem(key, f"{folder} {problem}", "use another folder")
         for key, folder in outputs
         if (problem := folder_problem(folder))
     ]
@@ -77,7 +77,7 @@ def _input_folders(config: RunConfig) -> dict[str, str]:
 
 
 def _nested_input_problems(input_key: str, files: Iterable[Path], outputs: Outputs) -> list[Problem]:
-    """Return a problem for each output that contains one of the files, about the first of them."""
+    """Return a problem for each output that contains one of the files, about the first such file."""
     by_real_path = {_real_path(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
     real_parents: dict[str, str] = {}
@@ -90,13 +90,13 @@ def _nested_input_problems(input_key: str, files: Iterable[Path], outputs: Outpu
         for output_path, (key, folder) in by_real_path.items():
             if key not in problems and path.is_relative_to(output_path) and path.parent != rows_path:
                 what = f"{file} (really {path}) lies in {folder} ({key}), where artel writes and clears"
-                fix = f"move it out of there, or choose another folder ({key})"
+                fix = f"move it, or choose another folder ({key})"
                 problems[key] = Problem(input_key, what, fix)
     return list(problems.values())
 
 
 def _nested_output_problem(key: str, folder: Path, input_key: str, path: str) -> Problem:
-    what = f"the folder {folder} (really {_real_path(folder)}) lies in {path} ({input_key}), and would be read as input"
+    what = f"the folder {folder} (really {_real_path(folder)}) lies in {path} ({input_key}): it would be read as input"
     return Problem(key, what, f"choose a folder outside of it ({key}), or a narrower path ({input_key})")
 
 

@@ -1,7 +1,7 @@
 """The token store of a run: found by its key, or built from the sources.
 
-All text work of a run is finished here, before any process group exists. If several processes start, the first to get a
-file lock builds the store, and the others find it. A store appears atomically. It is built shard by shard in a folder
+Text is prepared before any process group exists. If several processes start, the first to get a file lock builds the
+store, and the others find it. A store appears atomically. It is built shard by shard in a folder
 beside it (`workspace.py`); after a kill, finished shards are reused. The result does not depend on interruptions or the
 number of workers.
 """
@@ -85,7 +85,7 @@ class PreparedText:
         return orjson.loads((self.folder / "ledger.json").read_bytes())
 
     def notes(self) -> list[str]:
-        """Return sentences for the user: decisions about the text, and what could not be used."""
+        """Return notes for the user: decisions about the text, and records that could not be used."""
         return from_json(self.ledger().get("notes", []))
 
     def summary(self) -> str:
@@ -124,7 +124,7 @@ def prepare(
     not be used, even if there are too many.
 
     Args:
-        verify: read an existing store in full. A damaged one is reported, set aside and built again, byte for byte.
+        verify: read an existing store in full. A damaged store is reported and rebuilt, byte for byte the same.
         while_making: a context manager around building a store. It yields a check that is called from time to time, and
             with `wait=True` before the store is written; an error that it raises ends the work.
     """
@@ -150,7 +150,7 @@ def prepare(
     is_damaged = verify and _is_complete(folder) and find_damage(folder) is not None
     is_new = False
     if is_damaged or not _is_complete(folder, address):
-        message = "waiting for another process that prepares the same text"
+        message = "waiting for another process that is preparing the same text"
         with lock(stores / f"{key}.lock", lambda: logger.info(message)):
             damaged_store = None
             if folder.exists() and (is_damaged or not _is_complete(folder)):
@@ -172,7 +172,10 @@ def _fetch_or_build(
     address: str,
     while_building: Callable[[], AbstractContextManager[Check]],
 ) -> bool:
-    """Fetch the store from S3, or build it and copy it there. Return True if it was built. Hold the store's lock."""
+    """Fetch the store from S3, or build it and copy it there. Return True if it was built.
+
+    The caller holds the lock of the store.
+    """
     is_new = False
     if address and not folder.exists():
         _fetch(folder, address)
@@ -198,7 +201,7 @@ def prepare_silently(config: RunConfig) -> PreparedText:
 
 
 def check_sources_and_outputs(config: RunConfig) -> None:
-    """Raise InputError for outputs that cannot be written or overlap inputs, and for wrong sources if needed."""
+    """Raise InputError for outputs that cannot be written or overlap inputs; without a store, also for the sources."""
     problems = [*output_problems(config), *overlap_problems(config)]
     try:
         check_text(config.data)
@@ -222,7 +225,7 @@ def _values_file(config: RunConfig) -> Path:
 
 
 def has_store(config: RunConfig) -> bool:
-    """True if the store that the run began with still exists: then neither texts nor a tokenizer are needed."""
+    """True if the store that the run began with still exists, so that neither texts nor a tokenizer are needed."""
     config = with_recorded_values(config)
     return recorded_store(config, settings_digest(config)) is not None
 
@@ -235,7 +238,7 @@ def is_prepared(config: RunConfig) -> bool:
     try:
         config = with_stored_values(config, _values_file(config))
         key = store_key(config)
-    except InputError:  # of the texts
+    except InputError:  # the texts are missing or invalid
         return False
     stores, remote_stores = _stores(config)
     return _is_complete(stores / key, remote_stores and f"{remote_stores}/{key}")
@@ -248,7 +251,7 @@ def record_prepared(config: RunConfig, prepared: PreparedText) -> None:
 
 
 def _resume_hint(folder: Path) -> str:
-    """Return a sentence about what an interrupted preparation of the store `folder` keeps."""
+    """Return a hint on how to resume an interrupted preparation of the store `folder`."""
     if not (folder.with_name(f"{folder.name}.parts") / "tokenizer").exists():
         return "the tokenizer was not finished; the same command starts over with it"
     return "finished shards of the text are kept; the same command resumes"
@@ -295,14 +298,14 @@ def _is_store_folder(folder: Path) -> bool:
 
 
 def _is_complete(folder: Path, address: str = "") -> bool:
-    """True if the store is finished here and, if it has an address, on S3, too."""
+    """True if the store is finished on this machine and, if it has an address, also on S3."""
     if not (folder / "manifest.json").is_file():
         return False
     return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
 
 
 def _copy_note(folder: Path) -> Path:
-    """Return the file with the address of a store's copy on S3; with it, starting needs no network."""
+    """Return the file with the address of a store's copy on S3; if it exists, starting needs no network."""
     return folder.with_name(f"{folder.name}.copy")
 
 

@@ -46,7 +46,7 @@ from artel.text.dedup.near import SignatureWriter
 from artel.tokens.manifest import SPLITS
 from artel.tokens.store import ShardWriter, token_type
 
-# Documents encoded together: enough to use all cores of `tokenizers`, few enough for less than 100 MB.
+# Documents encoded at a time: enough for all cores of `tokenizers`, few enough for less than 100 MB.
 _CHUNK_DOCUMENTS = 256
 _CHUNK_CHARACTERS = 4_000_000
 _BUFFERED_ROWS = 1024
@@ -235,7 +235,7 @@ def _count_lines(shard: InputShard) -> int | None:
 
 @dataclass(frozen=True)
 class PreparedShard:
-    """A prepared shard, as later stages read it."""
+    """A prepared shard, opened for later stages."""
 
     folder: Path
     rows: NDArray

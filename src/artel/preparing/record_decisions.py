@@ -1,7 +1,7 @@
-"""Values at `auto` that records decide, such as the labels of a classification, before anything is tokenized.
+"""Resolve values at `auto` from the records, such as the labels of a classification, before tokenization.
 
-They are saved beside the store as KEY.settled.json, by the key of the run as its user wrote it, so that records are
-read for them once.
+The values are saved beside the store as KEY.settled.json, under the key of the run as its user wrote it, so that the
+records are read only once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from artel.text import Ledger, Record, read_documents
 def resolve_values(config: RunConfig, file: Path) -> RunConfig:
     """Return the run with the values that its records decide; the run itself if there are none.
 
-    `file` stores the values. Raise InputError for records that cannot be read, or decide nothing.
+    `file` stores the values. Raise InputError for records that cannot be read, or leave a value undecided.
     """
     if objective_type(config).undecided(config) and _read_values(config, file) is None:
         write_file(file, orjson.dumps(_decide_values(config, file)))
@@ -63,10 +63,14 @@ def with_recorded_values(config: RunConfig) -> RunConfig:
 
 
 def require_recorded_values(config: RunConfig) -> RunConfig:
-    """Return the run as it began. Raise InputError if values are still undecided."""
+    """Return the run with the values recorded when it began. Raise InputError if values are still undecided."""
     objective, config = objective_type(config), with_recorded_values(config)
     problems = [
-        Problem(f"{objective.section}.{key}", "auto needs the records, but there is only a store of them", "write it")
+        Problem(
+            f"{objective.section}.{key}",
+            "auto needs the records, but there is only a token store",
+            "set a value",
+        )
         for key in objective.undecided(config)
     ]
     if problems:
@@ -100,7 +104,7 @@ def _decide_values(config: RunConfig, file: Path) -> dict[str, Any]:
                 with reporting(lambda: f"{what}: {count:,} read"):
                     return objective.decide(config, records())
         except InputError:
-            if rejected.stat().st_size:  # too many: the selection will not list them
+            if rejected.stat().st_size:  # too many were rejected: the selection will not list them
                 copy_list(config, rejected)
             raise
 

@@ -55,7 +55,7 @@ def check_claim(folder: Path) -> None:
         link = folder / CHECKPOINTS / name
         if link.exists() and not link.is_symlink():
             what = "is a folder or a file, but artel keeps a link to a checkpoint there"
-            problems.append(Problem(str(link), what, "move it away: the link is made again"))
+            problems.append(Problem(str(link), what, "move it away: artel creates the link again"))
     if problems:
         raise InputError(problems)
 
@@ -63,8 +63,8 @@ def check_claim(folder: Path) -> None:
 def claim(folder: Path, original: Path | None = None) -> str:
     """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
 
-    Returns a note for the user if it is a copy, else "". `original`: from `original_of`, if config.yaml was rewritten
-    since. Raise like `check_claim`, and on disk errors.
+    Return a note for the user if it is a copy, else "". `original`: from `original_of`, if config.yaml has been
+    rewritten. Raise like `check_claim`, and on disk errors.
     """
     own_names, real_path = _own_names(folder), os.path.realpath(folder)
     if own_names >= set(NAMES) and _read_mark(folder).get("folder") == real_path:
@@ -107,14 +107,14 @@ def _recorded_run(folder: Path) -> object:
 
 
 def begin_new_run(folder: Path) -> None:
-    """Give an emptied folder a new id, so that checkpoints of the earlier run are not taken for its own."""
+    """Give an emptied folder a new id, so that checkpoints of the earlier run are not used."""
     mark = {key: value for key, value in _read_mark(folder).items() if key not in ("former_ids", "weights")}
     if mark:
         _write_mark(folder, mark | {"id": _new_id()})
 
 
 def note_former_id(folder: Path, run_id: str) -> None:
-    """Accept checkpoints with the id `run_id`: those of the same run from another machine."""
+    """Accept checkpoints with the id `run_id`, which the same run wrote on another machine."""
     mark = _read_mark(folder)
     if mark and run_id and run_id not in run_ids(folder):
         _write_mark(folder, mark | {"former_ids": [*mark.get("former_ids", []), run_id]})
@@ -154,9 +154,9 @@ def has_weights(folder: Path) -> bool:
 
 
 def check_own_weights(folder: Path) -> None:
-    """Raise InputError if the weights in a run's model/ are not those that the run wrote."""
+    """Raise InputError if the weights in a run's model/ were not written by the run."""
     fix = f"move {folder / MODEL} away and run artel train {folder} to write it again; or use {folder / MODEL} itself"
-    what = "is not what this run wrote: these are the weights of another model"
+    what = "was not written by this run: these are the weights of another model"
     problems = [
         Problem(str(folder / MODEL / name), what, fix)
         for name, digest in (_read_mark(folder).get("weights") or {}).items()
@@ -173,7 +173,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _digest(file: Path) -> str:
-    """Return a digest of a file's size and _SAMPLES samples of its bytes, which is fast for a large model, too."""
+    """Return a digest of a file's size and _SAMPLES samples of its bytes, fast even for a large model."""
     size = file.stat().st_size
     digest = xxhash.xxh3_128(b"%d" % size)
     with file.open("rb") as stream:
@@ -206,7 +206,7 @@ def note_model(folder: Path, names: Iterable[str]) -> None:
 
 
 def foreign_model_files(folder: Path) -> list[Path]:
-    """Return files in a run's model/ that artel did not write; [] if the mark, and so their record, was lost."""
+    """Return files in a run's model/ that artel did not write; [] if the mark was lost."""
     own_files = _read_mark(folder).get("model")
     model = folder / MODEL
     if own_files is None or not model.is_dir():
@@ -215,7 +215,7 @@ def foreign_model_files(folder: Path) -> list[Path]:
 
 
 def check_model_ownership(folder: Path) -> None:
-    """Raise InputError for files in a run's model/ that artel did not write, before it removes or replaces them."""
+    """Raise InputError for files in a run's model/ that artel did not write, before the folder is replaced."""
     what = "is in the run's model, which is about to be removed, but it is not from artel"
     problems = [Problem(str(path), what, "move it away") for path in foreign_model_files(folder)]
     if problems:
@@ -223,15 +223,15 @@ def check_model_ownership(folder: Path) -> None:
 
 
 def identity(folder: Path) -> str:
-    """Return the random id of a run's folder, which a folder created again does not have; empty without a mark."""
+    """Return the random id of a run's folder; empty without a mark. A folder that is created again has a new id."""
     return str(_read_mark(folder).get("id", ""))
 
 
 def check_not_moved(folder: Path, expected_identity: str) -> None:
-    """Raise WorkError if a run's folder no longer has that identity: it was removed, moved or made again."""
+    """Raise WorkError if a run's folder no longer has `expected_identity`: it was removed, moved or created again."""
     if identity(folder) == expected_identity:
         return
-    what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
+    what = "the run's folder was removed or moved during the run; nothing more is written to it"
     fix = "if it was moved, move it back: the same command resumes from its last checkpoint"
     raise WorkError.at(str(folder), what, fix)
 
@@ -257,7 +257,7 @@ def _read_mark(folder: Path) -> dict[str, Any]:
         raise InputError.at(str(file), f"cannot be read: {error.strerror}", "check its permissions") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    fix = "remove it if all in this folder is artel's, or choose another folder (run=…)"
+    fix = "remove it if every file in this folder is from artel, or choose another folder (run=…)"
     raise InputError.at(str(file), "is not the mark that artel wrote there", fix)
 
 

@@ -48,7 +48,7 @@ def check_tokenizer_folder(config: RunConfig) -> None:
 
 
 def tokenizer_files(config: RunConfig) -> list[Any]:
-    """Return what identifies the tokenizer: its name, or path, size and modification time of each of its files."""
+    """Return the identity of the tokenizer: its name, or path, size and modification time of each of its files."""
     name = tokenizer_name(config)
     if name is None or not Path(name).is_dir():
         return [name]
@@ -71,7 +71,7 @@ def run_tokenizer(workspace: Workspace, keep_rejected: Callable[[Path], object])
         try:
             tokenizer = _new_tokenizer(workspace, objective.encoder, objective.special_tokens(config), rejected)
         except InputError:
-            if rejected.is_file() and rejected.stat().st_size:  # too many: the selection will not list them
+            if rejected.is_file() and rejected.stat().st_size:  # too many: there will be no selection to list them
                 keep_rejected(rejected)
             raise
         objective_of(config, tokenizer)

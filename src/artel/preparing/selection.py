@@ -4,7 +4,7 @@ splits/00000     uint8: the split of each document of an input shard; 0 train, 1
 copies/00000     uint16: how often each document of an input shard is written; 0 if dropped
 ledger.json      every document: read, kept, dropped by reason
 rejected.jsonl   every record that could not be used
-contaminated.jsonl  every document that shares n-grams with benchmarks, if they are looked for
+contaminated.jsonl  every document that shares n-grams with benchmarks, with data.decontaminate
 shards.json      where each store shard begins and ends
 """
 
@@ -44,7 +44,7 @@ from artel.text.split import least_fraction
 from artel.tokens.manifest import SPLITS
 from artel.tokens.store import SHARD_TOKENS
 
-_MIN_VALIDATION_DOCUMENTS = 10  # validation documents
+_MIN_VALIDATION_DOCUMENTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Selection:
         self._shards = prepared_shards(workspace)
         self._starts = list(accumulate((len(shard.rows) for shard in self._shards), initial=0))
         self._reasons = [""]
-        """Reasons by their number in `_drop_reasons`; 0 means kept."""
+        """Reasons for dropping by their number in `_drop_reasons`; 0 means kept."""
         self._drop_reasons = np.zeros(self._starts[-1], np.uint8)
         self._copies = np.ones(self._starts[-1], np.uint16)
         self._splits = np.concatenate([np.empty(0, np.uint8), *(shard.rows["split"] for shard in self._shards)])
         self._unusable_documents: list[list[Rejected]] = [[] for _ in self._shards]
-        """For each shard the documents of which no sample can be made."""
+        """For each shard, the documents that yield no sample."""
         self._drop_duplicates()
         self._drop_near_duplicates()
         self._drop_unusable()
@@ -89,7 +89,7 @@ class Selection:
     def larger_fraction(self) -> tuple[float, Phrase] | None:
         """Return a larger fraction to hold out, and a note about it, if `data.validation` holds out no document.
 
-        It holds out those that a larger `data.validation` would hold out first: the lowest hashes, at least one.
+        The larger fraction holds out the documents with the lowest hashes, at least one.
         """
         requested = self._data.held_out
         if self._workspace.held_out is not None or not requested or self._by_label:
@@ -125,10 +125,10 @@ class Selection:
     ) -> None:
         """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
 
-        `notes`, and those of `review` on the kept documents (`Objective.review`), go into the ledger.
+        `notes`, and the notes of `review` on the kept documents (`Objective.review`), go into the ledger.
 
-        Raise InputError if too many are rejected, if nothing is left, for named sets that do not occur, and like
-        `review`.
+        Raise InputError if too many are rejected, if nothing is left, for named sets that do not occur, and what
+        `review` raises.
         """
         self._apply_weights_and_budgets()
         self._copies[self._drop_reasons > 0] = 0
@@ -184,7 +184,7 @@ class Selection:
             self._drop(documents, reason)
 
     def _has_no_sample(self) -> NDArray[np.bool_]:
-        """Return bool (all documents,): True if no sample can be made."""
+        """Return bool (all documents,): True for documents that yield no sample."""
         found = np.zeros(self._starts[-1], np.bool_)
         for shard, start in zip(self._shards, self._starts, strict=False):
             found[[start + note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]] = True
@@ -208,7 +208,7 @@ class Selection:
             self._drop(np.array(documents), reason)
 
     def _hold_out_by_label(self) -> None:
-        """Hold out the texts with the lowest hashes of each label, and with a text its group. A single text stays."""
+        """Hold out the texts with the lowest hashes of each label, with their groups. A single text stays."""
         hashes = np.concatenate([np.empty(0, np.uint64), *(shard.rows["split_hash"] for shard in self._shards)])
         held_out = [np.empty(0, np.uint64)]
         for documents in self._documents_by_label().values():
@@ -218,7 +218,7 @@ class Selection:
         self._splits = np.isin(hashes, np.concatenate(held_out)).astype(np.uint8)
 
     def _documents_by_label(self) -> dict[str, NDArray[np.int64]]:
-        """Return the numbers of kept documents by label; "" for those without one."""
+        """Return the numbers of kept documents by label; "" for documents without a label."""
         documents: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
         for shard, start in zip(self._shards, self._starts, strict=False):
             kept = np.flatnonzero(self._drop_reasons[start : start + len(shard.rows)] == 0)

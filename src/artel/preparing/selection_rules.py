@@ -52,12 +52,12 @@ def find_near_duplicates(workspace: Workspace, shards: list[PreparedShard], grou
 def near_duplicates_by_reason(
     workspace: Workspace, shards: list[PreparedShard], unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of near-duplicates to drop, by reason. unusable: True if no sample can be made."""
+    """Return the numbers of near-duplicates to drop, by reason. `unusable`: True for documents that yield no sample."""
     signatures = _signatures(shards, duplicate_kinds(workspace) == FIRST)
     pairs = (
         np.fromfile(workspace.near_duplicates_path(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS)
     )
-    # Validation texts given by a path are never dropped.
+    # Separate validation texts (data.validation is a path) are never dropped.
     is_separate = np.array([shard.key == "data.validation" for shard in workspace.input_shards], np.bool_)
     always_kept = np.repeat(is_separate, [len(shard.rows) for shard in shards])
     return near_duplicates(signatures, pairs, always_kept, unusable)
@@ -87,10 +87,10 @@ def depends_on_seed(config: RunConfig) -> bool:
 def copies_by_weight(
     source: SourceConfig, set_names: list[str], sets: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.uint16]:
-    """Return copies of each document, uint16 (documents,): with weight 2.3 two, and three for three of ten documents.
+    """Return copies of each document, uint16 (documents,): with weight 2.3, three of 30 % of them, two of the others.
 
-    Which three depends only on the seed and the documents' digests: they stay the same when files are added. `sets`:
-    (documents,) indices into `set_names`.
+    Which documents get three depends only on the seed and their digests, so the choice stays the same when files are
+    added. `sets`: (documents,) indices into `set_names`.
     """
     weight_by_set = _weights(source)
     weights = np.array([weight_by_set.get(name, weight_by_set.get("", 1.0)) for name in set_names], np.float64)[sets]

@@ -46,9 +46,9 @@ class SampleText:
     name: str = ""
     """The view of the sample: chosen, rejected, the class of an answer."""
     turns: list[tuple[int, str]] | None = None
-    """The learned turns of a conversation: (tokens, its end, empty if the end is not learned)."""
+    """The learned turns of a conversation: (tokens, its end, "" if the end is not learned)."""
     goal: str = ""
-    """The target of the full sample if no token is predicted."""
+    """The target of the sample as a whole, if no token is predicted."""
 
     def to_json(self) -> dict[str, Any]:
         about: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
@@ -59,7 +59,7 @@ class SampleText:
         return {**about, "pieces": [piece.to_json() for piece in self.pieces]}
 
     def describe_learned(self) -> str:
-        """Return in words the learned tokens, with turns and their ends in a conversation; or the goal."""
+        """Describe the learned tokens, with the turns of a conversation and their ends; or the goal."""
         if self.goal:
             return f"{self.tokens:,} tokens, learned: {self.goal}"
         words = f"{self.tokens:,} tokens, {self.learned:,} of them learned"

@@ -69,7 +69,7 @@ def _digest(inputs: dict[str, Any]) -> str:
 
 
 def find_damage(folder: Path) -> Problem | None:
-    """Read a whole store; return what is wrong with it, or None. Raise InputError without permission to read."""
+    """Read a store in full; return the problem if it is damaged. Raise InputError without permission to read."""
     try:
         TokenStore(folder).verify()
     except DamagedStore as error:
@@ -88,7 +88,7 @@ def set_damaged_aside(folder: Path) -> Path:
 
 
 def record_store(config: RunConfig, settings: str, folder: Path) -> None:
-    """Write the store into RUN/store.json, so that the run can resume when its texts are gone."""
+    """Write the store into RUN/store.json, so that the run can resume without its texts."""
     content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
     file = _store_file(config)
     if not file.is_file() or file.read_bytes() != content:
@@ -111,7 +111,7 @@ def _store_file(config: RunConfig) -> Path:
 
 
 def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
-    """Raise InputError if data.from_store is no store, damaged, for another objective or tokenizer, or of no use."""
+    """Raise InputError if data.from_store is not a store, is damaged, or does not fit the objective or tokenizer."""
     folder = Path(config.data.from_store or "")
     key = "data.from_store"
     try:
@@ -131,7 +131,7 @@ def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
     if config.tokenizer.train is not None or (
         name and load_tokenizer(name, runs_code=is_trusted).fingerprint != manifest["tokenizer"]
     ):
-        what = f"{folder} was made by its own tokenizer, but the run names another"
+        what = f"{folder} was made with its own tokenizer, but the run names another"
         problems.append(Problem("tokenizer", what, "remove tokenizer: the store has it"))
     if problems:
         raise InputError(problems)

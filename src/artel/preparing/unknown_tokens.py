@@ -1,7 +1,7 @@
-"""Characters without a token: counted in each input shard, judged over all shards.
+"""Count characters without a token in each input shard, and check the counts of all shards.
 
 A WordPiece vocabulary turns a Georgian word into [UNK], T5's a line feed into <unk>. A BPE over characters without an
-unknown token leaves such a character out. A model learns nothing from them, and texts that differ only there are equal.
+unknown token drops it. A model learns nothing from such characters, and texts that differ only in them become equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WARNING_FRACTION = 0.01
 _MAX_EQUAL_FRACTION = 0.5
 """Maximum fraction of documents with the same ids as another text."""
 _MAX_COMPARED_DOCUMENTS = 1000
-"""Shards with more such documents compare theirs only with each other."""
+"""A shard with more documents with unknown tokens compares them only among themselves."""
 _MAX_EXAMINED_DOCUMENTS, _MAX_EXAMINED_CHARACTERS, _MAX_LISTED_CHARACTERS = 50, 2000, 5
 """Documents of a shard whose unknown characters are looked up, characters of each, and characters in a message."""
 _COUNT_NAMES = ("documents", "documents_with_unknown", "equal_documents", "tokens", "unknown", "unknown_in_outputs")
@@ -64,7 +64,7 @@ class UnknownTokens:
             return
         counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
         ids = xxhash.xxh3_64_intdigest(np.concatenate([sample.ids for sample in samples]).astype("<i8").tobytes())
-        # The input of a pair is its group. Labels are left out: a text with two labels is one text.
+        # The input of a pair is its group. Labels do not count: a text with two labels is one text.
         digest = xxhash.xxh3_64_intdigest(f"{record.group}\n{text}".encode())
         self._documents.append((ids, digest, set_name))
         if self._unknown_id is not None and self._examined < _MAX_EXAMINED_DOCUMENTS:
@@ -120,7 +120,7 @@ def check_unknown_tokens(config: RunConfig, shards: Iterable[Mapping[str, Any]])
     if total["equal_documents"] > _MAX_EQUAL_FRACTION * total["documents"]:
         what = (
             f"the tokenizer has no token for {examples}: {total['equal_documents']:,} of {total['documents']:,} "
-            "documents get the same ids as another one, and nothing can be learned from them"
+            "documents get the same ids as another one, so nothing can be learned from them"
         )
         fix = "use a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
         raise InputError.at(tokenizer_location(config)[0], what, fix)

@@ -2,11 +2,11 @@
 
     KEY.parts/run.yaml            the run
     KEY.parts/plan.json           the input shards of its sources, in order
-    KEY.parts/held-out.json       the fraction held out, if the run's own holds out no document
+    KEY.parts/held-out.json       the held-out fraction, if the configured one selects no document
     KEY.parts/tokenizer/          the tokenizer
     KEY.parts/benchmarks/         the index of the benchmarks' n-grams (with data.decontaminate)
     KEY.parts/lines/00000/        for each input shard, the digests of its lines or paragraphs (with dedup.lines)
-    KEY.parts/earlier/00000       those of them that occur in an earlier shard
+    KEY.parts/earlier/00000       digests that also occur in an earlier shard
     KEY.parts/text/00000/         for each input shard, its documents as tokens, and the ledger of what was dropped
     KEY.parts/exact               which documents are exact duplicates
     KEY.parts/near/00000.npy      near-duplicates found in a group of bands
@@ -35,7 +35,7 @@ from artel.secrets import hide_secrets
 from artel.storage import discard, disk_errors, remove_leftovers, write_file
 from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards, unread_files, unread_notes
 
-# Little text gets smaller shards, so that every core has a few, but none takes less than 0.2 s.
+# Little text gets smaller shards, so that every core has several, but each takes at least 0.2 s.
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
 # The version of the layout above. A workspace of another version is started over.
@@ -92,23 +92,23 @@ class Workspace:
 
     @property
     def held_out(self) -> dict[str, Any] | None:
-        """The `fraction` to hold out if the run's own holds out no document, and a `note` for the user."""
+        """Replacement for data.validation if it selects no document: its `fraction`, and a `note` for the user."""
         file = self.path / "held-out.json"
         return from_json(orjson.loads(file.read_bytes())) if file.is_file() else None
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the user about decisions made before the text was read."""
+        """Notes for the user about decisions made before the text was read."""
         notes = from_json(orjson.loads(self._plan.read_bytes())["notes"])
         return [*notes, *([self.held_out["note"]] if self.held_out else [])]
 
     @property
     def unread_files(self) -> list[str]:
-        """Files in folders of sources that none of their formats reads."""
+        """Files in source folders that no format of the source reads."""
         return orjson.loads(self._plan.read_bytes())["not_read"]
 
     def hold_out(self, fraction: float, note: str) -> Workspace:
-        """Return the workspace with another held-out fraction than the run's. All texts are read again."""
+        """Restart the workspace with a different held-out fraction. All texts are read again."""
         self.exact_duplicates_path.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():

@@ -1,14 +1,14 @@
-"""Work on the nodes of a cluster, and what the submitting process needs to know about it.
+"""Submit work to the nodes of a cluster, run it there, and collect its results.
 
     KEY.parts/jobs/text-0/work.json     the submission, which each rank reads
-    KEY.parts/jobs/text-0/claims/12     a link to the name of the process that took task 12
+    KEY.parts/jobs/text-0/claims/12     a link to the name of the process that claimed task 12
     KEY.parts/jobs/text-0/killed/3      a message about rank 3, of which a process was killed
     KEY.parts/jobs/text-0/succeeded/3   rank 3 ended without an error
     KEY.parts/jobs/text-0/logs/7_3.log  what rank 3 printed (7: the number of Slurm's job)
     KEY.parts/jobs/text-0/slurm-job     the number of the job
 
-Each submission has its own folder, so that claims of an earlier one hide no work: only results tell what is finished.
-Two processes that run the same task write the same result, and the first one stays.
+Each submission has its own folder, so that old claims do not block tasks: a task is finished if its result exists. If
+two processes run the same task, they write the same result, and the first one stays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORK_FILE = "work.json"
 
 @dataclass(frozen=True)
 class Work:
-    """A submission. Each rank runs tasks of a stage that no process has taken, until none is left.
+    """A submission. Each rank runs unclaimed tasks of a stage until none is left.
 
     A rank that starts first runs more tasks: jobs of a busy cluster start hours apart, and nodes differ in speed.
     """
@@ -65,12 +65,12 @@ class Work:
     """Processes per rank."""
 
     def write(self) -> None:
-        """Write it into its folder, for the ranks."""
+        """Write the submission into its folder, for the ranks."""
         write_file(Path(self.folder, _WORK_FILE), orjson.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> Work:
-        """Return what `write` wrote. Raise WorkError on a node that does not see the folder."""
+        """Read a submission. Raise WorkError on a node that does not see the folder."""
         try:
             return cls(**orjson.loads((folder / _WORK_FILE).read_bytes()))
         except FileNotFoundError:
@@ -78,14 +78,14 @@ class Work:
 
     def run(self, rank: int, ranks: int) -> None:
         """Run the work of a rank, 0 to `ranks` - 1. Raise WorkError; errors of tasks go to the workspace."""
-        # The folder proves nothing: on a disk that is not shared, it is created for the logs.
+        # An existing folder is not enough: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
             raise _unseen_error(Path(self.workspace))
         workspace = Workspace.load(Path(self.workspace))
         try:
             os.chdir(self.directory)
         except OSError as error:
-            what = f"the node {socket.gethostname()} cannot go to {self.directory}: {error.strerror}"
+            what = f"the node {socket.gethostname()} cannot change to the folder {self.directory}: {error.strerror}"
             workspace.write_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, FIX_SHARED_DISK))
             return
         encode_in_one_thread()  # other processes use the other cores
@@ -107,7 +107,7 @@ class Work:
             write_file(Path(self.folder, "killed", str(rank)), what)
             raise WorkError.at("prepare.workers", what)
         if any(codes):
-            raise WorkError.at("prepare.workers", "a process failed; its log tells why")
+            raise WorkError.at("prepare.workers", "a process failed; see its log")
         write_file(Path(self.folder, "succeeded", str(rank)), "")
 
     def _run_tasks(self, workspace: Workspace, name: str, first: int, parent: int) -> None:
@@ -132,7 +132,7 @@ class Work:
                 os._exit(1)
 
     def _claim_tasks(self, name: str, first: int) -> Iterator[int]:
-        """Yield tasks claimed for a process, from `first` on; first those it claimed before a requeue."""
+        """Yield tasks claimed for a process, from `first` on. Tasks that it claimed before a requeue come first."""
         claims = Path(self.folder, "claims")
         yield from [int(claim.name) for claim in claims.iterdir() if str(claim.readlink()) == name]
         unclaimed = deque(self.numbers[first:] + self.numbers[:first])
@@ -167,7 +167,7 @@ def rank_command(work: Work, python: str = sys.executable) -> list[str]:
 
 
 def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> int:
-    """Report progress and wait a while; return the number of missing results. Raise the errors of tasks."""
+    """Report progress, wait a few seconds, and return the number of missing results. Raise the errors of tasks."""
     start = time.monotonic()
     missing = len(set(work.numbers).intersection(tasks.unfinished(work.stage)))
     progress(len(work.numbers) - missing, len(work.numbers))

@@ -1,7 +1,7 @@
-"""Runs the tasks of a stage in processes of this machine.
+"""Run the tasks of a stage in processes of this machine.
 
 The processes are forked: nothing is imported again, the tokenizer is shared, and no text passes between them. Each
-takes the number of its next task from a file that all have open. A process exits if its parent died.
+reads the number of its next task from a shared open file. A process exits if its parent dies.
 
 A process is forked even for a single worker: rensa keeps threads that do not survive a fork, so the children of a
 process that has used it would wait for those threads forever.
@@ -38,7 +38,7 @@ def run_locally(
 ) -> None:
     """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
 
-    Raise what a task raises, and WorkError if a process is killed.
+    Raise the errors of tasks, and WorkError if a process is killed.
     """
     unfinished = tasks.unfinished(stage)
     if not hasattr(os, "fork"):
@@ -90,7 +90,7 @@ def _run_worker(tasks: Tasks, stage: Stage, queue: IO[bytes], parent: int) -> No
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     encode_in_one_thread()  # other processes use the other cores
     threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
-    with hide_panics():  # once for all texts: for each text it would take too long
+    with hide_panics():  # once for all texts: doing it for each text would be slow
         status = _run_tasks(tasks, stage, queue)
     os._exit(status)
 
@@ -121,7 +121,7 @@ def exit_with_parent(parent: int) -> None:
 def _exit_error(exit_code: int) -> WorkError:
     if exit_code < 0:
         what = f"a process that prepares text was killed by {signal.Signals(-exit_code).name}"
-        fix = "if memory ran out, write fewer prepare.workers; the same command resumes from the finished parts"
+        fix = "if memory ran out, lower prepare.workers; the same command resumes from the finished parts"
     else:
         what, fix = f"a process that prepares text failed (exit status {exit_code})", "see what it printed above"
     return WorkError.at("prepare.workers", what, fix)

@@ -1,4 +1,4 @@
-"""Runs the tasks of a stage on a running Ray cluster."""
+"""Run the tasks of a stage on a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check() -> None:
 def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Run the unfinished tasks of a stage, each on one CPU. Raise InputError, WorkError.
 
-    Ray ends the tasks when this process ends, for whatever reason.
+    Ray ends the tasks when this process ends, for any reason.
     """
     work = new_work(tasks, stage)
     with _connect() as ray:
@@ -91,10 +91,10 @@ def _connect() -> Iterator[Any]:
         try:
             ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError) as error:
-            what = f"ray: no cluster of Ray is reached from this machine: {str(error).splitlines()[0]}"
+            what = f"ray: no Ray cluster can be reached from this machine: {str(error).splitlines()[0]}"
             fix = (
-                "start one (here `ray start --head`, on the others `ray start --address=THIS_MACHINE:6379`), and where "
-                "it is not found name it: export RAY_ADDRESS=HEAD:6379"
+                "start one (here `ray start --head`, on the others `ray start --address=THIS_MACHINE:6379`), or "
+                "set its address: export RAY_ADDRESS=HEAD:6379"
             )
             raise InputError.at("prepare.engine", what, fix) from None
         yield ray
@@ -107,12 +107,12 @@ def _check_nodes(ray: Any, work: Work) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     def probe(file: str) -> tuple[bool, bool]:
-        # Ray sends this function by value, so it also runs where artel is not installed.
+        # Ray sends this function by value, so it also runs on nodes without artel.
         return Path(file).is_file(), find_spec("artel") is not None
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     if not nodes:
-        raise WorkError.at("prepare.engine", "no node of the cluster of Ray has a CPU", "start some")
+        raise WorkError.at("prepare.engine", "no node of the Ray cluster has a CPU", "start nodes with CPUs")
     remote_probe = ray.remote(num_cpus=0, max_retries=0)(probe)
     answers = []
     for node in nodes:
@@ -128,7 +128,7 @@ def _check_nodes(ray: Any, work: Work) -> None:
         if not is_seen:
             problems.append(Problem("data.store", f"{name} does not see {work.workspace}", FIX_SHARED_DISK))
         if not has_artel:
-            fix = "install the same artel in the environment in which Ray is started there"
-            problems.append(Problem("prepare.engine", f"{name} has no package artel", fix))
+            fix = "install the same version of artel in the environment in which Ray runs on that node"
+            problems.append(Problem("prepare.engine", f"artel is not installed on {name}", fix))
     if problems:
         raise InputError(problems)

@@ -1,4 +1,4 @@
-"""Runs the tasks of a stage as a job array of Slurm."""
+"""Run the tasks of a stage as a Slurm job array."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FATAL_REASONS = frozenset(
     "BadConstraints JobHeldAdmin JobHeldUser launch_failed_requeued_held PartitionTimeLimit PartitionNodeLimit "
     "InvalidAccount InvalidQOS DependencyNeverSatisfied".split()
 )
-_FIX_REFUSED = "write memory and options (partition, time …) as the cluster has them (scontrol show partition)"
+_FIX_REFUSED = "set memory and options (partition, time …) that the cluster allows (scontrol show partition)"
 _CANCEL_SECONDS = 60
 _MAX_SILENT_SECONDS = 1800
 
@@ -46,15 +46,15 @@ _MAX_SILENT_SECONDS = 1800
 def check() -> None:
     """Raise InputError if no job can be submitted."""
     if missing := [name for name in ("sbatch", "scontrol", "scancel") if shutil.which(name) is None]:
-        what = f"slurm: there is no {missing[0]} on this machine"
-        fix = "start artel on a login node of the cluster; or write prepare.engine: local"
+        what = f"slurm: {missing[0]} is not installed on this machine"
+        fix = "start artel on a login node of the cluster; or set prepare.engine: local"
         raise InputError.at("prepare.engine", what, fix)
 
 
 def run_by_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Submit the unfinished tasks of a stage and wait for them. Raise InputError, WorkError.
 
-    No job is left in the queue, however it ends.
+    No job stays in the queue, even after an error.
     """
     work = new_work(tasks, stage, prepare.slurm.cpus)
     processes = min(_MAX_PROCESSES if prepare.workers == "auto" else prepare.workers, len(work.numbers))
@@ -118,7 +118,7 @@ def _submit(work: Work, script: str) -> str:
 
 
 class _Job:
-    """A job array, as Slurm reports it."""
+    """A job array and its state in Slurm."""
 
     def __init__(self, number: str) -> None:
         self.number = number
@@ -133,7 +133,7 @@ class _Job:
         if result.returncode and "Invalid job id" not in result.stderr:
             if time.monotonic() - self._last_answer > _MAX_SILENT_SECONDS:
                 what = f"Slurm has not answered for {_MAX_SILENT_SECONDS // 60} minutes: {result.stderr.strip()}"
-                raise WorkError.at("prepare.engine", what, "run the same command when it does")
+                raise WorkError.at("prepare.engine", what, "run the same command when Slurm answers again")
             return False
         self._last_answer = time.monotonic()
         elements = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) Reason=(\S+)", result.stdout, re.MULTILINE)
@@ -142,7 +142,7 @@ class _Job:
         return all(state in _END_STATES for _, state, _ in elements)
 
     def check(self) -> None:
-        """Raise WorkError if it will never start."""
+        """Raise WorkError if the job will never start."""
         for reason in self._pending_reasons & _FATAL_REASONS:
             raise WorkError.at("prepare.slurm", f"the job {self.number} cannot start: {reason}", _FIX_REFUSED)
 
@@ -150,7 +150,7 @@ class _Job:
         return sorted({state for state in self.states.values() if state in _END_STATES - {"COMPLETED"}})
 
     def cancel(self) -> None:
-        """Cancel it, if it has not ended, and wait up to a minute until its processes are gone."""
+        """Cancel the job if it has not ended, and wait up to a minute until its processes are gone."""
         _run("scancel", self.number)
         deadline = time.monotonic() + _CANCEL_SECONDS
         while not self.has_ended() and time.monotonic() < deadline:
