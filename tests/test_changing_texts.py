@@ -14,7 +14,7 @@ from artel.messages import printed_by
 from artel.preparing import prepare
 from artel.preparing.progress import Progress, reporting
 from artel.text import input_shards
-from artel.text.reading.files import unchanged
+from artel.text.reading.files import require_unchanged
 from artel.text.sources.inputs import read_shard
 from support.messages import logged
 from support.reading import parquet, warc, written
@@ -129,7 +129,7 @@ def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
 
 def test_a_change_that_leaves_the_size_is_not_told_by_the_size(tmp_path):
     file = written(tmp_path, "a.txt", "text")
-    with pytest.raises(WorkError, match="same size, but another modification time"), unchanged(file):
+    with pytest.raises(WorkError, match="same size, but another modification time"), require_unchanged(file):
         os.utime(file, ns=(0, 0))
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_is_gone_when_it_is_opened(tmp_path, when):
         file.write_text("words")
 
     def read():
-        with unchanged(file):
+        with require_unchanged(file):
             file.unlink(missing_ok=True)
             return file.read_bytes()
 

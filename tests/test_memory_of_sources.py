@@ -11,7 +11,7 @@ import zstandard
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.text.cleaning.html import MOST_TAGS, html_to_text
+from artel.text.cleaning.html import MAX_TAGS, html_to_text
 from artel.text.formats import parquet
 from artel.text.records import BadRecord
 from artel.tokens import train_tokenizer
@@ -53,7 +53,7 @@ def test_a_page_of_tags_alone_is_no_text(tmp_path):
     assert "has 20,000,000 tags, more than the maximum of 1,000,000" in output
     assert memory < 1400
     with pytest.raises(BadRecord):
-        html_to_text(b"<p>x" * (MOST_TAGS + 1))
+        html_to_text(b"<p>x" * (MAX_TAGS + 1))
     assert html_to_text(b"<p>x" * 50_000).count("\n") == 49_999
 
 

@@ -15,7 +15,7 @@ from artel.errors import InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.selection import Selection
 from artel.preparing.selection_rules import uniform_numbers
-from artel.text.dedup.exact import DIGEST, repeated
+from artel.text.dedup.exact import DIGEST, find_repeated
 from support.messages import logged
 from support.runs import kill, start
 from support.servers import Relay
@@ -213,7 +213,7 @@ def test_repeated_digests_are_found_in_ranges():
         seen.add(digest)
     arrays = [np.frombuffer(b"".join(part), DIGEST) for part in parts]
     for at_once in (1, 50, 10_000):
-        assert repeated(arrays, at_once).tolist() == expected
+        assert find_repeated(arrays, at_once).tolist() == expected
 
 
 @pytest.mark.processes

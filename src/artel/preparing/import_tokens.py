@@ -31,7 +31,7 @@ import xxhash
 from artel.errors import InputError, Problem
 from artel.messages import logger, silenced
 from artel.storage import new_folder
-from artel.text.split import is_held_out, least_fraction
+from artel.text.split import is_held_out, smallest_fraction
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
 from artel.tokens.manifest import FORMAT, SPLITS
 
@@ -72,7 +72,7 @@ def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: floa
         tokenizer.save(partial / "tokenizer")
         imported = _write_documents(files, partial, tokenizer, fraction)
         if fraction and not imported.splits["validation"]["documents"]:
-            larger_fraction = least_fraction(np.array(imported.hashes), fraction)
+            larger_fraction = smallest_fraction(np.array(imported.hashes), fraction)
             if larger_fraction is not None:
                 logger.info(
                     "--validation %g catches none of the %s documents: one is held out",

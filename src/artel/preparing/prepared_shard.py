@@ -150,15 +150,15 @@ class _PreparedShardWriter:
             self._unknown_tokens.add(record, result.samples)
             if reference is not None:
                 self._references[split].write(orjson.dumps(reference) + b"\n")
-            cleaned.changed.update(result.counted)
+            cleaned.changes.update(result.counted)
             if result.observed:
                 notes["observed"] = [record.origin, result.observed]
         elif isinstance(result, Rejected):
             notes["rejected"] = [result.origin, result.reason, result.detail]
         elif isinstance(result, Dropped):
             notes["dropped"] = result.reason
-        if cleaned.changed:
-            notes["changed"] = cleaned.changed
+        if cleaned.changes:
+            notes["changed"] = cleaned.changes
         if notes:
             self._notes.write(orjson.dumps({"document": self._count, **notes}) + b"\n")
         digest = tuple(int.from_bytes(cleaned.digest[start : start + 8]) for start in (0, 8))

@@ -40,7 +40,7 @@ from artel.preparing.unknown_tokens import check_unknown_tokens
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
-from artel.text.split import least_fraction
+from artel.text.split import smallest_fraction
 from artel.tokens.manifest import SPLITS
 from artel.tokens.store import SHARD_TOKENS
 
@@ -101,7 +101,7 @@ class Selection:
                 return None
             hashes.append(kept["split_hash"])
         all_hashes = np.concatenate(hashes)
-        fraction = least_fraction(all_hashes, requested)
+        fraction = smallest_fraction(all_hashes, requested)
         if fraction is None:
             return None
         count = int(np.count_nonzero(all_hashes < fraction * 2**64))
@@ -212,7 +212,7 @@ class Selection:
         hashes = np.concatenate([np.empty(0, np.uint64), *(shard.rows["split_hash"] for shard in self._shards)])
         held_out = [np.empty(0, np.uint64)]
         for documents in self._documents_by_label().values():
-            fraction = least_fraction(hashes[documents], self._data.held_out or 0.0)
+            fraction = smallest_fraction(hashes[documents], self._data.held_out or 0.0)
             if fraction is not None:
                 held_out.append(hashes[documents][hashes[documents] < fraction * 2**64])
         self._splits = np.isin(hashes, np.concatenate(held_out)).astype(np.uint8)
@@ -280,14 +280,14 @@ class Selection:
 
     def _count_documents(self, ledger: Ledger, shard: PreparedShard, documents: slice) -> None:
         for name, counts in shard.summary["ledger"].items():
-            ledger.of(name).read += counts["read"]
-            ledger.of(name).dropped.update(counts["dropped"])
+            ledger.counts_of(name).read += counts["read"]
+            ledger.counts_of(name).dropped.update(counts["dropped"])
         for source, encodings in shard.summary["encodings"].items():
             for encoding, files in encodings.items():
                 ledger.add_encoding(source, encoding, files)
         dropped, copies = self._drop_reasons[documents], self._copies[documents].astype(np.int64)
         for number, name in enumerate(shard.summary["sets"]):
-            counts = ledger.of(name)
+            counts = ledger.counts_of(name)
             is_in_set = shard.rows["set"] == number
             for reason, count in zip(*np.unique(dropped[is_in_set], return_counts=True), strict=True):
                 if reason:
@@ -302,7 +302,7 @@ class Selection:
                 counts.splits[split].update(written)
         for note in shard.notes:
             if "changed" in note and copies[note["document"]]:
-                ledger.changed.update(note["changed"])
+                ledger.changes.update(note["changed"])
 
     def _observations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (origin, `observed`) of each kept document."""

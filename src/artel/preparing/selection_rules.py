@@ -10,7 +10,7 @@ from artel.config import RunConfig, SourceConfig
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
-from artel.text.dedup.exact import DIGEST, repeated
+from artel.text.dedup.exact import DIGEST, find_repeated
 from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
 from artel.tokens.order import splitmix64
 
@@ -22,7 +22,7 @@ def find_repeated_lines(workspace: Workspace) -> None:
     """Write, for each input shard, the digests of its lines or paragraphs that occur in an earlier shard."""
     count = len(workspace.input_shards)
     digests = [np.fromfile(workspace.lines_path(number) / "digests", DIGEST) for number in range(count)]
-    is_repeated = repeated(digests)
+    is_repeated = find_repeated(digests)
     start = 0
     for number, shard in enumerate(digests):
         write_file(workspace.repeated_lines_path(number), shard[is_repeated[start : start + len(shard)]].tobytes())
@@ -35,7 +35,7 @@ def find_exact_duplicates(workspace: Workspace) -> None:
     has_new_text = np.concatenate([np.empty(0, np.uint8), *(shard.rows["has_new_text"] for shard in shards)])
     kinds = np.where(has_new_text == 1, FIRST, REPEATED).astype(np.uint8)
     if workspace.config.data.dedup.exact:
-        kinds[repeated([shard.rows["digest"] for shard in shards])] = DUPLICATE
+        kinds[find_repeated([shard.rows["digest"] for shard in shards])] = DUPLICATE
     write_file(workspace.exact_duplicates_path, kinds.tobytes())
 
 
@@ -50,17 +50,17 @@ def find_near_duplicates(workspace: Workspace, shards: list[PreparedShard], grou
 
 
 def near_duplicates_by_reason(
-    workspace: Workspace, shards: list[PreparedShard], unusable: NDArray[np.bool_]
+    workspace: Workspace, shards: list[PreparedShard], is_unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of near-duplicates to drop, by reason. `unusable`: True for documents that yield no sample."""
+    """Return the numbers of near-duplicates to drop, by reason. `is_unusable`: documents without a sample."""
     signatures = _signatures(shards, duplicate_kinds(workspace) == FIRST)
     pairs = (
         np.fromfile(workspace.near_duplicates_path(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS)
     )
     # Separate validation texts (data.validation is a path) are never dropped.
     is_separate = np.array([shard.key == "data.validation" for shard in workspace.input_shards], np.bool_)
-    always_kept = np.repeat(is_separate, [len(shard.rows) for shard in shards])
-    return near_duplicates(signatures, pairs, always_kept, unusable)
+    is_protected = np.repeat(is_separate, [len(shard.rows) for shard in shards])
+    return near_duplicates(signatures, pairs, is_protected, is_unusable)
 
 
 def duplicate_kinds(workspace: Workspace) -> NDArray[np.uint8]:

@@ -53,7 +53,7 @@ class ToolCall:
     id: str = ""
     """The id that the result refers to; empty if the data has none."""
 
-    def written(self) -> str:
+    def as_json(self) -> str:
         """Return the call as JSON: {"name": …, "arguments": {…}}."""
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
@@ -78,7 +78,7 @@ class Message:
     @property
     def texts(self) -> tuple[str, ...]:
         """The non-empty ones of thought, content, and calls as JSON."""
-        texts = (self.thought, self.content, *(call.written() for call in self.tool_calls))
+        texts = (self.thought, self.content, *(call.as_json() for call in self.tool_calls))
         return tuple(text for text in texts if text)
 
     @property

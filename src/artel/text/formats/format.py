@@ -13,7 +13,7 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.registry import FORMATS
-from artel.text.reading.files import COMPRESSED, file_name, is_url
+from artel.text.reading.files import COMPRESSED_SUFFIXES, file_name, is_url
 from artel.text.reading.source_file import Items, SourceFile
 
 
@@ -59,15 +59,15 @@ class Format:
     @property
     def summary(self) -> str:
         """Its suffixes, without those of compressed files, and its description."""
-        suffixes = " ".join(suffix for suffix in self.suffixes if not suffix.endswith(COMPRESSED))
+        suffixes = " ".join(suffix for suffix in self.suffixes if not suffix.endswith(COMPRESSED_SUFFIXES))
         return ": ".join(filter(None, (suffixes, self.description)))
 
 
 def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Format:
     """Return the format of a file: of the source, else by suffix, else text. URLs without a known suffix are pages."""
-    declared: Format = FORMATS[source.format]
-    if not declared.goes_by_suffix:
-        return declared
+    source_format: Format = FORMATS[source.format]
+    if not source_format.goes_by_suffix:
+        return source_format
     name = file_name(origin)
     by_suffix = next((format for format in detected_formats() if name.endswith(format.suffixes)), None)
     is_page = is_url(origin) and not content_type.startswith("text/plain")

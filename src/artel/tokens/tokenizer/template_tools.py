@@ -68,7 +68,7 @@ class ToolStyle:
     def _with_id(self, call: ToolCall, position: str, number: int) -> ToolCall:
         """Return the call with the id that a template needs. `number` counts the calls of a conversation from 0."""
         if self.ids == "nine":
-            return replace(call, id=_nine(call.id or f"{position} {call.written()}"))
+            return replace(call, id=_nine(call.id or f"{position} {call.as_json()}"))
         return replace(call, id=f"functions.{call.name}:{number}") if self.ids == "named" else call
 
     def _with_call(self, message: Message, open_calls: list[ToolCall], by_id: dict[str, ToolCall]) -> Message:
