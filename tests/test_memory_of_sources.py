@@ -15,7 +15,7 @@ from artel.text.cleaning.html import MAX_TAGS, html_to_text
 from artel.text.formats import parquet
 from artel.text.records import BadRecord
 from artel.tokens import train_tokenizer
-from artel.tokens.tokenizer.train import pieces_of
+from artel.tokens.tokenizer.train import split_long_text
 from support.reading import read, read_texts, warc, written
 from support.runs import ENVIRONMENT
 from support.stores import bytes_tokenizer
@@ -59,15 +59,15 @@ def test_a_page_of_tags_alone_is_no_text(tmp_path):
 
 def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data):
     text = (shared_data / "literature/oblomov.txt").read_text()[:200_000]
-    assert list(pieces_of(text)) == [text]
-    pieces = list(pieces_of(text, 1000))
+    assert list(split_long_text(text)) == [text]
+    pieces = list(split_long_text(text, 1000))
     assert "".join(pieces) == text
     assert max(map(len, pieces)) <= 2000
     for pattern in ("gpt2", "gpt4", "whitespace"):
         settings = TokenizerTraining(vocab=1000, pattern=pattern)
         whole = train_tokenizer(iter([text]), settings).fingerprint
         assert train_tokenizer(iter(pieces), settings).fingerprint == whole
-    assert [len(piece) for piece in pieces_of("x" * 5000, 1000)] == [2000, 2000, 1000]  # one word
+    assert [len(piece) for piece in split_long_text("x" * 5000, 1000)] == [2000, 2000, 1000]  # one word
 
 
 def rows_at_once(file, column):

@@ -25,7 +25,7 @@ from artel.text.reading.files import is_url
 from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
 from artel.tokens import Tokenizer, load_tokenizer
-from artel.tokens.tokenizer.train import LARGEST_AUTO, TRAINING_BYTES, auto_vocabulary
+from artel.tokens.tokenizer.train import MAX_AUTO_VOCABULARY, TRAINING_BYTES, auto_vocabulary
 
 _FEW = 1000  # ids of an unknown tokenizer; some models cannot be built with only a few
 
@@ -112,4 +112,4 @@ def _planned_vocabulary(config: RunConfig, training: TokenizerTraining) -> int:
         if not any(is_url(path) or is_remote(path) for path in paths):
             size = sum(shard.size for shard in input_shards(config.data))
             return auto_vocabulary(min(size, TRAINING_BYTES))
-    return LARGEST_AUTO
+    return MAX_AUTO_VOCABULARY

@@ -20,7 +20,7 @@ from artel.preparing.selection import ShardPlan, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.tokens.manifest import SPLITS, write_manifest
-from artel.tokens.store import SOURCES, ShardWriter, facts_by_name, no_samples, origin_line, token_type
+from artel.tokens.store import REFERENCES_FILE, ShardWriter, facts_by_name, no_samples, origin_line, token_type
 
 
 def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:
@@ -48,7 +48,7 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
         (folder / split).mkdir()
         splits[split]["documents"] = ledger["parts"][split]["documents"]
         splits[split]["bytes"] = ledger["parts"][split]["bytes"]
-        splits[split]["files"] = _write_sources(workspace, folder / split, split)
+        splits[split]["files"] = _write_references(workspace, folder / split, split)
     for plan in shard_plans(workspace):
         counts = splits[plan.split]
         shard = workspace.shard_path(plan.folder)
@@ -141,30 +141,30 @@ def _document_runs(is_chosen: NDArray[np.bool_], split_number: NDArray[np.uint8]
     return [(int(split_number[run[0]]), int(indices[run[0]]), int(indices[run[-1]]) + 1) for run in runs]
 
 
-def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
-    """Write the evaluation sources of a split's documents, a line each, in the order of the store."""
+def _write_references(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
+    """Write the references of a split's documents, one line each, in the order of the store."""
     shards = prepared_shards(workspace)
-    if not any(shard.rows["has_source"].any() for shard in shards):
+    if not any(shard.rows["has_reference"].any() for shard in shards):
         return {}
     copies = (_column(workspace, "copies", number, np.uint16) for number in range(len(shards)))
     rounds = max(int(counts.max(initial=0)) for counts in copies)
     full_plan = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
-    with (folder / SOURCES).open("wb") as stream:
+    with (folder / REFERENCES_FILE).open("wb") as stream:
         for number, chosen in _chosen_documents(workspace, shards, full_plan):
             rows = shards[number].rows
             with ExitStack() as stack:
-                files = (shards[number].folder / f"{name}.sources" for name in SPLITS)
+                files = (shards[number].folder / f"{name}.references" for name in SPLITS)
                 lines = [stack.enter_context(file.open("rb")) for file in files]
-                has_source = rows["has_source"] == 1
-                for split_number, is_chosen in zip(rows["split"][has_source], chosen[has_source], strict=True):
+                has_reference = rows["has_reference"] == 1
+                for split_number, is_chosen in zip(rows["split"][has_reference], chosen[has_reference], strict=True):
                     line = lines[split_number].readline()
                     if is_chosen:
                         stream.write(line)
         is_empty = stream.tell() == 0
     if is_empty:
-        (folder / SOURCES).unlink()
+        (folder / REFERENCES_FILE).unlink()
         return {}
-    return facts_by_name([folder / SOURCES])
+    return facts_by_name([folder / REFERENCES_FILE])
 
 
 def _map_file(base: Path, suffix: str, dtype: str) -> NDArray:

@@ -3,7 +3,7 @@
 documents        a row (DOCUMENT) for each document that passed the rules, in reading order
 notes.jsonl      notes on some documents: {"document": 3, "changed": {…}, "observed": […]}, or why no sample was made
 train.tokens …   samples, in the files of a store shard for each split
-train.sources    references for evaluation, one line per document that has one
+train.references references for evaluation, one line per document that has one
 near/            shingles and signatures, if near-duplicates are searched
 rejected.jsonl   the records that could not be used
 contaminated.jsonl  documents that share n-grams with benchmarks
@@ -63,7 +63,7 @@ DOCUMENT_DTYPE = np.dtype(
         ("split", "u1"),  # 0 train, 1 validation: by its hash, and where its samples are
         ("labels", "<u4"),  # index into the labels of summary.json
         ("has_new_text", "u1"),  # 0 if all its text occurs in earlier documents
-        ("has_source", "u1"),  # it has a line in `sources`
+        ("has_reference", "u1"),  # 1 if it has a line in `references`
     ]
 )
 """A row of the file `documents`."""
@@ -115,7 +115,7 @@ class _PreparedShardWriter:
         self._documents = (folder / "documents").open("wb")
         self._notes = (folder / "notes.jsonl").open("wb")
         self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in SPLITS]
-        self._references: list[BinaryIO] = [(folder / f"{split}.sources").open("wb") for split in SPLITS]
+        self._references: list[BinaryIO] = [(folder / f"{split}.references").open("wb") for split in SPLITS]
         self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
         self._labels: dict[tuple[str, ...], int] = {}
@@ -142,7 +142,7 @@ class _PreparedShardWriter:
         tokens = samples = 0
         reference = None
         if isinstance(result, DocumentSamples):
-            reference = result.source
+            reference = result.reference
             for sample in result.samples:
                 self._samples[split].add(sample, record.origin)
                 tokens += len(sample.ids)

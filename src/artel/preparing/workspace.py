@@ -39,7 +39,7 @@ from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
 # The version of the layout above. A workspace of another version is started over.
-_FORMAT = 10
+_FORMAT = 11
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ READ, LIST, WRITE = "s3:GetObject", "s3:ListBucket", "s3:PutObject"
 """Permissions by their names in S3."""
 
 
-class OutOfReach(WorkError):
+class ServiceUnreachable(WorkError):
     """The service does not answer; it may later."""
 
 
@@ -40,7 +40,7 @@ def scheme(path: str) -> str:
     return path.split("://")[0].lower()
 
 
-def normalized(path: str) -> str:
+def normalize_address(path: str) -> str:
     """Return the address as fsspec expects it: scheme in lower case, no slash at the end."""
     return f"{scheme(path)}://{path.partition('://')[2].rstrip('/')}"
 
@@ -115,15 +115,17 @@ def error_kind(error: Exception) -> str:
 def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -> ArtelError:
     service, kind = scheme(path), error_kind(error)
     message = " ".join(str(error).split())[:300]
-    right = " and ".join(permissions)
-    fix_keys = f"use keys with the permission {right}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    permission_text = " and ".join(permissions)
+    fix_keys = (
+        f"use keys with the permission {permission_text}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    )
     if service == "hf":
         fix_keys = "log in (hf auth login, or HF_TOKEN), and accept the conditions on the page of the data set"
     if kind == "keys":
         return InputError.at(path, f"no keys are found: {message}", fix_keys)
     if kind == "right":
-        done = "written" if WRITE in permissions else "read"
-        return InputError.at(path, f"may not be {done}: {message}", fix_keys)
+        action = "written" if WRITE in permissions else "read"
+        return InputError.at(path, f"may not be {action}: {message}", fix_keys)
     if kind == "bucket":
         bucket = path.split("/")[2]
         fix = f"check its name, or make it: aws s3 mb s3://{bucket}"
@@ -133,4 +135,4 @@ def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -
     if kind == "address":
         return InputError.at(path, f"is not the address of a file: {message}", _FIX_ADDRESS[service])
     what = f"cannot be reached: {type(error).__name__}: {message}"
-    return (OutOfReach if kind == "reach" else WorkError).at(path, what, _FIX_NETWORK[service])
+    return (ServiceUnreachable if kind == "reach" else WorkError).at(path, what, _FIX_NETWORK[service])
