@@ -23,6 +23,7 @@ from artel.storage import (
     lock,
     new_folder,
     remove_leftovers,
+    replace_link,
     scratch_folder,
     write_file,
     write_output,
