@@ -38,7 +38,10 @@ from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import check_tokenizer_folder
 from artel.preparing.stores import (
     check_from_store,
+    copy_note,
+    fetch_store,
     find_damage,
+    push_store,
     record_store,
     recorded_store,
     set_damaged_aside,
@@ -47,19 +50,14 @@ from artel.preparing.stores import (
 )
 from artel.storage import (
     cache_folder,
-    exists,
     is_remote,
     lock,
-    pull_folder,
-    push_folder,
-    read_bytes,
     remove_leftovers,
     write_bytes,
-    write_file,
 )
 from artel.text import check_text, count_drops
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
-from artel.tokens.manifest import SPLITS, stored_files
+from artel.tokens.manifest import SPLITS
 
 # Unfinished work is removed if nobody has resumed it for this long.
 _ABANDONED_SECONDS = 7 * 86400
@@ -178,7 +176,7 @@ def _fetch_or_build(
     """
     is_new = False
     if address and not folder.exists():
-        _fetch(folder, address)
+        fetch_store(folder, address)
     if not _is_complete(folder):
         if address:  # reports a missing permission now, not at the end
             write_bytes(f"{address}.begun", b"")
@@ -188,9 +186,7 @@ def _fetch_or_build(
             build_store(config, folder, key, check)
         is_new = True
     if not _is_complete(folder, address):
-        logger.info("writing the store to %s", address)
-        push_folder(folder, address)
-        write_file(_copy_note(folder), address)
+        push_store(folder, address)
     return is_new
 
 
@@ -286,7 +282,7 @@ def _set_damaged_aside(folder: Path) -> Path | None:
     if damage_problem is None:
         return None
     damaged_store = set_damaged_aside(folder)
-    _copy_note(folder).unlink(missing_ok=True)
+    copy_note(folder).unlink(missing_ok=True)
     logger.info("%s %s: rebuilding the store", damage_problem.where, damage_problem.what)
     return damaged_store
 
@@ -301,21 +297,7 @@ def _is_complete(folder: Path, address: str = "") -> bool:
     """True if the store is finished on this machine and, if it has an address, also on S3."""
     if not (folder / "manifest.json").is_file():
         return False
-    return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
-
-
-def _copy_note(folder: Path) -> Path:
-    """Return the file with the address of a store's copy on S3; if it exists, starting needs no network."""
-    return folder.with_name(f"{folder.name}.copy")
-
-
-def _fetch(folder: Path, address: str) -> None:
-    """Download the store from S3, if another machine wrote it there."""
-    if exists(f"{address}/manifest.json"):
-        logger.info("fetching the store %s", address)
-        manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
-        pull_folder(address, folder, stored_files(manifest))
-        write_file(_copy_note(folder), address)
+    return not address or (copy_note(folder).is_file() and copy_note(folder).read_text() == address)
 
 
 def _remove_abandoned(stores: Path) -> None:

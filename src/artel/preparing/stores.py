@@ -1,4 +1,4 @@
-"""Token stores of runs: their keys, stores made earlier, and stores that a run file names."""
+"""Token stores of runs: their keys, damage, copies on S3, and stores that a run file names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import xxhash
 
 from artel.config import RunConfig, Section
 from artel.errors import InputError, Problem
+from artel.messages import logger
 from artel.objectives import objective_of, objective_type
 from artel.plugins import code_digest
 from artel.preparing.run_tokenizer import tokenizer_files
 from artel.preparing.selection_rules import depends_on_seed
 from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
-from artel.storage import disk_errors, write_file
+from artel.storage import disk_errors, exists, pull_folder, push_folder, read_bytes, write_file
 from artel.text import source_fingerprint
 from artel.text.classifier import classifier_digest
 from artel.text.decontamination import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.text.pipeline import TEXT_VERSION
 from artel.tokens import DamagedStore, TokenStore, load_tokenizer
-from artel.tokens.manifest import FORMAT
+from artel.tokens.manifest import FORMAT, stored_files
 
 
 def store_key(config: RunConfig) -> str:
@@ -85,6 +86,27 @@ def set_damaged_aside(folder: Path) -> Path:
         folder.rename(aside)
         os.utime(aside)  # it is removed after a week
     return aside
+
+
+def copy_note(folder: Path) -> Path:
+    """Return the file with the address of a store's copy on S3; if it exists, starting needs no network."""
+    return folder.with_name(f"{folder.name}.copy")
+
+
+def fetch_store(folder: Path, address: str) -> None:
+    """Download the store from S3, if another machine wrote it there."""
+    if exists(f"{address}/manifest.json"):
+        logger.info("fetching the store %s", address)
+        manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
+        pull_folder(address, folder, stored_files(manifest))
+        write_file(copy_note(folder), address)
+
+
+def push_store(folder: Path, address: str) -> None:
+    """Copy a finished store to S3."""
+    logger.info("writing the store to %s", address)
+    push_folder(folder, address)
+    write_file(copy_note(folder), address)
 
 
 def record_store(config: RunConfig, settings: str, folder: Path) -> None:
