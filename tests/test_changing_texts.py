@@ -69,7 +69,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, name, change):
         next(records)
         wait_for_its_clock(tmp_path)
         CHANGES[change](file)
-        with pytest.raises(WorkError, match=rf"{name}: (changed|is gone).* while it was read"):
+        with pytest.raises(WorkError, match=rf"{name}: (changed|was removed).* while it was being read"):
             list(records)
     if change != "goes":  # and what was planned with the file of before is not read with that of now
         os.utime(file, ns=(1, 1))
@@ -88,7 +88,7 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
         if record.getMessage().startswith(stage):
             written(tmp_path, new or "a.jsonl", LINES.replace("line", "another line"))
 
-    with printed_by(change), pytest.raises(WorkError, match=r"while it was read|while they were prepared"):
+    with printed_by(change), pytest.raises(WorkError, match=r"while it was being read|files changed while"):
         prepare(run_of(tmp_path, data=files, tokenizer=tokenizer))
     assert not list((tmp_path / "stores").glob("*/manifest.json"))
     documents, ledger = stored(tmp_path, data=files, tokenizer=tokenizer)
@@ -144,5 +144,5 @@ def test_a_file_that_is_gone_when_it_is_opened(tmp_path, when):
             file.unlink(missing_ok=True)
             return file.read_bytes()
 
-    with pytest.raises(WorkError, match=r"a\.txt: is gone while it was read"):
+    with pytest.raises(WorkError, match=r"a\.txt: was removed while it was being read"):
         read()

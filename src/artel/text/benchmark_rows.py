@@ -32,7 +32,7 @@ from artel.text.records import (
 from artel.text.sources.find import check_files
 from artel.text.sources.inputs import Input, inputs_of, read_inputs, read_with
 
-# Problems listed per benchmark. A wrong field is wrong in every row.
+# Problems listed per benchmark. If a field is wrong, it is wrong in every row.
 _MAX_PROBLEMS = 5
 
 
@@ -63,7 +63,7 @@ def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
 
 
 def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
-    """Yield the rows of the files of a benchmark. Raise InputError for rows that cannot be used: none is skipped."""
+    """Yield the rows of the files of a benchmark. Raise InputError for rows that cannot be used. No row is skipped."""
     source = source_of(benchmark)
     problems: list[Problem] = []
     has_names = benchmark.query or benchmark.label
@@ -72,7 +72,7 @@ def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterato
         if isinstance(item, Row):
             yield item
             continue
-        fix = f"name the fields to look at: {{path: {benchmark.path}, query: question, label: answer}}"
+        fix = f"name the fields: {{path: {benchmark.path}, query: question, label: answer}}"
         problems.append(Problem(item.origin, item.detail.partition(";")[0], fix))
         if len(problems) == _MAX_PROBLEMS:
             break
@@ -159,9 +159,11 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
     is_file = benchmark.task.endswith((".yaml", ".yml"))
     manager = TaskManager(include_defaults=not is_file)
     if is_file and not Path(benchmark.task).is_file():
-        raise InputError.at(key, f"there is no file {benchmark.task}", "write a task's name, or its YAML file")
+        raise InputError.at(key, f"there is no file {benchmark.task}", "use the name of a task, or its YAML file")
     if not is_file and benchmark.task not in {*manager.all_tasks, *manager.all_groups, *manager.all_tags}:
-        fix = "lm-eval ls tasks names them; one of your own is its YAML file; a file or folder is {path: NAME}"
+        fix = (
+            "list tasks with lm-eval ls tasks; use a YAML file for your own task, or {path: NAME} for a file or folder"
+        )
         raise InputError.at(key, f"the harness has no task {benchmark.task!r}", fix)
     try:
         tasks = manager.load([benchmark.task])["tasks"]

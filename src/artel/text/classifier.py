@@ -1,7 +1,7 @@
 """A quality classifier of texts: trained on good and bad texts, applied to each document.
 
 A linear model over hashed features, as in fastText (Joulin et al. 2017): each word, and each pair of neighbouring
-words, falls into one of 2^20 buckets. `artel data classifier` trains it by logistic regression (scikit-learn, the extra
+words, is hashed into 2^20 buckets. `artel data classifier` trains it by logistic regression (scikit-learn, the extra
 `classifier`). Applying it needs only numpy.
 
     FOLDER/classifier.safetensors   weights float32 (buckets,), bias float32 (1,)
@@ -39,7 +39,7 @@ _FIX = "train one: artel data classifier good.txt bad.txt FOLDER"
 _SHINGLER = Shingler(1)
 # Odd factors for the first and the second word of a pair.
 _FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-_TEST_EVERY = 10  # one text in 10 is held out
+_TEST_EVERY = 10
 _MIN_TEXTS = 20
 """Minimum texts of each set, enough to train and to test on."""
 _REPORTED_THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -89,7 +89,7 @@ class Classifier:
 
 
 def pass_classifier(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
-    """Return (texts,): true for each text that passes the classifier of a run. Raise InputError."""
+    """Return (texts,): True for texts that pass the classifier of a run. Raise InputError."""
     return _read_classifier(rule.from_).scores(texts) >= rule.minimum
 
 
@@ -150,7 +150,7 @@ def _read_bytes(folder: str, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdResult:
-    """The held-out texts that pass a threshold."""
+    """The fraction of held-out texts that pass a threshold."""
 
     minimum: float
     good: float
@@ -166,7 +166,7 @@ class TrainedClassifier:
     folder: str
     good: int
     bad: int
-    """Texts of each set, held-out ones included."""
+    """Number of texts of each set, including held-out ones."""
     accuracy: float
     """Balanced accuracy at a threshold of 0.5."""
     auc: float

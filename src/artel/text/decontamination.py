@@ -1,4 +1,4 @@
-"""Decontamination: find documents that share n-grams with benchmarks, and the benchmark rows that they share them with.
+"""Decontamination: find documents that share n-grams with benchmarks, and the rows of those benchmarks.
 
 The index of the n-grams of the benchmarks:
 
@@ -11,8 +11,8 @@ One process writes the index before any text is read; the processes that read te
 in the texts and m in the index, n·m / 2^64 collide: one in 20 million for a trillion and ten million.
 
 The method is that of datatrove (`NGramsDecontIndexer`, `NGramsDecontFilter`), used for FineWeb. Texts are simplified
-as there (`simplify_text`): lower case, no punctuation, no diacritics (ё is е, é is e), a 0 for each number. So neither
-typesetting nor different numbers hide a benchmark.
+as in its `simplify_text`: lower case, no punctuation, no diacritics (ё is е, é is e), a 0 for each number. So a
+benchmark is found even if typesetting or numbers differ.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Ngrams:
 
 
 def check_benchmarks(data: DataConfig) -> None:
-    """Raise InputError with all problems of the benchmarks that show before reading."""
+    """Raise InputError with all problems of the benchmarks that can be found before reading."""
     problems = [
         problem
         for key, benchmark in _benchmarks(data)
@@ -111,7 +111,7 @@ def write_index(data: DataConfig, folder: Path) -> None:
         logger.info("reading the benchmark %s", name)
         first, num_too_short = len(origins), 0
         for row in task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data):
-            texts = [f"{row.query}\n{label}" for label in row.labels or [""]]  # n-grams may lie across the two
+            texts = [f"{row.query}\n{label}" for label in row.labels or [""]]  # an n-gram may span both
             row_hashes = np.unique(np.concatenate(ngrams.hashes(texts)))
             num_too_short += row_hashes.size == 0
             hashes.append(row_hashes)
@@ -119,7 +119,7 @@ def write_index(data: DataConfig, folder: Path) -> None:
             origins.append(row.origin)
         if len(origins) - first == num_too_short:
             what = f"no row of {name} has {config.words} words ({len(origins) - first:,} rows)"
-            fix = "write fewer words (data.decontaminate.words), or other fields"
+            fix = "lower data.decontaminate.words, or use other fields"
             raise InputError.at(key, what, fix)
         descriptions.append({"name": name, "rows": len(origins) - first, "too_short": num_too_short})
     all_hashes = np.concatenate(hashes)
@@ -132,7 +132,7 @@ def write_index(data: DataConfig, folder: Path) -> None:
 
 
 class BenchmarkIndex:
-    """A written index, to look up texts."""
+    """An index that `write_index` wrote."""
 
     def __init__(self, folder: Path, words: int) -> None:
         self._folder = folder
@@ -145,7 +145,7 @@ class BenchmarkIndex:
         self._has_hash[self._hashes >> self._shift] = True
 
     def find(self, records: Sequence[Record]) -> list[Contaminated | None]:
-        """Return what each record shares with the benchmarks; None for nothing.
+        """Return the benchmark rows that share n-grams with each record; None if there are none.
 
         Pass many short records at a time: the overhead of a call is the time of 5,000 characters.
         """

@@ -1,4 +1,4 @@
-"""The ledger: counts every document that is read, as kept or as dropped for a reason."""
+"""The ledger: every document that is read is counted as kept, or as dropped for a reason."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Ledger:
     on_reject: Callable[[Rejected], object] | None = None
     """Called with each rejected record."""
     rejected_file: str = ""
-    """The file that lists all of them for the user; empty if there is none."""
+    """The file that lists all rejected records for the user; empty if there is none."""
     on_contaminated: Callable[[Contaminated], object] | None = None
     """Called with each document that is dropped for sharing n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Ledger:
     not_read: list[str] = field(default_factory=list)
     """Files in the folders of sources with suffixes that their formats do not read."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the user about what was decided."""
+    """Notes for the user about decisions."""
 
     @property
     def total(self) -> Counts:
@@ -149,13 +149,15 @@ class Ledger:
         self.listed += other.listed[: _MAX_LISTED - len(self.listed)]
 
     def check_rejected(self, max_bad: float) -> None:
-        """Raise InputError if over `max_bad` (0 to 1) of the records are rejected. It shows the first ones."""
+        """Raise InputError if over `max_bad` (0 to 1) of the records are rejected. The error shows the first ones."""
         read = self.total.read
         fraction = self.rejected / max(read, 1)
         if self.rejected > max_bad * read:
             rejected = f"{self.rejected:,} of {read:,} records ({fraction:.2%}) cannot be used"
             what = f"{rejected}, more than data.max_bad ({max_bad:g})"
-            raise InputError([*self._rejected_problems(), Problem("data", what, "fix them, or raise data.max_bad")])
+            raise InputError(
+                [*self._rejected_problems(), Problem("data", what, "fix the records, or raise data.max_bad")]
+            )
         if self.rejected:
             first = self.listed[0]
             template = (
@@ -169,7 +171,7 @@ class Ledger:
             self.notes.append(Phrase(template, **about, origin=first.origin, detail=first.detail))
 
     def _rejected_problems(self) -> Iterator[Problem]:
-        """Yield the first rejected records, one for details that differ in numbers only; then the count of the rest."""
+        """Yield the first rejected records, one of each whose details differ only in numbers; then the rest's count."""
         by_detail = defaultdict(list)
         for item in self.listed:
             by_detail[_NUMBER_PATTERN.sub("0", item.detail)].append(item)
@@ -177,7 +179,7 @@ class Ledger:
         for first, *others in groups:
             listed = ", ".join(item.origin for item in others[:_MAX_ORIGINS])
             ellipsis = " …" if len(others) > _MAX_ORIGINS else ""
-            fix = f"the same in {len(others):,} more: {listed}{ellipsis}" if others else ""
+            fix = f"{len(others):,} more like this: {listed}{ellipsis}" if others else ""
             yield Problem(first.origin, first.detail, fix)
         num_unlisted = self.rejected - sum(map(len, groups))
         if num_unlisted:
@@ -189,7 +191,7 @@ class Ledger:
         for name, counts in self.sets.items():
             if counts.read != counts.kept + counts.dropped.total():
                 what = f"{name}: {counts.documents()} does not add up"
-                raise WorkError.at("ledger", what, "this is a bug of artel")
+                raise WorkError.at("ledger", what, "this is a bug in artel: please report it")
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json."""

@@ -1,7 +1,7 @@
-"""Sources to documents: read, clean, deduplicate, split. Every record is counted.
+"""Turn sources into documents: read, clean, deduplicate, split. Every record is counted.
 
-`clean_shard` applies everything that needs one record only. Duplicates need all records: `read_documents` keeps the
-digests of all earlier records. A token store is made shard by shard, and its duplicates are found afterwards.
+`clean_shard` applies the rules for single records. Finding duplicates needs all records: `read_documents` keeps the
+digests of all earlier ones. A token store is built shard by shard, and its duplicates are found afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from artel.text.split import is_held_out, split_hash
 TEXT_VERSION = 2
 """Part of the store key: increase it when the same files and settings give other documents."""
 
-# Characters of records that are classified, or checked for benchmark n-grams, at a time.
+# Characters that are classified, or checked for benchmark n-grams, at a time.
 _BATCH_CHARACTERS = 50_000
 
 # A comma at the end of a word, with the white space before it: a double space would give away its position. Commas
@@ -71,7 +71,7 @@ class CleanedRecord:
     changes: Counter[str] = field(default_factory=Counter)
     """Changes that the user should know about, by name."""
     has_new_text: bool = True
-    """False if too little text is left after removing what earlier documents have."""
+    """False if too little text is left after removing text that occurred in earlier documents."""
 
 
 def clean_shard(
@@ -94,7 +94,7 @@ def clean_shard(
     for record, changes in records:
         digest = xxhash.xxh3_128_digest(_text_to_compare(record).encode())
         has_new_text = True
-        document, hash_value = _assign_split(record, shard.key, data)  # by its full text, whatever earlier records have
+        document, hash_value = _assign_split(record, shard.key, data)  # by its full text, before repeats are removed
         if units is not None and record.fields is None:
             record = record._replace(text=units.remove_repeats(record.text, changes))
             has_new_text = len(record.text) >= data.clean.minimum
@@ -233,11 +233,11 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     total = ledger.total
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
-        dropped = describe_drops(total.dropped) or "there were none"
+        dropped = describe_drops(total.dropped) or "the sources have none"
         raise InputError.at("data.sources", f"no document is left: {dropped}", _fix_for(data, total.dropped))
-    if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1 all of it is for evaluation
-        what = "no document is left for training: all fell into the validation part"
-        raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
+    if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1, all documents are for evaluation
+        what = "no document is left for training: all are in the validation split"
+        raise InputError.at("data.validation", what, f"lower data.validation, or {more_documents(data)}")
     for reason in _LENGTH_NOTES:
         if (count := total.dropped[reason]) > total.read * _MAX_DROPPED_FRACTION:
             ledger.notes.append(Phrase(_LENGTH_NOTES[reason], count=count, read=total.read, block=data.block))
@@ -264,7 +264,7 @@ _FIXES = {
 
 
 def _fix_for(data: DataConfig, dropped: Counter[str]) -> str:
-    """Return what to do if nothing is left, by the most frequent reason for dropping."""
+    """Return the fix if no document is left, by the most frequent reason for dropping."""
     reason = max(dropped, key=lambda name: dropped[name], default="")
     if reason == "longer_than_block":
         return f"write a larger data.block than {data.block:,}, or use shorter texts"
@@ -273,7 +273,7 @@ def _fix_for(data: DataConfig, dropped: Counter[str]) -> str:
 
 
 def more_documents(data: DataConfig) -> str:
-    """Return how to get more documents from such sources."""
+    """Return a fix that gets more documents from the sources."""
     for number, source in enumerate(data.sources):
         if source.yields == "text" and FORMATS[source.format].is_plain_text and source.document != "line":
             cuts = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
@@ -290,7 +290,7 @@ def _assign_split(record: Record, key: str, data: DataConfig) -> tuple[Document,
 
 
 def _text_to_compare(record: Record) -> str:
-    """Return the text for finding duplicates. It differs for other answers, other roles, and rejected answers."""
+    """Return the text for finding duplicates. Other answers or roles make another text."""
     if isinstance(record.fields, Pair | Conversation | Preference | Labeled | Tagged | Match):
         return repr(record.fields)
     if isinstance(record.fields, Question):
@@ -344,7 +344,7 @@ def _mask_arguments(value: Any, rules: CleanConfig, changes: Counter[str]) -> An
 def _clean_messages(
     record: Record, fields: Conversation | Preference, rules: CleanConfig, changes: Counter[str]
 ) -> Record:
-    """Return the record with its messages cleaned; empty if one becomes empty: the others would not fit together."""
+    """Return the record with its messages cleaned; with an empty text if a message becomes empty."""
 
     def clean_message(message: Message) -> Message:
         content, thought = (_clean_text(text, rules, changes) for text in (message.content, message.thought))

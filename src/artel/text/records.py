@@ -1,4 +1,4 @@
-"""Records: what sources yield (texts, pairs, questions, conversations, preferences, labels …), and what they become."""
+"""Records that sources yield (texts, pairs, questions, conversations, preferences, labels …), and documents."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Message:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The non-empty ones of thought, content, and calls as JSON."""
+        """Thought, content, and calls as JSON, without empty ones."""
         texts = (self.thought, self.content, *(call.as_json() for call in self.tool_calls))
         return tuple(text for text in texts if text)
 
@@ -206,7 +206,7 @@ class Contaminated:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A good record that the settings of the run exclude. It does not count as bad."""
+    """A valid record that the settings of the run exclude. It does not count as rejected."""
 
     reason: str
     set_name: str = ""

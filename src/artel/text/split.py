@@ -1,7 +1,7 @@
-"""The validation split: chosen by a hash of the text, so that it stays the same when files are added.
+"""The validation split, chosen by a hash of the text, so that it stays the same when files are added.
 
 With `validation.by: chapter`, all documents of a chapter are on the same side. A chapter begins at a heading. In a text
-without headings it is a number of neighbouring documents.
+without headings, a chapter is a number of neighbouring documents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADING = re.compile(
 
 
 def split_hash(text: str) -> int:
-    """Return 64 bits for a cleaned text. A document is held out if they are below `data.validation` * 2**64."""
+    """Return a 64-bit hash of a cleaned text. Documents with hashes below `data.validation` * 2**64 are held out."""
     return xxhash.xxh3_64_intdigest(text.encode(), seed=_SEED)
 
 
@@ -43,7 +43,7 @@ def is_held_out(hash_value: int, fraction: float) -> bool:
 
 
 def smallest_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
-    """Return the least fraction that holds out about `fraction` of the documents, at least one, never all; or None."""
+    """Return the smallest fraction that holds out about `fraction` of the documents, at least one, not all; or None."""
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
         return None
@@ -54,7 +54,7 @@ def smallest_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | No
 
 
 def is_heading(line: str) -> bool:
-    """True for a line that begins a chapter: Глава I, ЧАСТЬ ПЕРВАЯ, Chapter 2. A title, IV, # Title."""
+    """True if a line begins a chapter: Глава I, ЧАСТЬ ПЕРВАЯ, Chapter 2. A title, IV, # Title."""
     line = line.strip()
     return 0 < len(line) <= _MAX_HEADING_CHARACTERS and _HEADING.match(line) is not None
 

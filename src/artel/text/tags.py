@@ -1,6 +1,6 @@
-"""Tags of words (B-PER, I-PER, O), spans of characters with labels, and the records made of either.
+"""Tags of words (B-PER, I-PER, O), labeled spans of characters, and records of both.
 
-Tags are read like conlleval and seqeval read them. Impossible spans raise BadRecord.
+Tags are read as in conlleval and seqeval. Invalid spans raise BadRecord.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def has_prefix(tag: str) -> bool:
 def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     """Return (first word, end word exclusive, type) of each entity in the tags of a sequence.
 
-    One rule reads every scheme, that of conlleval (Tjong Kim Sang and Buchholz 2000) and of the default of seqeval: an
+    One rule reads every scheme, as in conlleval (Tjong Kim Sang and Buchholz 2000) and seqeval by default: an
     entity begins at B and S, and at I and E if no entity of its type is open. So IOB1, IOB2 (BIO), BIOES and BILOU are
     all read correctly, and a malformed sequence gives the most plausible entities.
     """

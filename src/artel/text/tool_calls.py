@@ -1,4 +1,4 @@
-"""Tool calls in text, as models write them and data sets store them: parsed into names and arguments.
+"""Parse tool calls in text, as models write them and data sets store them, into names and arguments.
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>                                Hermes, Qwen, SmolLM3
     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>                   Qwen3-Coder, Qwen3.5
@@ -20,7 +20,7 @@
 The last line has no mark: a text is a call if all of it calls tools that were offered. A malformed call stays text.
 
 transformers' `parse_response` does less: it needs a `response_template` for each tokenizer, which few ship and data
-sets lack, raises ValueError at a malformed call, and knows neither calls without a mark nor Python literals (Hermes).
+sets lack, raises ValueError at a malformed call, and reads neither calls without a mark nor Python literals (Hermes).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def parse_calls(value: Any) -> tuple[ToolCall, ...]:
 
 
 def _json_or_literal(text: str) -> Any:
-    """Parse JSON, or a Python literal, which some data sets have in its place. Raise ValueError with JSON's error."""
+    """Parse JSON, or a Python literal, which some data sets use instead. Raise ValueError with JSON's error."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -86,7 +86,7 @@ def tool_names(tools: Tools) -> list[str]:
     return [tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict)]
 
 
-# Calls between marks. Each parser takes the text between them, and raises one of _PARSE_ERRORS.
+# Calls between marks. Each parser gets the text between the marks, and raises one of _PARSE_ERRORS.
 
 
 def _parse_json(text: str, tools: Tools) -> list[ToolCall]:
@@ -236,9 +236,9 @@ class _Format:
     """Empty if the calls extend to the end of the text."""
     parse: Callable[[str, Tools], list[ToolCall]]
     text_of: Callable[[str], str] = lambda body: ""
-    """The part between the marks that is not calls but text."""
+    """Return the text between the marks that is not part of a call."""
     ends_turn: bool = False
-    """True if nothing of the turn follows the closing mark."""
+    """True if the closing mark ends the turn."""
 
 
 _FORMATS = (
@@ -320,7 +320,7 @@ def _split_at_commas(text: str) -> Iterator[str]:
 
 
 def read_calls(text: str, tools: Tools = ()) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text without its calls, and the calls. Calls without a mark count only if they are of `tools`."""
+    """Return the text without its calls, and the calls. Calls without a mark count only if they call `tools`."""
     reader = CallReader(tools)
     rest = reader.add(text) + reader.rest()
     return (rest.strip() if reader.calls else text), tuple(reader.calls)

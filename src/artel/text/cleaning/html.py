@@ -33,7 +33,7 @@ _LIB_RU = tuple(
         ("<!-+ *Собственно произведение *-*>", "<!-+ *Блок описания произведения|<!-{20,}>"),
     )
 )
-# Marks that are inserted into the tree as text. The page itself has no zeros.
+# Marks that are inserted into the tree as text. Zeros are removed from the page first.
 _LINE, _PRE, _PRE_END = "\0 ", "\0\1", "\0\2"
 _MARKS = b"\0\1\2\3"
 # These characters replace the white space of <pre> while other white space is folded.
@@ -49,7 +49,7 @@ _QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
 # The parser takes less than a second for any page with fewer tags; browsers nest 512 deep.
 _MAX_UNCHECKED_TAGS = 20_000
 _MAX_DEPTH = 2_000
-_MAX_END_TAG_DISTANCE = 100  # an end tag closes its element if that is among the last 100 open ones
+_MAX_END_TAG_DISTANCE = 100  # an end tag closes its element only if it is among the last 100 open ones
 _NAMES = re.compile(rb"<(/?[a-zA-Z][a-zA-Z0-9]*)")
 _KEPT_TAGS = _HIDDEN_TAGS | {"html", "title", "body"}
 _TAGS = re.compile(rb"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
@@ -79,7 +79,7 @@ def html_to_text(data: bytes, content_type: str = "", profile: str = "none", enc
 
 
 def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> bytes:
-    """Return the HTML of a page in UTF-8, without comments. The profile of a site keeps only the work itself."""
+    """Return the HTML of a page in UTF-8, without comments. A site's profile keeps only the work itself."""
     code = _to_utf_8(data, encoding) if encoding != "auto" else _detect_and_convert(data, content_type)
     if any(mark in code for mark in _MARKS):
         code = code.translate(None, _MARKS)
@@ -95,7 +95,7 @@ def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> 
 
 
 def _parser_limit(code: bytes) -> BadRecord | None:
-    """Return why the parser would take minutes or all memory for a page; None if it would not."""
+    """Return the error for a page that would take the parser minutes or all memory; None for other pages."""
     if len(code) > MAX_TAGS and (tags := code.count(b"<")) > MAX_TAGS:  # counting takes 6 % of a small page's time
         what = f"has {tags:,} tags, more than the maximum of {MAX_TAGS:,}; split it, or remove it"
         return BadRecord("too_many_tags", what)
@@ -299,7 +299,7 @@ def main_text(code: bytes, key: str) -> str:
         import trafilatura
     except ImportError:
         raise missing_extra("trafilatura", "pages", key) from None
-    # It logs each page without main text. The ledger counts these pages.
+    # trafilatura logs each page without main text. The ledger counts these pages.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL + 1)
     # Favoring recall or precision loses the text of old pages.
     text = trafilatura.extract(_NOT_XML.sub("", code.decode("utf-8", "replace")), include_comments=False)

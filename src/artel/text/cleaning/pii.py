@@ -1,4 +1,4 @@
-"""Personal data in texts: addresses, phones, bank cards, IP addresses, and Russian documents by their check digits.
+"""Find personal data: email addresses, phones, bank cards, IP addresses, and Russian documents by check digits.
 
 A match needs a characteristic form, check digits, or a word before it (ИНН, паспорт): plain numbers in a novel do not
 match. Names and street addresses are not detected.
@@ -88,7 +88,7 @@ def check_pii(rules: PiiConfig) -> None:
 
 
 def _number_regions(text: str) -> Iterator[Span]:
-    """Yield (start, end) of the regions that may hold numbers of seven or more digits, with context. None overlap."""
+    """Yield (start, end) of disjoint regions, with context, that may hold numbers of seven or more digits."""
     start = end = 0
     for match in _SEVEN_DIGITS.finditer(text):
         if match.start() - _CONTEXT_CHARACTERS > end:

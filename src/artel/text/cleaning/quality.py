@@ -19,13 +19,13 @@ from artel.config import CleanConfig
 from artel.errors import InputError, missing_extra
 from artel.text.records import Question, Record, Tagged
 
-# In few words a fraction means nothing: one "yes, yes" would be a third of them. Gopher drops shorter documents.
+# In a few words fractions are meaningless: one "yes, yes" would be a third. Gopher drops shorter documents.
 _MIN_WORDS = 50
 # Below this probability another language is four times as likely.
 _MIN_LANGUAGE_PROBABILITY = 0.2
 # Characters counted at a time: 16 MB of memory for a document of any length.
 _CHUNK_CHARACTERS = 1 << 20
-# From this length on all repeated n-grams count. Shorter ones repeat in any text: only the most frequent one counts.
+# From this length on, all repeated n-grams count. Shorter ones repeat in any text: only the most frequent counts.
 _LONG_NGRAM = 5
 _SYMBOL, _OTHER, _INVISIBLE = range(3)
 # Shorter texts are uncertain: one in ten paragraphs of Russian novels is identified as Bulgarian or Serbian.
@@ -39,7 +39,7 @@ def drop_reason(record: Record, rules: CleanConfig) -> str | None:
     """Return the ledger name of the first rule that drops a cleaned record; None if no rule does.
 
     For questions and texts with spans only the minimum length applies. Raise InputError for
-    `rules.languages` if py3langid is not installed or does not know one of them.
+    `rules.languages` if py3langid is not installed or does not support one of them.
     """
     text = record.text
     if not text:
@@ -175,7 +175,7 @@ def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
     unknown_codes = [code for code in languages if code not in known_codes]
     if unknown_codes:
         what = f"{', '.join(unknown_codes)}: unknown language"
-        raise InputError.at("data.clean.languages", what, f"write some of: {', '.join(known_codes)}")
+        raise InputError.at("data.clean.languages", what, f"use: {', '.join(known_codes)}")
     if len(text) < _MIN_LANGUAGE_CHARACTERS:
         return None
     if len(text) > 3 * _PAGE_CHARACTERS:

@@ -26,12 +26,12 @@ _C1_BYTES, _MARK_BYTES = re.compile(rb"\xc2[\x80-\x9f]"), "\ufeff".encode()
 # Lone surrogates, as in broken JSON: UTF-8 cannot encode them.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Removing a character may join mojibake, so the rules repeat until nothing changes. Real texts need two rounds; the
-# bound stops texts made up to need many.
+# limit stops adversarial texts.
 _MAX_ROUNDS = 10
 
 
 def check_packages(rules: CleanConfig) -> None:
-    """Raise InputError if a package that the rules need is missing, or does not know one of the languages."""
+    """Raise InputError if a package that the rules need is missing, or does not support one of the languages."""
     if rules.mojibake:
         _repair_mojibake("")
     if rules.pii is not None:
@@ -41,7 +41,7 @@ def check_packages(rules: CleanConfig) -> None:
 
 
 def clean(text: str, rules: CleanConfig, changes: Counter[str] | None = None) -> str:
-    """Apply the rules for characters, line ends and trailing white space. All other characters stay.
+    """Apply the rules for characters, line ends and trailing white space. Other characters are unchanged.
 
     Add 1 to `changes` under the name of each rule that changed the text, such as `mojibake_repaired`. Raise
     InputError if `rules.mojibake` is on and ftfy is not installed.

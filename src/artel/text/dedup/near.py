@@ -40,8 +40,8 @@ from artel.errors import missing_extra
 from artel.text.dedup.shingles import Shingler, jaccard, shingle_set
 
 NEAR_DUPLICATE, NEAR_VALIDATION = "near_duplicate", "near_validation"
-# Tasks that the bands are divided into. Tasks do not share pairs, so more tasks would compare the same documents more
-# often.
+# Tasks that the bands are divided into. Tasks do not share pairs, so more tasks would repeat more
+# comparisons.
 BAND_GROUPS = 4
 
 # Any constant would do. The run's seed is not used, so that runs of all seeds drop the same documents.
@@ -54,7 +54,7 @@ _BATCH_SHINGLES = 1_000_000
 _BATCH_DOCUMENTS = 4096
 # Characters whose shingles are computed at a time. Documents of 100 characters are then 16 times as fast as one by one.
 _BATCH_CHARACTERS = 50_000
-# Values in a MinHash signature: the more there are, the fewer comparisons are in vain.
+# Values in a MinHash signature. More values avoid useless comparisons.
 _PERMUTATIONS = 128
 # Words in a shingle.
 _SHINGLE_WORDS = 5
@@ -68,7 +68,7 @@ _MAX_OPEN_FILES = 200
 def bands_and_rows(threshold: float) -> tuple[int, int]:
     """Return (bands, rows per band): the fewest bands that find a pair at the threshold 999 times in 1000.
 
-    One band agrees with probability similarity^rows, at least one of all with 1 - (1 - similarity^rows)^bands.
+    One band agrees with probability similarity^rows, and at least one band with 1 - (1 - similarity^rows)^bands.
     """
     for rows in range(_PERMUTATIONS, 1, -1):
         bands = _PERMUTATIONS // rows

@@ -1,9 +1,9 @@
 """Documents in ZIP archives: Word documents (.docx) and e-books in EPUB.
 
 DOCX: ECMA-376, part 1 (WordprocessingML). The text of paragraphs and of tables, cell by cell, in the order of the
-document. Headers, footers, notes, comments and deleted text are left out.
+document. Headers, footers, notes, comments and deleted text are skipped.
 EPUB: https://www.w3.org/TR/epub-33/. A document for each chapter, in reading order. Pages that are pictures (SVG) are
-left out.
+skipped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Archive:
 
 @contextmanager
 def _open_archive(path: Path, kind: str, max_bytes: int) -> Iterator[_Archive]:
-    """Open an archive. Inside the block, raise BadRecord for whatever is damaged in it."""
+    """Open an archive. Inside the block, raise BadRecord if it is damaged."""
     try:
         with zipfile.ZipFile(path) as file:
             yield _Archive(file, max_bytes)

@@ -79,7 +79,7 @@ def _record(sentence: _Sentence, file: SourceFile, origin: str, *, is_universal:
 def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> None:
     if len(row) != len(first):
         what = f"has {len(row)} columns, but the sentence began with {len(first)}"
-        raise BadRecord("unequal_columns", f"{what}; write the missing ones, or an empty line between sentences")
+        raise BadRecord("unequal_columns", f"{what}; add the missing columns, or an empty line between sentences")
     columns = [int(column) for column in (source.words, source.tags) if column]
     min_columns = max([2, *(number + 1 if number >= 0 else -number for number in columns)])
     if len(row) < min_columns:

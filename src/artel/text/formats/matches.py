@@ -1,4 +1,4 @@
-"""Texts that match: queries with what answers them and what does not, pairs with a score, groups of near-duplicates.
+"""Texts that match: queries with positives and negatives, pairs with a score, groups of paraphrases.
 
 Rows of data sets for embeddings and rerankers, as JSON lines, a JSON array, parquet, csv or tsv, with the fields of
 - sentence-transformers: `anchor` (`query`, `question`), `positive`, `negative` (`negative_1`, `negative_2`, …).

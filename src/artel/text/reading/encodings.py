@@ -330,7 +330,7 @@ def check_lines(data: bytes, encoding: str) -> None:
 
 @cache
 def is_single_byte(encoding: str) -> bool:
-    """True if every non-ASCII byte, or nearly every one, is a character."""
+    """True if (nearly) every non-ASCII byte is a character."""
     try:
         table = bytes(range(256)).decode(encoding, "replace")
     except UnicodeError:

@@ -1,4 +1,4 @@
-"""Files: their names and suffixes, decompression, and detecting changes while a file is read."""
+"""File names and suffixes, decompression, and detection of changes while a file is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 # Compressed bytes decompressed at once. zstd may turn them into 128 MB, and 64 KB into 2 GB, at most 10 % faster.
 _COMPRESSED_BYTES = 1 << 12
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
-"""Raised by reading a compressed file that is cut off, damaged or in another format."""
+"""Raised by reading a compressed file that is truncated, damaged or in another format."""
 
 
 def with_compressed(*suffixes: str) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class _DecompressedFile(io.RawIOBase):
             self._input = b""
             if not data:
                 if self._has_started and not self._frame.eof:
-                    raise EOFError("it is cut off")
+                    raise EOFError("it is truncated")
                 return False
             if self._frame.eof:
                 data = data.lstrip(b"\0")  # zeros between frames are padding; no frame begins with one
@@ -183,10 +183,10 @@ def _file_state(file: Path) -> tuple[int, int, int, int]:
 def _change_error(file: Path, size: int) -> WorkError:
     now = _file_state(file)[0]
     if now < 0:
-        what = "is gone"
+        what = "was removed"
     elif now == size:
         what = "changed (same size, but another modification time or another file)"
     else:
         what = f"changed from {size:,} to {now:,} bytes"
-    fix = "start again when nothing writes to it, or use a copy"
-    return WorkError.at(str(file), f"{what} while it was read", fix)
+    fix = "run again when no process writes to it, or use a copy"
+    return WorkError.at(str(file), f"{what} while it was being read", fix)

@@ -1,4 +1,4 @@
-"""The records of a source that are read: a slice of its rows (`rows`), and some of its sets (`include`, `exclude`).
+"""Selection of the records of a source: a slice of its rows (`rows`), and sets (`include`, `exclude`).
 
 Sets are divisions inside a source, such as those of The Pile. `set_field` names the field that holds them.
 """
@@ -90,7 +90,7 @@ def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
 
 
 def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
-    """Return the set of a record, from its field `set_field`. Raise BadRecord if it must have one and has none."""
+    """Return the set of a record, from its field `set_field`. Raise BadRecord if the required field is missing."""
     if not source.set_field:
         return default
     value: Any = fields
@@ -133,5 +133,5 @@ def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:
         if missing:
             have = ", ".join(sorted(seen)[:40]) or "none"
             what = f"no record has the set{'s' * (len(missing) > 1)} {', '.join(missing)} (the sets are: {have})"
-            problems.append(Problem(f"{key}.{name}", what, "use the names of the data, or remove the key"))
+            problems.append(Problem(f"{key}.{name}", what, "use set names of the data, or remove the key"))
     return problems

@@ -52,8 +52,8 @@ def check_sources(data: DataConfig) -> None:
     problems: list[Problem] = []
     for key, source in all_sources(data):
         if source.encoding != "auto" and not is_text_encoding(source.encoding):
-            what = f"there is no encoding {source.encoding!r}"
-            problems.append(Problem(f"{key}.encoding", what, "write utf-8, windows-1251 …"))
+            what = f"unknown encoding {source.encoding!r}"
+            problems.append(Problem(f"{key}.encoding", what, "use utf-8, windows-1251 …"))
         if source.extract == "main" and importlib.util.find_spec("trafilatura") is None:
             problems += missing_extra("trafilatura", "pages", f"{key}.extract").problems
         if key != "data.validation":  # it has the settings of source 0, which are checked
@@ -154,7 +154,7 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
         what = f"no file matches {path}" if is_glob else f"there is no file {path}"
         fix = f"paths are relative to {Path.cwd()}"
         if path.startswith("{rows}"):
-            fix = "it had rows from Python: call artel.train or artel.prepare with the same rows again"
+            fix = "it contained rows from Python: call artel.train or artel.prepare with the same rows again"
         raise InputError.at(key, what, fix)
     return files
 
