@@ -81,10 +81,10 @@ def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
 def test_a_rank_that_is_started_again_does_what_it_took(tmp_path, texts):
     """As Slurm does with a job whose node was lost; what others took it leaves to them."""
     work = new_work(lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts"), "lines")
-    before = work._take("1.0", first=4)
-    others = work._take("0.0", first=0)
+    before = work._claim_tasks("1.0", first=4)
+    others = work._claim_tasks("0.0", first=0)
     assert [next(before), next(before), next(others)] == [4, 5, 0]
-    again = list(work._take("1.0", first=4))
+    again = list(work._claim_tasks("1.0", first=4))
     assert sorted(again[:2]) == [4, 5]
     assert sorted(again) == work.numbers[1:]
     assert list(others) == []
