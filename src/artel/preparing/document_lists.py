@@ -47,7 +47,7 @@ _MAX_LISTED_ROWS = 20
 
 
 def write_contaminated(
-    file: Path, documents: Iterable[Contaminated], index: BenchmarkIndex
+    file: Path, contaminated: Iterable[Contaminated], index: BenchmarkIndex
 ) -> tuple[dict[str, Any], str]:
     """Write a line for each contaminated document; return counts by benchmark, and a note for the user."""
     benchmark_of = [number for number, benchmark in enumerate(index.benchmarks) for _ in range(benchmark["rows"])]
@@ -56,7 +56,7 @@ def write_contaminated(
     total = 0
     first: dict[str, str] = {}
     with file.open("wb") as stream:
-        for item in documents:
+        for item in contaminated:
             numbers = sorted({benchmark_of[row] for row in item.rows})
             row_origins = [index.origins[row] for row in item.rows[:_MAX_LISTED_ROWS]]
             line = {
