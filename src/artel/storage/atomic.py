@@ -133,7 +133,7 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(path: Path | str) -> Iterator[Path]:
-    """Yield a hidden folder beside `path`, named after it, that is removed at the end: for what is made on the way."""
+    """Yield a hidden folder beside `path`, named after it, for temporary files. It is removed at the end."""
     path = Path(path)
     with disk_errors(path.parent):
         _remove_leftovers_once(path.parent.absolute())
@@ -166,7 +166,7 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
 
 @cache
 def _remove_leftovers_once(folder: Path) -> None:
-    """Remove what killed processes left (an export, say) in a folder, the first time this process writes there."""
+    """Remove leftovers of killed processes in a folder, the first time that this process writes to it."""
     remove_leftovers(folder)
 
 

@@ -16,7 +16,7 @@ _FIX = "restore the file and repeat the command; training resumes from the last 
 
 
 def _handle(number: int) -> None:
-    """Runs in the thread that was reading, which holds Python's global lock or no lock at all."""
+    """Print a message and exit. Runs in the thread that was reading, which may or may not hold the GIL."""
     what = "a file that was being read (a token store, a model's weights)"
     with suppress(Exception):
         what = ", ".join(shortened_files()) or what
@@ -31,7 +31,7 @@ def shortened_files() -> list[str]:
 
 
 def _mapped_files() -> dict[str, int]:
-    """Memory-mapped files of this process, each with the offset in it at which its last mapping ends (Linux)."""
+    """Return the memory-mapped files of this process, each with the file offset where its last mapping ends (Linux)."""
     ends: dict[str, int] = {}
     with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
@@ -44,7 +44,7 @@ def _mapped_files() -> dict[str, int]:
 
 
 class MappedFiles:
-    """The files that are memory-mapped now (Linux), to notice later that one was written over: its pages change too."""
+    """The currently memory-mapped files (Linux), to detect later that one was overwritten: its pages change too."""
 
     def __init__(self) -> None:
         self._initial_stats: dict[str, os.stat_result] = {}
@@ -75,7 +75,7 @@ def report_bus_errors() -> None:
 
 @contextmanager
 def bus_error_handler() -> Iterator[None]:
-    """Within the block SIGBUS is reported; afterwards it is handled as before."""
+    """Report SIGBUS inside the block; restore the previous handler afterwards."""
     set_handler = ctypes.CDLL(None).signal
     set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
     initial = set_handler(signal.SIGBUS, ctypes.cast(_HANDLER, ctypes.c_void_p))

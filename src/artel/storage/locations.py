@@ -1,4 +1,4 @@
-"""Paths as users write them, the cache folder, and disk errors as messages with a remedy."""
+"""Paths that users write, the cache folder, and disk errors as messages with a fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def user_path(path: str, key: str) -> Path:
 
 
 def state_folder() -> Path | None:
-    """$XDG_STATE_HOME/artel, else ~/.local/state/artel; None if there is no home folder. It need not exist yet."""
+    """Return $XDG_STATE_HOME/artel, else ~/.local/state/artel; None without a home folder. It need not exist yet."""
     try:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "artel"
     except RuntimeError:
@@ -43,7 +43,7 @@ def state_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet. Raise InputError."""
+    """Return $ARTEL_CACHE, $XDG_CACHE_HOME/artel or ~/.cache/artel. It need not exist yet. Raise InputError."""
     artel_cache, xdg_cache = os.environ.get("ARTEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if artel_cache:
         return user_path(artel_cache, "ARTEL_CACHE")
@@ -60,7 +60,7 @@ def rows_folder() -> Path:
 
 
 def folder_problem(folder: Path) -> str:
-    """Why a folder cannot be created or written, by its permissions; empty if it can."""
+    """Return why a folder cannot be created or written, by its permissions; empty if it can."""
     existing = _nearest_existing(folder)
     if not existing.is_dir():
         return f"cannot be a folder: {existing} is not a folder"
@@ -90,7 +90,7 @@ def _as_os_error(error: Exception) -> OSError | None:
 
 @contextmanager
 def disk_errors(folder: Path | str) -> Iterator[None]:
-    """Turn an OSError from writing in `folder` into an error with a remedy. Other errors pass.
+    """Turn an OSError from writing in `folder` into an error with a fix. Other errors pass.
 
     Raise InputError if the folder cannot be written, WorkError if it no longer can be: the disk is full, or fails.
     """

@@ -33,7 +33,7 @@ def lock(
 
     Args:
         on_wait: called once if another process holds the lock.
-        wait: whether to wait for that process, or the seconds to wait. Then raises WorkError.
+        wait: whether to wait for that process, or the seconds to wait before WorkError is raised.
         keep: whether the file stays when the block ends.
         shared: processes that hold the lock shared hold it at the same time.
     """

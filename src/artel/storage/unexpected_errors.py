@@ -53,7 +53,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
 
 
 def write_fault(error: BaseException, doing: str) -> str:
-    """Write an unexpected error to a file; return the file, or the place of the error if no file can be written."""
+    """Write an unexpected error to a file; return the file, or the location of the error if no file can be written."""
     text = "".join(traceback.format_exception(error))
     versions = f"artel {artel.__version__}, Python {platform.python_version()}, {platform.platform()}"
     command = " ".join(["artel", *sys.argv[1:]])
@@ -73,7 +73,7 @@ def write_fault(error: BaseException, doing: str) -> str:
 
 
 def fault_lines(error: BaseException, doing: str) -> list[str]:
-    """Three lines for people: what artel was doing, that it is artel's fault, and the file of the traceback."""
+    """Return three lines for the user: what artel was doing, that it is a bug in artel, and the traceback's file."""
     message = " ".join(raised(error).split())[:300]
     return [
         f"{doing}: failed with {message}",

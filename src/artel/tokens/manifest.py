@@ -131,7 +131,7 @@ def read_manifest(content: bytes) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"]))
-        raise ValueError(f"is wrong at {location or 'its top'}: {first['msg']}") from None
+        raise ValueError(f"is invalid at {location or 'the top level'}: {first['msg']}") from None
     return manifest
 
 

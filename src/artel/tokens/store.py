@@ -237,7 +237,7 @@ class TokenStore:
         return self._damage_error(str(file.relative_to(self.folder)), what)
 
     def _damage_error(self, name: str, what: str) -> DamagedStore:
-        fix = "artel prepare and artel train make the store again, if its texts still exist"
+        fix = "artel prepare and artel train rebuild the store, if its texts still exist"
         return DamagedStore([Problem(str(self.folder / name), what, fix)])
 
 

@@ -1,8 +1,8 @@
 """Downloads that resume where they stopped, also after a kill or a power failure.
 
-    CACHE/KEY/body, headers.json     a finished download, whole or absent; the headers have its checksum (`digest`)
+    CACHE/KEY/body, headers.json     a finished download, complete or absent; the headers have its checksum (`digest`)
     CACHE/unfinished/KEY.body        the bytes received so far
-    CACHE/unfinished/KEY.json        a mark: how many of them are synced to disk, their checksum, and their source
+    CACHE/unfinished/KEY.json        a mark: the number of bytes synced to disk, their checksum, and their source
     CACHE/unfinished/KEY.lock        held by the process that downloads it
 
 A partial download that nobody resumed for a week is removed.
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class PartialDownload:
-    """The first `size` bytes of a download, and `about`: how to resume it. If that is empty, it cannot be resumed."""
+    """The first `size` bytes of a download, and `about`: how to resume it; empty if it cannot be resumed."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.path, self._mark_path = folder / f"{key}.body", folder / f"{key}.json"
@@ -96,7 +96,7 @@ class PartialDownload:
         self.path.rename(target)
 
     def _resume(self) -> bool:
-        """Take over the marked bytes if their checksum is right; later bytes may not have reached the disk."""
+        """Use the marked bytes if their checksum is right. Later bytes may not have reached the disk."""
         try:
             mark = json.loads(self._mark_path.read_bytes())
             about, size, digest = dict(mark["about"]), int(mark["bytes"]), str(mark["digest"])
@@ -149,7 +149,7 @@ def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict
 
 
 def _is_complete(folder: Path) -> bool:
-    """True if a download is there with its headers and all its bytes."""
+    """True if a download exists with its headers and all its bytes."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         size = (folder / "body").stat().st_size
         return bool(json.loads((folder / "headers.json").read_bytes())["bytes"] == size)

@@ -1,4 +1,4 @@
-"""Access to S3 and the Hugging Face hub, and their errors as messages with a remedy."""
+"""Access to S3 and the Hugging Face hub, and their errors as messages with a fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ, LIST, WRITE = "s3:GetObject", "s3:ListBucket", "s3:PutObject"
 
 
 class ServiceUnreachable(WorkError):
-    """The service does not answer; it may later."""
+    """The service does not answer. It may answer later."""
 
 
 class Offline(InputError):
@@ -57,7 +57,7 @@ def fix_address(path: str) -> str:
 
 @contextmanager
 def open_remote(path: str) -> Iterator[Any]:
-    """Return the fsspec file system of an address, without cached listings. The environment has the keys for S3."""
+    """Yield the fsspec file system of an address, without cached listings. Keys for S3 come from the environment."""
     if scheme(path) == "s3":
         try:
             import s3fs
@@ -75,7 +75,7 @@ def open_remote(path: str) -> Iterator[Any]:
 
 @contextmanager
 def remote_errors(path: str, *permissions: str) -> Iterator[None]:
-    """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed.
+    """Turn errors of the file systems into errors with the address and a fix. `permissions`: the required ones.
 
     Raise InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
     WorkError (anything else).
@@ -89,7 +89,7 @@ def remote_errors(path: str, *permissions: str) -> Iterator[None]:
 
 
 def error_kind(error: Exception) -> str:
-    """Why a file system refused: keys, right, bucket, absent, address, reach; or other."""
+    """Return the kind of a file system error: keys, right, bucket, absent, address, reach or other."""
     # The hub's file system says "no such file" also if permission is missing; the cause tells that.
     causes = [error, *([error.__cause__] if error.__cause__ else [])]
     names = {base.__name__ for cause in causes for base in type(cause).__mro__}

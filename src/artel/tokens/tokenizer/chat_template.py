@@ -169,7 +169,7 @@ def writes_day(tokenizer: Tokenizer, template: str) -> bool:
 def prompt_ids(
     tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
-    """Return the ids of messages and generation prompt. May raise TemplateRefuses.
+    """Return the ids of messages and generation prompt. Raise TemplateRefuses.
 
     The text is encoded in one piece, as in training, and control tokens of the template become tokens. Control tokens
     typed in a message never do: before rendering, a mark is inserted into each of them, and the text is split there and
@@ -277,7 +277,7 @@ def _tokenizer_template(tokenizer: Tokenizer) -> str:
 
 def _check_tokenizer_template(template: Any, name: str) -> None:
     if not isinstance(template, str):
-        raise InputError.at(_WHERE, f"{name} is {str(template)[:100]}, no text", "write chatml")
+        raise InputError.at(_WHERE, f"{name} is {str(template)[:100]}, not a text", "write chatml")
     _check(template, name)
 
 
@@ -310,7 +310,7 @@ def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
         return max(texts, key=len, default="")
 
     if template.encode(errors="replace").decode() != template:
-        raise InputError.at(_WHERE, f"{name} holds half a character", "fix it, or write chatml")
+        raise InputError.at(_WHERE, f"{name} contains half a character", "fix it, or write chatml")
     if template not in (CHATML, PLAIN):
         try_template(write, _WHERE, name, seconds)
     try:

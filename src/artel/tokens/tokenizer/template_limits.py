@@ -74,7 +74,7 @@ def run_in_child(work: Callable[[], str], seconds: int, *, otherwise: str = "fin
 
 
 def _run_child(work: Callable[[], str], write_end: int, seconds: int, result: str) -> None:
-    """In the child: set the limits, run `work`, report its result (`result` if it fails) and exit."""
+    """Set the limits in the child, run `work`, report its result (`result` if it fails) and exit."""
     try:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_text().split()[0])

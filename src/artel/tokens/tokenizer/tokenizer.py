@@ -126,7 +126,7 @@ class Tokenizer:
 
     @property
     def encoder_note(self) -> str:
-        """Why that encoder is used, as a sentence for the user; empty before the choice."""
+        """The reason for the encoder, as a note for the user; empty before it is chosen."""
         return "" if self._encoder is None else self._encoder.note
 
     @property

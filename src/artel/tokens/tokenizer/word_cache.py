@@ -36,7 +36,7 @@ class WordCache:
     """Encodes texts word by word."""
 
     def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _MAX_WORDS) -> None:
-        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. May raise NotCacheable."""
+        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. Raise NotCacheable."""
         self._pattern = _pattern(state)
         self._words = _Words(backend.model, known_words)
 
