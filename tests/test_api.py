@@ -101,7 +101,7 @@ def test_one_run_as_a_path_a_recipe_keys_and_an_object():
     changes = {"run": "runs/dummy", "data.store": "stores", "data.sources.0.documents": 30}
     recipe = artel.prepare("nq-dummy", changes)
     assert recipe.ledger()["documents"]["read"] == 30
-    assert artel.prepare(keys).made is False
+    assert artel.prepare(keys).is_new is False
 
 
 def test_training_returns_the_run_and_calls_callbacks():

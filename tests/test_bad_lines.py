@@ -54,7 +54,7 @@ def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
         prepare(run)
     first, share = stopped.value.problems
     assert first.where == f"{file}:1"
-    assert first.fix == f"the same in 20 more: {', '.join(f'{file}:{line}' for line in bad[1:4])} …"
+    assert first.fix == f"20 more like this: {', '.join(f'{file}:{line}' for line in bad[1:4])} …"
     assert share.what == "21 of 2,000 records (1.05%) cannot be used, more than data.max_bad (0.01)"
     assert kept(tmp_path) == expected
 
@@ -67,7 +67,7 @@ def test_of_many_mistakes_ten_are_told_and_where_the_others_are(tmp_path):
         prepare(run_of(tmp_path, data={"sources": [{"path": str(file)}]}))
     *lines, more, share = stopped.value.problems
     assert [problem.where for problem in lines] == [f"{file}:{line}" for line in range(21, 31)]
-    assert [problem.fix for problem in lines if problem.fix] == [f"the same in 1 more: {file}:34"]
+    assert [problem.fix for problem in lines if problem.fix] == [f"1 more like this: {file}:34"]
     assert more.lines == ["… and 3 more: run/rejected.jsonl"]
     assert len(kept(tmp_path)) == 14
     assert share.where == "data"
@@ -79,7 +79,7 @@ def test_of_many_mistakes_ten_are_told_and_where_the_others_are(tmp_path):
         prepare(run_of(tmp_path, data={"sources": [{"path": str(file)}]}))
     line, share = stopped.value.problems
     assert line.where == f"{file}:21"
-    assert line.fix == f"the same in 12 more: {file}:22, {file}:23, {file}:24 …"
+    assert line.fix == f"12 more like this: {file}:22, {file}:23, {file}:24 …"
 
 
 @pytest.mark.parametrize("tokenizer", [None, {"train": {"vocab": 270}}])
@@ -167,7 +167,7 @@ def test_notations_that_no_file_is_in_are_no_encodings(tmp_path, encoding):
     assert not is_text_encoding(encoding)
     halves = b"+2AA- \\ud800 Anna"
     file = written(tmp_path, "a.txt", halves)
-    with pytest.raises(InputError, match=r"data\.sources\.0\.encoding: there is no encoding"):
+    with pytest.raises(InputError, match=r"data\.sources\.0\.encoding: unknown encoding"):
         check_sources(DataConfig.model_validate({"sources": [{"path": str(file), "encoding": encoding}]}))
     page = b"<meta charset=%s><p>%s" % (encoding.encode(), halves)
     assert html_to_text(page) == html_to_text(page, f"text/html; charset={encoding}") == halves.decode()

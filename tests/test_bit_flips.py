@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from artel.config import load_run
 from artel.parallel import join_world
 from artel.preparing import prepare
-from artel.preparing.stores import damage
+from artel.preparing.stores import find_damage
 from artel.training.checkpoint.format import full_weights, load_checkpoint
 from artel.training.checkpoint.items import checkpoint_items
 from artel.training.loop import train
@@ -105,17 +105,17 @@ def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
     for number in range(30):
         name = sorted(whole)[number % len(whole)]
         flip(store / name, chance)
-        assert Path(damage(store).where) == store / name
+        assert Path(find_damage(store).where) == store / name
         said = logged()
         prepared = prepare(run, verify=True)
-        assert (prepared.made, prepared.folder) == (True, store)
+        assert (prepared.is_new, prepared.folder) == (True, store)
         assert files_in(store) == whole, name
         (line,) = [line for line in said if "rebuilding the store" in line]
         assert line.startswith(f"{store / name} ")
         assert not list(store.parent.glob("*.damaged"))
-    assert not prepare(run, verify=True).made
+    assert not prepare(run, verify=True).is_new
     (store / "manifest.json").unlink()  # a file that is gone, too
-    assert prepare(run).made
+    assert prepare(run).is_new
     assert files_in(store) == whole
 
 

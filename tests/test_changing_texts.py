@@ -14,7 +14,7 @@ from artel.messages import printed_by
 from artel.preparing import prepare
 from artel.preparing.progress import Progress, reporting
 from artel.text import input_shards
-from artel.text.reading.files import unchanged
+from artel.text.reading.files import require_unchanged
 from artel.text.sources.inputs import read_shard
 from support.messages import logged
 from support.reading import parquet, warc, written
@@ -69,7 +69,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, name, change):
         next(records)
         wait_for_its_clock(tmp_path)
         CHANGES[change](file)
-        with pytest.raises(WorkError, match=rf"{name}: (changed|is gone).* while it was read"):
+        with pytest.raises(WorkError, match=rf"{name}: (changed|was removed).* while it was being read"):
             list(records)
     if change != "goes":  # and what was planned with the file of before is not read with that of now
         os.utime(file, ns=(1, 1))
@@ -88,7 +88,7 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
         if record.getMessage().startswith(stage):
             written(tmp_path, new or "a.jsonl", LINES.replace("line", "another line"))
 
-    with printed_by(change), pytest.raises(WorkError, match=r"while it was read|while they were prepared"):
+    with printed_by(change), pytest.raises(WorkError, match=r"while it was being read|files changed while"):
         prepare(run_of(tmp_path, data=files, tokenizer=tokenizer))
     assert not list((tmp_path / "stores").glob("*/manifest.json"))
     documents, ledger = stored(tmp_path, data=files, tokenizer=tokenizer)
@@ -106,7 +106,7 @@ def test_other_outputs_of_pairs_make_another_store(tmp_path):
     first = prepare(run)
     written(tmp_path, "out.txt", "a, b\nc, d\n")
     second = prepare(run)
-    assert second.made
+    assert second.is_new
     assert second.folder != first.folder
 
 
@@ -129,7 +129,7 @@ def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
 
 def test_a_change_that_leaves_the_size_is_not_told_by_the_size(tmp_path):
     file = written(tmp_path, "a.txt", "text")
-    with pytest.raises(WorkError, match="same size, but another modification time"), unchanged(file):
+    with pytest.raises(WorkError, match="same size, but another modification time"), require_unchanged(file):
         os.utime(file, ns=(0, 0))
 
 
@@ -140,9 +140,9 @@ def test_a_file_that_is_gone_when_it_is_opened(tmp_path, when):
         file.write_text("words")
 
     def read():
-        with unchanged(file):
+        with require_unchanged(file):
             file.unlink(missing_ok=True)
             return file.read_bytes()
 
-    with pytest.raises(WorkError, match=r"a\.txt: is gone while it was read"):
+    with pytest.raises(WorkError, match=r"a\.txt: was removed while it was being read"):
         read()

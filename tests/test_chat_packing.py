@@ -19,7 +19,7 @@ from artel.planning.plan import planned_text, with_planned_packing
 from artel.storage import new_folder
 from artel.text import Conversation, Document, Message, Record
 from artel.tokens import PackedSamples, StoreWriter, TokenStore, evaluation_rows, train_tokenizer
-from artel.tokens.packing import own_flags, sample_numbers
+from artel.tokens.packing import sample_flags, sample_numbers
 from artel.training.packing import choose_by_lengths
 from support.objectives import objective_run
 from support.runs import artel, metrics, refused, succeed
@@ -75,7 +75,7 @@ def test_every_sample_is_in_one_block_whole(part):
         for number, member in enumerate(members, 1):
             own = sample_numbers(block.flags) == number
             assert block.ids[own].tolist() == part.sample(member).ids.tolist()
-            assert own_flags(block.flags)[own].tolist() == part.sample(member).flags.tolist()
+            assert sample_flags(block.flags)[own].tolist() == part.sample(member).flags.tolist()
         assert blocks.origins(index) == [part.origin(member) for member in members]
         seen += members.tolist()
     assert sorted(seen) == list(range(part.samples))

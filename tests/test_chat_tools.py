@@ -228,7 +228,7 @@ def test_calls_are_those_of_the_record_or_wrong(calling, packing):
     figures = result.metrics
     assert (figures["calls"], figures["calls_named"], figures["calls_expected"]) == (3 / 5, 4 / 5, 1 / 2)
     shown = [(row["record"], row["model"]) for row in result.details["tables"]["Wrong calls"]]
-    omsk, tomsk = (ToolCall("weather", {"city": city}).written() for city in ("Omsk", "Tomsk"))
+    omsk, tomsk = (ToolCall("weather", {"city": city}).as_json() for city in ("Omsk", "Tomsk"))
     assert shown == [(tomsk, omsk), ("Yes.", omsk)]
 
 

@@ -14,7 +14,7 @@ from artel.config import PrepareConfig
 from artel.errors import ArtelError, InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.engines import check_engine
-from artel.preparing.engines.cluster import Work, lost_tasks, new_work, rank_command
+from artel.preparing.engines.cluster import Work, lost_tasks_error, new_work, rank_command
 from artel.preparing.engines.slurm import job_script
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
@@ -81,10 +81,10 @@ def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
 def test_a_rank_that_is_started_again_does_what_it_took(tmp_path, texts):
     """As Slurm does with a job whose node was lost; what others took it leaves to them."""
     work = new_work(lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts"), "lines")
-    before = work._take("1.0", first=4)
-    others = work._take("0.0", first=0)
+    before = work._claim_tasks("1.0", first=4)
+    others = work._claim_tasks("0.0", first=0)
     assert [next(before), next(before), next(others)] == [4, 5, 0]
-    again = list(work._take("1.0", first=4))
+    again = list(work._claim_tasks("1.0", first=4))
     assert sorted(again[:2]) == [4, 5]
     assert sorted(again) == work.numbers[1:]
     assert list(others) == []
@@ -105,7 +105,7 @@ def test_a_node_that_does_not_see_the_workspace(tmp_path):
         work.run(0, 1)
     with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*jobs\n"):
         Work.read(tmp_path / "jobs")
-    error = str(lost_tasks(work, 2, "the job 7 ended as FAILED", "mend it"))
+    error = str(lost_tasks_error(work, 2, "the job 7 ended as FAILED", "mend it"))
     assert "2 of 2 tasks (text) were not done: the job 7 ended as FAILED and left no log" in error
     assert "data.store" in error
 
@@ -119,7 +119,7 @@ def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
     ):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_text(log)
-    error = str(lost_tasks(work, 1, "the job 7 ended as FAILED", "mend it"))
+    error = str(lost_tasks_error(work, 1, "the job 7 ended as FAILED", "mend it"))
     assert error.startswith(f"{tmp_path}/logs/7_1.log: 1 of 2 tasks (text) were not done")
     assert error.count("    | a") == 11
     assert "| why" in error
@@ -156,7 +156,7 @@ def test_without_slurm_nothing_is_read(tmp_path):
                   tmp_path / "run.yaml")  # fmt: skip
     (tmp_path / "bin").mkdir()
     done = refused("prepare", run, env={"PATH": str(tmp_path / "bin")})
-    assert "prepare.engine: slurm: there is no sbatch on this machine" in done.stderr
+    assert "prepare.engine: slurm: sbatch is not installed" in done.stderr
     assert not list(tmp_path.rglob("*.parts"))
 
 
@@ -312,7 +312,7 @@ def test_ray(tmp_path, texts, expected):
             kill(process)
     assert process.returncode == 0, (tmp_path / "log").read_text()[-6000:]
     report = json.loads((tmp_path / "results.json").read_text())
-    assert report["no_cluster"].startswith("InputError prepare.engine: ray: no cluster of Ray is reached")
+    assert report["no_cluster"].startswith("InputError prepare.engine: ray: no Ray cluster")
     assert "ray start --head" in report["no_cluster"]
     assert "RAY_ADDRESS" in report["no_cluster"]
     assert report["whole"] == expected

@@ -128,7 +128,7 @@ def trained(tmp_path_factory):
 def validation(run):
     """(text, spans) of the documents that the run is judged by."""
     store = artel.prepare(run).open()
-    return [(source["text"], [tuple(span) for span in source["spans"]]) for source in store.validation.sources()]
+    return [(source["text"], [tuple(span) for span in source["spans"]]) for source in store.validation.references()]
 
 
 def words_by_transformers(folder, text):

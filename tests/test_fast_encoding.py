@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from artel.config import TokenizerTraining
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer import word_cache as by_words
-from artel.tokens.tokenizer.fast_encoder import _EVERY, Encoder, encode_in_one_thread
+from artel.tokens.tokenizer.fast_encoder import _COMPARE_EVERY, Encoder, encode_in_one_thread
 
 fastokens = pytest.importorskip("fastokens", reason="the extra fast is not installed")
 
@@ -240,7 +240,7 @@ def test_another_answer_later_on_is_found_and_said(quick, remedy):
     """The encoder of another tokenizer stands for one with an error that the first of the text did not show."""
     tokenizer, other = (QUICK[quick](trained(pattern)) for pattern in ("gpt4", "gpt2"))
     name = tokenizer.encoder
-    tokenizer._encoder._quick = other._encoder._quick
+    tokenizer._encoder._fast_encode = other._encoder._fast_encode
     before, last = ["a"] * 1000, ["похожи 12345"] * 5000
     assert ids_of(tokenizer, before) == wanted_ids(tokenizer, before)
     assert ids_of(tokenizer, last) == wanted_ids(tokenizer, last)
@@ -272,7 +272,12 @@ def test_an_error_in_the_comparison_hands_over_too():
         return [np.array([1])] * len(texts)
 
     encoder = Encoder(lambda texts: [np.array([2])] * len(texts), lambda: None, longest_compared=3)
-    encoder._decided, encoder._quick, encoder.name, encoder._texts = True, encode, "fastokens", _EVERY - 1
+    encoder._has_decided, encoder._fast_encode, encoder.name, encoder._texts = (
+        True,
+        encode,
+        "fastokens",
+        _COMPARE_EVERY - 1,
+    )
     assert [ids.tolist() for ids in encoder.encode(["abcdef"])] == [[2]]
     assert encoder.note.startswith("fastokens failed (a panic)")
 

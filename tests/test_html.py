@@ -10,7 +10,7 @@ from selectolax.lexbor import LexborHTMLParser
 from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
 from artel.text.cleaning import html
-from artel.text.cleaning.html import _BLOCKS, _HIDDEN, _flat, main_text, page_source
+from artel.text.cleaning.html import _BLOCK_TAGS, _HIDDEN_TAGS, _flatten, main_text, page_source
 from artel.text.formats.pages import read_html
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import Dropped, Record
@@ -56,8 +56,8 @@ def plain(page: bytes, encoding: str = "utf-8") -> str:
         if node.is_text_node:
             text = node.text_content or ""
             pieces.append(text.translate(str.maketrans(STAND_INS)) if preformatted else text)
-        elif node.tag not in _HIDDEN:
-            ends = ["\0"] if node.tag in _BLOCKS else []
+        elif node.tag not in _HIDDEN_TAGS:
+            ends = ["\0"] if node.tag in _BLOCK_TAGS else []
             pieces.extend(ends)
             for child in node.iter(include_text=True):
                 walk(child, preformatted or node.tag == "pre")
@@ -118,7 +118,7 @@ def test_a_page_without_its_structure_still_has_its_lines_and_not_its_machinery(
     page = (
         b"<html><head><title>no</title></head><body><P>one <b>two</b><div>three<script>var no</script><svg>no</svg>four"
     )
-    assert html_to_text(_flat(page)) == html_to_text(page) == "one two\nthreefour"
+    assert html_to_text(_flatten(page)) == html_to_text(page) == "one two\nthreefour"
 
 
 def test_the_main_text_is_without_menus():

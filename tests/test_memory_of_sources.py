@@ -11,11 +11,11 @@ import zstandard
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.text.cleaning.html import MOST_TAGS, html_to_text
+from artel.text.cleaning.html import MAX_TAGS, html_to_text
 from artel.text.formats import parquet
 from artel.text.records import BadRecord
 from artel.tokens import train_tokenizer
-from artel.tokens.tokenizer.train import pieces_of
+from artel.tokens.tokenizer.train import split_long_text
 from support.reading import read, read_texts, warc, written
 from support.runs import ENVIRONMENT
 from support.stores import bytes_tokenizer
@@ -53,21 +53,21 @@ def test_a_page_of_tags_alone_is_no_text(tmp_path):
     assert "has 20,000,000 tags, more than the maximum of 1,000,000" in output
     assert memory < 1400
     with pytest.raises(BadRecord):
-        html_to_text(b"<p>x" * (MOST_TAGS + 1))
+        html_to_text(b"<p>x" * (MAX_TAGS + 1))
     assert html_to_text(b"<p>x" * 50_000).count("\n") == 49_999
 
 
 def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data):
     text = (shared_data / "literature/oblomov.txt").read_text()[:200_000]
-    assert list(pieces_of(text)) == [text]
-    pieces = list(pieces_of(text, 1000))
+    assert list(split_long_text(text)) == [text]
+    pieces = list(split_long_text(text, 1000))
     assert "".join(pieces) == text
     assert max(map(len, pieces)) <= 2000
     for pattern in ("gpt2", "gpt4", "whitespace"):
         settings = TokenizerTraining(vocab=1000, pattern=pattern)
         whole = train_tokenizer(iter([text]), settings).fingerprint
         assert train_tokenizer(iter(pieces), settings).fingerprint == whole
-    assert [len(piece) for piece in pieces_of("x" * 5000, 1000)] == [2000, 2000, 1000]  # one word
+    assert [len(piece) for piece in split_long_text("x" * 5000, 1000)] == [2000, 2000, 1000]  # one word
 
 
 def rows_at_once(file, column):

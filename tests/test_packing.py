@@ -11,7 +11,7 @@ from artel.config import RunConfig
 from artel.objectives import InsertionTagging, PreferenceOptimization, SpanQA
 from artel.storage import new_folder
 from artel.tokens import Sample, StoreWriter, TokenBlocks, TokenStore
-from artel.tokens.packing import PackedBlocks, best_fit, document_numbers, may_be_predicted
+from artel.tokens.packing import PackedBlocks, best_fit, document_numbers, is_predictable
 from support import WORKERS
 from support.objectives import conversations
 from support.runs import largest_difference, losses, merged, metrics, refused, succeed, torchrun, write_run
@@ -66,7 +66,7 @@ def test_packed_blocks_predict_each_token_that_begins_no_document_once(tmp_path_
     predicted = []
     for index in range(len(blocks)):
         sample = blocks.read(index)
-        numbers, is_target = document_numbers(sample.flags), may_be_predicted(sample.flags)
+        numbers, is_target = document_numbers(sample.flags), is_predictable(sample.flags)
         assert len(sample.ids) == len(sample.flags) == length + 1
         assert ((sample.ids > 0) == (numbers > 0)).all()  # padding has number 0
         for at in np.flatnonzero(is_target[1:]) + 1:
@@ -125,7 +125,7 @@ def test_joined_blocks_say_where_their_documents_are(tmp_path):
             sample = blocks.read(index)
             expected = document_of[sample.ids - 1]
             assert (document_numbers(sample.flags) == expected - expected[0] + 1).all()
-            assert may_be_predicted(sample.flags).all()
+            assert is_predictable(sample.flags).all()
 
 
 @pytest.mark.processes

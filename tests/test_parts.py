@@ -14,8 +14,8 @@ from artel.config import dump_run
 from artel.errors import InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.selection import Selection
-from artel.preparing.selection_rules import chances
-from artel.text.dedup.exact import DIGEST, repeated
+from artel.preparing.selection_rules import uniform_numbers
+from artel.text.dedup.exact import DIGEST, find_repeated
 from support.messages import logged
 from support.runs import kill, start
 from support.servers import Relay
@@ -197,10 +197,10 @@ def test_budgets_are_kept_to(tmp_path):
 
 def test_chances_are_even():
     digests = np.frombuffer(random.Random(5).randbytes(16 * 100_000), DIGEST)
-    drawn = chances(digests, 7, "weight")
+    drawn = uniform_numbers(digests, 7, "weight")
     counts, _ = np.histogram(drawn, bins=10, range=(0, 1))
     assert ((counts > 9_600) & (counts < 10_400)).all()
-    assert abs(np.corrcoef(drawn, chances(digests, 8, "weight"))[0, 1]) < 0.02
+    assert abs(np.corrcoef(drawn, uniform_numbers(digests, 8, "weight"))[0, 1]) < 0.02
 
 
 def test_repeated_digests_are_found_in_ranges():
@@ -213,7 +213,7 @@ def test_repeated_digests_are_found_in_ranges():
         seen.add(digest)
     arrays = [np.frombuffer(b"".join(part), DIGEST) for part in parts]
     for at_once in (1, 50, 10_000):
-        assert repeated(arrays, at_once).tolist() == expected
+        assert find_repeated(arrays, at_once).tolist() == expected
 
 
 @pytest.mark.processes
@@ -226,16 +226,16 @@ def test_from_s3_to_s3(tmp_path, bucket, s3_server, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", relay.address)
     data = {"sources": [{"path": "s3://texts/pile/*.jsonl.zst"}], "store": "s3://texts/stores", "max_bad": 0.1}
     first = prepare(run_of(tmp_path, data=data))
-    assert first.made
+    assert first.is_new
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "other"))
     second = prepare(run_of(tmp_path, data=data))
-    assert (second.made, tree(second.folder)) == (False, tree(first.folder))
+    assert (second.is_new, tree(second.folder)) == (False, tree(first.folder))
     second.open().verify()
     assert second.folder.is_relative_to(tmp_path / "other")
     relay.close()  # no network any more: none is needed to start
     messages = logged()
     third = prepare(run_of(tmp_path, data=data))
-    assert (third.made, third.folder) == (False, second.folder)
+    assert (third.is_new, third.folder) == (False, second.folder)
     assert any("the listing of" in line for line in messages)  # a line of life may stand before it
 
 

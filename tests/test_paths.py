@@ -10,7 +10,7 @@ import pytest
 from artel.config import DataConfig
 from artel.config.load import run_from
 from artel.errors import InputError
-from artel.preparing import check_sources_and_outputs, prepare, refuse_overlaps
+from artel.preparing import check_overlaps, check_sources_and_outputs, prepare
 from artel.preparing.prepare import store_key
 from artel.text import check_sources, unread_files, unread_notes
 from support.reading import checked, items, message, read_texts, written
@@ -191,9 +191,9 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path):
     with pytest.raises(InputError, match=refused):
         check_sources_and_outputs(run_from(tree, {}, {(): "run.yaml"}))
     run = run_of(tmp_path, data={"sources": [{"path": "texts"}]})
-    refuse_overlaps(run, [("DIR", Path("exported"))])
+    check_overlaps(run, [("DIR", Path("exported"))])
     with pytest.raises(InputError, match=r"DIR: the folder texts/exported \(really .*\) lies in texts"):
-        refuse_overlaps(run, [("DIR", Path("texts/exported"))])
+        check_overlaps(run, [("DIR", Path("texts/exported"))])
 
 
 def test_a_cache_among_the_texts_is_refused(tmp_path):

@@ -135,7 +135,7 @@ def test_every_kind_of_record(tmp_path, format, row, texts):
     (masked,), ledger = read({"mask": True})
     assert MAIL not in masked
     assert all(text in masked for text in texts)
-    assert ledger.changed["pii_email"] == len([text for text in texts if "EMAIL" in text])
+    assert ledger.changes["pii_email"] == len([text for text in texts if "EMAIL" in text])
     (kept,), _ = read({"drop": "card"})
     assert kept == plain
     with pytest.raises(InputError, match="1 pii"):

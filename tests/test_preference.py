@@ -15,7 +15,7 @@ from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
-from artel.tokens import TokenStore, WholeSamples, evaluation_rows, micro_batches, train_tokenizer
+from artel.tokens import TokenStore, UnpackedSamples, evaluation_rows, micro_batches, train_tokenizer
 from support.preferences import CONTROL, MODEL, PAIRS, assert_same_as_trl, preferring, stored
 from support.runs import metrics, succeed, write_run
 from support.templates import LLAMA_3
@@ -263,7 +263,7 @@ def test_kto_goes_by_an_answer_to_another_prompt(tokenizer, tmp_path):
     objective = preferring(tokenizer, tmp_path, "kto")
     unpaired = [("Count.", "One", None), ("Count.", None, "Two"), ("Who?", "Three", None), ("Who?", None, "Four")]
     data = objective.dataset(stored(objective, tmp_path / "store", unpaired))
-    own = WholeSamples(data.split)
+    own = UnpackedSamples(data.split)
     for number, foreign in enumerate(("Three", "Three", "One", "One")):
         alone, extended = own.read(number).ids, data.read(number).ids
         assert extended[: len(alone)].tolist() == alone.tolist()
@@ -274,7 +274,7 @@ def test_an_answer_counts_as_many_tokens_after_another_prompt(tokenizer, tmp_pat
     """Not the line feed that ChatML writes after the end of a turn."""
     objective = preferring(tokenizer, tmp_path, "kto")
     data = objective.dataset(stored(objective, tmp_path / "store", [("Who?", "One", None), ("Count.", None, "Two")]))
-    own = WholeSamples(data.split).read(1)
+    own = UnpackedSamples(data.split).read(1)
     sample = data.read(0)
     other = slice(len(sample.ids) - sample.numbers[-1], None)
     assert sample.ids[other][sample.flags[other] > 0].tolist() == own.ids[own.flags > 0].tolist()

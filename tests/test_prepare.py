@@ -60,13 +60,13 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
     assert documents == ledger.to_json()["documents"]
     assert record["tokens"] == {"train": store.train.tokens, "validation": store.validation.tokens}
     store.verify()
-    assert not prepare(run).made
+    assert not prepare(run).is_new
 
 
 @pytest.mark.slow
 def test_a_changed_file_or_rule_makes_another_store():
     def made(*overrides):
-        return prepare(load_run("novel-small", Overrides.parse(["data.store=stores", *base, *overrides]))).made
+        return prepare(load_run("novel-small", Overrides.parse(["data.store=stores", *base, *overrides]))).is_new
 
     Path("a.txt").write_text("\n".join(f"a line of words number {number}" for number in range(300)))
     base = ["data.sources=[{path: a.txt, document: line}]", "tokenizer.train.vocab=280", "data.block=8"]
@@ -109,7 +109,7 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(novels):
             break
     assert list(stores.glob(".*.partial-*"))
     assert not [path for path in stores.glob("*/manifest.json") if not path.parent.name.startswith(".")]
-    assert prepare(load_run(str(novels))).made
+    assert prepare(load_run(str(novels))).is_new
     assert not list(stores.glob(".*.partial-*"))  # what the dead process left was cleared away
 
 

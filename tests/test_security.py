@@ -68,7 +68,7 @@ def test_names_in_a_manifest_stay_in_the_store(tmp_path, name):
             changed["files"][name] = shard["files"]["00000.ends"]
         changed["checksum"] = xxhash.xxh3_128_hexdigest(orjson.dumps(changed, option=orjson.OPT_SORT_KEYS))
         (tmp_path / "store" / "manifest.json").write_bytes(orjson.dumps(changed))
-        with pytest.raises(InputError, match=r"manifest\.json: is wrong at"):
+        with pytest.raises(InputError, match=r"manifest\.json: is invalid at"):
             TokenStore(tmp_path / "store")
         file.write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
 

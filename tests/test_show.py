@@ -8,7 +8,7 @@ import pytest
 
 from artel.config.load import run_from
 from artel.preparing import prepare
-from artel.preparing.show import ReadSamples, show_stored
+from artel.preparing.show import SampleViews, show_stored
 from support.reading import message, rows_of, written
 from support.runs import artel, succeed
 from support.stores import run_of
@@ -28,8 +28,8 @@ def shown(folder, number=0, **sections):
     run = run_of(folder, **sections)
     prepared = prepare(run)
     store = prepared.open()
-    samples = ReadSamples(prepared.config, store, store.train, prepared.tokenizer())
-    readings = list(samples.shown(number))
+    samples = SampleViews(prepared.config, store, store.train, prepared.tokenizer())
+    readings = list(samples.views(number))
     texts = ["".join(_written(piece) for piece in reading.pieces) for reading in readings]
     return texts, readings, len(samples)
 
@@ -126,7 +126,7 @@ def test_what_is_learned_of_whole_texts(tmp_path, section, row, goals):
     trained = {"tokenizer": {"train": {"vocab": vocab}}, "model": BERT}
     _, readings, _ = shown(tmp_path, data=data, **trained, **section)
     assert {reading.name: reading.goal for reading in readings} == goals
-    assert readings[0].learned_in_words().endswith(f"tokens, learned: {readings[0].goal}")
+    assert readings[0].describe_learned().endswith(f"tokens, learned: {readings[0].goal}")
 
 
 @pytest.mark.slow

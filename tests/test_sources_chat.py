@@ -314,7 +314,7 @@ def test_turns_are_cleaned_and_compared_by_role(tmp_path):
     kept, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "chat"}])
     assert kept[0].record.fields == Conversation((Message("user", "who?"), Message("assistant", "me", "t")))
     assert (kept[0].record.text, kept[0].record.group) == ("who?\n\nt\n\nme", "who?")
-    assert ledger.changed["control_removed"] == ledger.changed["trailing_space_removed"] == 1
+    assert ledger.changes["control_removed"] == ledger.changes["trailing_space_removed"] == 1
     assert kept[1].record.fields.messages[1] == Message("assistant", "t\n\nme")
     assert ledger.total.dropped == {"duplicate": 1, "empty": 1}
 

@@ -22,8 +22,8 @@ from artel.storage import (
     disk_errors,
     lock,
     new_folder,
-    point,
     remove_leftovers,
+    replace_link,
     scratch_folder,
     write_file,
     write_output,
@@ -186,7 +186,7 @@ def test_what_a_killed_process_leaves_is_removed_and_what_a_living_one_has_is_no
 def test_a_pointer_is_relative_and_replaced(tmp_path: Path) -> None:
     for name in ("step-1", "step-2"):
         (tmp_path / "run" / name).mkdir(parents=True)
-        point(tmp_path / "run" / "latest", tmp_path / "run" / name)
+        replace_link(tmp_path / "run" / "latest", tmp_path / "run" / name)
     (tmp_path / "run").rename(tmp_path / "moved")
     assert (tmp_path / "moved" / "latest").readlink() == Path("step-2")
     assert (tmp_path / "moved" / "latest").is_dir()

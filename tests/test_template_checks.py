@@ -10,7 +10,7 @@ from artel.errors import InputError
 from artel.objectives import objective_of
 from artel.planning import check_records
 from artel.preparing import prepare
-from artel.preparing.show import ReadSamples
+from artel.preparing.show import SampleViews
 from artel.reports.page import Language
 from artel.tokens import TokenStore
 from artel.tokens.tokenizer.chat_template import writes_day
@@ -53,7 +53,7 @@ def test_a_run_that_never_learns_the_end_of_a_turn_is_refused_with_the_row_and_t
     assert f"; the tokenizer's chat template:{number} writes it: {{{{- '<|start|>assistant<|channel|>" in problem.what
     with pytest.raises(InputError):
         prepare(run)  # nothing is left of it that a second start would take
-    assert prepare(run_with(tmp_path, "gpt_oss", [FIRST_ONLY, TWO])).made  # one end that is learned is enough
+    assert prepare(run_with(tmp_path, "gpt_oss", [FIRST_ONLY, TWO])).is_new  # one end that is learned is enough
 
 
 def test_a_store_without_a_target_is_refused(tmp_path):
@@ -156,11 +156,11 @@ def test_what_is_learned_is_counted_by_turns_and_their_ends(tmp_path):
     run = run_with(tmp_path, "gpt_oss", [TWO, ONE])
     prepared = prepare(run)
     store = prepared.open()
-    samples = ReadSamples(run, store, store.train, prepared.tokenizer())
-    two, one = (next(samples.shown(number)) for number in (0, 1))
+    samples = SampleViews(run, store, store.train, prepared.tokenizer())
+    two, one = (next(samples.views(number)) for number in (0, 1))
     assert [end for _, end in two.turns] == ["", "<|return|>"]
-    assert "2 turns, 1 without the end <|return|>" in two.learned_in_words()
-    assert one.learned_in_words().endswith("of them learned: 1 turn, with its end <|return|>")
+    assert "2 turns, 1 without the end <|return|>" in two.describe_learned()
+    assert one.describe_learned().endswith("of them learned: 1 turn, with its end <|return|>")
     assert two.to_json()["turns"][1]["end"] == "<|return|>"
     assert sum(turn["tokens"] for turn in two.to_json()["turns"]) == two.to_json()["learned"]
 

@@ -205,7 +205,7 @@ def test_a_call_without_tools_is_written_by_the_template_for_them(objectives):
     [
         ({"tool_use": "{{ 1 }}"}, "has the templates tool_use, but none is the default"),
         ({"default": "{{ 1 }}", "tool_use": "{% if %}"}, r"for tools \(tool_use\):1: "),
-        ({"default": "{{ 1 }}", "tool_use": 5}, r"for tools \(tool_use\) is 5, no text"),
+        ({"default": "{{ 1 }}", "tool_use": 5}, r"for tools \(tool_use\) is 5, not a text"),
     ],
 )
 def test_templates_that_cannot_be_taken_are_named(templates, says):

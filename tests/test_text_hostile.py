@@ -61,7 +61,7 @@ def test_an_encoding_that_is_given_is_taken_strictly(tmp_path):
     with pytest.raises(InputError, match=r"is not utf-8: byte 0xcf at 0"):
         read_texts(tmp_path / "a.txt", encoding="utf-8")
     for name in ("hex", "zlib", "undefined", "utf-8\0", "nonsense"):
-        with pytest.raises(InputError, match=r"data\.sources\.0\.encoding: there is no encoding"):
+        with pytest.raises(InputError, match=r"data\.sources\.0\.encoding: unknown encoding"):
             read_texts(tmp_path / "a.txt", encoding=name)
 
 

@@ -132,7 +132,7 @@ def test_store_gives_back_what_was_written_across_shards(store):
         assert (sample.flags == expected % 7).all()
         assert sample.numbers == (number, -number)
         assert opened.train.origin(number) == f"a.txt:{number}"
-    assert list(opened.train.sources()) == [{"id": number} for number in range(5)]
+    assert list(opened.train.references()) == [{"id": number} for number in range(5)]
     assert opened.train.origins(4, 7) == ["a.txt:0", "a.txt:1", "a.txt:2"]
     assert opened.train.origins(19, 20) == ["a.txt:4"]
 

@@ -22,7 +22,7 @@ from artel.messages import logger, printed_by
 from artel.notebooks import in_notebook
 from artel.printable import in_a_line
 from artel.secrets import hide_secrets
-from artel.storage import kept_bus_error_handler
+from artel.storage import bus_error_handler
 from artel.storage.unexpected_errors import machine_error
 
 _Arguments = ParamSpec("_Arguments")
@@ -52,7 +52,7 @@ def leaves_process_unchanged(
                 stack.enter_context(_environment())
                 if with_torch:
                     import torch  # noqa: F401
-                for restoring in (_signals, kept_bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
+                for restoring in (_signals, bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
                     stack.enter_context(restoring())
                 try:
                     return function(*arguments, **keywords)

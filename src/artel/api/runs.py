@@ -14,12 +14,12 @@ from artel.notebooks import html_table
 if TYPE_CHECKING:
     from artel.planning.budget.choose import Choice
     from artel.planning.plan import Plan
-    from artel.preparing import Prepared
+    from artel.preparing import PreparedText
     from artel.training.callbacks import Callback
 
 
 @leaves_process_unchanged(prints=True)
-def prepare(run: RunLike, overrides: OverridesLike = None) -> Prepared:
+def prepare(run: RunLike, overrides: OverridesLike = None) -> PreparedText:
     """Clean, deduplicate, split and tokenize the text of a run, unless that was done before: `artel prepare`.
 
     Args:

@@ -58,11 +58,11 @@ def show(
     else:
         prepared = prepare(config)
         config, store = prepared.config, prepared.open()
-    from artel.preparing.show import ReadSamples, show_stored
+    from artel.preparing.show import SampleViews, show_stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     split = store.train if part == "train" else store.validation
-    read = None if config is None else ReadSamples(config, store, split, tokenizer)
+    read = None if config is None else SampleViews(config, store, split, tokenizer)
     num_samples = split.samples if read is None else len(read)
     if document is not None and document >= num_samples:
         fix = f"its samples are 0 to {num_samples - 1}" if num_samples else "it is empty"
@@ -73,12 +73,12 @@ def show(
     if read is None:
         samples = [show_stored(split, number, tokenizer) for number in numbers]
     else:
-        samples = [sample for number in numbers for sample in read.shown(number)]
+        samples = [sample for number in numbers for sample in read.views(number)]
     if as_json:
         print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
         return
     for sample in samples:
-        counts = f"{sample.tokens:,} tokens" if read is None else sample.learned_in_words()
+        counts = f"{sample.tokens:,} tokens" if read is None else sample.describe_learned()
         name_part = f" · {sample.name}" if sample.name else ""
         echo(f"{sample.origin} · sample {sample.number}{name_part} · {counts}")
         write_out("".join(map(_highlight, sample.pieces)) + "\n")

@@ -17,4 +17,4 @@ def prepare(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fa
     if as_json:
         ledger = prepared.ledger()
         result = {name: ledger[name] for name in ("documents", "tokens", "bytes")}
-        print_json({**result, "store": str(prepared.folder), "made": prepared.made})
+        print_json({**result, "store": str(prepared.folder), "made": prepared.is_new})

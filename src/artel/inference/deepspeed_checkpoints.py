@@ -40,7 +40,7 @@ from artel.models.loading.pretrained import read_generation_config
 from artel.models.loading.structure import without_weights
 from artel.objectives import objective_of
 from artel.parallel.deepspeed.checkpoint import AVERAGES, ZeroCheckpoint, model_files, read_zero_checkpoint
-from artel.preparing import Prepared
+from artel.preparing import PreparedText
 from artel.registry import OPTIMIZERS
 from artel.storage import disk_errors
 from artel.tokens import Tokenizer, load_tokenizer
@@ -103,7 +103,7 @@ def check_deepspeed_checkpoint(run: RunConfig, folder: Path) -> None:
         raise InputError(problems)
 
 
-def write_first_checkpoint(run: RunConfig, prepared: Prepared, folder: Path) -> None:
+def write_first_checkpoint(run: RunConfig, prepared: PreparedText, folder: Path) -> None:
     """Write the first checkpoint of `run` with the weights, averages and step of DeepSpeed's checkpoint in `folder`.
 
     Raise InputError for missing files, weights of another model, a checkpoint without Adam's averages, and a run that
@@ -209,7 +209,7 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
     return run, newest.resolve()
 
 
-def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder: Path) -> None:
+def write_universal(run: RunConfig, prepared: PreparedText, checkpoint: Path, folder: Path) -> None:
     """Write a checkpoint of `run` into `folder`, a few parameters at a time. Raise InputError if the disk fails."""
     progress = read_progress(checkpoint)
     step = progress.step
@@ -267,7 +267,7 @@ def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]
             yield name, {"fp32": read.pop(name).float(), **averages}
 
 
-def _next_rate(run: RunConfig, prepared: Prepared, progress: Progress) -> float:
+def _next_rate(run: RunConfig, prepared: PreparedText, progress: Progress) -> float:
     """Return the learning rate of the next step."""
     objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
     steps = run_length(run, objective.dataset(store.train), store.train).steps

@@ -23,7 +23,7 @@ from artel.notebooks import html_table
 from artel.objectives import Objective, objective_of, objective_type
 from artel.objectives.types import GenerationEval, GenerationPrompt
 from artel.parallel import DataParallel, World
-from artel.preparing import Prepared, prepare
+from artel.preparing import PreparedText, prepare
 from artel.registry import FORMATS, OBJECTIVES
 from artel.text import Ledger, read_documents
 from artel.tokens import TokenStore
@@ -126,7 +126,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
     )
 
 
-def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> Prepared:
+def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> PreparedText:
     """Return the store to evaluate on. Raise InputError, with one sentence if the model has none of the labels."""
     try:
         return prepare(run)

@@ -23,7 +23,7 @@ from artel.models.lora.adapter_folder import read_adapter
 from artel.models.quantization import set_compute_precision
 from artel.objectives import Objective, objective_of
 from artel.objectives.decoding import Decoding
-from artel.preparing import Prepared, prepare, prepare_silently
+from artel.preparing import PreparedText, prepare, prepare_silently
 from artel.preparing.run_mark import check_own_checkpoints
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
@@ -143,7 +143,7 @@ def open_untrained(run: RunConfig) -> OpenedModel:
     return opened
 
 
-def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:
+def open_fresh(run: RunConfig, prepared: PreparedText) -> OpenedModel:
     """Open a run's model before its first step, with the tokenizer of its prepared text."""
     tokenizer = prepared.tokenizer()
     objective = objective_of(run, tokenizer)
@@ -152,7 +152,7 @@ def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:
     return OpenedModel(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
 
 
-def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> OpenedModel:
+def open_checkpoint(run: RunConfig, prepared: PreparedText, path: Path) -> OpenedModel:
     """Open a run's model with the weights of the checkpoint at `path`."""
     check_own_checkpoints(path.parent.parent, [path])
     opened = open_fresh(run, prepared)

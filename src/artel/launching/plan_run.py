@@ -23,7 +23,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import checked_run
 from artel.launching.worker import module_command
 from artel.messages import logger
-from artel.preparing import settled
+from artel.preparing import resolve_from_records
 from artel.storage import write_file
 from artel.training.budget import FEWEST_STEPS
 from artel.training.run_folder import RunFolder
@@ -31,7 +31,7 @@ from artel.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from artel.planning.budget.choose import Choice
     from artel.planning.plan import Plan, PlannedText
-    from artel.preparing import Prepared
+    from artel.preparing import PreparedText
 
 _TOLERANCE = 0.15
 """Tolerated excess over the memory. No plan in benchmarks/plan.md is more than 10 % too high."""
@@ -90,14 +90,14 @@ def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_
         for line in choice.lines:
             logger.info(line)
         config = choice.config
-    config = with_planned_packing(settled(config))
+    config = with_planned_packing(resolve_from_records(config))
     logger.info("building the model on the meta device")
     text = planned_text(config) if with_text else None
     plan = make_plan(config, hardware, options.nproc, options.price, text)
     return PlannedRun(config, plan, text, choice)
 
 
-def begin_with_plan(config: RunConfig, prepared: Prepared, processes: int, nodes: int, force: bool) -> None:
+def begin_with_plan(config: RunConfig, prepared: PreparedText, processes: int, nodes: int, force: bool) -> None:
     """Plan a run when `artel train` starts, with `processes` on each of `nodes`, and log the plan in three lines.
 
     `artel plan` runs in a separate process, whose memory is freed before training begins. RUN/plan.json keeps the plan:
@@ -182,7 +182,7 @@ def _check_budget(plan: dict[str, Any], config: RunConfig) -> None:
     raise InputError.at("train.budget", what, f"set {least} or more, a smaller train.batch, or a smaller model")
 
 
-def _is_short(config: RunConfig, prepared: Prepared) -> bool:
+def _is_short(config: RunConfig, prepared: PreparedText) -> bool:
     """True if the run takes about a minute at most, by its budget or by 6 N D FLOPs (Kaplan et al. 2020)."""
     quiet_libraries()
     from artel.objectives import objective_of

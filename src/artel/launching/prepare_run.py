@@ -16,10 +16,10 @@ from artel.storage import check_cache, write_file
 from artel.training.run_folder import RunFolder, written_checkpoints
 
 if TYPE_CHECKING:
-    from artel.preparing import Prepared
+    from artel.preparing import PreparedText
 
 
-def prepare_run(file: RunFile, overrides: Overrides) -> Prepared:
+def prepare_run(file: RunFile, overrides: Overrides) -> PreparedText:
     """Return the token store of a run's text. Make it unless a complete one exists.
 
     Write RUN/ledger.json, which counts its documents, and RUN/config.yaml if the run is not trained yet. Raise
@@ -35,7 +35,7 @@ def prepare_run(file: RunFile, overrides: Overrides) -> Prepared:
     try:
         with file.as_file() as name:
             prepared = prepare(
-                config, verify=True, while_making=lambda: checking_in_background(config, name, overrides)
+                config, verify=True, while_building=lambda: checking_in_background(config, name, overrides)
             )
     except CheckFailed:
         raise
@@ -47,7 +47,7 @@ def prepare_run(file: RunFile, overrides: Overrides) -> Prepared:
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
     if not (folder.starts.is_file() or folder.result.is_file() or written_checkpoints(folder.checkpoints)):
         write_file(folder.config, dump_run(prepared.config))  # commands that take a run's folder can open it
-    for note in () if prepared.made else prepared.notes():
+    for note in () if prepared.is_new else prepared.notes():
         logger.info(note)
     logger.info(prepared.summary())
     logger.info(str(prepared.folder))

@@ -39,7 +39,7 @@ from artel.training.run_folder import RunFolder, is_done
 
 if TYPE_CHECKING:
     from artel.planning.budget.choose import Choice
-    from artel.preparing import Prepared
+    from artel.preparing import PreparedText
     from artel.training.callbacks import Callback
 
 
@@ -215,7 +215,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     """
     quiet_libraries()
     from artel.planning import Check, Start, check_run
-    from artel.preparing import remember
+    from artel.preparing import record_prepared
     from artel.training.same_run import check_same_run
 
     restart, from_deepspeed = options.restart, options.from_deepspeed
@@ -230,7 +230,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
         from_deepspeed = None
     checks = [Check(("model", "train", "parallel"), lambda: _check_deepspeed(config, from_deepspeed))]
     if restart:
-        checks.append(Check(("run",), folder.check_model_is_artels))
+        checks.append(Check(("run",), folder.check_model_ownership))
     world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     check_run(config, Start(world, local_size, hub=True), checks)  # text and model together, before hours of tokenizing
@@ -266,7 +266,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
         check_same_run(config, prepared)
     if choice is not None:  # only now: the folder may be another run's
         write_file(folder.choice, json.dumps(choice.to_json(), indent=2).encode())
-    remember(config, prepared)
+    record_prepared(config, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
         from artel.inference.deepspeed_checkpoints import write_first_checkpoint
@@ -284,7 +284,7 @@ def _with_recorded_values(config: RunConfig) -> RunConfig:
     )
 
 
-def _note_unreached(config: RunConfig, prepared: Prepared) -> None:
+def _note_unreached(config: RunConfig, prepared: PreparedText) -> None:
     """Announce settings without effect in a run of this length. Raise InputError for a warmup far beyond its end."""
     from artel.training.lengthening import prepared_length
     from artel.training.unreached import unreached_settings
@@ -294,7 +294,7 @@ def _note_unreached(config: RunConfig, prepared: Prepared) -> None:
         logger.info(note)
 
 
-def _with_packing(config: RunConfig, prepared: Prepared, restart: bool) -> RunConfig:
+def _with_packing(config: RunConfig, prepared: PreparedText, restart: bool) -> RunConfig:
     """Return the run with `data.packing: auto` resolved: as in its first start, or now."""
     from artel.training.packing import AUTO, choose_packing, with_packing
     from artel.training.same_run import with_earlier_packing

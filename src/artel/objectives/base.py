@@ -15,7 +15,7 @@ from artel.objectives.decoding import Decoding
 from artel.objectives.hooks import EvaluationHooks, GlobalBatchHooks, ModelHooks, RecordHooks, TeacherHooks
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
 from artel.text import Document, Dropped, Rejected, frame_notes
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
@@ -173,7 +173,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     def dataset(self, split: StoreSplit) -> Samples:
         """Return a split of the store as this objective reads it: separate samples, or blocks of text."""
-        return WholeSamples(split)
+        return UnpackedSamples(split)
 
     def check_store(self, store: TokenStore) -> None:  # most objectives learn of every sample
         """Raise InputError if a run would learn nothing from its store, or not what it must. Called before use."""

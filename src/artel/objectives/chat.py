@@ -45,7 +45,7 @@ from artel.objectives.types import (
 )
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
-from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 from artel.tokens.tokenizer.chat_template import (
     CHATML,
     CHATML_TOKENS,
@@ -136,7 +136,7 @@ class Chat(Objective, Decoding):
                 if isinstance(result, DocumentSamples) and document.split == "validation":
                     messages = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
                     source = source_of(replace(record.fields, messages=tuple(messages)))
-                    result = replace(result, source=source)
+                    result = replace(result, reference=source)
                 yield result
             except Unfit as unfit:
                 detail = f"{unfit}; fix it, or use another chat.template"
@@ -235,7 +235,7 @@ class Chat(Objective, Decoding):
     def dataset(self, split: StoreSplit) -> Samples:
         if self.isolated_documents:
             return PackedSamples(split, self.config.data.block, lookahead=1)
-        return WholeSamples(split)
+        return UnpackedSamples(split)
 
     def check(self, model: PreTrainedModel) -> None:
         if self.isolated_documents:
@@ -260,7 +260,7 @@ class Chat(Objective, Decoding):
 
     def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
         """Return the first 200 assistant turns in conversations with tools, to compare their calls."""
-        turns, left_out = call_turns(split.sources(), self._writer.prompt_ids, _MAX_CALL_TURNS)
+        turns, left_out = call_turns(split.references(), self._writer.prompt_ids, _MAX_CALL_TURNS)
         if not turns:
             return None
         end = self._end(model)

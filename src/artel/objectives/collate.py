@@ -15,7 +15,7 @@ from artel.objectives.length_groups import as_tensors
 from artel.objectives.types import Batch, DocumentSamples, TokenView
 from artel.text import Document
 from artel.tokens import Rows, Sample, StoreSplit, TokenBlocks, Tokenizer
-from artel.tokens.packing import PackedBlocks, document_numbers, may_be_predicted, own_flags, sample_numbers
+from artel.tokens.packing import PackedBlocks, document_numbers, is_predictable, sample_flags, sample_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def _next_tokens(rows: Rows) -> np.ndarray:
     targets = rows.ids[:, 1:].copy()
     targets[~rows.valid] = IGNORED
     if rows.flags is not None:
-        targets[~may_be_predicted(rows.flags[:, 1:])] = IGNORED
+        targets[~is_predictable(rows.flags[:, 1:])] = IGNORED
     return targets
 
 
@@ -167,7 +167,7 @@ def packed_batch(rows: Rows, length: int) -> Batch:
     is_followed = (stored[:, :-1] > 0) & (stored[:, :-1] == stored[:, 1:])
     ids = np.zeros((len(rows.ids), length), dtype=np.int64)
     numbers, targets = np.zeros_like(ids), np.full_like(ids, IGNORED)
-    learned = own_flags(rows.flags) > 0
+    learned = sample_flags(rows.flags) > 0
     for row, followed in enumerate(is_followed):
         places = np.flatnonzero(followed)
         count = len(places)
@@ -183,7 +183,7 @@ def packed_batch(rows: Rows, length: int) -> Batch:
 def packed_views(rows: Rows) -> list[TokenView]:
     """Return what is read and learned in each sample of the first row."""
     assert rows.flags is not None
-    numbers, learned = sample_numbers(rows.flags[0]), own_flags(rows.flags[0]) > 0
+    numbers, learned = sample_numbers(rows.flags[0]), sample_flags(rows.flags[0]) > 0
     token_views = []
     for number in range(1, int(numbers.max()) + 1):
         ids = rows.ids[0, numbers == number]

@@ -27,7 +27,7 @@ from artel.objectives.conversation.frame import Unfit
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
 from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
-from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 
 if TYPE_CHECKING:
     import torch
@@ -152,10 +152,10 @@ class PreferenceOptimization(Objective):
         ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
         return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
 
-    def dataset(self, split: StoreSplit) -> WholeSamples:
+    def dataset(self, split: StoreSplit) -> UnpackedSamples:
         if self._preference.loss == "kto":
             return _WithOtherAnswers(split, self.config.data.block)
-        return WholeSamples(split)
+        return UnpackedSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Return `answer_tensors` of the chosen and rejected answers, and `present` bool (rows, answers).
@@ -341,7 +341,7 @@ _MAX_DISTANCE = 64
 """Following samples that are searched for an answer to another prompt."""
 
 
-class _WithOtherAnswers(WholeSamples):
+class _WithOtherAnswers(UnpackedSamples):
     """Samples with the answer to another prompt appended: KTO's measure of how far the model has moved.
 
     That answer is not learned. It is cut to the block.

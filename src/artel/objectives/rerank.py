@@ -25,7 +25,7 @@ from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNega
 from artel.objectives.statistics import sigmoid, spearman
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Match, Rejected
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ class Rerank(Objective, Decoding):
 
     # samples -> batch -> loss
 
-    def dataset(self, split: StoreSplit) -> WholeSamples:
+    def dataset(self, split: StoreSplit) -> UnpackedSamples:
         self._splits.append(DrawnNegatives(split, self.config.seed))
         return _OfSplit(split, len(self._splits) - 1)
 
@@ -265,7 +265,7 @@ class Rerank(Objective, Decoding):
         return Reply([f"{answer['score']:.4f}"], to_json={"query": prompt, "document": context, **answer})
 
 
-class _OfSplit(WholeSamples):
+class _OfSplit(UnpackedSamples):
     """The samples of a split with the split's number appended: negatives are drawn from that split."""
 
     def __init__(self, split: StoreSplit, number: int) -> None:

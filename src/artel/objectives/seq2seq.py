@@ -281,7 +281,7 @@ class SequenceToSequence(Objective, Decoding):
 
     def _generated_texts(self, outputs: np.ndarray, split: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the stripped text that the model generated for a pair, and the pair."""
-        for ids, source in zip(outputs, split.sources(), strict=False):
+        for ids, source in zip(outputs, split.references(), strict=False):
             if not len(ids) or ids[0] == _NOT_GENERATED:
                 return
             yield self._generator.text(ids[ids != _NOT_GENERATED].astype(np.int64)), source

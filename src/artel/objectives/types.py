@@ -59,10 +59,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class DocumentSamples:
-    """The samples of a document, and `source`, stored with them: what its answers are evaluated against."""
+    """The samples of a document, and the reference that its answers are evaluated against, stored with them."""
 
     samples: list[Sample]
-    source: dict[str, Any] | None = None
+    reference: dict[str, Any] | None = None
     counted: dict[str, int] = field(default_factory=dict)
     """Counts for the ledger: {"truncated": 1}."""
     observed: dict[str, Any] = field(default_factory=dict)

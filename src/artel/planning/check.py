@@ -38,7 +38,7 @@ from artel.preparing import (
     has_store,
     is_prepared,
     prepare_silently,
-    tokenizer_place,
+    tokenizer_location,
 )
 from artel.registry import STRATEGIES
 from artel.training.checkpoint.format import list_checkpoints
@@ -172,7 +172,7 @@ def _missing_models(config: RunConfig) -> list[Problem]:
     """Return a problem for each model and tokenizer that is neither local nor on the hub."""
     names = {"model.from": config.model.from_}
     if not (config.data.from_store or has_store(config)):
-        key, tokenizer = tokenizer_place(config)
+        key, tokenizer = tokenizer_location(config)
         names[key] = tokenizer
     if not RunFolder(Path(config.run)).teacher.is_file():
         names["distill.teacher"] = config.distill.teacher

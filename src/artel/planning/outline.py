@@ -19,13 +19,13 @@ from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, position_limit, pretrained_structure
 from artel.models.lora.adapters import freeze
 from artel.objectives import objective_type
-from artel.preparing import has_store, tokenizer_name, tokenizer_place
+from artel.preparing import has_store, tokenizer_location, tokenizer_name
 from artel.storage import is_remote
 from artel.text.reading.files import is_url
 from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
 from artel.tokens import Tokenizer, load_tokenizer
-from artel.tokens.tokenizer.train import LARGEST_AUTO, TRAINING_BYTES, auto_vocabulary
+from artel.tokens.tokenizer.train import MAX_AUTO_VOCABULARY, TRAINING_BYTES, auto_vocabulary
 
 _PLACEHOLDER_IDS = 1000  # ids of an unknown tokenizer; some models cannot be built with only a few
 
@@ -44,7 +44,7 @@ def local_tokenizer(config: RunConfig) -> Tokenizer | None:
 
     Raise InputError.
     """
-    where, name = tokenizer_place(config)
+    where, name = tokenizer_location(config)
     if name is None or config.data.from_store or has_store(config):
         return None
     if Path(name).exists() or not is_in_hub_cache(name):
@@ -112,4 +112,4 @@ def _planned_vocabulary(config: RunConfig, training: TokenizerTraining) -> int:
         if not any(is_url(path) or is_remote(path) for path in paths):
             size = sum(shard.size for shard in input_shards(config.data))
             return auto_vocabulary(min(size, TRAINING_BYTES))
-    return LARGEST_AUTO
+    return MAX_AUTO_VOCABULARY

@@ -1,4 +1,4 @@
-"""From prepared shards to the token store: its shards, written independently, then the manifest."""
+"""Assembly of the token store from prepared shards: first its shards, each independently, then the manifest."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from artel.preparing.selection import ShardPlan, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.tokens.manifest import SPLITS, write_manifest
-from artel.tokens.store import SOURCES, ShardWriter, facts_by_name, no_samples, origin_line, token_type
+from artel.tokens.store import REFERENCES_FILE, ShardWriter, facts_by_name, no_samples, origin_line, token_type
 
 
 def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:
     """Write the files of a store shard, and `entry.json`, its entry in the manifest."""
     document = plan.first_document
     dtype = token_type(objective.tokenizer.vocabulary)
-    with new_folder(workspace.shard(plan.folder)) as folder:
+    with new_folder(workspace.shard_path(plan.folder)) as folder:
         writer = ShardWriter(folder / plan.name, dtype)
-        for number, chosen in _chosen(workspace, shards, plan):
-            samples: dict[int, _Samples] = {}
-            for stored, first, last in _runs(chosen, shards[number].rows["split"]):
-                if stored not in samples:
-                    samples[stored] = _Samples(shards[number], SPLITS[stored], dtype)
-                samples[stored].copy(writer, first, last, objective.document_number, document)
+        for number, is_chosen in _chosen_documents(workspace, shards, plan):
+            samples: dict[int, _ShardSamples] = {}
+            for split_number, first, last in _document_runs(is_chosen, shards[number].rows["split"]):
+                if split_number not in samples:
+                    samples[split_number] = _ShardSamples(shards[number], SPLITS[split_number], dtype)
+                samples[split_number].copy(writer, first, last, objective.document_number, document)
                 document += last - first
         entry = writer.close()
         (folder / "entry.json").write_bytes(orjson.dumps([entry, writer.flags, writer.columns]))
@@ -43,15 +43,15 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
 def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """Write the finished shards, the tokenizer, the ledger and the manifest into `folder`; return the manifest."""
     splits = {split: no_samples() for split in SPLITS}
-    ledger = orjson.loads((workspace.selection / "ledger.json").read_bytes())
+    ledger = orjson.loads((workspace.selection_path / "ledger.json").read_bytes())
     for split in SPLITS:
         (folder / split).mkdir()
         splits[split]["documents"] = ledger["parts"][split]["documents"]
         splits[split]["bytes"] = ledger["parts"][split]["bytes"]
-        splits[split]["files"] = _write_sources(workspace, folder / split, split)
+        splits[split]["files"] = _write_references(workspace, folder / split, split)
     for plan in shard_plans(workspace):
         counts = splits[plan.split]
-        shard = workspace.shard(plan.folder)
+        shard = workspace.shard_path(plan.folder)
         entry, flags, columns = orjson.loads((shard / "entry.json").read_bytes())
         for name in entry["files"]:
             _link(shard / name, folder / plan.split / name)
@@ -60,16 +60,16 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
             counts["tokens"] += entry["tokens"]
             counts["samples"] += entry["samples"]
             counts["flags"], counts["numbers"] = flags, columns
-    shutil.copytree(workspace.tokenizer, folder / "tokenizer")
+    shutil.copytree(workspace.tokenizer_path, folder / "tokenizer")
     totals = {name: {split: counts[name] for split, counts in splits.items()} for name in ("tokens", "samples")}
     (folder / "ledger.json").write_bytes(orjson.dumps({**ledger, **totals}, option=orjson.OPT_INDENT_2))
     for name in LISTS:
-        if (workspace.selection / name).is_file():
-            _link(workspace.selection / name, folder / name)
+        if (workspace.selection_path / name).is_file():
+            _link(workspace.selection_path / name, folder / name)
     return write_manifest(folder, token_type(vocabulary), about, splits)
 
 
-class _Samples:
+class _ShardSamples:
     """The samples of a prepared shard in one split, addressed by document number."""
 
     def __init__(self, shard: PreparedShard, split: str, dtype: str) -> None:
@@ -78,12 +78,12 @@ class _Samples:
         self._tokens_end = np.cumsum(rows["tokens"].astype(np.int64))
         self._samples_end = np.cumsum(rows["samples"].astype(np.int64))
         base, columns = shard.folder / split, shard.summary[split]
-        self._tokens = _mapped(base, ".tokens", dtype)
-        self._lengths = np.diff(_mapped(base, ".ends", "<u8").astype(np.int64), prepend=0)
-        self._flags = _mapped(base, ".flags", columns["flags"]) if columns["flags"] else None
+        self._tokens = _map_file(base, ".tokens", dtype)
+        self._lengths = np.diff(_map_file(base, ".ends", "<u8").astype(np.int64), prepend=0)
+        self._flags = _map_file(base, ".flags", columns["flags"]) if columns["flags"] else None
         width = columns["numbers"]
-        self._numbers = _mapped(base, ".numbers", "<i8").reshape(-1, width) if width else None
-        self._origins = _mapped(base, ".origins", "u1")
+        self._numbers = _map_file(base, ".numbers", "<i8").reshape(-1, width) if width else None
+        self._origins = _map_file(base, ".origins", "u1")
         self._lines_end = np.flatnonzero(self._origins == ord("\n")) + 1
 
     def copy(self, writer: ShardWriter, first: int, last: int, number_column: int | None, document: int) -> None:
@@ -108,17 +108,17 @@ class _Samples:
         return b"".join(origin_line(self._shard.origin(line)) for line in lines)
 
 
-def _chosen(
+def _chosen_documents(
     workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yield for each round and prepared shard its number, and bool (documents,): True for those to write."""
+    """Yield (number, bool (documents,): True for documents to write) of each prepared shard, in each round."""
     (round_, number, document), stop = plan.start, plan.stop
     while (round_, number, 0) < stop:
-        chosen = _column(workspace, "copies", number, np.uint16) > round_
-        chosen[:document] = False
+        is_chosen = _column(workspace, "copies", number, np.uint16) > round_
+        is_chosen[:document] = False
         if (round_, number) == stop[:2]:
-            chosen[stop[2] :] = False
-        yield number, chosen & (_column(workspace, "splits", number, np.uint8) == SPLITS.index(plan.split))
+            is_chosen[stop[2] :] = False
+        yield number, is_chosen & (_column(workspace, "splits", number, np.uint8) == SPLITS.index(plan.split))
         number, document = number + 1, 0
         if number == len(shards):
             round_, number = round_ + 1, 0
@@ -126,48 +126,48 @@ def _chosen(
 
 def _column(workspace: Workspace, name: str, number: int, dtype: type[np.generic]) -> NDArray:
     """Return a number of each document of a prepared shard: how often it is written (copies), or its split (splits)."""
-    return np.fromfile(workspace.selection / name / f"{number:05d}", dtype)
+    return np.fromfile(workspace.selection_path / name / f"{number:05d}", dtype)
 
 
-def _runs(chosen: NDArray[np.bool_], stored: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Return runs of chosen documents: (split in which they are stored, first, last + 1 there).
+def _document_runs(is_chosen: NDArray[np.bool_], split_number: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
+    """Return runs of chosen documents: (split of the prepared shard, first and last + 1 document in it).
 
-    `chosen` and `stored`: (documents,). Documents may be stored in another split if labels have moved them.
+    `is_chosen` and `split_number`: (documents,). If labels moved documents, their split differs from the store's.
     """
-    indices = np.where(stored == 0, np.cumsum(stored == 0), np.cumsum(stored == 1)) - 1
-    documents = np.flatnonzero(chosen)
-    is_last = (np.diff(indices[documents]) != 1) | (np.diff(stored[documents].astype(np.int8)) != 0)
+    indices = np.where(split_number == 0, np.cumsum(split_number == 0), np.cumsum(split_number == 1)) - 1
+    documents = np.flatnonzero(is_chosen)
+    is_last = (np.diff(indices[documents]) != 1) | (np.diff(split_number[documents].astype(np.int8)) != 0)
     runs = np.split(documents, np.flatnonzero(is_last) + 1) if len(documents) else []
-    return [(int(stored[run[0]]), int(indices[run[0]]), int(indices[run[-1]]) + 1) for run in runs]
+    return [(int(split_number[run[0]]), int(indices[run[0]]), int(indices[run[-1]]) + 1) for run in runs]
 
 
-def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
-    """Write the evaluation sources of a split's documents, a line each, in the order of the store."""
+def _write_references(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
+    """Write the references of a split's documents, one line each, in the order of the store."""
     shards = prepared_shards(workspace)
-    if not any(shard.rows["has_source"].any() for shard in shards):
+    if not any(shard.rows["has_reference"].any() for shard in shards):
         return {}
     copies = (_column(workspace, "copies", number, np.uint16) for number in range(len(shards)))
     rounds = max(int(counts.max(initial=0)) for counts in copies)
-    everything = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
-    with (folder / SOURCES).open("wb") as stream:
-        for number, chosen in _chosen(workspace, shards, everything):
+    full_plan = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
+    with (folder / REFERENCES_FILE).open("wb") as stream:
+        for number, chosen in _chosen_documents(workspace, shards, full_plan):
             rows = shards[number].rows
             with ExitStack() as stack:
-                files = (shards[number].folder / f"{name}.sources" for name in SPLITS)
+                files = (shards[number].folder / f"{name}.references" for name in SPLITS)
                 lines = [stack.enter_context(file.open("rb")) for file in files]
-                has_source = rows["has_source"] == 1
-                for stored, is_chosen in zip(rows["split"][has_source], chosen[has_source], strict=True):
-                    line = lines[stored].readline()
+                has_reference = rows["has_reference"] == 1
+                for split_number, is_chosen in zip(rows["split"][has_reference], chosen[has_reference], strict=True):
+                    line = lines[split_number].readline()
                     if is_chosen:
                         stream.write(line)
         is_empty = stream.tell() == 0
     if is_empty:
-        (folder / SOURCES).unlink()
+        (folder / REFERENCES_FILE).unlink()
         return {}
-    return facts_by_name([folder / SOURCES])
+    return facts_by_name([folder / REFERENCES_FILE])
 
 
-def _mapped(base: Path, suffix: str, dtype: str) -> NDArray:
+def _map_file(base: Path, suffix: str, dtype: str) -> NDArray:
     file = base.with_suffix(suffix)
     kind = np.dtype(dtype).newbyteorder("<")
     return np.memmap(file, kind, "r") if file.stat().st_size else np.empty(0, kind)

@@ -1,4 +1,4 @@
-"""Builds a token store, stage by stage, in a workspace beside it."""
+"""Build a token store, stage by stage, in a workspace beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, WorkError
 from artel.messages import Phrase, logger
 from artel.objectives import Objective, objective_of, objective_type
-from artel.preparing.document_lists import keep_list
+from artel.preparing.document_lists import copy_list
 from artel.preparing.progress import Progress, reporting
 from artel.preparing.run_tokenizer import run_tokenizer
 from artel.preparing.stores import store_key
@@ -24,8 +24,8 @@ from artel.storage import new_folder
 from artel.text import Document, Ledger, describe_drops, more_documents, read_documents, write_index
 from artel.tokens import TokenStore, load_tokenizer
 
-_NOTED_DOCUMENTS = 200
-_DAY = Phrase(
+_MAX_NOTED_DOCUMENTS = 200
+_DATE_NOTE = Phrase(
     "The chat template writes today's date (strftime_now) into the prepared texts. Prepared on another day, they will "
     "differ; a run that has begun keeps its own. To fix the date, copy the template, write a date in place of "
     "strftime_now, and name the copy as chat.template"
@@ -42,7 +42,7 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
     from artel.preparing.engines import check_engine, run_stage
     from artel.preparing.prepared_shard import encoder_notes
     from artel.preparing.selection import Selection
-    from artel.preparing.selection_rules import find_earlier_lines, find_exact
+    from artel.preparing.selection_rules import find_exact_duplicates, find_repeated_lines
     from artel.preparing.tasks import Stage, Tasks
 
     check_engine(config.prepare)
@@ -53,20 +53,20 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
         tasks = Tasks(workspace)
         if tasks.unfinished(stage):
             logger.info(what)
-            report = Progress(what)
+            progress_line = Progress(what)
 
             def progress(done: int, count: int) -> None:
                 check()
-                report(done, count)
+                progress_line(done, count)
 
             run_stage(tasks, stage, config.prepare, progress)
 
-    if config.data.decontaminate is not None and not workspace.benchmarks.exists():
+    if config.data.decontaminate is not None and not workspace.benchmarks_path.exists():
         with reporting(lambda: "reading the benchmarks"):
-            write_index(config.data, workspace.benchmarks)
+            write_index(config.data, workspace.benchmarks_path)
 
     def read_texts() -> Selection:
-        tokenizer = run_tokenizer(workspace, lambda file: keep_list(config, file))
+        tokenizer = run_tokenizer(workspace, lambda file: copy_list(config, file))
         if tokenizer.spacing_is_lost and objective_type(config).generates:
             logger.info(
                 "the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)"
@@ -75,37 +75,38 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
             changed = ", ".join(f"{letter} becomes {other}" for letter, other in tokenizer.changed_letters.items())
             logger.info("the tokenizer changes letters, so the model will too: %s", changed)
         if tokenizer.odd_frame:
-            odd = " and ".join(tokenizer.odd_frame)
+            added_text = " and ".join(tokenizer.odd_frame)
             logger.info(
-                "the tokenizer puts %s around each text: no special token; see post_processor in tokenizer.json", odd
+                "the tokenizer puts %s around each text: no special token; see post_processor in tokenizer.json",
+                added_text,
             )
         if config.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
             run_tasks("lines", "looking for repeated lines")
-            find_earlier_lines(workspace)
+            find_repeated_lines(workspace)
         run_tasks("text", "turning text into tokens")
         for note in encoder_notes(workspace):
             logger.info(note)
         with reporting(lambda: "looking for duplicates"):
-            find_exact(workspace)
+            find_exact_duplicates(workspace)
         if config.data.dedup.near is not None:
             run_tasks("near", "looking for near-duplicates")
         return Selection(workspace)
 
-    if not workspace.selection.exists():
+    if not workspace.selection_path.exists():
         selection = read_texts()
-        wider = selection.larger_fraction()
-        if wider is not None:
+        larger_fraction = selection.larger_fraction()
+        if larger_fraction is not None:
             logger.info("the validation split is empty: holding out some documents, and reading the text again")
-            workspace = workspace.hold_out(*wider)
+            workspace = workspace.hold_out(*larger_fraction)
             selection = read_texts()
-        with reporting(lambda: "choosing what is kept"):
-            objective = objective_of(config, load_tokenizer(str(workspace.tokenizer)))
+        with reporting(lambda: "selecting documents"):
+            objective = objective_of(config, load_tokenizer(str(workspace.tokenizer_path)))
             notes = notes_of(objective)
-            selection.write(workspace.selection, lambda file: keep_list(config, file), notes, objective.review)
+            selection.write(workspace.selection_path, lambda file: copy_list(config, file), notes, objective.review)
     check(wait=True)
     run_tasks("shards", "writing the store")
     _check_unchanged(config, key, workspace)
-    tokenizer = load_tokenizer(str(workspace.tokenizer))
+    tokenizer = load_tokenizer(str(workspace.tokenizer_path))
     with new_folder(folder) as partial:
         about = {"key": key, "objective": config.objective, "tokenizer": tokenizer.fingerprint}
         if objective_of(config, tokenizer).writes_day:
@@ -124,16 +125,19 @@ def notes_of(objective: Objective, documents: Iterable[Document] | None = None) 
     try:
         if documents is None:
             documents = read_documents(objective.config.data, Ledger())
-        return [*objective.notes(islice(documents, _NOTED_DOCUMENTS)), *([_DAY] if objective.writes_day else [])]
+        return [
+            *objective.notes(islice(documents, _MAX_NOTED_DOCUMENTS)),
+            *([_DATE_NOTE] if objective.writes_day else []),
+        ]
     except InputError:
-        return []  # reported when all of them are read
+        return []  # reported when all texts are read
 
 
 def _check_unchanged(config: RunConfig, key: str, workspace: Workspace) -> None:
-    """Raise WorkError if the files of the store's key changed while it was made."""
+    """Raise WorkError if files that the store's key depends on changed while the store was built."""
     if store_key(config) != key:
         shutil.rmtree(workspace.path)
-        what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
+        what, fix = "files changed while they were being prepared", "run again when no process writes to them"
         raise WorkError.at("data.sources", what, fix)
 
 
@@ -141,18 +145,18 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
     splits = manifest["parts"]
     if config.data.held_out != 0.0 and splits["validation"]["samples"] == 0:
         documents = splits["train"]["documents"]
-        what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
+        what = f"all {documents:,} documents are in one group, which cannot be divided, so none can be held out"
         if documents == 1:
             what = "the only document cannot be held out"
         if splits["validation"]["documents"]:
             what = "no sample could be made of the documents that are held out"
-        elif config.data.held_out is None:  # texts of their own: their set is named so
+        elif config.data.held_out is None:  # separate validation texts are counted as the set "validation"
             dropped = describe_drops(ledger["sets"].get("validation", {}).get("dropped", {}))
-            what = f"no sample could be made of {config.data.validation}: {dropped or 'it holds no document'}"
+            what = f"no sample could be made of {config.data.validation}: {dropped or 'it has no documents'}"
         elif dropped := describe_drops(ledger["documents"]["dropped"]):
-            what = f"no document that can be held out is left (dropped: {dropped})"
+            what = f"no document is left to hold out (dropped: {dropped})"
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(config.data)}"
         raise InputError.at("data.validation", what, fix)
     if config.data.held_out != 1.0 and splits["train"]["samples"] == 0:
-        fix = "see what was dropped, and fix it or raise data.max_bad"
-        raise InputError.at("data.sources", "no training sample could be made of them", fix)
+        fix = "fix the documents that were dropped, or raise data.max_bad"
+        raise InputError.at("data.sources", "they yield no training sample", fix)

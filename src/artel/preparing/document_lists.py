@@ -16,7 +16,7 @@ from artel.storage import write_file
 from artel.text import BenchmarkIndex, Contaminated
 
 REJECTED, CONTAMINATED = "rejected.jsonl", "contaminated.jsonl"
-"""The records that could not be used; the documents that share n-grams with benchmarks, if the run looks for them."""
+"""Records that could not be used; documents that share n-grams with benchmarks (with data.decontaminate)."""
 LISTS = (REJECTED, CONTAMINATED)
 
 
@@ -25,7 +25,7 @@ def rejected_file_of(config: RunConfig) -> str:
     return str(Path(config.run, REJECTED)) if config.run else ""
 
 
-def keep_list(config: RunConfig, file: Path) -> None:
+def copy_list(config: RunConfig, file: Path) -> None:
     """Copy a list into the run's folder, unless only a text is read."""
     if config.run:
         claim(Path(config.run))
@@ -33,35 +33,37 @@ def keep_list(config: RunConfig, file: Path) -> None:
 
 
 def copy_lists(config: RunConfig, store: Path) -> None:
-    """Copy the lists of a store that are not empty into the run's folder, and remove those of an earlier start."""
+    """Copy the lists of a store that are not empty into the run's folder, and remove outdated ones."""
     for name in LISTS:
         file = store / name
         if file.is_file() and file.stat().st_size:
-            keep_list(config, file)
-        elif config.run and identity(Path(config.run)):  # from before the texts were fixed
+            copy_list(config, file)
+        elif config.run and identity(Path(config.run)):  # the texts were fixed since
             Path(config.run, name).unlink(missing_ok=True)
 
 
-# Rows listed per document; a text may contain a whole benchmark.
-_LISTED_ROWS = 20
+# Maximum benchmark rows listed per document: a text may contain a whole benchmark.
+_MAX_LISTED_ROWS = 20
 
 
-def write_contaminated(file: Path, found: Iterable[Contaminated], index: BenchmarkIndex) -> tuple[dict[str, Any], str]:
-    """Write a line for each document; return the counts of each benchmark, and a sentence for the user."""
-    benchmark_of = [number for number, about in enumerate(index.benchmarks) for _ in range(about["rows"])]
+def write_contaminated(
+    file: Path, contaminated: Iterable[Contaminated], index: BenchmarkIndex
+) -> tuple[dict[str, Any], str]:
+    """Write a line for each contaminated document; return counts by benchmark, and a note for the user."""
+    benchmark_of = [number for number, benchmark in enumerate(index.benchmarks) for _ in range(benchmark["rows"])]
     rows: set[int] = set()
     documents: Counter[int] = Counter()
     total = 0
     first: dict[str, str] = {}
     with file.open("wb") as stream:
-        for item in found:
+        for item in contaminated:
             numbers = sorted({benchmark_of[row] for row in item.rows})
-            places = [index.origins[row] for row in item.rows[:_LISTED_ROWS]]
+            row_origins = [index.origins[row] for row in item.rows[:_MAX_LISTED_ROWS]]
             line = {
                 "origin": item.origin,
                 "set": item.set_name,
                 "benchmarks": [index.benchmarks[number]["name"] for number in numbers],
-                "rows": places,
+                "rows": row_origins,
                 "count": len(item.rows),
                 "words": item.words,
             }
@@ -69,19 +71,19 @@ def write_contaminated(file: Path, found: Iterable[Contaminated], index: Benchma
             rows.update(item.rows)
             documents.update(numbers)
             total += 1
-            first = first or {"origin": item.origin, "words": item.words, "place": places[0]}
+            first = first or {"origin": item.origin, "words": item.words, "place": row_origins[0]}
     rows_found = Counter(benchmark_of[row] for row in rows)
     counts = {
-        about["name"]: {
-            "rows": about["rows"],
-            "too_short": about["too_short"],
+        benchmark["name"]: {
+            "rows": benchmark["rows"],
+            "too_short": benchmark["too_short"],
             "rows_found": rows_found[number],
             "documents": documents[number],
         }
-        for number, about in enumerate(index.benchmarks)
+        for number, benchmark in enumerate(index.benchmarks)
     }
-    left_out = "{count:,} documents share words with benchmarks and are left out: {rows}"
-    note = Phrase(left_out, count=total, rows=[_rows_found(name, count) for name, count in counts.items()])
+    what = "{count:,} documents share words with benchmarks and are left out: {rows}"
+    note = Phrase(what, count=total, rows=[_rows_found(name, count) for name, count in counts.items()])
     if total:
         listed = "{note}; each is listed in {file}, the first: {origin} has {words!r} of {place}"
         note = Phrase(listed, note=note, file=file.name, **first)

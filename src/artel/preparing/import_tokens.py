@@ -1,13 +1,13 @@
-"""Imports token files of other programs as a token store, without tokenizing; memory does not grow with the input.
+"""Import token files of other programs as a token store, without tokenizing, in bounded memory.
 
     Megatron-LM   NAME.idx + NAME.bin   the index has the length and position of each sequence and the document ends
     nanoGPT       NAME.bin              only uint16; a document ends with the next end token
     llm.c         NAME.bin              256 int32 (20240520, version 1, number of tokens), then as nanoGPT; or uint32
-                                        after (20240801, 7, tokens). modded-nanogpt writes the first of the two
+                                        after (20240801, 7, tokens). modded-nanogpt writes the former
 
-In the store every document ends with one end token, whether its file has it there, at the beginning (llm.c) or not at
-all; the ledger counts added ones (`end_added`). Documents with no other token are dropped as `empty`. A
-document that continues in the next file (of llm.c's shards) becomes two documents.
+In the store every document ends with one end token, whether its file has one at the end, at the beginning (llm.c) or
+not at all; the ledger counts the tokens that were added (`end_added`). Documents with no other token are dropped as
+`empty`. A document that continues in the next file (of llm.c's shards) becomes two documents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import xxhash
 from artel.errors import InputError, Problem
 from artel.messages import logger, silenced
 from artel.storage import new_folder
-from artel.text.split import is_held_out, least_fraction
+from artel.text.split import is_held_out, smallest_fraction
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
 from artel.tokens.manifest import FORMAT, SPLITS
 
@@ -40,7 +40,7 @@ _SEED = 20_261_121
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedStore:
     """The result of `import_tokens`: the store's folder, its ledger, and the seconds it took."""
 
     folder: Path
@@ -48,7 +48,7 @@ class Imported:
     seconds: float
 
 
-def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: float | str) -> Imported:
+def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: float | str) -> ImportedStore:
     """Write the documents of token files as the token store `folder`, atomically.
 
     Args:
@@ -61,49 +61,51 @@ def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: floa
     """
     start = time.perf_counter()
     if os.path.lexists(folder):
-        raise bad_file(folder, "exists already", "choose another folder for the store, or delete it")
+        raise file_error(folder, "exists already", "choose another folder for the store, or delete it")
     tokenizer = load_tokenizer(tokenizer_name, "--tokenizer")
     vocabulary = tokenizer.vocabulary
     files = {"train": open_token_files(path, vocabulary, "PATH")}
     if isinstance(validation, str):
         files["validation"] = open_token_files(validation, vocabulary, "--validation")
-    share = validation if isinstance(validation, float) else 0.0
+    fraction = validation if isinstance(validation, float) else 0.0
     with new_folder(folder) as partial:
         tokenizer.save(partial / "tokenizer")
-        writing = _written(files, partial, tokenizer, share)
-        if share and not writing.splits["validation"]["documents"]:
-            least = least_fraction(np.array(writing.hashes), share)
-            if least is not None:
+        imported = _write_documents(files, partial, tokenizer, fraction)
+        if fraction and not imported.splits["validation"]["documents"]:
+            larger_fraction = smallest_fraction(np.array(imported.hashes), fraction)
+            if larger_fraction is not None:
                 logger.info(
                     "--validation %g catches none of the %s documents: one is held out",
-                    share,
-                    f"{len(writing.hashes):,}",
+                    fraction,
+                    f"{len(imported.hashes):,}",
                 )
                 for split in SPLITS:
                     shutil.rmtree(partial / split)
                 with silenced():
-                    writing = _written(files, partial, tokenizer, least)
-        ledger = writing.ledger()
+                    imported = _write_documents(files, partial, tokenizer, larger_fraction)
+        ledger = imported.ledger()
         _check_splits(ledger, validation)
         (partial / "ledger.json").write_bytes(orjson.dumps(ledger, option=orjson.OPT_INDENT_2))
-        writing.writer.close({**_key(files, tokenizer, validation), "vocabulary": vocabulary})
-    return Imported(folder, ledger, time.perf_counter() - start)
+        imported.writer.close({**_manifest_entries(files, tokenizer, validation), "vocabulary": vocabulary})
+    return ImportedStore(folder, ledger, time.perf_counter() - start)
 
 
-def _written(files: dict[str, list[TokenFile]], folder: Path, tokenizer: Tokenizer, share: float) -> _Writing:
-    """Write all documents, a fraction `share` of the training files into validation. Does not close the store."""
+def _write_documents(
+    files: dict[str, list[TokenFile]], folder: Path, tokenizer: Tokenizer, fraction: float
+) -> _ImportWriter:
+    """Write all documents, `fraction` of the training files into validation. Leave the store open."""
     vocabulary = tokenizer.vocabulary
-    writing = _Writing(StoreWriter(folder, vocabulary), tokenizer, vocabulary)
+    imported = _ImportWriter(StoreWriter(folder, vocabulary), tokenizer, vocabulary)
     for split, split_files in files.items():
         for file in split_files:
-            logger.info("%s: %s tokens (%s)", file.path, f"{len(file.ids):,}", file.form)
-            writing.add(file, split, share)
-    return writing
+            logger.info("%s: %s tokens (%s)", file.path, f"{len(file.ids):,}", file.file_format)
+            imported.add(file, split, fraction)
+    return imported
 
 
 @dataclass(slots=True)
-class _Writing:
-    """Writes documents into a store and counts them."""
+class _ImportWriter:
+    """Writes documents into a store, and counts them."""
 
     writer: StoreWriter
     tokenizer: Tokenizer
@@ -115,10 +117,10 @@ class _Writing:
     """The hashes that choose documents to hold out."""
     splits: dict[str, Counter[str]] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
 
-    def add(self, file: TokenFile, split: str, share: float) -> None:
-        """Write the documents of a file into a split, a fraction `share` of them into validation."""
+    def add(self, file: TokenFile, split: str, fraction: float) -> None:
+        """Write the documents of a file into a split, `fraction` of them into validation."""
         size_of = text_size(self.tokenizer)
-        end, name, is_shown = self.tokenizer.end_id, str(file.path), False
+        end, name, is_first_logged = self.tokenizer.end_id, str(file.path), False
         for number, (start, stop) in enumerate(file.documents(end)):
             self.read[name] += 1
             has_end = stop > start and int(file.ids[stop - 1]) == end
@@ -126,29 +128,29 @@ class _Writing:
             if not len(text):
                 self.dropped[name] += 1
                 continue
-            pieces = [text[first : first + PIECE] for first in range(0, len(text), PIECE)]
-            for at, piece in enumerate(pieces):
-                self._check(file, number, start + at * PIECE, piece)
-            if not is_shown:  # ids of another tokenizer may be in range: people will see that this is no text
-                is_shown = True
+            chunks = [text[first : first + CHUNK_TOKENS] for first in range(0, len(text), CHUNK_TOKENS)]
+            for at, chunk in enumerate(chunks):
+                self._check(file, number, start + at * CHUNK_TOKENS, chunk)
+            if not is_first_logged:  # ids of another tokenizer may be in range: people will see that this is not text
+                is_first_logged = True
                 logger.info("its first document begins: %r", self.tokenizer.decode(text[:32].tolist())[:80])
             target = split
-            if share:
-                self.hashes.append(_hash(pieces))
-                target = "validation" if is_held_out(self.hashes[-1], share) else split
-            characters, size = (sum(sizes) for sizes in zip(*map(size_of, pieces), strict=True))
-            pieces[-1] = np.append(pieces[-1].astype(np.int64), end)
+            if fraction:
+                self.hashes.append(_hash_ids(chunks))
+                target = "validation" if is_held_out(self.hashes[-1], fraction) else split
+            characters, size = (sum(sizes) for sizes in zip(*map(size_of, chunks), strict=True))
+            chunks[-1] = np.append(chunks[-1].astype(np.int64), end)
             self.end_added += not has_end
-            self.writer.add(target, [Sample(piece) for piece in pieces], size, f"{name}[{number}]")
-            sizes = {"characters": characters, "bytes": size, "tokens": len(text) + 1, "samples": len(pieces)}
+            self.writer.add(target, [Sample(chunk) for chunk in chunks], size, f"{name}[{number}]")
+            sizes = {"characters": characters, "bytes": size, "tokens": len(text) + 1, "samples": len(chunks)}
             self.splits[target].update(documents=1, **sizes)
 
     def ledger(self) -> dict[str, Any]:
-        """Return what was read and written, in the form of the ledger of `artel prepare`."""
-        sets = {name: _counted(count, self.dropped[name]) for name, count in self.read.items()}
+        """Return the counts in the format of the ledger of `artel prepare`."""
+        sets = {name: _document_counts(count, self.dropped[name]) for name, count in self.read.items()}
         fields = ("documents", "characters", "bytes")
         return {
-            "documents": _counted(self.read.total(), self.dropped.total()),
+            "documents": _document_counts(self.read.total(), self.dropped.total()),
             "sets": sets,
             "parts": {split: {name: counts[name] for name in fields} for split, counts in self.splits.items()},
             "bytes": self._by_split("bytes"),
@@ -161,26 +163,26 @@ class _Writing:
     def _by_split(self, name: str) -> dict[str, int]:
         return {split: counts[name] for split, counts in self.splits.items()}
 
-    def _check(self, file: TokenFile, number: int, first: int, piece: np.ndarray) -> None:
+    def _check(self, file: TokenFile, number: int, first: int, chunk: np.ndarray) -> None:
         """Raise InputError at the first id that the tokenizer does not have."""
-        if piece.max() < self.vocabulary and piece.min() >= 0:
+        if chunk.max() < self.vocabulary and chunk.min() >= 0:
             return
-        index = first + int(np.flatnonzero((piece >= self.vocabulary) | (piece < 0))[0])
+        index = first + int(np.flatnonzero((chunk >= self.vocabulary) | (chunk < 0))[0])
         at = file.offset + index * file.ids.dtype.itemsize
         where = f"{file.path}: token {index:,} (byte {at:,})"
         what = f"id {file.ids[index]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
         raise InputError.at(where, what, "use the tokenizer that made these tokens: --tokenizer FOLDER")
 
 
-def _counted(read: int, empty: int) -> dict[str, Any]:
+def _document_counts(read: int, empty: int) -> dict[str, Any]:
     return {"read": read, "kept": read - empty, "dropped": {"empty": empty} if empty else {}}
 
 
-def _hash(pieces: list[np.ndarray]) -> int:
+def _hash_ids(chunks: list[np.ndarray]) -> int:
     """Return a 64-bit hash of a document's ids, independent of the integer type of its file."""
     digest = xxhash.xxh3_64(seed=_SEED)
-    for piece in pieces:
-        digest.update(piece.astype("<u4").tobytes())
+    for chunk in chunks:
+        digest.update(chunk.astype("<u4").tobytes())
     return int(digest.intdigest())
 
 
@@ -193,23 +195,23 @@ def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
     decoder = orjson.loads(backend.to_str())["decoder"] or {}
     if not any(step.get("type") == "ByteLevel" for step in decoder.get("decoders", [decoder])):
 
-        def decoded(ids: np.ndarray) -> tuple[int, int]:
+        def decoded_size(ids: np.ndarray) -> tuple[int, int]:
             text = tokenizer.decode(ids[ids != tokenizer.end_id].tolist())
             return len(text), len(text.encode("utf-8", "surrogatepass"))
 
-        return decoded
+        return decoded_size
     characters, sizes = np.zeros((2, tokenizer.vocabulary), dtype=np.int64)
     for token, number in backend.get_vocab(with_added_tokens=True).items():
         sizes[number] = len(token)  # each byte is one letter
         characters[number] = sum(letter not in _CONTINUATION for letter in token)
-    for number, added in tokenizer.hf.added_tokens_decoder.items():  # these are written as they are
+    for number, added in tokenizer.hf.added_tokens_decoder.items():  # added tokens are stored as plain text
         characters[number], sizes[number] = len(added.content), len(added.content.encode())
     characters[tokenizer.end_id] = sizes[tokenizer.end_id] = 0
 
-    def summed(ids: np.ndarray) -> tuple[int, int]:
+    def summed_size(ids: np.ndarray) -> tuple[int, int]:
         return int(characters[ids].sum()), int(sizes[ids].sum())
 
-    return summed
+    return summed_size
 
 
 # The letters of byte-level vocabularies for the bytes 0x80 to 0xBF, which continue a character of UTF-8: printable ones
@@ -220,10 +222,12 @@ _CONTINUATION = frozenset(
 )
 
 
-def _key(files: dict[str, list[TokenFile]], tokenizer: Tokenizer, validation: float | str) -> dict[str, Any]:
+def _manifest_entries(
+    files: dict[str, list[TokenFile]], tokenizer: Tokenizer, validation: float | str
+) -> dict[str, Any]:
     """Return the manifest's entries about the origin of the store; `key` is a digest of all of it."""
     facts = [
-        [split, str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns, file.form]
+        [split, str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns, file.file_format]
         for split, split_files in files.items()
         for file in split_files
     ]
@@ -236,10 +240,10 @@ def _check_splits(ledger: dict[str, Any], validation: float | str) -> None:
     documents = ledger["documents"]["kept"]
     problems = []
     if ledger["tokens"]["train"] == 0:
-        fix = "use a file with documents in it" if not documents else "write a smaller --validation"
+        fix = "use a file with documents" if not documents else "write a smaller --validation"
         problems.append(Problem("PATH", f"none of its {documents:,} documents is left for training", fix))
     if validation != 0.0 and documents and ledger["tokens"]["validation"] == 0:
-        what = "there is one document, or all are the same: none can be held out"
+        what = "there is only one document, or all are equal, so none can be held out"
         problems.append(Problem("--validation", what, "write --validation 0, or a file of tokens"))
     if problems:
         raise InputError(problems)
@@ -249,11 +253,11 @@ Span = tuple[int, int]
 
 _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_HEADER = 34  # magic 9, version 8, type 1, number of sequences 8, number of document ends 8
-_MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats: no tokens
+_MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
 _LLM_C_HEADER = 1024
 _LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic number: (version, type)
 # Tokens processed at a time: 8 to 64 MB. Longer documents become several samples, so that memory stays bounded.
-PIECE = 1 << 22
+CHUNK_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +265,7 @@ class TokenFile:
     """A memory-mapped file of tokens. Its header and size are checked; its ids are not."""
 
     path: Path
-    form: str
+    file_format: str
     ids: np.ndarray
     """(tokens,) of the file's own integer type."""
     offset: int
@@ -277,7 +281,7 @@ def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]
     """
     opened: list[TokenFile] = []
     problems: list[Problem] = []
-    for file in _find(path, option):
+    for file in _find_files(path, option):
         try:
             opened.append(_open(file, vocabulary))
         except InputError as error:
@@ -287,8 +291,8 @@ def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]
     return opened
 
 
-def _find(path: str, option: str) -> list[Path]:
-    """Return the .bin files."""
+def _find_files(path: str, option: str) -> list[Path]:
+    """Return the .bin files that a path matches. Raise InputError if there are none."""
     if Path(path).is_file():
         files = [Path(path)]
     elif Path(f"{path}.idx").is_file():
@@ -304,123 +308,127 @@ def _find(path: str, option: str) -> list[Path]:
 
 def _open(file: Path, vocabulary: int) -> TokenFile:
     if not file.is_file():
-        raise bad_file(file, "is missing next to its .idx", "use both files of Megatron-LM, NAME.bin and NAME.idx")
+        raise file_error(file, "is missing next to its .idx", "use both files of Megatron-LM, NAME.bin and NAME.idx")
     if file.stat().st_size == 0:
-        raise bad_file(file, "is empty", "use a file with tokens in it")
+        raise file_error(file, "is empty", "use a file with tokens in it")
     index = file.with_suffix(".idx")
     if index.is_file():
         return _open_megatron(file, index)
     with file.open("rb") as stream:
-        head = np.frombuffer(stream.read(12).ljust(12, b"\0"), "<i4")
-    if int(head[0]) in _LLM_C:
-        return _open_llm_c(file, head)
+        header = np.frombuffer(stream.read(12).ljust(12, b"\0"), "<i4")
+    if int(header[0]) in _LLM_C:
+        return _open_llm_c(file, header)
     if vocabulary > 2**16:
         fix = "use the tokenizer that made them; or add NAME.idx if Megatron-LM wrote them"
         what = f"is uint16 as nanoGPT writes it, which cannot hold the {vocabulary:,} ids of this tokenizer"
-        raise bad_file(file, what, fix)
-    return _by_end_tokens(file, "nanoGPT", "<u2", 0)
+        raise file_error(file, what, fix)
+    return _open_with_end_tokens(file, "nanoGPT", "<u2", 0)
 
 
-def _open_llm_c(file: Path, head: np.ndarray) -> TokenFile:
-    expected, kind = _LLM_C[int(head[0])]
-    version, count = int(head[1]), int(head[2])
+def _open_llm_c(file: Path, header: np.ndarray) -> TokenFile:
+    expected, kind = _LLM_C[int(header[0])]
+    version, count = int(header[1]), int(header[2])
     if version != expected:
-        raise bad_file(file, f"is llm.c's format in version {version}", f"write it in version {expected}")
+        raise file_error(file, f"is llm.c's format in version {version}", f"write it in version {expected}")
     size, full_size = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(kind).itemsize
     if size != full_size:
         what = f"has {size:,} bytes, but its header says {count:,} tokens, which need {full_size:,}"
-        raise bad_file(file, what, "download or write it again: it is incomplete")
+        raise file_error(file, what, "download or write it again: it is incomplete")
     if count == 0:
-        raise bad_file(file, "holds no tokens", "remove it")
-    return _by_end_tokens(file, "llm.c", kind, _LLM_C_HEADER)
+        raise file_error(file, "holds no tokens", "remove it")
+    return _open_with_end_tokens(file, "llm.c", kind, _LLM_C_HEADER)
 
 
-def _by_end_tokens(file: Path, form: str, kind: str, offset: int) -> TokenFile:
+def _open_with_end_tokens(file: Path, file_format: str, kind: str, offset: int) -> TokenFile:
     """Open a file in which every document ends with an end token."""
     width = np.dtype(kind).itemsize
     if file.stat().st_size % width:
         what = f"has {file.stat().st_size:,} bytes, not a multiple of the token size, {width} bytes"
-        raise bad_file(file, what, "download or write it again: it is cut off, or holds something else")
+        raise file_error(file, what, "download or write it again: it is truncated, or not a file of tokens")
     ids = np.asarray(np.memmap(file, dtype=kind, mode="r", offset=offset))
 
     def documents(end_id: int) -> Iterator[Span]:
         start = 0
-        for first in range(0, len(ids), PIECE):
-            for place in np.flatnonzero(ids[first : first + PIECE] == end_id).tolist():
-                yield start, first + place + 1
-                start = first + place + 1
+        for first in range(0, len(ids), CHUNK_TOKENS):
+            for index in np.flatnonzero(ids[first : first + CHUNK_TOKENS] == end_id).tolist():
+                yield start, first + index + 1
+                start = first + index + 1
         if start < len(ids):
             yield start, len(ids)
 
-    return TokenFile(file, form, ids, offset, documents)
+    return TokenFile(file, file_format, ids, offset, documents)
 
 
 def _open_megatron(file: Path, index: Path) -> TokenFile:
-    anew = "write it again with Megatron-LM's tools/preprocess_data.py"
+    fix = "write it again with Megatron-LM's tools/preprocess_data.py"
     with index.open("rb") as stream:
-        head = stream.read(_MEGATRON_HEADER)
-    if not head.startswith(_MEGATRON):
-        raise bad_file(index, f"is not an index of Megatron-LM: it begins with {head[:9]!r}, not {_MEGATRON!r}", anew)
-    if len(head) < _MEGATRON_HEADER:
-        raise bad_file(index, f"is cut off after {len(head)} bytes, within its header", anew)
-    version, sequences, ends = (int.from_bytes(head[at : at + 8], "little") for at in (9, 18, 26))
-    code = head[17]
+        header = stream.read(_MEGATRON_HEADER)
+    if not header.startswith(_MEGATRON):
+        raise file_error(
+            index, f"is not an index of Megatron-LM: it begins with {header[:9]!r}, not {_MEGATRON!r}", fix
+        )
+    if len(header) < _MEGATRON_HEADER:
+        raise file_error(index, f"is cut off after {len(header)} bytes, within its header", fix)
+    version, sequences, ends = (int.from_bytes(header[at : at + 8], "little") for at in (9, 18, 26))
+    code = header[17]
     if version != 1:
-        raise bad_file(index, f"is of version {version}", "this artel reads version 1, which Megatron-LM writes")
+        raise file_error(index, f"is of version {version}", "this artel reads version 1, which Megatron-LM writes")
     if code not in _MEGATRON_TYPES:
-        raise bad_file(index, f"says that its tokens are of type {code}, which is not a token type", anew)
+        raise file_error(index, f"has the token type {code}, which is not an integer type", fix)
     content = f"{sequences:,} sequences and {ends:,} ends of documents"
     size, full_size = index.stat().st_size, _MEGATRON_HEADER + 12 * sequences + 8 * ends
     if size == full_size + sequences and sequences:
-        raise bad_file(index, "has a mode for each sequence, so it also has images", "use text only")
+        raise file_error(index, "has a mode for each sequence: it also contains images", "use text only")
     if size != full_size:
-        raise bad_file(index, f"has {size:,} bytes, but its header says {content}, which need {full_size:,}", anew)
+        raise file_error(index, f"has {size:,} bytes, but its header says {content}, which need {full_size:,}", fix)
     width = np.dtype(_MEGATRON_TYPES[code]).itemsize
     if sequences == 0 or ends < 2 or file.stat().st_size % width:
         what = f"its {file.stat().st_size:,} bytes are not {content} of tokens of {width} bytes each"
-        raise bad_file(file, what, anew)
-    places = [_MEGATRON_HEADER, _MEGATRON_HEADER + 4 * sequences, _MEGATRON_HEADER + 12 * sequences]
+        raise file_error(file, what, fix)
+    offsets = [_MEGATRON_HEADER, _MEGATRON_HEADER + 4 * sequences, _MEGATRON_HEADER + 12 * sequences]
     lengths, pointers, bounds = (
         np.memmap(index, dtype=kind, mode="r", offset=at, shape=(count,))
-        for kind, at, count in zip(("<i4", "<i8", "<i8"), places, (sequences, sequences, ends), strict=True)
+        for kind, at, count in zip(("<i4", "<i8", "<i8"), offsets, (sequences, sequences, ends), strict=True)
     )
-    _check_sequences(file, index, lengths, pointers, width, anew)
-    _check_bounds(index, bounds, sequences, anew)
+    _check_sequences(file, index, lengths, pointers, width, fix)
+    _check_bounds(index, bounds, sequences, fix)
     ids = np.asarray(np.memmap(file, dtype=_MEGATRON_TYPES[code], mode="r"))
 
     def documents(end_id: int) -> Iterator[Span]:
-        for first in range(0, len(bounds) - 1, PIECE):
-            at = np.asarray(bounds[first : first + PIECE + 1])
+        for first in range(0, len(bounds) - 1, CHUNK_TOKENS):
+            at = np.asarray(bounds[first : first + CHUNK_TOKENS + 1])
             starts = np.where(at < sequences, pointers[np.minimum(at, sequences - 1)] // width, len(ids))
             yield from pairwise(starts.tolist())
 
     return TokenFile(file, "Megatron-LM", ids, 0, documents)
 
 
-def _check_sequences(file: Path, index: Path, lengths: np.ndarray, pointers: np.ndarray, width: int, anew: str) -> None:
+def _check_sequences(file: Path, index: Path, lengths: np.ndarray, pointers: np.ndarray, width: int, fix: str) -> None:
     """Raise InputError unless each sequence begins at the end of the one before it, and the last ends with the file."""
     expected = 0
-    for first in range(0, len(lengths), PIECE):
-        piece = lengths[first : first + PIECE].astype(np.int64)
-        ends = expected + np.cumsum(piece * width)
-        wrong = np.flatnonzero((pointers[first : first + PIECE] != ends - piece * width) | (piece < 0))
+    for first in range(0, len(lengths), CHUNK_TOKENS):
+        chunk = lengths[first : first + CHUNK_TOKENS].astype(np.int64)
+        ends = expected + np.cumsum(chunk * width)
+        wrong = np.flatnonzero((pointers[first : first + CHUNK_TOKENS] != ends - chunk * width) | (chunk < 0))
         if wrong.size:
             number = first + int(wrong[0])
             what = f"sequence {number:,} ({lengths[number]:,} tokens) does not begin where the one before it ends"
-            raise bad_file(index, what, anew)
+            raise file_error(index, what, fix)
         expected = int(ends[-1])
     size = file.stat().st_size
     if size != expected:
-        raise bad_file(file, f"has {size:,} bytes, but its sequences in {index.name} need {expected:,}", anew)
+        raise file_error(file, f"has {size:,} bytes, but its sequences in {index.name} need {expected:,}", fix)
 
 
-def _check_bounds(index: Path, bounds: np.ndarray, sequences: int, anew: str) -> None:
+def _check_bounds(index: Path, bounds: np.ndarray, sequences: int, fix: str) -> None:
     """Raise InputError unless the bounds of documents rise from the first sequence to the last."""
-    falls = any((np.diff(bounds[first : first + PIECE + 1]) < 0).any() for first in range(0, len(bounds), PIECE))
+    falls = any(
+        (np.diff(bounds[first : first + CHUNK_TOKENS + 1]) < 0).any() for first in range(0, len(bounds), CHUNK_TOKENS)
+    )
     if bounds[0] != 0 or bounds[-1] != sequences or falls:
         what = f"the ends of its documents do not rise from 0 to its {sequences:,} sequences"
-        raise bad_file(index, what, anew)
+        raise file_error(index, what, fix)
 
 
-def bad_file(file: Path, what: str, fix: str) -> InputError:
+def file_error(file: Path, what: str, fix: str) -> InputError:
     return InputError.at(str(file), what, fix)

@@ -1,4 +1,4 @@
-"""Checks that outputs and inputs do not overlap: a run would read its output as text, or overwrite its input."""
+"""Check that outputs and inputs do not overlap: a run would read its output as text, or overwrite its input."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ Outputs = list[tuple[str, Path]]
 def overlap_problems(config: RunConfig, outputs: Outputs | None = None) -> list[Problem]:
     """Return problems with outputs inside inputs and inputs inside outputs, by real paths.
 
-    By default, outputs are the run's folder, the stores and the cache. They need not exist. None of them may contain
+    By default, outputs are the run's folder, the stores and the cache. They need not exist. No output may contain
     text; the cache and the stores may contain models, tokenizers and finished stores.
     """
     outputs = _outputs(config) if outputs is None else outputs
     problems = []
     for source_path in source_paths(config.data):
         problems += [
-            _would_be_read(key, folder, source_path.key, source_path.path)
+            _nested_output_problem(key, folder, source_path.key, source_path.path)
             for key, folder in outputs
-            if source_path.would_read(_real(folder))
+            if source_path.would_read(_real_path(folder))
         ]
-        problems += _inside_output(source_path.key, source_path.files, outputs)
+        problems += _nested_input_problems(source_path.key, source_path.files, outputs)
     run_outputs = [(key, folder) for key, folder in outputs if key not in ("data.store", "ARTEL_CACHE")]
     for input_key, path in _input_folders(config).items():
         problems += [
-            _would_be_read(key, folder, input_key, path)
+            _nested_output_problem(key, folder, input_key, path)
             for key, folder in outputs
-            if _real(folder).is_relative_to(_real(path))
+            if _real_path(folder).is_relative_to(_real_path(path))
         ]
-        problems += _inside_output(input_key, [Path(path)], run_outputs)
+        problems += _nested_input_problems(input_key, [Path(path)], run_outputs)
     return problems
 
 
 def output_problems(config: RunConfig) -> list[Problem]:
-    """Return problems with outputs that cannot be written. Existing stores and caches may need no writing."""
+    """Return problems with outputs that cannot be written. Existing stores and caches are not checked."""
     outputs = [(key, folder) for key, folder in _outputs(config) if key == "run" or not folder.is_dir()]
     return [
-        Problem(key, f"{folder} {problem}", "write another folder")
+        Problem(key, f"{folder} {problem}", "use another folder")
         for key, folder in outputs
         if (problem := folder_problem(folder))
     ]
 
 
-def refuse_overlaps(config: RunConfig, outputs: Outputs | None = None) -> None:
+def check_overlaps(config: RunConfig, outputs: Outputs | None = None) -> None:
     """Raise InputError with all `overlap_problems`."""
     if problems := overlap_problems(config, outputs):
         raise InputError(problems)
@@ -76,29 +76,29 @@ def _input_folders(config: RunConfig) -> dict[str, str]:
     return {key: path for key, path in paths.items() if path and Path(path).is_dir()}
 
 
-def _inside_output(input_key: str, files: Iterable[Path], outputs: Outputs) -> list[Problem]:
-    """Return a problem for each output that contains one of the files, about the first of them."""
-    by_real_path = {_real(folder): (key, folder) for key, folder in reversed(outputs)}
+def _nested_input_problems(input_key: str, files: Iterable[Path], outputs: Outputs) -> list[Problem]:
+    """Return a problem for each output that contains one of the files, about the first such file."""
+    by_real_path = {_real_path(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
     real_parents: dict[str, str] = {}
-    rows = _real(rows_folder())  # rows passed from Python: written before the run is read, and never cleared
+    rows_path = _real_path(rows_folder())  # rows passed from Python: written before the run is read, and never cleared
     for file in files:
         parent = os.path.dirname(file)  # noqa: PTH120
         if parent not in real_parents:
             real_parents[parent] = os.path.realpath(parent)
         path = Path(os.path.realpath(file)) if file.is_symlink() else Path(real_parents[parent], file.name)
-        for real, (key, folder) in by_real_path.items():
-            if key not in problems and path.is_relative_to(real) and path.parent != rows:
+        for output_path, (key, folder) in by_real_path.items():
+            if key not in problems and path.is_relative_to(output_path) and path.parent != rows_path:
                 what = f"{file} (really {path}) lies in {folder} ({key}), where artel writes and clears"
-                fix = f"move it out of there, or choose another folder ({key})"
+                fix = f"move it, or choose another folder ({key})"
                 problems[key] = Problem(input_key, what, fix)
     return list(problems.values())
 
 
-def _would_be_read(key: str, folder: Path, input_key: str, path: str) -> Problem:
-    what = f"the folder {folder} (really {_real(folder)}) lies in {path} ({input_key}), and would be read as input"
+def _nested_output_problem(key: str, folder: Path, input_key: str, path: str) -> Problem:
+    what = f"the folder {folder} (really {_real_path(folder)}) lies in {path} ({input_key}): it would be read as input"
     return Problem(key, what, f"choose a folder outside of it ({key}), or a narrower path ({input_key})")
 
 
-def _real(path: Path | str) -> Path:
+def _real_path(path: Path | str) -> Path:
     return Path(os.path.realpath(path))

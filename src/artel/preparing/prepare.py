@@ -1,7 +1,7 @@
 """The token store of a run: found by its key, or built from the sources.
 
-All text work of a run is finished here, before any process group exists. If several processes start, the first to get a
-file lock builds the store, and the others find it. A store appears atomically. It is built shard by shard in a folder
+Text is prepared before any process group exists. If several processes start, the first to get a file lock builds the
+store, and the others find it. A store appears atomically. It is built shard by shard in a folder
 beside it (`workspace.py`); after a kill, finished shards are reused. The result does not depend on interruptions or the
 number of workers.
 """
@@ -26,47 +26,50 @@ from artel.notebooks import html_table
 from artel.objectives import objective_type
 from artel.preparing.build_store import Check, build_store
 from artel.preparing.document_lists import LISTS, copy_lists
-from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
+from artel.preparing.overlap import check_overlaps, output_problems, overlap_problems
 from artel.preparing.progress import reporting
-from artel.preparing.record_decisions import decided_before, settle, settled_before, with_recorded_values
+from artel.preparing.record_decisions import (
+    require_recorded_values,
+    resolve_values,
+    with_recorded_values,
+    with_stored_values,
+)
 from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import check_tokenizer_folder
 from artel.preparing.stores import (
     check_from_store,
-    damage,
-    remember_store,
-    remembered_store,
-    set_aside,
+    copy_note,
+    fetch_store,
+    find_damage,
+    push_store,
+    record_store,
+    recorded_store,
+    set_damaged_aside,
     settings_digest,
     store_key,
 )
 from artel.storage import (
     cache_folder,
-    exists,
     is_remote,
     lock,
-    pull_folder,
-    push_folder,
-    read_bytes,
     remove_leftovers,
     write_bytes,
-    write_file,
 )
 from artel.text import check_text, count_drops
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
-from artel.tokens.manifest import SPLITS, stored_files
+from artel.tokens.manifest import SPLITS
 
 # Unfinished work is removed if nobody has resumed it for this long.
 _ABANDONED_SECONDS = 7 * 86400
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedText:
     """A finished store."""
 
     folder: Path
-    made: bool
-    """True if this call made it."""
+    is_new: bool
+    """True if this call built it."""
     config: RunConfig
     """The run, with the values that its records decided (`record_decisions.py`)."""
 
@@ -80,7 +83,7 @@ class Prepared:
         return orjson.loads((self.folder / "ledger.json").read_bytes())
 
     def notes(self) -> list[str]:
-        """Return sentences for the user: decisions about the text, and what could not be used."""
+        """Return notes for the user: decisions about the text, and records that could not be used."""
         return from_json(self.ledger().get("notes", []))
 
     def summary(self) -> str:
@@ -92,7 +95,7 @@ class Prepared:
             f"{count_drops(documents['dropped'])} · "
             f"{tokens['train']:,} training tokens in {split['train']['documents']:,} documents, "
             f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
-            f"{'' if self.made else ' (made before)'}"
+            f"{'' if self.is_new else ' (made before)'}"
         )
 
     def _repr_html_(self) -> str:
@@ -111,51 +114,51 @@ def prepare(
     config: RunConfig,
     *,
     verify: bool = False,
-    while_making: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
-) -> Prepared:
+    while_building: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
+) -> PreparedText:
     """Find the token store of a run, or build it from the sources. Raise InputError, WorkError.
 
     If the texts are gone, the store that the run began with is used. RUN/rejected.jsonl lists the records that could
     not be used, even if there are too many.
 
     Args:
-        verify: read an existing store in full. A damaged one is reported, set aside and built again, byte for byte.
+        verify: read an existing store in full. A damaged store is reported and rebuilt, byte for byte the same.
         while_making: a context manager around building a store. It yields a check that is called from time to time, and
             with `wait=True` before the store is written; an error that it raises ends the work.
     """
-    refuse_overlaps(config)
+    check_overlaps(config)
     if config.run:
         check_claim(Path(config.run))
     if config.data.from_store:
         check_from_store(config, verify=verify)
-        return Prepared(Path(config.data.from_store), made=False, config=decided_before(config))
+        return PreparedText(Path(config.data.from_store), is_new=False, config=require_recorded_values(config))
     try:
         with reporting(lambda: "looking at the sources"):
             check_text(config.data)
             check_tokenizer_folder(config)
             key = store_key(config)
     except InputError as error:
-        return _without_texts(with_recorded_values(config), error, verify)
+        return _store_without_texts(with_recorded_values(config), error, verify)
     stores, remote_stores = _stores(config)
-    settled = settle(config, stores / f"{key}.settled.json")
-    if settled is not config:
-        config, key = settled, store_key(settled)
+    resolved = resolve_values(config, stores / f"{key}.settled.json")
+    if resolved is not config:
+        config, key = resolved, store_key(resolved)
     folder = stores / key
     address = remote_stores and f"{remote_stores}/{key}"
-    is_damaged = verify and _is_complete(folder) and damage(folder) is not None
-    made = False
+    is_damaged = verify and _is_complete(folder) and find_damage(folder) is not None
+    is_new = False
     if is_damaged or not _is_complete(folder, address):
-        waiting = "waiting for another process that prepares the same text"
-        with lock(stores / f"{key}.lock", lambda: logger.info(waiting)):
-            aside = None
+        message = "waiting for another process that is preparing the same text"
+        with lock(stores / f"{key}.lock", lambda: logger.info(message)):
+            damaged_store = None
             if folder.exists() and (is_damaged or not _is_complete(folder)):
-                aside = _set_damaged_aside(folder)
-            made = _fetch_or_build(config, folder, key, address, while_making)
-            if aside is not None:
-                shutil.rmtree(aside, ignore_errors=True)
+                damaged_store = _set_damaged_aside(folder)
+            is_new = _fetch_or_build(config, folder, key, address, while_building)
+            if damaged_store is not None:
+                shutil.rmtree(damaged_store, ignore_errors=True)
     copy_lists(config, folder)
-    prepared = Prepared(folder, made, config)
-    for note in prepared.notes() if made else ():
+    prepared = PreparedText(folder, is_new, config)
+    for note in prepared.notes() if is_new else ():
         logger.info(note)
     return prepared
 
@@ -165,35 +168,36 @@ def _fetch_or_build(
     folder: Path,
     key: str,
     address: str,
-    while_making: Callable[[], AbstractContextManager[Check]],
+    while_building: Callable[[], AbstractContextManager[Check]],
 ) -> bool:
-    """Fetch the store from S3, or build it and copy it there. Return True if it was built. Hold the store's lock."""
+    """Fetch the store from S3, or build it and copy it there. Return True if it was built.
+
+    The caller holds the lock of the store.
+    """
     is_new = False
     if address and not folder.exists():
-        _fetch(folder, address)
+        fetch_store(folder, address)
     if not _is_complete(folder):
         if address:  # reports a missing permission now, not at the end
             write_bytes(f"{address}.begun", b"")
         remove_leftovers(folder.parent)
         _remove_abandoned(folder.parent)
-        with explained(lambda: _kept_parts(folder)), while_making() as check:
+        with explained(lambda: _resume_hint(folder)), while_building() as check:
             build_store(config, folder, key, check)
         is_new = True
     if not _is_complete(folder, address):
-        logger.info("writing the store to %s", address)
-        push_folder(folder, address)
-        write_file(_copy_note(folder), address)
+        push_store(folder, address)
     return is_new
 
 
 @silenced()
-def prepare_silently(config: RunConfig) -> Prepared:
+def prepare_silently(config: RunConfig) -> PreparedText:
     """Prepare a text, as `prepare` does, without messages."""
     return prepare(config)
 
 
 def check_sources_and_outputs(config: RunConfig) -> None:
-    """Raise InputError for outputs that cannot be written or overlap inputs, and for wrong sources if needed."""
+    """Raise InputError for outputs that cannot be written or overlap inputs; without a store, also for the sources."""
     problems = [*output_problems(config), *overlap_problems(config)]
     try:
         check_text(config.data)
@@ -204,22 +208,22 @@ def check_sources_and_outputs(config: RunConfig) -> None:
         raise InputError(problems)
 
 
-def settled(config: RunConfig) -> RunConfig:
+def resolve_from_records(config: RunConfig) -> RunConfig:
     """Return the run with the values that its records decide. Reads the records once. Raise InputError."""
     if not objective_type(config).undecided(config):
         return config
-    return settle(config, _settled_file(config))
+    return resolve_values(config, _values_file(config))
 
 
-def _settled_file(config: RunConfig) -> Path:
+def _values_file(config: RunConfig) -> Path:
     """Return the file of decided values for the run as written by its user."""
     return _stores(config)[0] / f"{store_key(config)}.settled.json"
 
 
 def has_store(config: RunConfig) -> bool:
-    """True if the store that the run began with still exists: then neither texts nor a tokenizer are needed."""
+    """True if the store that the run began with still exists, so that neither texts nor a tokenizer are needed."""
     config = with_recorded_values(config)
-    return remembered_store(config, settings_digest(config)) is not None
+    return recorded_store(config, settings_digest(config)) is not None
 
 
 def is_prepared(config: RunConfig) -> bool:
@@ -228,22 +232,22 @@ def is_prepared(config: RunConfig) -> bool:
     if config.data.from_store or has_store(config):
         return True
     try:
-        config = settled_before(config, _settled_file(config))
+        config = with_stored_values(config, _values_file(config))
         key = store_key(config)
-    except InputError:  # of the texts
+    except InputError:  # the texts are missing or invalid
         return False
     stores, remote_stores = _stores(config)
     return _is_complete(stores / key, remote_stores and f"{remote_stores}/{key}")
 
 
-def remember(config: RunConfig, prepared: Prepared) -> None:
+def record_prepared(config: RunConfig, prepared: PreparedText) -> None:
     """Record the run's store in its folder, in case its texts disappear. Raise on disk errors."""
     if not config.data.from_store:
-        remember_store(config, settings_digest(config), prepared.folder)
+        record_store(config, settings_digest(config), prepared.folder)
 
 
-def _kept_parts(folder: Path) -> str:
-    """Return a sentence about what an interrupted preparation of the store `folder` keeps."""
+def _resume_hint(folder: Path) -> str:
+    """Return a hint on how to resume an interrupted preparation of the store `folder`."""
     if not (folder.with_name(f"{folder.name}.parts") / "tokenizer").exists():
         return "the tokenizer was not finished; the same command starts over with it"
     return "finished shards of the text are kept; the same command resumes"
@@ -255,18 +259,18 @@ def _stores(config: RunConfig) -> tuple[Path, str]:
     return (Path(config.data.store) if config.data.store and not address else cache_folder() / "stores"), address
 
 
-def _without_texts(config: RunConfig, error: InputError, verify: bool) -> Prepared:
+def _store_without_texts(config: RunConfig, error: InputError, verify: bool) -> PreparedText:
     """Return the store that the run began with, if its texts cannot be read. Raise `error` if there is none."""
-    folder = remembered_store(config, settings_digest(config))
+    folder = recorded_store(config, settings_digest(config))
     if folder is None:
         raise error
     problem = error.problems[0]
-    fault = damage(folder) if verify else None
-    if fault is not None:
+    damage_problem = find_damage(folder) if verify else None
+    if damage_problem is not None:
         fix = "the store cannot be rebuilt without its texts: restore them, or a copy of the store"
-        raise InputError([problem, Problem(fault.where, fault.what, fix)])
+        raise InputError([problem, Problem(damage_problem.where, damage_problem.what, fix)])
     logger.info("%s: %s; continuing with the store of its texts: %s", problem.where, problem.what, folder)
-    return Prepared(folder, made=False, config=config)
+    return PreparedText(folder, is_new=False, config=config)
 
 
 def _set_damaged_aside(folder: Path) -> Path | None:
@@ -274,13 +278,13 @@ def _set_damaged_aside(folder: Path) -> Path | None:
     if not _is_store_folder(folder):
         what, fix = "exists but is not a token store", "move it away, or choose another data.store"
         raise InputError.at(str(folder), what, fix)
-    fault = damage(folder)
-    if fault is None:
+    damage_problem = find_damage(folder)
+    if damage_problem is None:
         return None
-    aside = set_aside(folder)
-    _copy_note(folder).unlink(missing_ok=True)
-    logger.info("%s %s: rebuilding the store", fault.where, fault.what)
-    return aside
+    damaged_store = set_damaged_aside(folder)
+    copy_note(folder).unlink(missing_ok=True)
+    logger.info("%s %s: rebuilding the store", damage_problem.where, damage_problem.what)
+    return damaged_store
 
 
 def _is_store_folder(folder: Path) -> bool:
@@ -290,24 +294,10 @@ def _is_store_folder(folder: Path) -> bool:
 
 
 def _is_complete(folder: Path, address: str = "") -> bool:
-    """True if the store is finished here and, if it has an address, on S3, too."""
+    """True if the store is finished on this machine and, if it has an address, also on S3."""
     if not (folder / "manifest.json").is_file():
         return False
-    return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
-
-
-def _copy_note(folder: Path) -> Path:
-    """Return the file with the address of a store's copy on S3; with it, starting needs no network."""
-    return folder.with_name(f"{folder.name}.copy")
-
-
-def _fetch(folder: Path, address: str) -> None:
-    """Download the store from S3, if another machine wrote it there."""
-    if exists(f"{address}/manifest.json"):
-        logger.info("fetching the store %s", address)
-        manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
-        pull_folder(address, folder, stored_files(manifest))
-        write_file(_copy_note(folder), address)
+    return not address or (copy_note(folder).is_file() and copy_note(folder).read_text() == address)
 
 
 def _remove_abandoned(stores: Path) -> None:

@@ -1,10 +1,10 @@
 """A prepared shard: the samples of an input shard, made by one worker without knowing the other shards.
 
 documents        a row (DOCUMENT) for each document that passed the rules, in reading order
-notes.jsonl      notes on some of them: {"document": 3, "changed": {…}, "observed": […]}, or why no sample was made
-train.tokens …   their samples, in the files of a store shard for each split
-train.sources    what their answers are evaluated against, a line for each document that has it
-near/            their shingles and signatures, if near-duplicates are searched
+notes.jsonl      notes on some documents: {"document": 3, "changed": {…}, "observed": […]}, or why no sample was made
+train.tokens …   samples, in the files of a store shard for each split
+train.references references for evaluation, one line per document that has one
+near/            shingles and signatures, if near-duplicates are searched
 rejected.jsonl   the records that could not be used
 contaminated.jsonl  documents that share n-grams with benchmarks
 summary.json     counts
@@ -46,12 +46,12 @@ from artel.text.dedup.near import SignatureWriter
 from artel.tokens.manifest import SPLITS
 from artel.tokens.store import ShardWriter, token_type
 
-# Documents encoded together: enough to use all cores of `tokenizers`, few enough for less than 100 MB.
+# Documents encoded at a time: enough for all cores of `tokenizers`, few enough for less than 100 MB.
 _CHUNK_DOCUMENTS = 256
 _CHUNK_CHARACTERS = 4_000_000
 _BUFFERED_ROWS = 1024
 
-DOCUMENT = np.dtype(
+DOCUMENT_DTYPE = np.dtype(
     [
         ("digest", [("high", ">u8"), ("low", ">u8")]),  # of the cleaned text
         ("bytes", "<u8"),
@@ -62,11 +62,11 @@ DOCUMENT = np.dtype(
         ("split_hash", "<u8"),
         ("split", "u1"),  # 0 train, 1 validation: by its hash, and where its samples are
         ("labels", "<u4"),  # index into the labels of summary.json
-        ("has_new_text", "u1"),  # it has text that earlier documents do not have
-        ("has_source", "u1"),  # it has a line in `sources`
+        ("has_new_text", "u1"),  # 0 if all its text occurs in earlier documents
+        ("has_reference", "u1"),  # 1 if it has a line in `references`
     ]
 )
-"""The row of a document."""
+"""A row of the file `documents`."""
 
 
 def write_lines(config: RunConfig, shard: InputShard, folder: Path, benchmarks: BenchmarkIndex | None = None) -> None:
@@ -84,13 +84,13 @@ def write_prepared_shard(
     shard: InputShard,
     objective: Objective,
     folder: Path,
-    earlier: Path,
+    repeated_lines: Path,
     benchmarks: BenchmarkIndex | None = None,
 ) -> None:
-    """Write the documents of an input shard into `folder`. `earlier`: file with digests of repeated lines, if any."""
+    """Write the documents of an input shard into `folder`. `repeated_lines`: digests of lines to drop."""
     units = None
     if config.data.dedup.lines != "none":
-        digests = earlier.read_bytes()
+        digests = repeated_lines.read_bytes()
         units = RepeatedUnits(config.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
     tokenizer = objective.tokenizer
     with new_folder(folder) as partial, _PreparedShardWriter(partial, config, objective) as writer:
@@ -107,15 +107,15 @@ def write_prepared_shard(
 class _PreparedShardWriter:
     def __init__(self, folder: Path, config: RunConfig, objective: Objective) -> None:
         vocabulary = objective.tokenizer.vocabulary
-        self._unknown = UnknownTokens(objective)
+        self._unknown_tokens = UnknownTokens(objective)
         self._folder = folder
         self._rejected = (folder / "rejected.jsonl").open("wb")
         self._contaminated = (folder / "contaminated.jsonl").open("wb")
-        self.ledger = Ledger(on_reject=self._reject, on_contaminated=self._contaminate)
+        self.ledger = Ledger(on_reject=self._write_rejected, on_contaminated=self._write_contaminated)
         self._documents = (folder / "documents").open("wb")
         self._notes = (folder / "notes.jsonl").open("wb")
         self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in SPLITS]
-        self._sources: list[BinaryIO] = [(folder / f"{split}.sources").open("wb") for split in SPLITS]
+        self._references: list[BinaryIO] = [(folder / f"{split}.references").open("wb") for split in SPLITS]
         self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
         self._labels: dict[tuple[str, ...], int] = {}
@@ -140,33 +140,33 @@ class _PreparedShardWriter:
         record, split = cleaned.document.record, SPLITS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
-        source = None
+        reference = None
         if isinstance(result, DocumentSamples):
-            source = result.source
+            reference = result.reference
             for sample in result.samples:
                 self._samples[split].add(sample, record.origin)
                 tokens += len(sample.ids)
             samples = len(result.samples)
-            self._unknown.add(record, result.samples)
-            if source is not None:
-                self._sources[split].write(orjson.dumps(source) + b"\n")
-            cleaned.changed.update(result.counted)
+            self._unknown_tokens.add(record, result.samples)
+            if reference is not None:
+                self._references[split].write(orjson.dumps(reference) + b"\n")
+            cleaned.changes.update(result.counted)
             if result.observed:
                 notes["observed"] = [record.origin, result.observed]
         elif isinstance(result, Rejected):
             notes["rejected"] = [result.origin, result.reason, result.detail]
         elif isinstance(result, Dropped):
             notes["dropped"] = result.reason
-        if cleaned.changed:
-            notes["changed"] = cleaned.changed
+        if cleaned.changes:
+            notes["changed"] = cleaned.changes
         if notes:
             self._notes.write(orjson.dumps({"document": self._count, **notes}) + b"\n")
-        digest = tuple(int.from_bytes(cleaned.digest[at : at + 8]) for at in (0, 8))
+        digest = tuple(int.from_bytes(cleaned.digest[start : start + 8]) for start in (0, 8))
         sizes = (len(record.text.encode()), len(record.text), tokens, samples)
         set_number = self._sets.setdefault(record.set_name, len(self._sets))
         labels = record.fields.labels if self._by_label and isinstance(record.fields, Labeled) else ()
         labels_number = self._labels.setdefault(labels, len(self._labels))
-        flags = (split, labels_number, cleaned.has_new_text, source is not None)
+        flags = (split, labels_number, cleaned.has_new_text, reference is not None)
         self._rows.append((digest, *sizes, set_number, cleaned.split_hash, *flags))
         if len(self._rows) == _BUFFERED_ROWS:
             self._write_rows()
@@ -175,13 +175,13 @@ class _PreparedShardWriter:
         self._count += 1
 
     def _write_rows(self) -> None:
-        self._documents.write(np.array(self._rows, DOCUMENT).tobytes())
+        self._documents.write(np.array(self._rows, DOCUMENT_DTYPE).tobytes())
         self._rows.clear()
 
     def close(self, lines: int | None, encoder: str) -> None:
         """Write the remaining rows and summary.json."""
         self._write_rows()
-        for stream in (self._documents, self._notes, self._rejected, self._contaminated, *self._sources):
+        for stream in (self._documents, self._notes, self._rejected, self._contaminated, *self._references):
             stream.close()
         columns = {}
         for split, samples in zip(SPLITS, self._samples, strict=True):
@@ -190,21 +190,23 @@ class _PreparedShardWriter:
         summary = {
             "sets": list(self._sets),
             "labels": list(self._labels),
-            "ledger": {name: {"read": set_.read, "dropped": set_.dropped} for name, set_ in self.ledger.sets.items()},
+            "ledger": {
+                name: {"read": counts.read, "dropped": counts.dropped} for name, counts in self.ledger.sets.items()
+            },
             "rejected": self.ledger.rejected,
             "encodings": self.ledger.encodings,
             **columns,
-            "unknown": self._unknown.to_json(),
+            "unknown": self._unknown_tokens.to_json(),
             "lines": lines,
             "encoder": encoder,
         }
         (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
 
-    def _contaminate(self, found: Contaminated) -> None:
+    def _write_contaminated(self, found: Contaminated) -> None:
         row = [found.origin, found.set_name, found.rows, found.words]
         self._contaminated.write(orjson.dumps(row) + b"\n")
 
-    def _reject(self, rejected: Rejected) -> None:
+    def _write_rejected(self, rejected: Rejected) -> None:
         row = [rejected.origin, rejected.reason, rejected.detail, rejected.set_name]
         self._rejected.write(orjson.dumps(row) + b"\n")
 
@@ -233,7 +235,7 @@ def _count_lines(shard: InputShard) -> int | None:
 
 @dataclass(frozen=True)
 class PreparedShard:
-    """A prepared shard, as later stages read it."""
+    """A prepared shard, opened for later stages."""
 
     folder: Path
     rows: NDArray
@@ -262,8 +264,8 @@ class PreparedShard:
 
     def origin(self, origin: str) -> str:
         """Return an origin `file:line` with the line number of the whole file."""
-        place, _, line = origin.rpartition(":")
-        return f"{place}:{int(line) + self.lines_before}" if self.lines_before and line.isdigit() else origin
+        file, _, line = origin.rpartition(":")
+        return f"{file}:{int(line) + self.lines_before}" if self.lines_before and line.isdigit() else origin
 
 
 def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
@@ -271,13 +273,13 @@ def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
     shards: list[PreparedShard] = []
     lines_before = 0
     for number, input_shard in enumerate(workspace.input_shards):
-        folder = workspace.text(number)
+        folder = workspace.text_path(number)
         summary = orjson.loads((folder / "summary.json").read_bytes())
         span = input_shard.inputs[0].span if input_shard.inputs else None
         if span is None or span.start == 0:
             lines_before = 0
         is_empty = (folder / "documents").stat().st_size == 0
-        rows = np.empty(0, DOCUMENT) if is_empty else np.memmap(folder / "documents", DOCUMENT, "r")
+        rows = np.empty(0, DOCUMENT_DTYPE) if is_empty else np.memmap(folder / "documents", DOCUMENT_DTYPE, "r")
         shards.append(PreparedShard(folder, rows, summary, lines_before))
         lines_before += summary["lines"] or 0
     return shards

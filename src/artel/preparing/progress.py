@@ -11,13 +11,13 @@ from contextvars import copy_context
 from artel.elapsed import paused
 from artel.messages import logger
 
-_SECONDS = 10
+_INTERVAL_SECONDS = 10
 
 
 class Progress:
     """Reports the progress of a stage, at most every `seconds`."""
 
-    def __init__(self, what: str, seconds: float = _SECONDS) -> None:
+    def __init__(self, what: str, seconds: float = _INTERVAL_SECONDS) -> None:
         self._what, self._seconds = what, seconds
         self._next = time.monotonic() + seconds
 
@@ -28,7 +28,7 @@ class Progress:
 
 
 @contextmanager
-def reporting(what: Callable[[], str], seconds: float = _SECONDS) -> Iterator[None]:
+def reporting(what: Callable[[], str], seconds: float = _INTERVAL_SECONDS) -> Iterator[None]:
     """Report `what` and the elapsed time every `seconds` inside the block.
 
     The block must not fork, because a thread reports.

@@ -1,7 +1,7 @@
-"""Values at `auto` that records decide, such as the labels of a classification, before anything is tokenized.
+"""Resolve values at `auto` from the records, such as the labels of a classification, before tokenization.
 
-They are saved beside the store as KEY.settled.json, by the key of the run as its user wrote it, so that records are
-read for them once.
+The values are saved beside the store as KEY.settled.json, under the key of the run as its user wrote it, so that the
+records are read only once.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.messages import logger
 from artel.objectives import objective_type
-from artel.preparing.document_lists import REJECTED, keep_list, rejected_file_of
+from artel.preparing.document_lists import REJECTED, copy_list, rejected_file_of
 from artel.preparing.progress import reporting
 from artel.storage import write_file
 from artel.text import Ledger, Record, read_documents
 
 
-def settle(config: RunConfig, file: Path) -> RunConfig:
+def resolve_values(config: RunConfig, file: Path) -> RunConfig:
     """Return the run with the values that its records decide; the run itself if there are none.
 
-    `file` stores the values. Raise InputError for records that cannot be read, or decide nothing.
+    `file` stores the values. Raise InputError for records that cannot be read, or leave a value undecided.
     """
-    if objective_type(config).undecided(config) and _decided(config, file) is None:
-        write_file(file, orjson.dumps(_decide(config, file)))
-    return settled_before(config, file)
+    if objective_type(config).undecided(config) and _read_values(config, file) is None:
+        write_file(file, orjson.dumps(_decide_values(config, file)))
+    return with_stored_values(config, file)
 
 
-def settled_before(config: RunConfig, file: Path) -> RunConfig:
+def with_stored_values(config: RunConfig, file: Path) -> RunConfig:
     """Return the run with the values stored in `file`; the run itself if its records were not read yet."""
-    values = _decided(config, file) if objective_type(config).undecided(config) else None
+    values = _read_values(config, file) if objective_type(config).undecided(config) else None
     return config if values is None else _with_values(config, values)
 
 
-def _decided(config: RunConfig, file: Path) -> dict[str, Any] | None:
+def _read_values(config: RunConfig, file: Path) -> dict[str, Any] | None:
     """Return the stored values of the undecided keys; None if `file` is missing or damaged."""
     section = type(getattr(config, objective_type(config).section))
     with suppress(OSError, ValueError, TypeError):
@@ -52,41 +52,45 @@ def _decided(config: RunConfig, file: Path) -> dict[str, Any] | None:
 
 def with_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the values from RUN/config.yaml, decided when it began; the run itself if there are none."""
-    kind, file = objective_type(config), Path(config.run, "config.yaml")
-    undecided = kind.undecided(config)
+    objective, file = objective_type(config), Path(config.run, "config.yaml")
+    undecided = objective.undecided(config)
     if not undecided or not config.run or not file.is_file():
         return config
-    before = load_run(str(file))
-    if before.objective != config.objective or kind.undecided(before):
+    recorded = load_run(str(file))
+    if recorded.objective != config.objective or objective.undecided(recorded):
         return config
-    return _with_values(config, {key: getattr(getattr(before, kind.section), key) for key in undecided})
+    return _with_values(config, {key: getattr(getattr(recorded, objective.section), key) for key in undecided})
 
 
-def decided_before(config: RunConfig) -> RunConfig:
-    """Return the run as it began. Raise InputError if values are still undecided."""
-    kind, config = objective_type(config), with_recorded_values(config)
+def require_recorded_values(config: RunConfig) -> RunConfig:
+    """Return the run with the values recorded when it began. Raise InputError if values are still undecided."""
+    objective, config = objective_type(config), with_recorded_values(config)
     problems = [
-        Problem(f"{kind.section}.{key}", "auto needs the records, but there is only a store of them", "write it")
-        for key in kind.undecided(config)
+        Problem(
+            f"{objective.section}.{key}",
+            "auto needs the records, but there is only a token store",
+            "set a value",
+        )
+        for key in objective.undecided(config)
     ]
     if problems:
         raise InputError(problems)
     return config
 
 
-def _decide(config: RunConfig, file: Path) -> dict[str, Any]:
+def _decide_values(config: RunConfig, file: Path) -> dict[str, Any]:
     """Return the values of the undecided keys. `file`: where they will be stored."""
-    kind, read = objective_type(config), 0
-    is_one_set = config.data.held_out is not None  # the fraction held out depends on the labels
+    objective, count = objective_type(config), 0
+    is_split_by_fraction = config.data.held_out is not None  # the fraction held out depends on the labels
     file.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=file.parent) as folder:
         rejected = Path(folder, REJECTED)
 
         def records() -> Iterator[Record]:
-            nonlocal read
+            nonlocal count
             for document in read_documents(config.data, ledger):
-                read += 1
-                if is_one_set or document.split == "train":
+                count += 1
+                if is_split_by_fraction or document.split == "train":
                     yield document.record
 
         try:
@@ -95,13 +99,13 @@ def _decide(config: RunConfig, file: Path) -> dict[str, Any]:
                     on_reject=lambda item: stream.write(orjson.dumps(item.to_json()) + b"\n"),
                     rejected_file=rejected_file_of(config),
                 )
-                what = f"reading the records for {kind.section}.{kind.undecided(config)[0]}"
+                what = f"reading the records for {objective.section}.{objective.undecided(config)[0]}"
                 logger.info(what)
-                with reporting(lambda: f"{what}: {read:,} read"):
-                    return kind.decide(config, records())
+                with reporting(lambda: f"{what}: {count:,} read"):
+                    return objective.decide(config, records())
         except InputError:
-            if rejected.stat().st_size:  # too many: the selection will not list them
-                keep_list(config, rejected)
+            if rejected.stat().st_size:  # too many were rejected: the selection will not list them
+                copy_list(config, rejected)
             raise
 
 

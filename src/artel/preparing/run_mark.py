@@ -36,26 +36,26 @@ _FILES = (
     "choice.json teacher.json tensorboard wandb tracker_runs.json .secret"
 )
 NAMES = (*_FILES.split(), CHECKPOINTS, MODEL, *_LOCKS)
-_SAMPLES, _SAMPLE_BYTES = 64, 2**16  # of a weight file; files up to 4 MiB are read in full
-_ELSEWHERE = "choose another folder (run=…), or move it away"
+_DIGEST_SAMPLES, _DIGEST_SAMPLE_BYTES = 64, 2**16  # of a weight file; files up to 4 MiB are read in full
+_FIX_FOREIGN = "choose another folder (run=…), or move it away"
 
 
 def check_claim(folder: Path) -> None:
     """Raise InputError if a file in a run's folder has one of artel's names, but is not artel's. Writes nothing."""
     check_regular(*(folder / name for name in (*NAMES, MARK)))
-    known = _known(folder)
-    taken = [name for name in NAMES if name not in known and not _is_free(folder / name)]
-    if taken and set(taken) - set(_LOCKS) and _lost_its_mark(folder):
+    own_names = _own_names(folder)
+    foreign_names = [name for name in NAMES if name not in own_names and not _is_available(folder / name)]
+    if foreign_names and set(foreign_names) - set(_LOCKS) and _has_lost_mark(folder):
         # Without a result the run has written no model, so this one is the user's.
-        taken = [MODEL] if MODEL in taken and not (folder / "result.json").is_file() else []
-    known = _known(folder)  # read again: another process of the run may just have written mark and file
+        foreign_names = [MODEL] if MODEL in foreign_names and not (folder / "result.json").is_file() else []
+    own_names = _own_names(folder)  # read again: another process of the run may just have written mark and file
     what = "exists but is not from artel: a run in this folder would overwrite it"
-    problems = [Problem(str(folder / name), what, _ELSEWHERE) for name in taken if name not in known]
+    problems = [Problem(str(folder / name), what, _FIX_FOREIGN) for name in foreign_names if name not in own_names]
     for name in ("latest", "best"):
         link = folder / CHECKPOINTS / name
         if link.exists() and not link.is_symlink():
             what = "is a folder or a file, but artel keeps a link to a checkpoint there"
-            problems.append(Problem(str(link), what, "move it away: the link is made again"))
+            problems.append(Problem(str(link), what, "move it away: artel creates the link again"))
     if problems:
         raise InputError(problems)
 
@@ -63,31 +63,31 @@ def check_claim(folder: Path) -> None:
 def claim(folder: Path, original: Path | None = None) -> str:
     """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
 
-    Returns a note for the user if it is a copy, else "". `original`: from `original_of`, if config.yaml was rewritten
-    since. Raise like `check_claim`, and on disk errors.
+    Return a note for the user if it is a copy, else "". `original`: from `original_of`, if config.yaml has been
+    rewritten. Raise like `check_claim`, and on disk errors.
     """
-    known, place = _known(folder), os.path.realpath(folder)
-    if known >= set(NAMES) and _read(folder).get("folder") == place:
+    own_names, real_path = _own_names(folder), os.path.realpath(folder)
+    if own_names >= set(NAMES) and _read_mark(folder).get("folder") == real_path:
         return ""
     check_claim(folder)
     original = original or original_of(folder)
     # A new folder has no model from artel yet. If the mark was lost, it is unknown what artel wrote.
-    mark = _read(folder) or ({} if _lost_its_mark(folder) else {"model": []})
-    run_id = mark.get("id") or _id_of_checkpoints(folder) or _new_id()
+    mark = _read_mark(folder) or ({} if _has_lost_mark(folder) else {"model": []})
+    run_id = mark.get("id") or _newest_run_id(folder) or _new_id()
     if original is not None:  # checkpoints and model keep their id; tracker runs and hosts belong to the original
         mark["former_ids"] = [*mark.get("former_ids", []), run_id]
         run_id = _new_id()
         for name in ("tracker_runs.json", ".secret"):
             (folder / name).unlink(missing_ok=True)
-    names = sorted({*known, *NAMES})
-    _write(folder, mark | {"artel": artel.__version__, "id": run_id, "folder": place, "names": names})
+    names = sorted({*own_names, *NAMES})
+    _write_mark(folder, mark | {"artel": artel.__version__, "id": run_id, "folder": real_path, "names": names})
     return f"{folder} is a copy of {original}; from now on it is a separate run" if original is not None else ""
 
 
 def original_of(folder: Path) -> Path | None:
     """Return the run whose folder was copied to make this one, not moved; None unless both exist."""
-    mark = _read(folder)
-    run_id = mark.get("id") or _id_of_checkpoints(folder)
+    mark = _read_mark(folder)
+    run_id = mark.get("id") or _newest_run_id(folder)
     recorded = mark.get("folder") or _recorded_run(folder)
     if not run_id or not isinstance(recorded, str) or recorded == os.path.realpath(folder):
         return None
@@ -107,22 +107,22 @@ def _recorded_run(folder: Path) -> object:
 
 
 def begin_new_run(folder: Path) -> None:
-    """Give an emptied folder a new id, so that checkpoints of the earlier run are not taken for its own."""
-    mark = {key: value for key, value in _read(folder).items() if key not in ("former_ids", "weights")}
+    """Give an emptied folder a new id, so that checkpoints of the earlier run are not used."""
+    mark = {key: value for key, value in _read_mark(folder).items() if key not in ("former_ids", "weights")}
     if mark:
-        _write(folder, mark | {"id": _new_id()})
+        _write_mark(folder, mark | {"id": _new_id()})
 
 
 def note_former_id(folder: Path, run_id: str) -> None:
-    """Accept checkpoints with the id `run_id`: those of the same run from another machine."""
-    mark = _read(folder)
+    """Accept checkpoints with the id `run_id`, which the same run wrote on another machine."""
+    mark = _read_mark(folder)
     if mark and run_id and run_id not in run_ids(folder):
-        _write(folder, mark | {"former_ids": [*mark.get("former_ids", []), run_id]})
+        _write_mark(folder, mark | {"former_ids": [*mark.get("former_ids", []), run_id]})
 
 
 def run_ids(folder: Path) -> set[str]:
     """Return the ids of the run and of the runs it is a copy of; empty without a mark."""
-    mark = _read(folder)
+    mark = _read_mark(folder)
     return {mark["id"], *mark.get("former_ids", [])} if mark else set()
 
 
@@ -131,9 +131,9 @@ def check_own_checkpoints(folder: Path, checkpoints: Iterable[Path]) -> None:
     ids = run_ids(folder)
     fix = "move it away: this run resumes from its own newest checkpoint"
     problems = [
-        Problem(str(path), f"is a checkpoint of another run (id {other}, not {identity(folder)})", fix)
+        Problem(str(path), f"is a checkpoint of another run (id {run_id}, not {identity(folder)})", fix)
         for path in checkpoints
-        if ids and (other := _id_of(path)) and other not in ids
+        if ids and (run_id := _checkpoint_run_id(path)) and run_id not in ids
     ]
     if problems:
         raise InputError(problems)
@@ -141,25 +141,25 @@ def check_own_checkpoints(folder: Path, checkpoints: Iterable[Path]) -> None:
 
 def note_weights(folder: Path) -> None:
     """Record digests of the final model's weights, which artel has just written."""
-    mark = _read(folder)
-    _write(folder, mark | {"weights": {name: _digest(folder / MODEL / name) for name in _weight_files(folder)}})
+    mark = _read_mark(folder)
+    _write_mark(folder, mark | {"weights": {name: _digest(folder / MODEL / name) for name in _weight_files(folder)}})
 
 
 def has_weights(folder: Path) -> bool:
     """True if all weights of the final model exist; if the mark was lost, any weight file."""
-    recorded = _read(folder).get("weights")
+    recorded = _read_mark(folder).get("weights")
     if recorded:
         return all((folder / MODEL / name).is_file() for name in recorded)
     return any((folder / MODEL).glob("*.safetensors")) or any((folder / MODEL).glob("*.bin"))
 
 
 def check_own_weights(folder: Path) -> None:
-    """Raise InputError if the weights in a run's model/ are not those that the run wrote."""
+    """Raise InputError if the weights in a run's model/ were not written by the run."""
     fix = f"move {folder / MODEL} away and run artel train {folder} to write it again; or use {folder / MODEL} itself"
-    what = "is not what this run wrote: these are the weights of another model"
+    what = "was not written by this run: these are the weights of another model"
     problems = [
         Problem(str(folder / MODEL / name), what, fix)
-        for name, digest in (_read(folder).get("weights") or {}).items()
+        for name, digest in (_read_mark(folder).get("weights") or {}).items()
         if (folder / MODEL / name).is_file() and _digest(folder / MODEL / name) != digest
     ]
     if problems:
@@ -167,23 +167,23 @@ def check_own_weights(folder: Path) -> None:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    model, written = folder / MODEL, _read(folder).get("model") or []
+    model, own_files = folder / MODEL, _read_mark(folder).get("model") or []
     files = (path.relative_to(model) for path in model.rglob("*.safetensors"))
-    return sorted(str(file) for file in files if file.parts[0] in written)
+    return sorted(str(file) for file in files if file.parts[0] in own_files)
 
 
 def _digest(file: Path) -> str:
-    """Return a digest of a file's size and _SAMPLES samples of its bytes, which is fast for a large model, too."""
+    """Return a digest of a file's size and _SAMPLES samples of its bytes, fast even for a large model."""
     size = file.stat().st_size
     digest = xxhash.xxh3_128(b"%d" % size)
     with file.open("rb") as stream:
-        for number in range(_SAMPLES):
-            stream.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-            digest.update(stream.read(_SAMPLE_BYTES))
+        for number in range(_DIGEST_SAMPLES):
+            stream.seek(max(0, size - _DIGEST_SAMPLE_BYTES) * number // (_DIGEST_SAMPLES - 1))
+            digest.update(stream.read(_DIGEST_SAMPLE_BYTES))
     return digest.hexdigest()
 
 
-def _id_of(checkpoint: Path) -> str:
+def _checkpoint_run_id(checkpoint: Path) -> str:
     """Return the id of the run that wrote a checkpoint; empty if it is damaged."""
     with suppress(OSError, ValueError, AttributeError, InputError):
         check_regular(checkpoint / "state.json")
@@ -191,9 +191,9 @@ def _id_of(checkpoint: Path) -> str:
     return ""
 
 
-def _id_of_checkpoints(folder: Path) -> str:
+def _newest_run_id(folder: Path) -> str:
     """Return the id in the newest checkpoint, for a folder that was copied without its mark."""
-    return next(filter(None, map(_id_of, sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True))), "")
+    return next(filter(None, map(_checkpoint_run_id, sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True))), "")
 
 
 def _new_id() -> str:
@@ -202,54 +202,54 @@ def _new_id() -> str:
 
 def note_model(folder: Path, names: Iterable[str]) -> None:
     """Record the files that artel wrote into a run's model/. Raise on disk errors."""
-    _write(folder, _read(folder) | {"model": sorted(names)})
+    _write_mark(folder, _read_mark(folder) | {"model": sorted(names)})
 
 
-def foreign_in_model(folder: Path) -> list[Path]:
-    """Return files in a run's model/ that artel did not write; [] if the mark, and so their record, was lost."""
-    written = _read(folder).get("model")
+def foreign_model_files(folder: Path) -> list[Path]:
+    """Return files in a run's model/ that artel did not write; [] if the mark was lost."""
+    own_files = _read_mark(folder).get("model")
     model = folder / MODEL
-    if written is None or not model.is_dir():
+    if own_files is None or not model.is_dir():
         return []
-    return sorted(path for path in model.iterdir() if path.name not in written)
+    return sorted(path for path in model.iterdir() if path.name not in own_files)
 
 
-def check_model_is_artels(folder: Path) -> None:
-    """Raise InputError for files in a run's model/ that artel did not write, before it removes or replaces them."""
+def check_model_ownership(folder: Path) -> None:
+    """Raise InputError for files in a run's model/ that artel did not write, before the folder is replaced."""
     what = "is in the run's model, which is about to be removed, but it is not from artel"
-    problems = [Problem(str(path), what, "move it away") for path in foreign_in_model(folder)]
+    problems = [Problem(str(path), what, "move it away") for path in foreign_model_files(folder)]
     if problems:
         raise InputError(problems)
 
 
 def identity(folder: Path) -> str:
-    """Return the random id of a run's folder, which a folder created again does not have; empty without a mark."""
-    return str(_read(folder).get("id", ""))
+    """Return the random id of a run's folder; empty without a mark. A folder that is created again has a new id."""
+    return str(_read_mark(folder).get("id", ""))
 
 
-def check_there(folder: Path, expected_identity: str) -> None:
-    """Raise WorkError if a run's folder no longer has that identity: it was removed, moved or made again."""
+def check_not_moved(folder: Path, expected_identity: str) -> None:
+    """Raise WorkError if a run's folder no longer has `expected_identity`: it was removed, moved or created again."""
     if identity(folder) == expected_identity:
         return
-    what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
+    what = "the run's folder was removed or moved during the run; nothing more is written to it"
     fix = "if it was moved, move it back: the same command resumes from its last checkpoint"
     raise WorkError.at(str(folder), what, fix)
 
 
-def _write(folder: Path, mark: dict[str, Any]) -> None:
+def _write_mark(folder: Path, mark: dict[str, Any]) -> None:
     write_file(folder / MARK, orjson.dumps(mark, option=orjson.OPT_INDENT_2))
 
 
-def _known(folder: Path) -> set[str]:
-    return set(_read(folder).get("names", ()))
+def _own_names(folder: Path) -> set[str]:
+    return set(_read_mark(folder).get("names", ()))
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read_mark(folder: Path) -> dict[str, Any]:
     file = folder / MARK
     try:
         mark = orjson.loads(file.read_bytes())
-        lists = (mark["names"], mark.get("model", []), mark.get("former_ids", []), list(mark.get("weights", {})))
-        if isinstance(mark["id"], str) and all(map(_are_names, lists)):
+        name_lists = (mark["names"], mark.get("model", []), mark.get("former_ids", []), list(mark.get("weights", {})))
+        if isinstance(mark["id"], str) and all(map(_are_names, name_lists)):
             return mark
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -257,7 +257,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise InputError.at(str(file), f"cannot be read: {error.strerror}", "check its permissions") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    fix = "remove it if all in this folder is artel's, or choose another folder (run=…)"
+    fix = "remove it if every file in this folder is from artel, or choose another folder (run=…)"
     raise InputError.at(str(file), "is not the mark that artel wrote there", fix)
 
 
@@ -265,7 +265,7 @@ def _are_names(names: object) -> bool:
     return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
-def _is_free(path: Path) -> bool:
+def _is_available(path: Path) -> bool:
     """True if the path does not exist, is an empty folder, or the lock file of a refused run.
 
     `checkpoints` may be a link to an empty folder on another disk.
@@ -279,7 +279,7 @@ def _is_free(path: Path) -> bool:
     return path.is_dir() and (path.name == CHECKPOINTS or not path.is_symlink()) and not any(path.iterdir())
 
 
-def _lost_its_mark(folder: Path) -> bool:
+def _has_lost_mark(folder: Path) -> bool:
     try:
         config = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:

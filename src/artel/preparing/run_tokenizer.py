@@ -22,10 +22,10 @@ from artel.tokens.tokenizer.train import TRAINING_BYTES, describe_vocabulary
 
 def tokenizer_name(config: RunConfig) -> str | None:
     """Return the folder or hub id of the tokenizer; None if it is trained."""
-    return tokenizer_place(config)[1]
+    return tokenizer_location(config)[1]
 
 
-def tokenizer_place(config: RunConfig) -> tuple[str, str | None]:
+def tokenizer_location(config: RunConfig) -> tuple[str, str | None]:
     """Return the run-file key of the tokenizer, and its folder or hub id, None if it is trained."""
     if config.tokenizer.train is not None:
         return "tokenizer.train", None
@@ -40,7 +40,7 @@ def tokenizer_place(config: RunConfig) -> tuple[str, str | None]:
 
 def check_tokenizer_folder(config: RunConfig) -> None:
     """Raise InputError if the tokenizer's folder does not exist."""
-    key, name = tokenizer_place(config)
+    key, name = tokenizer_location(config)
     if name is None or Path(name).exists():
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # not a hub id
@@ -48,7 +48,7 @@ def check_tokenizer_folder(config: RunConfig) -> None:
 
 
 def tokenizer_files(config: RunConfig) -> list[Any]:
-    """Return what identifies the tokenizer: its name, or path, size and modification time of each of its files."""
+    """Return the identity of the tokenizer: its name, or path, size and modification time of each of its files."""
     name = tokenizer_name(config)
     if name is None or not Path(name).is_dir():
         return [name]
@@ -65,47 +65,47 @@ def run_tokenizer(workspace: Workspace, keep_rejected: Callable[[Path], object])
     from artel.objectives import objective_of, objective_type
 
     config = workspace.config
-    if not workspace.tokenizer.exists():
-        kind = objective_type(config)
+    if not workspace.tokenizer_path.exists():
+        objective = objective_type(config)
         rejected = workspace.path / "rejected.jsonl"
         try:
-            tokenizer = _new_tokenizer(workspace, kind.encoder, kind.special_tokens(config), rejected)
+            tokenizer = _new_tokenizer(workspace, objective.encoder, objective.special_tokens(config), rejected)
         except InputError:
-            if rejected.is_file() and rejected.stat().st_size:  # too many: the selection will not list them
+            if rejected.is_file() and rejected.stat().st_size:  # too many: there will be no selection to list them
                 keep_rejected(rejected)
             raise
         objective_of(config, tokenizer)
-        with new_folder(workspace.tokenizer) as partial:
+        with new_folder(workspace.tokenizer_path) as partial:
             tokenizer.save(partial)
-    return load_tokenizer(str(workspace.tokenizer))
+    return load_tokenizer(str(workspace.tokenizer_path))
 
 
-def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], rejected: Path) -> Tokenizer:
+def _new_tokenizer(workspace: Workspace, encoder: bool, special_tokens: list[str], rejected: Path) -> Tokenizer:
     config = workspace.config
-    key, name = tokenizer_place(config)
+    key, name = tokenizer_location(config)
     if name is not None:
         return load_tokenizer(name, key, runs_code=name == config.model.trust_remote_code)
     from artel.config import TokenizerTraining
 
     logger.info("training the tokenizer")
     training = config.tokenizer.train or TokenizerTraining()
-    training = training.model_copy(update={"special": list(dict.fromkeys([*special, *training.special]))})
+    training = training.model_copy(update={"special": list(dict.fromkeys([*special_tokens, *training.special]))})
     with rejected.open("wb") as stream:
         ledger = Ledger(
             on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
             rejected_file=rejected_file_of(config),
         )
-        read = 0
+        count = 0
 
         def texts() -> Iterator[str]:
-            nonlocal read
+            nonlocal count
             benchmarks = workspace.benchmark_index()
             for document in read_documents(config.data, ledger, TRAINING_BYTES, benchmarks):
-                read += 1
+                count += 1
                 if document.split == "train":
                     yield document.record.text
 
-        with reporting(lambda: f"training the tokenizer: {read:,} documents read"):
+        with reporting(lambda: f"training the tokenizer: {count:,} documents read"):
             tokenizer = train_tokenizer(texts(), training, encoder=encoder)
     if note := describe_vocabulary(training.vocab, tokenizer.vocabulary, training.pattern):
         logger.info(note)

@@ -4,7 +4,7 @@ splits/00000     uint8: the split of each document of an input shard; 0 train, 1
 copies/00000     uint16: how often each document of an input shard is written; 0 if dropped
 ledger.json      every document: read, kept, dropped by reason
 rejected.jsonl   every record that could not be used
-contaminated.jsonl  every document that shares n-grams with benchmarks, if they are looked for
+contaminated.jsonl  every document that shares n-grams with benchmarks, with data.decontaminate
 shards.json      where each store shard begins and ends
 """
 
@@ -32,19 +32,19 @@ from artel.preparing.selection_rules import (
     REPEATED,
     WEIGHT,
     copies_by_weight,
-    exact_kinds,
+    duplicate_kinds,
     near_duplicates_by_reason,
     over_budget,
 )
-from artel.preparing.unknown_tokens import judge_unknown
+from artel.preparing.unknown_tokens import check_unknown_tokens
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
-from artel.text.split import least_fraction
+from artel.text.split import smallest_fraction
 from artel.tokens.manifest import SPLITS
 from artel.tokens.store import SHARD_TOKENS
 
-_FEW = 10  # validation documents
+_MIN_VALIDATION_DOCUMENTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class Selection:
         self._shards = prepared_shards(workspace)
         self._starts = list(accumulate((len(shard.rows) for shard in self._shards), initial=0))
         self._reasons = [""]
-        """Reasons by their number in `_dropped`; 0 means kept."""
-        self._dropped = np.zeros(self._starts[-1], np.uint8)
+        """Reasons for dropping by their number in `_drop_reasons`; 0 means kept."""
+        self._drop_reasons = np.zeros(self._starts[-1], np.uint8)
         self._copies = np.ones(self._starts[-1], np.uint16)
         self._splits = np.concatenate([np.empty(0, np.uint8), *(shard.rows["split"] for shard in self._shards)])
-        self._unusable: list[list[Rejected]] = [[] for _ in self._shards]
-        """For each shard the documents of which no sample can be made."""
+        self._unusable_documents: list[list[Rejected]] = [[] for _ in self._shards]
+        """For each shard, the documents that yield no sample."""
         self._drop_duplicates()
-        self._drop_near()
+        self._drop_near_duplicates()
         self._drop_unusable()
         self._by_label = splits_by_label(workspace.config)
         if self._by_label:
@@ -89,19 +89,19 @@ class Selection:
     def larger_fraction(self) -> tuple[float, Phrase] | None:
         """Return a larger fraction to hold out, and a note about it, if `data.validation` holds out no document.
 
-        It holds out those that a larger `data.validation` would hold out first: the lowest hashes, at least one.
+        The larger fraction holds out the documents with the lowest hashes, at least one.
         """
-        share = self._data.held_out
-        if self._workspace.held_out is not None or not share or self._by_label:
+        requested = self._data.held_out
+        if self._workspace.held_out is not None or not requested or self._by_label:
             return None
         hashes = [np.empty(0, np.uint64)]
         for shard, (start, stop) in zip(self._shards, pairwise(self._starts), strict=True):
-            kept = shard.rows[self._dropped[start:stop] == 0]
+            kept = shard.rows[self._drop_reasons[start:stop] == 0]
             if (kept["split"] == 1).any():
                 return None
             hashes.append(kept["split_hash"])
         all_hashes = np.concatenate(hashes)
-        fraction = least_fraction(all_hashes, share)
+        fraction = smallest_fraction(all_hashes, requested)
         if fraction is None:
             return None
         count = int(np.count_nonzero(all_hashes < fraction * 2**64))
@@ -114,7 +114,7 @@ class Selection:
                 "data.validation {share:g} catches none of the {count:,} documents, so the {held:,} whose hashes come "
                 "first are held out"
             )
-        return fraction, Phrase(what, share=share, count=len(all_hashes), held=count)
+        return fraction, Phrase(what, share=requested, count=len(all_hashes), held=count)
 
     def write(
         self,
@@ -125,22 +125,22 @@ class Selection:
     ) -> None:
         """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
 
-        `notes`, and those of `review` on the kept documents (`Objective.review`), go into the ledger.
+        `notes`, and the notes of `review` on the kept documents (`Objective.review`), go into the ledger.
 
-        Raise InputError if too many are rejected, if nothing is left, for named sets that do not occur, and like
-        `review`.
+        Raise InputError if too many are rejected, if nothing is left, for named sets that do not occur, and what
+        `review` raises.
         """
-        self._mix()
-        self._copies[self._dropped > 0] = 0
+        self._apply_weights_and_budgets()
+        self._copies[self._drop_reasons > 0] = 0
         with new_folder(folder) as partial:
             ledger = self._ledger(partial / REJECTED)
             if ledger.rejected:
                 keep_rejected(partial / REJECTED)
             self._check_sets()
             ledger.notes += [*self._workspace.notes, *notes]
-            ledger.not_read = self._workspace.not_read
+            ledger.not_read = self._workspace.unread_files
             counts = (shard.summary["unknown"] for shard in self._shards)
-            ledger.unknown, unknown_notes = judge_unknown(self._workspace.config, counts)
+            ledger.unknown, unknown_notes = check_unknown_tokens(self._workspace.config, counts)
             ledger.notes += unknown_notes
             index = self._workspace.benchmark_index()
             if index is not None:
@@ -152,8 +152,8 @@ class Selection:
             if self._by_label:
                 self._note_labels(ledger)
             check_ledger(self._data, ledger)
-            self._note_few(ledger)
-            ledger.notes += review(self._observed())
+            self._note_small_validation(ledger)
+            ledger.notes += review(self._observations())
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
             for name, values in (("copies", self._copies), ("splits", self._splits)):
@@ -167,24 +167,24 @@ class Selection:
         """Drop documents, given by number or as bool (all documents,), that are not dropped yet."""
         if reason not in self._reasons:
             self._reasons.append(reason)
-        chosen = np.zeros(len(self._dropped), np.bool_)
+        chosen = np.zeros(len(self._drop_reasons), np.bool_)
         chosen[documents] = True
-        self._dropped[chosen & (self._dropped == 0)] = self._reasons.index(reason)
+        self._drop_reasons[chosen & (self._drop_reasons == 0)] = self._reasons.index(reason)
 
     def _drop_duplicates(self) -> None:
-        kinds = exact_kinds(self._workspace)
+        kinds = duplicate_kinds(self._workspace)
         self._drop(kinds == DUPLICATE, "duplicate")
         self._drop(kinds == REPEATED, "repeated")
 
-    def _drop_near(self) -> None:
+    def _drop_near_duplicates(self) -> None:
         if self._data.dedup.near is None:
             return
-        found = near_duplicates_by_reason(self._workspace, self._shards, self._without_samples())
+        found = near_duplicates_by_reason(self._workspace, self._shards, self._has_no_sample())
         for reason, documents in found.items():
             self._drop(documents, reason)
 
-    def _without_samples(self) -> NDArray[np.bool_]:
-        """Return bool (all documents,): True if no sample can be made."""
+    def _has_no_sample(self) -> NDArray[np.bool_]:
+        """Return bool (all documents,): True for documents that yield no sample."""
         found = np.zeros(self._starts[-1], np.bool_)
         for shard, start in zip(self._shards, self._starts, strict=False):
             found[[start + note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]] = True
@@ -192,10 +192,10 @@ class Selection:
 
     def _drop_unusable(self) -> None:
         dropped: dict[str, list[int]] = defaultdict(list)
-        for shard, start, unusable in zip(self._shards, self._starts, self._unusable, strict=False):
+        for shard, start, unusable in zip(self._shards, self._starts, self._unusable_documents, strict=False):
             for note in shard.notes:
                 document = start + note["document"]
-                if self._dropped[document]:
+                if self._drop_reasons[document]:
                     continue
                 if "rejected" in note:
                     origin, reason, detail = note["rejected"]
@@ -208,20 +208,20 @@ class Selection:
             self._drop(np.array(documents), reason)
 
     def _hold_out_by_label(self) -> None:
-        """Hold out the texts with the lowest hashes of each label, and with a text its group. A single text stays."""
+        """Hold out the texts with the lowest hashes of each label, with their groups. A single text stays."""
         hashes = np.concatenate([np.empty(0, np.uint64), *(shard.rows["split_hash"] for shard in self._shards)])
         held_out = [np.empty(0, np.uint64)]
         for documents in self._documents_by_label().values():
-            fraction = least_fraction(hashes[documents], self._data.held_out or 0.0)
+            fraction = smallest_fraction(hashes[documents], self._data.held_out or 0.0)
             if fraction is not None:
                 held_out.append(hashes[documents][hashes[documents] < fraction * 2**64])
         self._splits = np.isin(hashes, np.concatenate(held_out)).astype(np.uint8)
 
     def _documents_by_label(self) -> dict[str, NDArray[np.int64]]:
-        """Return the numbers of kept documents by label; "" for those without one."""
+        """Return the numbers of kept documents by label; "" for documents without a label."""
         documents: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
         for shard, start in zip(self._shards, self._starts, strict=False):
-            kept = np.flatnonzero(self._dropped[start : start + len(shard.rows)] == 0)
+            kept = np.flatnonzero(self._drop_reasons[start : start + len(shard.rows)] == 0)
             numbers = shard.rows["labels"][kept]
             by_number = kept[np.argsort(numbers, kind="stable")] + start
             counts = np.bincount(numbers, minlength=len(shard.summary["labels"]))
@@ -231,7 +231,7 @@ class Selection:
                     documents[label].append(chosen)
         return {label: np.concatenate(chosen) for label, chosen in documents.items()}
 
-    def _mix(self) -> None:
+    def _apply_weights_and_budgets(self) -> None:
         """Apply weights and budgets to each source over all its shards. Validation documents are written once."""
         for key, numbers in self._shards_by_source().items():
             if key == "data.validation":
@@ -251,13 +251,13 @@ class Selection:
         rows, documents = [], []
         for number in numbers:
             shard_rows, start = self._shards[number].rows, self._starts[number]
-            is_kept = self._dropped[start : start + len(shard_rows)] == 0
+            is_kept = self._drop_reasons[start : start + len(shard_rows)] == 0
             kept = np.flatnonzero((self._splits[start : start + len(shard_rows)] == 0) & is_kept)
             rows.append(shard_rows[kept])
             documents.append(start + kept)
         row, document = np.concatenate(rows), np.concatenate(documents)
-        over = over_budget(budget, self._copies[document], row["bytes"], row["digest"], self._seed)
-        self._drop(document[over], BUDGET)
+        is_over = over_budget(budget, self._copies[document], row["bytes"], row["digest"], self._seed)
+        self._drop(document[is_over], BUDGET)
 
     def _shards_by_source(self) -> dict[str, list[int]]:
         """Return the numbers of each source's shards, by its key in the run file."""
@@ -273,21 +273,21 @@ class Selection:
                 rejected_file=rejected_file_of(self._workspace.config),
             )
             for number, shard in enumerate(self._shards):
-                self._count(ledger, shard, slice(self._starts[number], self._starts[number + 1]))
-                for rejected in (*shard.rejected, *self._unusable[number]):
+                self._count_documents(ledger, shard, slice(self._starts[number], self._starts[number + 1]))
+                for rejected in (*shard.rejected, *self._unusable_documents[number]):
                     ledger.list_rejected(rejected)
         return ledger
 
-    def _count(self, ledger: Ledger, shard: PreparedShard, documents: slice) -> None:
+    def _count_documents(self, ledger: Ledger, shard: PreparedShard, documents: slice) -> None:
         for name, counts in shard.summary["ledger"].items():
-            ledger.of(name).read += counts["read"]
-            ledger.of(name).dropped.update(counts["dropped"])
+            ledger.counts_of(name).read += counts["read"]
+            ledger.counts_of(name).dropped.update(counts["dropped"])
         for source, encodings in shard.summary["encodings"].items():
             for encoding, files in encodings.items():
                 ledger.add_encoding(source, encoding, files)
-        dropped, copies = self._dropped[documents], self._copies[documents].astype(np.int64)
+        dropped, copies = self._drop_reasons[documents], self._copies[documents].astype(np.int64)
         for number, name in enumerate(shard.summary["sets"]):
-            counts = ledger.of(name)
+            counts = ledger.counts_of(name)
             is_in_set = shard.rows["set"] == number
             for reason, count in zip(*np.unique(dropped[is_in_set], return_counts=True), strict=True):
                 if reason:
@@ -302,9 +302,9 @@ class Selection:
                 counts.splits[split].update(written)
         for note in shard.notes:
             if "changed" in note and copies[note["document"]]:
-                ledger.changed.update(note["changed"])
+                ledger.changes.update(note["changed"])
 
-    def _observed(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _observations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (origin, `observed`) of each kept document."""
         for shard, start in zip(self._shards, self._starts, strict=False):
             for note in shard.notes:
@@ -322,7 +322,7 @@ class Selection:
 
     def _note_chapters(self, ledger: Ledger) -> None:
         """Note in the ledger the number of chapters in each split."""
-        is_kept = self._dropped == 0
+        is_kept = self._drop_reasons == 0
         hashes = np.concatenate([shard.rows["split_hash"] for shard in self._shards])[is_kept]
         chapters = {
             name: int(np.unique(hashes[self._splits[is_kept] == number]).size) for number, name in enumerate(SPLITS)
@@ -342,16 +342,22 @@ class Selection:
             if len(documents)
         }
         ledger.split = {"by": "label", "fraction": self._data.held_out, "labels": counts}
-        single = [label for label, splits in counts.items() if not splits["validation"]]
-        if single:
+        unsplit_labels = [label for label, splits in counts.items() if not splits["validation"]]
+        if unsplit_labels:
             what = "of {count:,} labels no text is held out, since each has too few: {labels}"
-            have = ", ".join(repr(label) for label in single[:5]) + (" …" if len(single) > 5 else "")
-            ledger.notes.append(Phrase(what, count=len(single), labels=have))
+            examples = ", ".join(repr(label) for label in unsplit_labels[:5]) + (
+                " …" if len(unsplit_labels) > 5 else ""
+            )
+            ledger.notes.append(Phrase(what, count=len(unsplit_labels), labels=examples))
 
-    def _note_few(self, ledger: Ledger) -> None:
+    def _note_small_validation(self, ledger: Ledger) -> None:
         """Note in the ledger if validation has too few documents for metrics per document."""
         count = ledger.total.splits["validation"]["documents"]
-        if objective_type(self._workspace.config).packs_text or self._data.held_out == 1.0 or not 0 < count < _FEW:
+        if (
+            objective_type(self._workspace.config).packs_text
+            or self._data.held_out == 1.0
+            or not 0 < count < _MIN_VALIDATION_DOCUMENTS
+        ):
             return
         fix = Phrase("write a larger data.validation" if self._data.held_out else "add more of them to data.validation")
         what = "validation has {count} documents, too few for meaningful metrics: {fix}"
@@ -371,15 +377,15 @@ class Selection:
                 is_in_split = self._splits[documents] == SPLITS.index(split)
                 chosen = np.flatnonzero((self._copies[documents] > round_) & is_in_split)
                 ends = np.cumsum(shard.rows["tokens"][chosen].astype(np.int64))
-                at = 0
-                while at < len(chosen):
+                position = 0
+                while position < len(chosen):
                     if start is None:
-                        start, first = (round_, shard_number, int(chosen[at])), document
-                    before = int(ends[at - 1]) if at else 0
-                    stop = min(int(np.searchsorted(ends, before + self._shard_tokens - tokens)) + 1, len(chosen))
-                    tokens += int(ends[stop - 1]) - before
-                    document += stop - at
-                    at = stop
+                        start, first = (round_, shard_number, int(chosen[position])), document
+                    tokens_before = int(ends[position - 1]) if position else 0
+                    stop = min(int(np.searchsorted(ends, tokens_before + self._shard_tokens - tokens)) + 1, len(chosen))
+                    tokens += int(ends[stop - 1]) - tokens_before
+                    document += stop - position
+                    position = stop
                     if tokens >= self._shard_tokens:
                         end = (round_, shard_number, int(chosen[stop - 1]) + 1)
                         yield ShardPlan(f"{number:05d}", split, start, end, first)
@@ -389,5 +395,5 @@ class Selection:
 
 
 def shard_plans(workspace: Workspace) -> list[ShardPlan]:
-    rows = orjson.loads((workspace.selection / "shards.json").read_bytes())
+    rows = orjson.loads((workspace.selection_path / "shards.json").read_bytes())
     return [ShardPlan(name, split, tuple(start), tuple(stop), first) for name, split, start, stop, first in rows]

@@ -10,7 +10,7 @@ from artel.config import RunConfig, SourceConfig
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
-from artel.text.dedup.exact import DIGEST, repeated
+from artel.text.dedup.exact import DIGEST, find_repeated
 from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
 from artel.tokens.order import splitmix64
 
@@ -18,52 +18,54 @@ from artel.tokens.order import splitmix64
 FIRST, DUPLICATE, REPEATED = range(3)
 
 
-def find_earlier_lines(workspace: Workspace) -> None:
+def find_repeated_lines(workspace: Workspace) -> None:
     """Write, for each input shard, the digests of its lines or paragraphs that occur in an earlier shard."""
     count = len(workspace.input_shards)
-    digests = [np.fromfile(workspace.lines(number) / "digests", DIGEST) for number in range(count)]
-    is_repeated = repeated(digests)
+    digests = [np.fromfile(workspace.lines_path(number) / "digests", DIGEST) for number in range(count)]
+    is_repeated = find_repeated(digests)
     start = 0
     for number, shard in enumerate(digests):
-        write_file(workspace.earlier(number), shard[is_repeated[start : start + len(shard)]].tobytes())
+        write_file(workspace.repeated_lines_path(number), shard[is_repeated[start : start + len(shard)]].tobytes())
         start += len(shard)
 
 
-def find_exact(workspace: Workspace) -> None:
+def find_exact_duplicates(workspace: Workspace) -> None:
     """Write `exact`: for each document FIRST, DUPLICATE of an earlier one, or REPEATED (no new text)."""
     shards = prepared_shards(workspace)
     has_new_text = np.concatenate([np.empty(0, np.uint8), *(shard.rows["has_new_text"] for shard in shards)])
     kinds = np.where(has_new_text == 1, FIRST, REPEATED).astype(np.uint8)
     if workspace.config.data.dedup.exact:
-        kinds[repeated([shard.rows["digest"] for shard in shards])] = DUPLICATE
-    write_file(workspace.exact, kinds.tobytes())
+        kinds[find_repeated([shard.rows["digest"] for shard in shards])] = DUPLICATE
+    write_file(workspace.exact_duplicates_path, kinds.tobytes())
 
 
-def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> None:
+def find_near_duplicates(workspace: Workspace, shards: list[PreparedShard], group: int) -> None:
     """Write the pairs of near-duplicates that one group of bands finds."""
     near = workspace.config.data.dedup.near
     assert near is not None
     bands, _ = bands_and_rows(near.threshold)
-    signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
+    signatures = _signatures(shards, duplicate_kinds(workspace) == FIRST)
     pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
-    write_file(workspace.near(group), pairs.tobytes())
+    write_file(workspace.near_duplicates_path(group), pairs.tobytes())
 
 
 def near_duplicates_by_reason(
-    workspace: Workspace, shards: list[PreparedShard], unusable: NDArray[np.bool_]
+    workspace: Workspace, shards: list[PreparedShard], is_unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of near-duplicates to drop, by reason. unusable: True if no sample can be made."""
-    signatures = _signatures(shards, exact_kinds(workspace) == FIRST)
-    pairs = (np.fromfile(workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
-    # Validation texts given by a path are never dropped.
-    is_given = np.array([shard.key == "data.validation" for shard in workspace.input_shards], np.bool_)
-    always_kept = np.repeat(is_given, [len(shard.rows) for shard in shards])
-    return near_duplicates(signatures, pairs, always_kept, unusable)
+    """Return the numbers of near-duplicates to drop, by reason. `is_unusable`: documents without a sample."""
+    signatures = _signatures(shards, duplicate_kinds(workspace) == FIRST)
+    pairs = (
+        np.fromfile(workspace.near_duplicates_path(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS)
+    )
+    # Separate validation texts (data.validation is a path) are never dropped.
+    is_separate = np.array([shard.key == "data.validation" for shard in workspace.input_shards], np.bool_)
+    is_protected = np.repeat(is_separate, [len(shard.rows) for shard in shards])
+    return near_duplicates(signatures, pairs, is_protected, is_unusable)
 
 
-def exact_kinds(workspace: Workspace) -> NDArray[np.uint8]:
-    """Return what `find_exact` wrote, uint8 (all documents,)."""
-    return np.fromfile(workspace.exact, np.uint8)
+def duplicate_kinds(workspace: Workspace) -> NDArray[np.uint8]:
+    """Return what `find_exact_duplicates` wrote, uint8 (all documents,)."""
+    return np.fromfile(workspace.exact_duplicates_path, np.uint8)
 
 
 def _signatures(shards: list[PreparedShard], is_kept: NDArray[np.bool_]) -> Signatures:
@@ -85,29 +87,29 @@ def depends_on_seed(config: RunConfig) -> bool:
 def copies_by_weight(
     source: SourceConfig, set_names: list[str], sets: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.uint16]:
-    """Return copies of each document, uint16 (documents,): with weight 2.3 two, and three for three of ten documents.
+    """Return copies of each document, uint16 (documents,): with weight 2.3, three of 30 % of them, two of the others.
 
-    Which three depends only on the seed and the documents' digests: they stay the same when files are added. `sets`:
-    (documents,) indices into `set_names`.
+    Which documents get three depends only on the seed and their digests, so the choice stays the same when files are
+    added. `sets`: (documents,) indices into `set_names`.
     """
-    by_name = _weights(source)
-    weights = np.array([by_name.get(name, by_name.get("", 1.0)) for name in set_names], np.float64)[sets]
-    whole = np.floor(weights)
-    return (whole + (chances(digests, seed, "weight") < weights - whole)).astype(np.uint16)
+    weight_by_set = _weights(source)
+    weights = np.array([weight_by_set.get(name, weight_by_set.get("", 1.0)) for name in set_names], np.float64)[sets]
+    full_copies = np.floor(weights)
+    return (full_copies + (uniform_numbers(digests, seed, "weight") < weights - full_copies)).astype(np.uint16)
 
 
 def over_budget(
     budget: int, copies: NDArray[np.uint16], sizes: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.bool_]:
     """Return bool (documents,): True beyond `budget` bytes, in an order drawn by the seed. Each copy counts."""
-    order = np.argsort(chances(digests, seed, "budget"), kind="stable")
+    order = np.argsort(uniform_numbers(digests, seed, "budget"), kind="stable")
     cost = sizes[order].astype(np.int64) * copies[order]
     is_over = np.zeros(len(copies), np.bool_)
     is_over[order[np.cumsum(cost) > budget]] = True
     return is_over
 
 
-def chances(digests: NDArray, seed: int, purpose: str) -> NDArray[np.float64]:
+def uniform_numbers(digests: NDArray, seed: int, purpose: str) -> NDArray[np.float64]:
     """Return uniform numbers in [0, 1), float64 (documents,): splitmix64 (Steele et al. 2014) of digest and seed."""
     salt = np.uint64(xxhash.xxh3_64_intdigest(f"{purpose} {seed}".encode()))
     return splitmix64(digests["low"].astype(np.uint64) ^ salt) / 2.0**64

@@ -34,7 +34,7 @@ class TextPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSample:
+class SampleText:
     """A sample as text, in pieces."""
 
     number: int
@@ -46,9 +46,9 @@ class ShownSample:
     name: str = ""
     """The view of the sample: chosen, rejected, the class of an answer."""
     turns: list[tuple[int, str]] | None = None
-    """The learned turns of a conversation: (tokens, its end, empty if the end is not learned)."""
+    """The learned turns of a conversation: (tokens, its end, "" if the end is not learned)."""
     goal: str = ""
-    """The target of the full sample if no token is predicted."""
+    """The target of the sample as a whole, if no token is predicted."""
 
     def to_json(self) -> dict[str, Any]:
         about: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
@@ -58,8 +58,8 @@ class ShownSample:
         about |= {key: value for key, value in (("name", self.name), ("goal", self.goal)) if value}
         return {**about, "pieces": [piece.to_json() for piece in self.pieces]}
 
-    def learned_in_words(self) -> str:
-        """Return in words the learned tokens, with turns and their ends in a conversation; or the goal."""
+    def describe_learned(self) -> str:
+        """Describe the learned tokens, with the turns of a conversation and their ends; or the goal."""
         if self.goal:
             return f"{self.tokens:,} tokens, learned: {self.goal}"
         words = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
@@ -67,20 +67,22 @@ class ShownSample:
             return words
         ends = sorted({in_lines(end) for _, end in self.turns if end})
         count = "1 turn" if len(self.turns) == 1 else f"{len(self.turns):,} turns"
-        without = sum(not end for _, end in self.turns)
-        ended = f"each with its end {' or '.join(ends)}" if ends and not without else ""
-        if without:
-            ended = "without the end of a turn" if not ends else f"{without:,} without the end {' or '.join(ends)}"
-        return f"{words}: {count}, {ended.removeprefix('each ') if len(self.turns) == 1 else ended}"
+        without_end = sum(not end for _, end in self.turns)
+        description = f"each with its end {' or '.join(ends)}" if ends and not without_end else ""
+        if without_end:
+            description = (
+                "without the end of a turn" if not ends else f"{without_end:,} without the end {' or '.join(ends)}"
+            )
+        return f"{words}: {count}, {description.removeprefix('each ') if len(self.turns) == 1 else description}"
 
 
-def show_stored(split: StoreSplit, number: int, tokenizer: Tokenizer) -> ShownSample:
+def show_stored(split: StoreSplit, number: int, tokenizer: Tokenizer) -> SampleText:
     """Return sample `number` of a split, as it is stored."""
     ids = split.sample(number).ids
-    return _shown(TokenView(ids, np.full(len(ids), IGNORED)), number, [split.origin(number)], tokenizer)
+    return _sample_text(TokenView(ids, np.full(len(ids), IGNORED)), number, [split.origin(number)], tokenizer)
 
 
-class ReadSamples:
+class SampleViews:
     """The samples of a run as the model reads them in the first epoch."""
 
     def __init__(self, config: RunConfig, store: TokenStore, split: StoreSplit, tokenizer: Tokenizer) -> None:
@@ -93,22 +95,24 @@ class ReadSamples:
     def __len__(self) -> int:
         return len(self._samples)
 
-    def shown(self, number: int) -> Iterator[ShownSample]:
+    def views(self, number: int) -> Iterator[SampleText]:
         """Yield the views of a sample: one, or one for each answer."""
         index, epoch = np.array([number]), np.array([self._epoch])
         (rows,) = micro_batches(self._samples, index, epoch, rank=0, world=1, batch=1, size=1)
         token_views, origins = self._objective.token_views(rows), self._samples.origins(number)
         for at, view in enumerate(token_views):
-            own = origins[at : at + 1] if len(token_views) == len(origins) else origins  # samples that share a block
-            shown = _shown(view, number, own, self._tokenizer)
-            yield shown if self._ends is None else replace(shown, turns=self._turns(view, self._ends))
+            view_origins = (
+                origins[at : at + 1] if len(token_views) == len(origins) else origins
+            )  # samples that share a block
+            sample_text = _sample_text(view, number, view_origins, self._tokenizer)
+            yield sample_text if self._ends is None else replace(sample_text, turns=self._turns(view, self._ends))
 
     def _turns(self, view: TokenView, ends: TurnEnd) -> list[tuple[int, str]]:
         return learned_turns(view.ids, view.targets != IGNORED, ends, self._tokenizer)
 
 
-def _shown(view: TokenView, number: int, origins: list[str], tokenizer: Tokenizer) -> ShownSample:
-    more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
+def _sample_text(view: TokenView, number: int, origins: list[str], tokenizer: Tokenizer) -> SampleText:
+    suffix = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
     ids, targets = view.ids.tolist(), view.targets.tolist()
     count = sum(target != IGNORED for target in targets)
     if view.labels is not None:
@@ -116,7 +120,7 @@ def _shown(view: TokenView, number: int, origins: list[str], tokenizer: Tokenize
         pieces = [
             TextPiece(tokenizer.decode([token for token, _ in group]), bool(label), label) for label, group in labeled
         ]
-        return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, view.name)
+        return SampleText(number, f"{origins[0]}{suffix}", len(ids), count, pieces, view.name)
     # Decode tokens of a kind at once: a character may be several tokens.
     kinds = groupby(
         zip(ids, targets, strict=True), key=lambda pair: "" if pair[1] == IGNORED else ("=", ">")[pair[0] != pair[1]]
@@ -125,4 +129,4 @@ def _shown(view: TokenView, number: int, origins: list[str], tokenizer: Tokenize
     for kind, group in kinds:
         read, learned = zip(*group, strict=True)
         pieces.append(TextPiece(tokenizer.decode(read), bool(kind), tokenizer.decode(learned) if kind == ">" else ""))
-    return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, view.name, goal=view.goal)
+    return SampleText(number, f"{origins[0]}{suffix}", len(ids), count, pieces, view.name, goal=view.goal)

@@ -1,4 +1,4 @@
-"""Token stores of runs: their keys, stores made earlier, and stores that a run file names."""
+"""Token stores of runs: their keys, damage, copies on S3, and stores that a run file names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import xxhash
 
 from artel.config import RunConfig, Section
 from artel.errors import InputError, Problem
+from artel.messages import logger
 from artel.objectives import objective_of, objective_type
 from artel.plugins import code_digest
 from artel.preparing.run_tokenizer import tokenizer_files
 from artel.preparing.selection_rules import depends_on_seed
 from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
-from artel.storage import disk_errors, write_file
+from artel.storage import disk_errors, exists, pull_folder, push_folder, read_bytes, write_file
 from artel.text import source_fingerprint
 from artel.text.classifier import classifier_digest
 from artel.text.decontamination import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.text.pipeline import TEXT_VERSION
 from artel.tokens import DamagedStore, TokenStore, load_tokenizer
-from artel.tokens.manifest import FORMAT
+from artel.tokens.manifest import FORMAT, stored_files
 
 
 def store_key(config: RunConfig) -> str:
@@ -49,7 +50,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
     modules = [FORMATS.module_of(source.format) for source in config.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(config.objective)) if module is not None}
-    own: Section | None = (config.model_extra or {}).get(config.objective)
+    section: Section | None = (config.model_extra or {}).get(config.objective)
     return {
         "format": FORMAT,
         "text": TEXT_VERSION,
@@ -58,7 +59,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "data": data,
         "tokenizer": config.tokenizer.model_dump(mode="json", exclude={"replace"}),
         "objective": [config.objective, objective_type(config).store_settings(config)],
-        **({"settings": own.model_dump(mode="json")} if own is not None else {}),
+        **({"settings": section.model_dump(mode="json")} if section is not None else {}),
         "seed": config.seed if depends_on_seed(config) else None,
     }
 
@@ -68,8 +69,8 @@ def _digest(inputs: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
 
 
-def damage(folder: Path) -> Problem | None:
-    """Read a whole store; return what is wrong with it, or None. Raise InputError without permission to read."""
+def find_damage(folder: Path) -> Problem | None:
+    """Read a store in full; return the problem if it is damaged. Raise InputError without permission to read."""
     try:
         TokenStore(folder).verify()
     except DamagedStore as error:
@@ -77,7 +78,7 @@ def damage(folder: Path) -> Problem | None:
     return None
 
 
-def set_aside(folder: Path) -> Path:
+def set_damaged_aside(folder: Path) -> Path:
     """Rename a damaged store to KEY.damaged, so that nothing opens it; return its new name."""
     aside = folder.with_name(f"{folder.name}.damaged")
     with disk_errors(folder.parent):
@@ -87,31 +88,52 @@ def set_aside(folder: Path) -> Path:
     return aside
 
 
-def remember_store(config: RunConfig, settings: str, folder: Path) -> None:
-    """Write the store into RUN/store.json, so that the run can resume when its texts are gone."""
+def copy_note(folder: Path) -> Path:
+    """Return the file with the address of a store's copy on S3; if it exists, starting needs no network."""
+    return folder.with_name(f"{folder.name}.copy")
+
+
+def fetch_store(folder: Path, address: str) -> None:
+    """Download the store from S3, if another machine wrote it there."""
+    if exists(f"{address}/manifest.json"):
+        logger.info("fetching the store %s", address)
+        manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
+        pull_folder(address, folder, stored_files(manifest))
+        write_file(copy_note(folder), address)
+
+
+def push_store(folder: Path, address: str) -> None:
+    """Copy a finished store to S3."""
+    logger.info("writing the store to %s", address)
+    push_folder(folder, address)
+    write_file(copy_note(folder), address)
+
+
+def record_store(config: RunConfig, settings: str, folder: Path) -> None:
+    """Write the store into RUN/store.json, so that the run can resume without its texts."""
     content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
-    file = _note(config)
+    file = _store_file(config)
     if not file.is_file() or file.read_bytes() != content:
         write_file(file, content)
 
 
-def remembered_store(config: RunConfig, settings: str) -> Path | None:
+def recorded_store(config: RunConfig, settings: str) -> Path | None:
     """Return the store in RUN/store.json, if it still exists and was made with the same settings."""
     try:
-        note = orjson.loads(_note(config).read_bytes())
-        folder = Path(note["store"])
-        is_same = note["settings"] == settings
+        record = orjson.loads(_store_file(config).read_bytes())
+        folder = Path(record["store"])
+        is_same = record["settings"] == settings
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return folder if is_same and (folder / "manifest.json").is_file() else None
 
 
-def _note(config: RunConfig) -> Path:
+def _store_file(config: RunConfig) -> Path:
     return Path(config.run) / "store.json"
 
 
 def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
-    """Raise InputError if data.from_store is no store, damaged, for another objective or tokenizer, or of no use."""
+    """Raise InputError if data.from_store is not a store, is damaged, or does not fit the objective or tokenizer."""
     folder = Path(config.data.from_store or "")
     key = "data.from_store"
     try:
@@ -131,7 +153,7 @@ def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
     if config.tokenizer.train is not None or (
         name and load_tokenizer(name, runs_code=is_trusted).fingerprint != manifest["tokenizer"]
     ):
-        what = f"{folder} was made by its own tokenizer, but the run names another"
+        what = f"{folder} was made with its own tokenizer, but the run names another"
         problems.append(Problem("tokenizer", what, "remove tokenizer: the store has it"))
     if problems:
         raise InputError(problems)

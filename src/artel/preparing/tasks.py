@@ -10,7 +10,7 @@ from artel.objectives import Objective, objective_of
 from artel.preparing.assembly import write_shard
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards, write_lines, write_prepared_shard
 from artel.preparing.selection import ShardPlan, shard_plans
-from artel.preparing.selection_rules import find_near
+from artel.preparing.selection_rules import find_near_duplicates
 from artel.preparing.workspace import Workspace
 from artel.text import BenchmarkIndex
 from artel.text.dedup.near import BAND_GROUPS
@@ -41,18 +41,22 @@ class Tasks:
         if stage == "lines":
             write_lines(workspace.config, workspace.input_shards[number], result, self._benchmarks)
         elif stage == "text":
-            shard, earlier = workspace.input_shards[number], workspace.earlier(number)
+            shard, earlier = workspace.input_shards[number], workspace.repeated_lines_path(number)
             write_prepared_shard(workspace.config, shard, self._objective, result, earlier, self._benchmarks)
         elif stage == "near":
-            find_near(workspace, self._prepared, number)
+            find_near_duplicates(workspace, self._prepared, number)
         else:
             write_shard(workspace, self._prepared, self._plans[number], self._objective)
 
     def _result(self, stage: Stage, number: int) -> Path:
         """Return the file or folder that exists if the task is finished."""
         if stage == "shards":
-            return self.workspace.shard(self._plans[number].folder)
-        return {"lines": self.workspace.lines, "text": self.workspace.text, "near": self.workspace.near}[stage](number)
+            return self.workspace.shard_path(self._plans[number].folder)
+        return {
+            "lines": self.workspace.lines_path,
+            "text": self.workspace.text_path,
+            "near": self.workspace.near_duplicates_path,
+        }[stage](number)
 
     @cached_property
     def _prepared(self) -> list[PreparedShard]:
@@ -68,4 +72,4 @@ class Tasks:
 
     @cached_property
     def _objective(self) -> Objective:
-        return objective_of(self.workspace.config, load_tokenizer(str(self.workspace.tokenizer)))
+        return objective_of(self.workspace.config, load_tokenizer(str(self.workspace.tokenizer_path)))

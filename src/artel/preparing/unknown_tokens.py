@@ -1,7 +1,7 @@
-"""Characters without a token: counted in each input shard, judged over all shards.
+"""Count characters without a token in each input shard, and check the counts of all shards.
 
 A WordPiece vocabulary turns a Georgian word into [UNK], T5's a line feed into <unk>. A BPE over characters without an
-unknown token leaves such a character out. A model learns nothing from them, and texts that differ only there are equal.
+unknown token drops it. A model learns nothing from such characters, and texts that differ only in them become equal.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from artel.messages import Phrase
 from artel.objectives import Objective
-from artel.preparing.run_tokenizer import tokenizer_place
+from artel.preparing.run_tokenizer import tokenizer_location
 from artel.text import Record
 from artel.tokens import Sample, Tokenizer
 
-_WARNED = 0.01
+_WARNING_FRACTION = 0.01
 """Fraction of unknown tokens above which the user is warned."""
-_EQUAL = 0.5
+_MAX_EQUAL_FRACTION = 0.5
 """Maximum fraction of documents with the same ids as another text."""
-_COMPARED_BETWEEN = 1000
-"""Shards with more such documents compare theirs only with each other."""
-_EXAMINED, _CHARACTERS, _LISTED = 50, 2000, 5
+_MAX_COMPARED_DOCUMENTS = 1000
+"""A shard with more documents with unknown tokens compares them only among themselves."""
+_MAX_EXAMINED_DOCUMENTS, _MAX_EXAMINED_CHARACTERS, _MAX_LISTED_CHARACTERS = 50, 2000, 5
 """Documents of a shard whose unknown characters are looked up, characters of each, and characters in a message."""
-_COUNTS = ("documents", "documents_with_unknown", "equal_documents", "tokens", "unknown", "unknown_in_outputs")
+_COUNT_NAMES = ("documents", "documents_with_unknown", "equal_documents", "tokens", "unknown", "unknown_in_outputs")
 
 
 class UnknownTokens:
@@ -38,8 +38,8 @@ class UnknownTokens:
 
     def __init__(self, objective: Objective) -> None:
         self._objective, self._tokenizer = objective, objective.tokenizer
-        self._id = self._tokenizer.unknown_id
-        self._loses = _lost_characters(self._tokenizer)
+        self._unknown_id = self._tokenizer.unknown_id
+        self._is_lost = _lost_characters(self._tokenizer)
         self._sets: dict[str, Counter[str]] = {}
         self._characters: Counter[str] = Counter()
         self._examined = 0
@@ -47,37 +47,37 @@ class UnknownTokens:
 
     def add(self, record: Record, samples: Iterable[Sample]) -> None:
         """Count a document."""
-        if self._id is None and self._loses is None:
+        if self._unknown_id is None and self._is_lost is None:
             return
         samples, text, set_name = list(samples), record.text, record.set_name
         counts = self._sets.setdefault(set_name, Counter())
         counts.update(documents=1, tokens=sum(len(sample.ids) for sample in samples))
-        if self._id is None:
-            lost = Counter({character: text.count(character) for character in set(text) if self._loses(character)})
+        if self._unknown_id is None:
+            lost = Counter({character: text.count(character) for character in set(text) if self._is_lost(character)})
             unknown, in_outputs = lost.total(), 0
             self._characters.update(lost)
         else:
-            unknown = sum(int(np.count_nonzero(sample.ids == self._id)) for sample in samples)
+            unknown = sum(int(np.count_nonzero(sample.ids == self._unknown_id)) for sample in samples)
             learned = filter(None.__ne__, map(self._objective.outputs_of, samples)) if unknown else ()
-            in_outputs = sum(int(np.count_nonzero(ids == self._id)) for ids in learned)
+            in_outputs = sum(int(np.count_nonzero(ids == self._unknown_id)) for ids in learned)
         if not unknown:
             return
         counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
         ids = xxhash.xxh3_64_intdigest(np.concatenate([sample.ids for sample in samples]).astype("<i8").tobytes())
-        # The input of a pair is its group. Labels are left out: a text with two labels is one text.
+        # The input of a pair is its group. Labels do not count: a text with two labels is one text.
         digest = xxhash.xxh3_64_intdigest(f"{record.group}\n{text}".encode())
         self._documents.append((ids, digest, set_name))
-        if self._id is not None and self._examined < _EXAMINED:
+        if self._unknown_id is not None and self._examined < _MAX_EXAMINED_DOCUMENTS:
             self._examined += 1
-            text = text[:_CHARACTERS]
+            text = text[:_MAX_EXAMINED_CHARACTERS]
             (encoded,) = self._tokenizer.encode_with_offsets([text])
-            for at in np.flatnonzero(encoded.ids == self._id):
-                self._characters.update(text[encoded.starts[at] : encoded.ends[at]].strip(" "))
+            for index in np.flatnonzero(encoded.ids == self._unknown_id):
+                self._characters.update(text[encoded.starts[index] : encoded.ends[index]].strip(" "))
 
     def to_json(self) -> dict[str, Any]:
         """Return counts by set, the commonest unknown characters, and digests of documents to compare."""
         documents = self._documents
-        if len(documents) > _COMPARED_BETWEEN:
+        if len(documents) > _MAX_COMPARED_DOCUMENTS:
             for set_name, count in _equal_documents(documents).items():
                 self._sets[set_name]["equal_documents"] = count
             documents = []
@@ -92,7 +92,7 @@ def _equal_documents(documents: list[tuple[int, int, str]]) -> Counter[str]:
     return Counter(set_name for ids, _, set_name in documents if len(texts[ids]) > 1)
 
 
-def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+def check_unknown_tokens(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return the ledger's entry about unknown tokens, and notes for the user; both empty if there are none.
 
     `shards`: `UnknownTokens.to_json` of each input shard. Raise InputError if most documents get equal ids.
@@ -110,28 +110,28 @@ def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tup
     total: Counter[str] = sum(sets.values(), Counter())
     if not total["unknown"]:
         return {}, []
-    shown = ", ".join(map(repr, dict(characters.most_common(_LISTED))))
+    examples = ", ".join(map(repr, dict(characters.most_common(_MAX_LISTED_CHARACTERS))))
     share = total["unknown"] / max(total["tokens"], 1)
     entry = {
-        "sets": {name: {key: counts[key] for key in _COUNTS} for name, counts in sets.items()},
+        "sets": {name: {key: counts[key] for key in _COUNT_NAMES} for name, counts in sets.items()},
         "share": share,
         "characters": dict(characters.most_common(20)),
     }
-    if total["equal_documents"] > _EQUAL * total["documents"]:
+    if total["equal_documents"] > _MAX_EQUAL_FRACTION * total["documents"]:
         what = (
-            f"the tokenizer has no token for {shown}: {total['equal_documents']:,} of {total['documents']:,} documents "
-            "get the same ids as another one, and nothing can be learned from them"
+            f"the tokenizer has no token for {examples}: {total['equal_documents']:,} of {total['documents']:,} "
+            "documents get the same ids as another one, so nothing can be learned from them"
         )
         fix = "use a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
-        raise InputError.at(tokenizer_place(config)[0], what, fix)
-    about = {"found": total["documents_with_unknown"], "documents": total["documents"], "characters": shown}
+        raise InputError.at(tokenizer_location(config)[0], what, fix)
+    about = {"found": total["documents_with_unknown"], "documents": total["documents"], "characters": examples}
     if total["unknown_in_outputs"]:
         what = (
             "{count:,} tokens of the outputs are unknown ({characters}), in {found:,} of {documents:,} documents: the "
             "model learns to write the unknown token there"
         )
         return entry, [Phrase(what, count=total["unknown_in_outputs"], **about)]
-    if share > _WARNED:
+    if share > _WARNING_FRACTION:
         what = (
             "{share:.1%} of the tokens are unknown, in {found:,} of {documents:,} documents: the tokenizer has none "
             "for {characters}"
@@ -143,16 +143,16 @@ def judge_unknown(config: RunConfig, shards: Iterable[Mapping[str, Any]]) -> tup
 def _lost_characters(tokenizer: Tokenizer) -> Any:
     """Return a function that is True for characters that the tokenizer drops; None if it drops none."""
     backend = tokenizer.hf.backend_tokenizer
-    model, before, splits = backend.model, backend.normalizer, backend.pre_tokenizer
+    model, normalizer, pre_tokenizer = backend.model, backend.normalizer, backend.pre_tokenizer
     if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
         return None
-    if splits is not None and b"ByteLevel" in splits.__getstate__():
+    if pre_tokenizer is not None and b"ByteLevel" in pre_tokenizer.__getstate__():
         return None
 
     @cache
     def is_lost(character: str) -> bool:
-        text = character if before is None else before.normalize_str(character)
-        pieces = [text] if splits is None else [piece for piece, _ in splits.pre_tokenize_str(text)]
+        text = character if normalizer is None else normalizer.normalize_str(character)
+        pieces = [text] if pre_tokenizer is None else [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
         return any(sum(len(token.value) for token in model.tokenize(piece)) < len(piece) for piece in pieces)
 
     return is_lost

@@ -2,11 +2,11 @@
 
     KEY.parts/run.yaml            the run
     KEY.parts/plan.json           the input shards of its sources, in order
-    KEY.parts/held-out.json       the fraction held out, if the run's own holds out no document
+    KEY.parts/held-out.json       the held-out fraction, if the configured one selects no document
     KEY.parts/tokenizer/          the tokenizer
     KEY.parts/benchmarks/         the index of the benchmarks' n-grams (with data.decontaminate)
     KEY.parts/lines/00000/        for each input shard, the digests of its lines or paragraphs (with dedup.lines)
-    KEY.parts/earlier/00000       those of them that occur in an earlier shard
+    KEY.parts/earlier/00000       digests that also occur in an earlier shard
     KEY.parts/text/00000/         for each input shard, its documents as tokens, and the ledger of what was dropped
     KEY.parts/exact               which documents are exact duplicates
     KEY.parts/near/00000.npy      near-duplicates found in a group of bands
@@ -35,11 +35,11 @@ from artel.secrets import hide_secrets
 from artel.storage import discard, disk_errors, remove_leftovers, write_file
 from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards, unread_files, unread_notes
 
-# Little text gets smaller shards, so that every core has a few, but none takes less than 0.2 s.
+# Little text gets smaller shards, so that every core has several, but each takes at least 0.2 s.
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
 # The version of the layout above. A workspace of another version is started over.
-_FORMAT = 10
+_FORMAT = 11
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,24 @@ class Workspace:
 
     @property
     def held_out(self) -> dict[str, Any] | None:
-        """The `fraction` to hold out if the run's own holds out no document, and a `note` for the user."""
+        """Replacement for data.validation if it selects no document: its `fraction`, and a `note` for the user."""
         file = self.path / "held-out.json"
         return from_json(orjson.loads(file.read_bytes())) if file.is_file() else None
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the user about decisions made before the text was read."""
+        """Notes for the user about decisions made before the text was read."""
         notes = from_json(orjson.loads(self._plan.read_bytes())["notes"])
         return [*notes, *([self.held_out["note"]] if self.held_out else [])]
 
     @property
-    def not_read(self) -> list[str]:
-        """Files in folders of sources that none of their formats reads."""
+    def unread_files(self) -> list[str]:
+        """Files in source folders that no format of the source reads."""
         return orjson.loads(self._plan.read_bytes())["not_read"]
 
     def hold_out(self, fraction: float, note: str) -> Workspace:
-        """Return the workspace with another held-out fraction than the run's. All texts are read again."""
-        self.exact.unlink(missing_ok=True)
+        """Restart the workspace with a different held-out fraction. All texts are read again."""
+        self.exact_duplicates_path.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():
                 discard(self.path / name)  # renamed first, so that a kill leaves nothing that looks finished
@@ -118,39 +118,39 @@ class Workspace:
         return Workspace.open_or_plan(self.path, self.config)
 
     @property
-    def tokenizer(self) -> Path:
+    def tokenizer_path(self) -> Path:
         return self.path / "tokenizer"
 
     @property
-    def benchmarks(self) -> Path:
+    def benchmarks_path(self) -> Path:
         return self.path / "benchmarks"
 
     def benchmark_index(self) -> BenchmarkIndex | None:
         """Return the index of the run's benchmarks; None for a run without them."""
         config = self.config.data.decontaminate
-        return BenchmarkIndex(self.benchmarks, config.words) if config is not None else None
+        return BenchmarkIndex(self.benchmarks_path, config.words) if config is not None else None
 
-    def lines(self, shard: int) -> Path:
+    def lines_path(self, shard: int) -> Path:
         return self.path / "lines" / f"{shard:05d}"
 
-    def earlier(self, shard: int) -> Path:
+    def repeated_lines_path(self, shard: int) -> Path:
         return self.path / "earlier" / f"{shard:05d}"
 
-    def text(self, shard: int) -> Path:
+    def text_path(self, shard: int) -> Path:
         return self.path / "text" / f"{shard:05d}"
 
     @property
-    def exact(self) -> Path:
+    def exact_duplicates_path(self) -> Path:
         return self.path / "exact"
 
-    def near(self, group: int) -> Path:
+    def near_duplicates_path(self, group: int) -> Path:
         return self.path / "near" / f"{group:05d}.npy"
 
     @property
-    def selection(self) -> Path:
+    def selection_path(self) -> Path:
         return self.path / "selection"
 
-    def shard(self, name: str) -> Path:
+    def shard_path(self, name: str) -> Path:
         return self.path / "shards" / name
 
     @property

@@ -5,13 +5,13 @@ from artel.storage.atomic import (
     check_new_file,
     discard,
     new_folder,
-    point,
     remove_leftovers,
+    replace_link,
     scratch_folder,
     write_file,
     write_output,
 )
-from artel.storage.bus_errors import MappedFiles, kept_bus_error_handler, report_bus_errors
+from artel.storage.bus_errors import MappedFiles, bus_error_handler, report_bus_errors
 from artel.storage.http.download import Download, fetch
 from artel.storage.locations import (
     cache_folder,
@@ -40,6 +40,7 @@ __all__ = [
     "Download",
     "MappedFiles",
     "RemoteFile",
+    "bus_error_handler",
     "cache_folder",
     "check_cache",
     "check_new",
@@ -55,16 +56,15 @@ __all__ = [
     "finished_folders",
     "folder_problem",
     "is_remote",
-    "kept_bus_error_handler",
     "list_remote",
     "lock",
     "new_folder",
-    "point",
     "pull_folder",
     "push_folder",
     "read_bytes",
     "remove_leftovers",
     "remove_remote_folder",
+    "replace_link",
     "report_bus_errors",
     "rows_folder",
     "scratch_folder",

@@ -26,7 +26,7 @@ from artel.host import process_exists
 from artel.storage.locations import disk_errors
 from artel.storage.regular_files import special_kind
 
-_NEW_NAME = "choose another name, or move it away"
+_FIX_NEW_NAME = "choose another name, or move it away"
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
 
 
@@ -65,8 +65,8 @@ def write_output(path: Path | str, content: bytes | str) -> None:
                 raise InputError.at(str(path), what, "choose another name")
             write_file(path.resolve(), content)
             return
-        own = _descriptor(path)
-        number = os.open(path, os.O_WRONLY | os.O_APPEND) if own is None else os.dup(own)
+        descriptor = _descriptor(path)
+        number = os.open(path, os.O_WRONLY | os.O_APPEND) if descriptor is None else os.dup(descriptor)
         with os.fdopen(number, "wb") as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
 
@@ -94,13 +94,13 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
-def check_new_file(path: Path | str, key: str = "", fix: str = _NEW_NAME) -> None:
+def check_new_file(path: Path | str, key: str = "", fix: str = _FIX_NEW_NAME) -> None:
     """Like `check_new`, for `write_output`: a pipe, a device or /dev/stdout may exist."""
     if not is_stream(Path(path)):
         check_new(path, key, fix)
 
 
-def check_new(path: Path | str, key: str = "", fix: str = _NEW_NAME) -> None:
+def check_new(path: Path | str, key: str = "", fix: str = _FIX_NEW_NAME) -> None:
     """Raise InputError if a file or folder to write exists, even as a broken link. `key`: flag or key that names it."""
     if os.path.lexists(path):
         what = "exists already and is not overwritten"
@@ -120,12 +120,12 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
         _remove_leftovers_once(path.parent.absolute())
         partial = _partial_name(path)
         partial.mkdir()
-        begun = partial.stat().st_mtime_ns
+        start_ns = partial.stat().st_mtime_ns
         try:
             yield partial
-            _apply_umask(partial, begun)
+            _apply_umask(partial, start_ns)
             _sync_tree(partial)
-            _take_name(partial, path, replace)
+            _move_to(partial, path, replace)
             _sync(path.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # renamed if the block succeeded
@@ -133,7 +133,7 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(path: Path | str) -> Iterator[Path]:
-    """Yield a hidden folder beside `path`, named after it, that is removed at the end: for what is made on the way."""
+    """Yield a hidden folder beside `path`, named after it, for temporary files. It is removed at the end."""
     path = Path(path)
     with disk_errors(path.parent):
         _remove_leftovers_once(path.parent.absolute())
@@ -166,24 +166,24 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
 
 @cache
 def _remove_leftovers_once(folder: Path) -> None:
-    """Remove what killed processes left (an export, say) in a folder, the first time this process writes there."""
+    """Remove leftovers of killed processes in a folder, the first time that this process writes to it."""
     remove_leftovers(folder)
 
 
 def discard(folder: Path | str, *, ignore_errors: bool = True) -> None:
     """Remove a folder and its content, renamed first. Raise WorkError for files that stay, unless `ignore_errors`."""
     folder = Path(folder)
-    aside = _partial_name(folder)
+    renamed = _partial_name(folder)
     with disk_errors(folder.parent):
-        folder.rename(aside)
+        folder.rename(renamed)
     try:
-        shutil.rmtree(aside, ignore_errors=ignore_errors)
+        shutil.rmtree(renamed, ignore_errors=ignore_errors)
     except OSError as error:
         what = f"this part of {folder} cannot be removed: {error.strerror} ({error.filename})"
-        raise WorkError.at(str(aside), what, "remove it as the user who owns it") from error
+        raise WorkError.at(str(renamed), what, "remove it as the user who owns it") from error
 
 
-def point(link: Path | str, target: Path | str) -> None:
+def replace_link(link: Path | str, target: Path | str) -> None:
     """Make `link` a relative symlink to `target` (the tree can be moved), atomically replacing an earlier link.
 
     Raise InputError if a folder or file has that name, or the disk refuses.
@@ -202,7 +202,7 @@ def point(link: Path | str, target: Path | str) -> None:
         _sync(link.parent)
 
 
-def _take_name(partial: Path, path: Path, replace: bool) -> None:
+def _move_to(partial: Path, path: Path, replace: bool) -> None:
     if not replace:
         with suppress(FileExistsError, NotADirectoryError):
             try:
@@ -212,14 +212,14 @@ def _take_name(partial: Path, path: Path, replace: bool) -> None:
                 if error.errno != errno.ENOTEMPTY:
                     raise
         return
-    aside = _partial_name(path)
+    renamed = _partial_name(path)
     with suppress(FileNotFoundError):
-        path.rename(aside)
+        path.rename(renamed)
     partial.rename(path)
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside, ignore_errors=True)
+    if renamed.is_dir() and not renamed.is_symlink():
+        shutil.rmtree(renamed, ignore_errors=True)
     else:
-        aside.unlink(missing_ok=True)
+        renamed.unlink(missing_ok=True)
 
 
 def _partial_name(path: Path) -> Path:
@@ -230,16 +230,16 @@ def _host() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
-def _apply_umask(folder: Path, begun: int) -> None:
+def _apply_umask(folder: Path, start_ns: int) -> None:
     """Give files that a library wrote with mode 0600 (safetensors does) the mode that the umask gives other files.
 
-    A copy of a private file stays private. It has the time of its original, before `begun`.
+    A copy of a private file stays private. It has the time of its original, before `start_ns`.
     """
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
     for root, _, names in os.walk(folder):
         for file in (Path(root, name) for name in names):
             status = file.lstat()
-            if status.st_mode == stat.S_IFREG | 0o600 and status.st_mtime_ns >= begun:
+            if status.st_mode == stat.S_IFREG | 0o600 and status.st_mtime_ns >= start_ns:
                 file.chmod(mode)
 
 

@@ -16,7 +16,7 @@ _FIX = "restore the file and repeat the command; training resumes from the last 
 
 
 def _handle(number: int) -> None:
-    """Runs in the thread that was reading, which holds Python's global lock or no lock at all."""
+    """Print a message and exit. Runs in the thread that was reading, which may or may not hold the GIL."""
     what = "a file that was being read (a token store, a model's weights)"
     with suppress(Exception):
         what = ", ".join(shortened_files()) or what
@@ -31,7 +31,7 @@ def shortened_files() -> list[str]:
 
 
 def _mapped_files() -> dict[str, int]:
-    """Memory-mapped files of this process, each with the offset in it at which its last mapping ends (Linux)."""
+    """Return the memory-mapped files of this process, each with the file offset where its last mapping ends (Linux)."""
     ends: dict[str, int] = {}
     with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
@@ -44,25 +44,25 @@ def _mapped_files() -> dict[str, int]:
 
 
 class MappedFiles:
-    """The files that are memory-mapped now (Linux), to notice later that one was written over: its pages change too."""
+    """The currently memory-mapped files (Linux), to detect later that one was overwritten: its pages change too."""
 
     def __init__(self) -> None:
-        self._before: dict[str, os.stat_result] = {}
+        self._initial_stats: dict[str, os.stat_result] = {}
         with suppress(FileNotFoundError):  # another system
-            self._before = {name: Path(name).stat() for name in _mapped_files()}
+            self._initial_stats = {name: Path(name).stat() for name in _mapped_files()}
 
     def written_over(self) -> list[str]:
         """Return the files whose content may have changed. A replaced file stays mapped as it was."""
-        return [name for name, before in self._before.items() if _is_written_over(name, before)]
+        return [name for name, initial in self._initial_stats.items() if _is_written_over(name, initial)]
 
 
-def _is_written_over(name: str, before: os.stat_result) -> bool:
+def _is_written_over(name: str, initial: os.stat_result) -> bool:
     try:
-        now = Path(name).stat()
+        current = Path(name).stat()
     except OSError:
         return False  # removed
-    has_changed = now.st_size != before.st_size or now.st_mtime_ns != before.st_mtime_ns
-    return os.path.samestat(now, before) and now.st_size >= before.st_size and has_changed
+    has_changed = current.st_size != initial.st_size or current.st_mtime_ns != initial.st_mtime_ns
+    return os.path.samestat(current, initial) and current.st_size >= initial.st_size and has_changed
 
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_handle)  # a global: C calls it
@@ -74,12 +74,12 @@ def report_bus_errors() -> None:
 
 
 @contextmanager
-def kept_bus_error_handler() -> Iterator[None]:
-    """Within the block SIGBUS is reported; afterwards it is handled as before."""
+def bus_error_handler() -> Iterator[None]:
+    """Report SIGBUS inside the block; restore the previous handler afterwards."""
     set_handler = ctypes.CDLL(None).signal
     set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
-    before = set_handler(signal.SIGBUS, ctypes.cast(_HANDLER, ctypes.c_void_p))
+    initial = set_handler(signal.SIGBUS, ctypes.cast(_HANDLER, ctypes.c_void_p))
     try:
         yield
     finally:
-        set_handler(signal.SIGBUS, before)
+        set_handler(signal.SIGBUS, initial)

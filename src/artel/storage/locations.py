@@ -1,4 +1,4 @@
-"""Paths as users write them, the cache folder, and disk errors as messages with a remedy."""
+"""Paths that users write, the cache folder, and disk errors as messages with a fix."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from pathlib import Path
 
 from artel.errors import ArtelError, InputError, WorkError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_DENIED = {errno.EROFS, errno.EACCES, errno.EPERM}
-_BAD_PATH = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
-_REFUSED = _DENIED | _BAD_PATH
-_TOO_MANY_FILES = {errno.EMFILE, errno.ENFILE}
-_BROKEN = {errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO}
-DISK_ERRORS = frozenset(_FULL | _REFUSED | _TOO_MANY_FILES | _BROKEN | {errno.EFBIG, errno.ENOENT})
+_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT}
+_DENIED_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM}
+_BAD_PATH_ERRORS = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_REFUSED_ERRORS = _DENIED_ERRORS | _BAD_PATH_ERRORS
+_OPEN_FILE_ERRORS = {errno.EMFILE, errno.ENFILE}
+_BROKEN_ERRORS = {errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO}
+DISK_ERRORS = frozenset(
+    _FULL_ERRORS | _REFUSED_ERRORS | _OPEN_FILE_ERRORS | _BROKEN_ERRORS | {errno.EFBIG, errno.ENOENT}
+)
 
 
 def user_path(path: str, key: str) -> Path:
@@ -33,7 +35,7 @@ def user_path(path: str, key: str) -> Path:
 
 
 def state_folder() -> Path | None:
-    """$XDG_STATE_HOME/artel, else ~/.local/state/artel; None if there is no home folder. It need not exist yet."""
+    """Return $XDG_STATE_HOME/artel, else ~/.local/state/artel; None without a home folder. It need not exist yet."""
     try:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "artel"
     except RuntimeError:
@@ -41,7 +43,7 @@ def state_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet. Raise InputError."""
+    """Return $ARTEL_CACHE, $XDG_CACHE_HOME/artel or ~/.cache/artel. It need not exist yet. Raise InputError."""
     artel_cache, xdg_cache = os.environ.get("ARTEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if artel_cache:
         return user_path(artel_cache, "ARTEL_CACHE")
@@ -58,7 +60,7 @@ def rows_folder() -> Path:
 
 
 def folder_problem(folder: Path) -> str:
-    """Why a folder cannot be created or written, by its permissions; empty if it can."""
+    """Return why a folder cannot be created or written, by its permissions; empty if it can."""
     existing = _nearest_existing(folder)
     if not existing.is_dir():
         return f"cannot be a folder: {existing} is not a folder"
@@ -88,7 +90,7 @@ def _as_os_error(error: Exception) -> OSError | None:
 
 @contextmanager
 def disk_errors(folder: Path | str) -> Iterator[None]:
-    """Turn an OSError from writing in `folder` into an error with a remedy. Other errors pass.
+    """Turn an OSError from writing in `folder` into an error with a fix. Other errors pass.
 
     Raise InputError if the folder cannot be written, WorkError if it no longer can be: the disk is full, or fails.
     """
@@ -109,21 +111,21 @@ def disk_error(error: OSError, path: Path | str, what: str = "cannot be written"
     detail = os.strerror(error.errno or 0)
     if isinstance(error.filename, str | bytes) and os.fsdecode(error.filename) != os.fspath(path):
         detail += f" ({os.fsdecode(error.filename)})"
-    other = "choose another folder (run, data.store, ARTEL_CACHE)"
-    if error.errno in _FULL:
-        return WorkError.at(str(path), f"the disk is full: {detail}", f"free space there, or {other}")
-    if error.errno in _REFUSED:
+    other_folder = "choose another folder (run, data.store, ARTEL_CACHE)"
+    if error.errno in _FULL_ERRORS:
+        return WorkError.at(str(path), f"the disk is full: {detail}", f"free space there, or {other_folder}")
+    if error.errno in _REFUSED_ERRORS:
         fix = "choose a folder that can be written (run, data.store, ARTEL_CACHE), or change its permissions"
         return InputError.at(str(path), f"{what}: {detail}", fix)
     if error.errno == errno.EFBIG:
-        fix = f"lift the limit on the size of a file (ulimit -f), or {other}"
+        fix = f"lift the limit on the size of a file (ulimit -f), or {other_folder}"
         return WorkError.at(str(path), f"a file there may not become that large: {detail}", fix)
-    if error.errno in _TOO_MANY_FILES:
+    if error.errno in _OPEN_FILE_ERRORS:
         return WorkError.at(str(path), f"cannot be opened: {detail}", "lift the limit on open files (ulimit -n)")
     if error.errno == errno.ENOENT:
         fix = "it was removed or moved: restore it, and the same command resumes"
         return WorkError.at(str(path), f"is not there: {detail}", fix)
-    return WorkError.at(str(path), f"the disk fails: {detail}", f"see the system's log, or {other}")
+    return WorkError.at(str(path), f"the disk fails: {detail}", f"see the system's log, or {other_folder}")
 
 
 def _is_below(name: object, folder: Path | str) -> bool:

@@ -33,14 +33,14 @@ def lock(
 
     Args:
         on_wait: called once if another process holds the lock.
-        wait: whether to wait for that process, or the seconds to wait. Then raises WorkError.
+        wait: whether to wait for that process, or the seconds to wait before WorkError is raised.
         keep: whether the file stays when the block ends.
         shared: processes that hold the lock shared hold it at the same time.
     """
     path = Path(path)
-    end = time.monotonic() + (math.inf if wait is True else wait)
+    deadline = time.monotonic() + (math.inf if wait is True else wait)
     while (descriptor := _try_lock(path, shared)) is None:
-        if time.monotonic() >= end:
+        if time.monotonic() >= deadline:
             fix = "wait until it ends, or stop it"
             raise WorkError.at(str(path), f"is in use by {holders(path)}", fix)
         if on_wait is not None:

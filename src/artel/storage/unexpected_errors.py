@@ -24,7 +24,7 @@ from artel.storage.locations import DISK_ERRORS, cache_folder, disk_error
 FAULT = 70
 """Exit status, EX_SOFTWARE of sysexits.h, of a process of a run; its launcher exits with 1."""
 
-_NO_MEMORY = ("allocate memory", "can't start new thread", "out of memory", "failed to map segment")
+_MEMORY_MESSAGES = ("allocate memory", "can't start new thread", "out of memory", "failed to map segment")
 
 
 def machine_error(error: BaseException) -> ArtelError | None:
@@ -38,13 +38,13 @@ def machine_error(error: BaseException) -> ArtelError | None:
         return WorkError.at("memory", what, fix)
     if (
         isinstance(error, MemoryError)
-        or (isinstance(error, RuntimeError | ImportError) and any(words in text for words in _NO_MEMORY))
+        or (isinstance(error, RuntimeError | ImportError) and any(words in text for words in _MEMORY_MESSAGES))
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     ):
         detail = " ".join(text.split())[:200]
         what = "the system has no more" + (f": {detail}" if detail else "")
-        less = "a smaller model, data.block or train.micro_batch, fewer prepare.workers"
-        fix = f"lift the limit on this process (ulimit -v, the container's or the job's), or use less memory: {less}"
+        savings = "a smaller model, data.block or train.micro_batch, fewer prepare.workers"
+        fix = f"lift the limit on this process (ulimit -v, the container's or the job's), or use less memory: {savings}"
         return WorkError.at("memory", what, fix)
     if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.ENOENT}:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
@@ -53,13 +53,13 @@ def machine_error(error: BaseException) -> ArtelError | None:
 
 
 def write_fault(error: BaseException, doing: str) -> str:
-    """Write an unexpected error to a file; return the file, or the place of the error if no file can be written."""
+    """Write an unexpected error to a file; return the file, or the location of the error if no file can be written."""
     text = "".join(traceback.format_exception(error))
-    about = f"artel {artel.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    versions = f"artel {artel.__version__}, Python {platform.python_version()}, {platform.platform()}"
     command = " ".join(["artel", *sys.argv[1:]])
-    content = hide_secrets(f"{command}\n{about}\nwhile it did: {doing}\n\n{text}")
+    content = hide_secrets(f"{command}\n{versions}\nwhile it did: {doing}\n\n{text}")
     name = f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-process-{os.getpid()}.txt"
-    for folder in (_faults, lambda: Path(tempfile.gettempdir())):
+    for folder in (_faults_folder, lambda: Path(tempfile.gettempdir())):
         try:
             file = folder() / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,12 +68,12 @@ def write_fault(error: BaseException, doing: str) -> str:
         except (OSError, ArtelError):  # no home folder, a full disk, no temporary folder
             continue
         return str(file)
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    return " ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in last) or "nowhere"
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    return " ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames) or "nowhere"
 
 
 def fault_lines(error: BaseException, doing: str) -> list[str]:
-    """Three lines for people: what artel was doing, that it is artel's fault, and the file of the traceback."""
+    """Return three lines for the user: what artel was doing, that it is a bug in artel, and the traceback's file."""
     message = " ".join(raised(error).split())[:300]
     return [
         f"{doing}: failed with {message}",
@@ -84,20 +84,20 @@ def fault_lines(error: BaseException, doing: str) -> list[str]:
 
 def worker_error(error: BaseException, doing: str) -> ArtelError:
     """Convert an error of a worker process to the one that the waiting process reports."""
-    if (known := machine_error(error)) is not None:
-        return known
+    if (cause := machine_error(error)) is not None:
+        return cause
     first, fault, file = fault_lines(error, doing)
     return WorkError.at("", f"{first} ({fault})", file)
 
 
 def fault_of_process(number: int) -> str | None:
     """Return the newest file that a process of this machine wrote about an unexpected error, if any."""
-    for folder in (_faults, lambda: Path(tempfile.gettempdir())):
+    for folder in (_faults_folder, lambda: Path(tempfile.gettempdir())):
         with suppress(OSError, ArtelError):  # as in `write_fault`
             if files := sorted(folder().glob(f"*-process-{number}.txt")):
                 return str(files[-1])
     return None
 
 
-def _faults() -> Path:
+def _faults_folder() -> Path:
     return cache_folder() / "faults"

@@ -1,4 +1,4 @@
-"""Raw text to documents: sources, formats, cleaning, deduplication, split. The ledger accounts for each document."""
+"""Turn raw text into documents: sources, formats, cleaning, deduplication, split, and a ledger of all documents."""
 
 from artel.text.cleaning.html import html_to_text
 from artel.text.decontamination import BenchmarkIndex, write_index

@@ -32,8 +32,8 @@ from artel.text.records import (
 from artel.text.sources.find import check_files
 from artel.text.sources.inputs import Input, inputs_of, read_inputs, read_with
 
-# Problems listed per benchmark. A wrong field is wrong in every row.
-_MOST_PROBLEMS = 5
+# Problems listed per benchmark. If a field is wrong, it is wrong in every row.
+_MAX_PROBLEMS = 5
 
 
 class Row(NamedTuple):
@@ -63,24 +63,24 @@ def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
 
 
 def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
-    """Yield the rows of the files of a benchmark. Raise InputError for rows that cannot be used: none is skipped."""
+    """Yield the rows of the files of a benchmark. Raise InputError for rows that cannot be used. No row is skipped."""
     source = source_of(benchmark)
     problems: list[Problem] = []
     has_names = benchmark.query or benchmark.label
-    read = partial(_named_rows, benchmark) if has_names else _rows
+    read = partial(_rows_by_fields, benchmark) if has_names else _rows_by_format
     for item in read_inputs(benchmark_files(benchmark, key, data), source, data, read, key=key):
         if isinstance(item, Row):
             yield item
             continue
-        fix = f"name the fields to look at: {{path: {benchmark.path}, query: question, label: answer}}"
+        fix = f"name the fields: {{path: {benchmark.path}, query: question, label: answer}}"
         problems.append(Problem(item.origin, item.detail.partition(";")[0], fix))
-        if len(problems) == _MOST_PROBLEMS:
+        if len(problems) == _MAX_PROBLEMS:
             break
     if problems:
         raise InputError(problems)
 
 
-def _rows(file: SourceFile) -> Iterator[Row | Rejected]:
+def _rows_by_format(file: SourceFile) -> Iterator[Row | Rejected]:
     """Yield the rows as the format reads them."""
     for item in read_with(format_of(file.source, file.origin, file.content_type).read, file):
         if isinstance(item, Record):
@@ -89,9 +89,9 @@ def _rows(file: SourceFile) -> Iterator[Row | Rejected]:
             yield item
 
 
-def _named_rows(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Row | Rejected]:
+def _rows_by_fields(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Row | Rejected]:
     """Yield rows of the fields that the benchmark names."""
-    for origin, fields in _objects(benchmark, file):
+    for origin, fields in _read_objects(benchmark, file):
         try:
             row = object_of(fields)
             query = [text for name in benchmark.query for text in _texts(row, name, "query")]
@@ -102,7 +102,7 @@ def _named_rows(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Row | 
             yield file.reject(origin, error)
 
 
-def _objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tuple[str, Any]]:
+def _read_objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tuple[str, Any]]:
     if not file.origin.lower().endswith((".csv", ".tsv")) and not FORMATS[benchmark.format].is_table:
         yield from read_rows(file)
         return
@@ -131,16 +131,16 @@ def query_and_labels(record: Record) -> tuple[str, list[str]]:
     if isinstance(fields, Question):
         return f"{fields.context}\n{fields.question}", [fields.context[start:end] for start, end in fields.answers]
     if isinstance(fields, Conversation):
-        return _said(fields.messages[:-1]), [_said(fields.messages[-1:])]
+        return _join_messages(fields.messages[:-1]), [_join_messages(fields.messages[-1:])]
     if isinstance(fields, Preference):
         answers = [answer for answer in (fields.chosen, fields.rejected) if answer is not None]
-        return _said(fields.prompt), [_said([answer]) for answer in answers]
+        return _join_messages(fields.prompt), [_join_messages([answer]) for answer in answers]
     if isinstance(fields, Match):
         return fields.query, [*fields.positives, *fields.negatives]
     return "", [record.text]
 
 
-def _said(messages: Iterable[Message]) -> str:
+def _join_messages(messages: Iterable[Message]) -> str:
     return "\n".join(text for message in messages for text in (message.thought, message.content) if text)
 
 
@@ -159,9 +159,11 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
     is_file = benchmark.task.endswith((".yaml", ".yml"))
     manager = TaskManager(include_defaults=not is_file)
     if is_file and not Path(benchmark.task).is_file():
-        raise InputError.at(key, f"there is no file {benchmark.task}", "write a task's name, or its YAML file")
+        raise InputError.at(key, f"there is no file {benchmark.task}", "use the name of a task, or its YAML file")
     if not is_file and benchmark.task not in {*manager.all_tasks, *manager.all_groups, *manager.all_tags}:
-        fix = "lm-eval ls tasks names them; one of your own is its YAML file; a file or folder is {path: NAME}"
+        fix = (
+            "list tasks with lm-eval ls tasks; use a YAML file for your own task, or {path: NAME} for a file or folder"
+        )
         raise InputError.at(key, f"the harness has no task {benchmark.task!r}", fix)
     try:
         tasks = manager.load([benchmark.task])["tasks"]

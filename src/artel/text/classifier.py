@@ -1,7 +1,7 @@
 """A quality classifier of texts: trained on good and bad texts, applied to each document.
 
 A linear model over hashed features, as in fastText (Joulin et al. 2017): each word, and each pair of neighbouring
-words, falls into one of 2^20 buckets. `artel data classifier` trains it by logistic regression (scikit-learn, the extra
+words, is hashed into 2^20 buckets. `artel data classifier` trains it by logistic regression (scikit-learn, the extra
 `classifier`). Applying it needs only numpy.
 
     FOLDER/classifier.safetensors   weights float32 (buckets,), bias float32 (1,)
@@ -30,7 +30,7 @@ from artel.messages import logger
 from artel.storage import check_new, new_folder, user_path
 from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
 
-WEIGHTS, ABOUT = "classifier.safetensors", "classifier.json"
+WEIGHTS, DESCRIPTION = "classifier.safetensors", "classifier.json"
 BUCKET_BITS = 20
 VERSION = 1
 """Version of the features below. Classifiers of other versions cannot be applied."""
@@ -38,11 +38,11 @@ _KEY = "data.clean.classifier.from"
 _FIX = "train one: artel data classifier good.txt bad.txt FOLDER"
 _SHINGLER = Shingler(1)
 # Odd factors for the first and the second word of a pair.
-_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-_HELD_OUT = 10  # one text in 10 is held out
+_FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_TEST_EVERY = 10
 _MIN_TEXTS = 20
 """Minimum texts of each set, enough to train and to test on."""
-_THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9)
+_REPORTED_THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def features(texts: Sequence[str]) -> Features:
     hashes = np.concatenate([*words, np.empty(0, np.uint64)])
     owners = np.repeat(np.arange(len(words)), counts)
     neighbours = owners[:-1] == owners[1:]
-    pairs = (hashes[:-1] * _FIRST + hashes[1:] * _SECOND)[neighbours]
+    pairs = (hashes[:-1] * _FIRST_FACTOR + hashes[1:] * _SECOND_FACTOR)[neighbours]
     buckets = np.concatenate([hashes, pairs]) >> np.uint64(64 - BUCKET_BITS)
     numbers = np.concatenate([owners, owners[:-1][neighbours]])
     keys, occurrences = np.unique((numbers << BUCKET_BITS) | buckets.astype(np.int64), return_counts=True)
@@ -88,19 +88,21 @@ class Classifier:
         return 1 / (1 + np.exp(-logits))
 
 
-def are_good(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
-    """Return (texts,): true for each text that passes the classifier of a run. Raise InputError."""
-    return _read(rule.from_).scores(texts) >= rule.minimum
+def pass_classifier(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
+    """Return (texts,): True for texts that pass the classifier of a run. Raise InputError."""
+    return _read_classifier(rule.from_).scores(texts) >= rule.minimum
 
 
 def check_classifier(rule: ClassifierConfig) -> None:
     """Raise InputError if the folder has no classifier, or one of another version."""
-    _read(rule.from_)
+    _read_classifier(rule.from_)
 
 
 def classifier_digest(rule: ClassifierConfig) -> str:
     """Return a digest of the weights and the features, for the store key. Raise InputError."""
-    return xxhash.xxh3_128_hexdigest(_bytes(rule.from_, WEIGHTS) + json.dumps(_about(rule.from_)["reads"]).encode())
+    return xxhash.xxh3_128_hexdigest(
+        _read_bytes(rule.from_, WEIGHTS) + json.dumps(_read_description(rule.from_)["reads"]).encode()
+    )
 
 
 def feature_versions() -> dict[str, int]:
@@ -108,20 +110,20 @@ def feature_versions() -> dict[str, int]:
     return {"version": VERSION, "bucket_bits": BUCKET_BITS, "shingles": SHINGLE_VERSION}
 
 
-def _read(folder: str) -> Classifier:
+def _read_classifier(folder: str) -> Classifier:
     """Return the classifier in a folder, reading it again if its file has changed. Raise InputError."""
     file = user_path(folder, _KEY).absolute() / WEIGHTS
     return _load(folder, str(file), file.stat().st_mtime_ns if file.is_file() else 0)
 
 
 @lru_cache(maxsize=4)
-def _load(folder: str, file: str, changed: int) -> Classifier:
-    about = _about(folder)
-    if about["reads"] != feature_versions():
+def _load(folder: str, file: str, mtime: int) -> Classifier:
+    description = _read_description(folder)
+    if description["reads"] != feature_versions():
         what = f"{folder} was trained by a version of artel with other features"
         raise InputError.at(_KEY, what, "train it again: artel data classifier")
     try:
-        tensors = load(_bytes(folder, WEIGHTS))
+        tensors = load(_read_bytes(folder, WEIGHTS))
         if tensors["weights"].shape != (1 << BUCKET_BITS,):
             raise KeyError(f"weights of shape {tensors['weights'].shape}")
         return Classifier(tensors["weights"], float(tensors["bias"][0]))
@@ -129,17 +131,17 @@ def _load(folder: str, file: str, changed: int) -> Classifier:
         raise InputError.at(_KEY, f"{folder}/{WEIGHTS} is not a classifier: {error}", _FIX) from None
 
 
-def _about(folder: str) -> dict[str, Any]:
+def _read_description(folder: str) -> dict[str, Any]:
     try:
-        about = json.loads(_bytes(folder, ABOUT))
-        if not isinstance(about["reads"], dict):
+        description = json.loads(_read_bytes(folder, DESCRIPTION))
+        if not isinstance(description["reads"], dict):
             raise TypeError("reads")
-        return about
+        return description
     except (ValueError, KeyError, TypeError):
-        raise InputError.at(_KEY, f"{folder}/{ABOUT} does not describe a classifier", _FIX) from None
+        raise InputError.at(_KEY, f"{folder}/{DESCRIPTION} does not describe a classifier", _FIX) from None
 
 
-def _bytes(folder: str, name: str) -> bytes:
+def _read_bytes(folder: str, name: str) -> bytes:
     try:
         return (user_path(folder, _KEY) / name).read_bytes()
     except OSError as error:
@@ -148,7 +150,7 @@ def _bytes(folder: str, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdResult:
-    """The held-out texts that pass a threshold."""
+    """The fraction of held-out texts that pass a threshold."""
 
     minimum: float
     good: float
@@ -164,7 +166,7 @@ class TrainedClassifier:
     folder: str
     good: int
     bad: int
-    """Texts of each set, held-out ones included."""
+    """Number of texts of each set, including held-out ones."""
     accuracy: float
     """Balanced accuracy at a threshold of 0.5."""
     auc: float
@@ -189,44 +191,46 @@ def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> T
     labels: list[bool] = []
     for is_good, group in ((True, good), (False, bad)):
         distinct = list(dict.fromkeys(group))
-        held_out = sum(map(_is_held_out, distinct))
-        if len(distinct) < _MIN_TEXTS or not 0 < held_out < len(distinct):
-            what = f"{len(distinct):,} different texts, {held_out} of them to test on, are too few"
+        num_test = sum(map(_is_test_text, distinct))
+        if len(distinct) < _MIN_TEXTS or not 0 < num_test < len(distinct):
+            what = f"{len(distinct):,} different texts, {num_test} of them to test on, are too few"
             raise InputError.at("GOOD" if is_good else "BAD", what, f"use {_MIN_TEXTS} or more, better thousands")
         logger.info("%s %s texts", f"{len(distinct):,}", "good" if is_good else "bad")
         texts += distinct
         labels += [is_good] * len(distinct)
     encoded = features(texts)
     matrix = csr_matrix((encoded.values, (encoded.texts, encoded.buckets)), shape=(len(texts), 1 << BUCKET_BITS))
-    is_good_text, test = np.array(labels), np.array(list(map(_is_held_out, texts)))
+    is_good_text, is_test = np.array(labels), np.array(list(map(_is_test_text, texts)))
     model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=1000)
-    model.fit(matrix[~test], is_good_text[~test])
+    model.fit(matrix[~is_test], is_good_text[~is_test])
     classifier = Classifier(model.coef_[0].astype(np.float32), float(model.intercept_[0]))
-    scores = model.predict_proba(matrix[test])[:, 1]
-    good_scores, bad_scores = scores[is_good_text[test]], scores[~is_good_text[test]]
-    trained = TrainedClassifier(
+    scores = model.predict_proba(matrix[is_test])[:, 1]
+    good_scores, bad_scores = scores[is_good_text[is_test]], scores[~is_good_text[is_test]]
+    summary = TrainedClassifier(
         str(folder),
         int(is_good_text.sum()),
         int((~is_good_text).sum()),
-        float(balanced_accuracy_score(is_good_text[test], scores >= 0.5)),
-        float(roc_auc_score(is_good_text[test], scores)),
+        float(balanced_accuracy_score(is_good_text[is_test], scores >= 0.5)),
+        float(roc_auc_score(is_good_text[is_test], scores)),
         [
             ThresholdResult(minimum, float((good_scores >= minimum).mean()), float((bad_scores >= minimum).mean()))
-            for minimum in _THRESHOLDS
+            for minimum in _REPORTED_THRESHOLDS
         ],
     )
-    _write(classifier, trained, folder)
-    return trained
+    _write_classifier(classifier, summary, folder)
+    return summary
 
 
-def _is_held_out(text: str) -> bool:
-    return xxhash.xxh3_64_intdigest(text.encode()) % _HELD_OUT == 0
+def _is_test_text(text: str) -> bool:
+    return xxhash.xxh3_64_intdigest(text.encode()) % _TEST_EVERY == 0
 
 
-def _write(classifier: Classifier, trained: TrainedClassifier, folder: Path) -> None:
-    about = {"reads": feature_versions(), "trained_on": {"good": trained.good, "bad": trained.bad}}
-    metrics = {"accuracy": trained.accuracy, "auc": trained.auc, "kept": [asdict(result) for result in trained.kept]}
+def _write_classifier(classifier: Classifier, summary: TrainedClassifier, folder: Path) -> None:
+    description = {"reads": feature_versions(), "trained_on": {"good": summary.good, "bad": summary.bad}}
+    metrics = {"accuracy": summary.accuracy, "auc": summary.auc, "kept": [asdict(result) for result in summary.kept]}
     tensors = {"weights": classifier.weights, "bias": np.array([classifier.bias], np.float32)}
     with new_folder(folder) as partial:
         (partial / WEIGHTS).write_bytes(save(tensors))
-        (partial / ABOUT).write_text(json.dumps({**about, "held_out": metrics}, indent=2) + "\n", encoding="utf-8")
+        (partial / DESCRIPTION).write_text(
+            json.dumps({**description, "held_out": metrics}, indent=2) + "\n", encoding="utf-8"
+        )

@@ -1,4 +1,4 @@
-"""Decontamination: find documents that share n-grams with benchmarks, and the benchmark rows that they share them with.
+"""Decontamination: find documents that share n-grams with benchmarks, and the rows of those benchmarks.
 
 The index of the n-grams of the benchmarks:
 
@@ -11,8 +11,8 @@ One process writes the index before any text is read; the processes that read te
 in the texts and m in the index, n·m / 2^64 collide: one in 20 million for a trillion and ten million.
 
 The method is that of datatrove (`NGramsDecontIndexer`, `NGramsDecontFilter`), used for FineWeb. Texts are simplified
-as there (`simplify_text`): lower case, no punctuation, no diacritics (ё is е, é is e), a 0 for each number. So neither
-typesetting nor different numbers hide a benchmark.
+as in its `simplify_text`: lower case, no punctuation, no diacritics (ё is е, é is e), a 0 for each number. So a
+benchmark is found even if typesetting or numbers differ.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ NGRAM_VERSION = [1, SHINGLE_VERSION]
 _MARKS = re.compile("[\u0300-\u036f]")
 _NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 # As in shingles: each character of Kana and Han is a word.
-_SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORDS = re.compile(rf"[{_SINGLE}]|(?:(?![{_SINGLE}])\w)+")
+_ONE_CHARACTER_WORDS = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORDS = re.compile(rf"[{_ONE_CHARACTER_WORDS}]|(?:(?![{_ONE_CHARACTER_WORDS}])\w)+")
 # A table of one byte per slot filters out most n-grams of a text that are not in the index: one in sixteen is looked
 # up in vain. Its 16 MB at most stay in the cache that cores share.
-_SLOTS, _MOST_SLOTS = 16, 1 << 24
+_SLOTS_PER_HASH, _MAX_SLOTS = 16, 1 << 24
 
 
-def simplified(text: str) -> str:
+def simplify(text: str) -> str:
     """Return the text in lower case, without diacritics, with a 0 for each number."""
     decomposed = unicodedata.normalize("NFD", text)
     if decomposed != text or not text.isascii():
@@ -60,7 +60,7 @@ def simplified(text: str) -> str:
 
 def simplified_words(text: str) -> list[str]:
     """Return the words of the simplified text."""
-    return _WORDS.findall(simplified(text))
+    return _WORDS.findall(simplify(text))
 
 
 class Ngrams:
@@ -70,13 +70,13 @@ class Ngrams:
         self.words = words
         self._ngrams = Shingler(words)
 
-    def of(self, texts: Sequence[str]) -> list[NDArray[np.uint64]]:
+    def hashes(self, texts: Sequence[str]) -> list[NDArray[np.uint64]]:
         """Return uint64 (n-grams,) for each text, in order, with repetitions; empty for fewer than `words` words."""
-        return self._ngrams.hashes(list(map(simplified, texts)))
+        return self._ngrams.hashes(list(map(simplify, texts)))
 
 
 def check_benchmarks(data: DataConfig) -> None:
-    """Raise InputError with all problems of the benchmarks that show before reading."""
+    """Raise InputError with all problems of the benchmarks that can be found before reading."""
     problems = [
         problem
         for key, benchmark in _benchmarks(data)
@@ -105,69 +105,69 @@ def write_index(data: DataConfig, folder: Path) -> None:
     ngrams = Ngrams(config.words)
     hashes, rows = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
     origins: list[str] = []
-    about: list[dict[str, Any]] = []
+    descriptions: list[dict[str, Any]] = []
     for key, benchmark in _benchmarks(data):
         name = benchmark.path or benchmark.task
         logger.info("reading the benchmark %s", name)
-        first, short = len(origins), 0
+        first, num_too_short = len(origins), 0
         for row in task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data):
-            texts = [f"{row.query}\n{label}" for label in row.labels or [""]]  # n-grams may lie across the two
-            row_hashes = np.unique(np.concatenate(ngrams.of(texts)))
-            short += row_hashes.size == 0
+            texts = [f"{row.query}\n{label}" for label in row.labels or [""]]  # an n-gram may span both
+            row_hashes = np.unique(np.concatenate(ngrams.hashes(texts)))
+            num_too_short += row_hashes.size == 0
             hashes.append(row_hashes)
             rows.append(np.full(row_hashes.size, len(origins), np.uint32))
             origins.append(row.origin)
-        if len(origins) - first == short:
+        if len(origins) - first == num_too_short:
             what = f"no row of {name} has {config.words} words ({len(origins) - first:,} rows)"
-            fix = "write fewer words (data.decontaminate.words), or other fields"
+            fix = "lower data.decontaminate.words, or use other fields"
             raise InputError.at(key, what, fix)
-        about.append({"name": name, "rows": len(origins) - first, "too_short": short})
+        descriptions.append({"name": name, "rows": len(origins) - first, "too_short": num_too_short})
     all_hashes = np.concatenate(hashes)
     order = np.argsort(all_hashes, kind="stable")
     with new_folder(folder) as partial:
         (partial / "hashes").write_bytes(all_hashes[order].tobytes())
         (partial / "rows").write_bytes(np.concatenate(rows)[order].tobytes())
         (partial / "places.jsonl").write_bytes(b"".join(orjson.dumps(origin) + b"\n" for origin in origins))
-        (partial / "about.json").write_bytes(orjson.dumps(about))
+        (partial / "about.json").write_bytes(orjson.dumps(descriptions))
 
 
 class BenchmarkIndex:
-    """A written index, to look up texts."""
+    """An index that `write_index` wrote."""
 
     def __init__(self, folder: Path, words: int) -> None:
         self._folder = folder
         self._ngrams = Ngrams(words)
         self._hashes = np.memmap(folder / "hashes", np.uint64, "r").view(np.ndarray)
         self._rows = np.memmap(folder / "rows", np.uint32, "r").view(np.ndarray)
-        slots = min(_MOST_SLOTS, 1 << (_SLOTS * self._hashes.size).bit_length())
+        slots = min(_MAX_SLOTS, 1 << (_SLOTS_PER_HASH * self._hashes.size).bit_length())
         self._shift = np.uint64(64 - slots.bit_length() + 1)
-        self._is_taken = np.zeros(slots, np.bool_)
-        self._is_taken[self._hashes >> self._shift] = True
+        self._has_hash = np.zeros(slots, np.bool_)
+        self._has_hash[self._hashes >> self._shift] = True
 
     def find(self, records: Sequence[Record]) -> list[Contaminated | None]:
-        """Return what each record shares with the benchmarks; None for nothing.
+        """Return the benchmark rows that share n-grams with each record; None if there are none.
 
         Pass many short records at a time: the overhead of a call is the time of 5,000 characters.
         """
         texts = [(number, text) for number, record in enumerate(records) for text in _texts(record)]
         matches: list[Contaminated | None] = [None] * len(records)
-        hashes_of_texts = self._ngrams.of([text for _, text in texts])
+        hashes_of_texts = self._ngrams.hashes([text for _, text in texts])
         hashes = np.concatenate(hashes_of_texts)
-        likely = np.flatnonzero(self._is_taken[hashes >> self._shift])
-        starts = np.searchsorted(self._hashes, hashes[likely])
-        stops = np.searchsorted(self._hashes, hashes[likely], side="right")
-        shared = np.flatnonzero(stops > starts)
-        if not shared.size:
+        candidates = np.flatnonzero(self._has_hash[hashes >> self._shift])
+        starts = np.searchsorted(self._hashes, hashes[candidates])
+        stops = np.searchsorted(self._hashes, hashes[candidates], side="right")
+        matching = np.flatnonzero(stops > starts)
+        if not matching.size:
             return matches
         ends = np.cumsum([text_hashes.size for text_hashes in hashes_of_texts])
-        text_of = np.searchsorted(ends, likely[shared], side="right")
+        text_of = np.searchsorted(ends, candidates[matching], side="right")
         for number in np.unique(text_of).tolist():
             owner, text = texts[number]
             if matches[owner] is None:
-                chosen = shared[text_of == number]
-                spans = zip(starts[chosen].tolist(), stops[chosen].tolist(), strict=True)
+                positions = matching[text_of == number]
+                spans = zip(starts[positions].tolist(), stops[positions].tolist(), strict=True)
                 rows = np.unique(np.concatenate([self._rows[start:stop] for start, stop in spans]))
-                first = int(likely[chosen[0]]) - (int(ends[number - 1]) if number else 0)
+                first = int(candidates[positions[0]]) - (int(ends[number - 1]) if number else 0)
                 words = " ".join(simplified_words(text)[first : first + self._ngrams.words])
                 record = records[owner]
                 matches[owner] = Contaminated(record.origin, record.set_name, rows.tolist(), words)

@@ -1,4 +1,4 @@
-"""The ledger: counts every document that is read, as kept or as dropped for a reason."""
+"""The ledger: every document that is read is counted as kept, or as dropped for a reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from artel.errors import InputError, Problem, WorkError
 from artel.messages import Phrase, to_json
 from artel.text.records import Contaminated, Document, Rejected
 
-_NUMBER = re.compile(r"0x[\da-fA-F]+|\d[\d,.]*")
+_NUMBER_PATTERN = re.compile(r"0x[\da-fA-F]+|\d[\d,.]*")
 _MAX_LISTED = 1000
-_MAX_SHOWN, _MAX_ORIGINS = 10, 3  # in the error about too many rejected records
+_MAX_PROBLEMS, _MAX_ORIGINS = 10, 3  # in the error about too many rejected records
 
 
 def describe_drops(dropped: Mapping[str, int]) -> str:
@@ -67,7 +67,7 @@ class Ledger:
     """Counts of each set of documents (named by the source, or by its `set_field`)."""
 
     sets: dict[str, Counts] = field(default_factory=dict)
-    changed: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
     """Changes to kept documents: truncated, split."""
     encodings: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of files in each detected encoding, by source."""
@@ -77,7 +77,7 @@ class Ledger:
     on_reject: Callable[[Rejected], object] | None = None
     """Called with each rejected record."""
     rejected_file: str = ""
-    """The file that lists all of them for the user; empty if there is none."""
+    """The file that lists all rejected records for the user; empty if there is none."""
     on_contaminated: Callable[[Contaminated], object] | None = None
     """Called with each document that is dropped for sharing n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Ledger:
     not_read: list[str] = field(default_factory=list)
     """Files in the folders of sources with suffixes that their formats do not read."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the user about what was decided."""
+    """Notes for the user about decisions."""
 
     @property
     def total(self) -> Counts:
@@ -98,20 +98,20 @@ class Ledger:
             total.add(counts)
         return total
 
-    def of(self, set_name: str) -> Counts:
+    def counts_of(self, set_name: str) -> Counts:
         if set_name not in self.sets:
             self.sets[set_name] = Counts()
         return self.sets[set_name]
 
     def read(self, set_name: str) -> None:
-        self.of(set_name).read += 1
+        self.counts_of(set_name).read += 1
 
     def add_encoding(self, source: str, encoding: str, files: int = 1) -> None:
         """Count files of a source with a detected encoding."""
         self.encodings.setdefault(source, Counter())[encoding] += files
 
     def drop(self, set_name: str, reason: str) -> None:
-        self.of(set_name).dropped[reason] += 1
+        self.counts_of(set_name).dropped[reason] += 1
 
     def reject(self, rejected: Rejected) -> None:
         """Count an unusable record as dropped, and list it."""
@@ -133,15 +133,15 @@ class Ledger:
             self.on_reject(rejected)
 
     def keep(self, document: Document) -> None:
-        counts = self.of(document.record.set_name)
+        counts = self.counts_of(document.record.set_name)
         counts.kept += 1
         text = document.record.text
         counts.splits[document.split].update(documents=1, characters=len(text), bytes=len(text.encode()))
 
     def add(self, other: Ledger) -> None:
         for name, counts in other.sets.items():
-            self.of(name).add(counts)
-        self.changed.update(other.changed)
+            self.counts_of(name).add(counts)
+        self.changes.update(other.changes)
         for source, encodings in other.encodings.items():
             for encoding, files in encodings.items():
                 self.add_encoding(source, encoding, files)
@@ -149,13 +149,15 @@ class Ledger:
         self.listed += other.listed[: _MAX_LISTED - len(self.listed)]
 
     def check_rejected(self, max_bad: float) -> None:
-        """Raise InputError if over `max_bad` (0 to 1) of the records are rejected. It shows the first ones."""
+        """Raise InputError if over `max_bad` (0 to 1) of the records are rejected. The error shows the first ones."""
         read = self.total.read
-        share = self.rejected / max(read, 1)
+        fraction = self.rejected / max(read, 1)
         if self.rejected > max_bad * read:
-            rejected = f"{self.rejected:,} of {read:,} records ({share:.2%}) cannot be used"
+            rejected = f"{self.rejected:,} of {read:,} records ({fraction:.2%}) cannot be used"
             what = f"{rejected}, more than data.max_bad ({max_bad:g})"
-            raise InputError([*self._rejected_problems(), Problem("data", what, "fix them, or raise data.max_bad")])
+            raise InputError(
+                [*self._rejected_problems(), Problem("data", what, "fix the records, or raise data.max_bad")]
+            )
         if self.rejected:
             first = self.listed[0]
             template = (
@@ -165,45 +167,45 @@ class Ledger:
                 else "{count:,} of {read:,} records ({share:.2%}) cannot be used; each is listed in rejected.jsonl of "
                 "the run's folder, the first: {origin}: {detail}"
             )
-            about = {"count": self.rejected, "read": read, "share": share}
+            about = {"count": self.rejected, "read": read, "share": fraction}
             self.notes.append(Phrase(template, **about, origin=first.origin, detail=first.detail))
 
     def _rejected_problems(self) -> Iterator[Problem]:
-        """Yield the first rejected records, one for details that differ in numbers only; then the count of the rest."""
-        same = defaultdict(list)
+        """Yield the first rejected records, one of each whose details differ only in numbers; then the rest's count."""
+        by_detail = defaultdict(list)
         for item in self.listed:
-            same[_NUMBER.sub("0", item.detail)].append(item)
-        groups = [*same.values()][:_MAX_SHOWN]
+            by_detail[_NUMBER_PATTERN.sub("0", item.detail)].append(item)
+        groups = [*by_detail.values()][:_MAX_PROBLEMS]
         for first, *others in groups:
             listed = ", ".join(item.origin for item in others[:_MAX_ORIGINS])
             ellipsis = " …" if len(others) > _MAX_ORIGINS else ""
-            fix = f"the same in {len(others):,} more: {listed}{ellipsis}" if others else ""
+            fix = f"{len(others):,} more like this: {listed}{ellipsis}" if others else ""
             yield Problem(first.origin, first.detail, fix)
-        more = self.rejected - sum(map(len, groups))
-        if more:
+        num_unlisted = self.rejected - sum(map(len, groups))
+        if num_unlisted:
             where = f": {self.rejected_file}" if self.rejected_file else ""
-            yield Problem("", f"… and {more:,} more{where}")
+            yield Problem("", f"… and {num_unlisted:,} more{where}")
 
     def check(self) -> None:
         """Raise WorkError unless every document is counted as kept or dropped."""
         for name, counts in self.sets.items():
             if counts.read != counts.kept + counts.dropped.total():
                 what = f"{name}: {counts.documents()} does not add up"
-                raise WorkError.at("ledger", what, "this is a bug of artel")
+                raise WorkError.at("ledger", what, "this is a bug in artel: please report it")
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json."""
         total = self.total
-        written = {split: dict(counts) for split, counts in total.splits.items()}
+        split_counts = {split: dict(counts) for split, counts in total.splits.items()}
         return {
             "documents": total.documents(),
             "sets": {
-                name: counts.documents() | {split: dict(written) for split, written in counts.splits.items()}
+                name: counts.documents() | {split: dict(split_counts) for split, split_counts in counts.splits.items()}
                 for name, counts in self.sets.items()
             },
-            "parts": written,
-            "bytes": {split: counts["bytes"] for split, counts in written.items()},
-            "changed": dict(sorted(self.changed.items())),
+            "parts": split_counts,
+            "bytes": {split: counts["bytes"] for split, counts in split_counts.items()},
+            "changed": dict(sorted(self.changes.items())),
             **({"split": self.split} if self.split else {}),
             **({"unknown_tokens": self.unknown} if self.unknown else {}),
             **({"contamination": self.contamination} if self.contamination else {}),

@@ -1,7 +1,7 @@
-"""Sources to documents: read, clean, deduplicate, split. Every record is counted.
+"""Turn sources into documents: read, clean, deduplicate, split. Every record is counted.
 
-`clean_shard` applies everything that needs one record only. Duplicates need all records: `read_documents` keeps the
-digests of all earlier records. A token store is made shard by shard, and its duplicates are found afterwards.
+`clean_shard` applies the rules for single records. Finding duplicates needs all records: `read_documents` keeps the
+digests of all earlier ones. A token store is built shard by shard, and its duplicates are found afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from artel.config import ClassifierConfig, CleanConfig, DataConfig, PiiConfig, S
 from artel.errors import InputError, Problem
 from artel.messages import Phrase
 from artel.registry import FORMATS
-from artel.text.classifier import are_good, check_classifier
+from artel.text.classifier import check_classifier, pass_classifier
 from artel.text.cleaning.pii import find_pii, mask_pii
 from artel.text.cleaning.quality import drop_reason
 from artel.text.cleaning.rules import check_packages, clean, drop_lines
@@ -51,7 +51,7 @@ from artel.text.split import is_held_out, split_hash
 TEXT_VERSION = 2
 """Part of the store key: increase it when the same files and settings give other documents."""
 
-# Characters of records that are classified, or checked for benchmark n-grams, at a time.
+# Characters that are classified, or checked for benchmark n-grams, at a time.
 _BATCH_CHARACTERS = 50_000
 
 # A comma at the end of a word, with the white space before it: a double space would give away its position. Commas
@@ -68,10 +68,10 @@ class CleanedRecord:
     """128 bits; equal records have equal digests."""
     split_hash: int
     """The hash that chooses the split; 0 if validation texts are given by a path."""
-    changed: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
     """Changes that the user should know about, by name."""
     has_new_text: bool = True
-    """False if too little text is left after removing what earlier documents have."""
+    """False if too little text is left after removing text that occurred in earlier documents."""
 
 
 def clean_shard(
@@ -86,23 +86,23 @@ def clean_shard(
     `units` removes lines or paragraphs that occurred earlier. Documents that share n-grams with `benchmarks` are
     dropped, except for validation texts given by a path, which are not trained on.
     """
-    records = _accepted(shard, data, ledger)
+    records = _accepted_records(shard, data, ledger)
     if data.clean.classifier is not None:
-        records = _classified(records, data.clean.classifier, ledger)
+        records = _good_records(records, data.clean.classifier, ledger)
     if benchmarks is not None and shard.key != "data.validation":
-        records = _decontaminated(records, benchmarks, ledger)
-    for record, changed in records:
-        digest = xxhash.xxh3_128_digest(_identity(record).encode())
+        records = _uncontaminated_records(records, benchmarks, ledger)
+    for record, changes in records:
+        digest = xxhash.xxh3_128_digest(_text_to_compare(record).encode())
         has_new_text = True
-        document, hashed = _split(record, shard.key, data)  # by its full text, whatever earlier records have
+        document, hash_value = _assign_split(record, shard.key, data)  # by its full text, before repeats are removed
         if units is not None and record.fields is None:
-            record = record._replace(text=units.remove_repeats(record.text, changed))
+            record = record._replace(text=units.remove_repeats(record.text, changes))
             has_new_text = len(record.text) >= data.clean.minimum
             document = replace(document, record=record)
-        yield CleanedRecord(document, digest, hashed, changed, has_new_text)
+        yield CleanedRecord(document, digest, hash_value, changes, has_new_text)
 
 
-def _accepted(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tuple[Record, Counter[str]]]:
+def _accepted_records(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield each cleaned record that no rule drops, with its changes."""
     source = source_at(data, shard.key)
     for item in read_shard(shard, data, ledger.add_encoding):
@@ -113,8 +113,8 @@ def _accepted(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[t
         if isinstance(item, Dropped):
             ledger.drop(item.set_name, item.reason)
             continue
-        changed: Counter[str] = Counter()
-        record = _cleaned(item, source, data.clean, changed)
+        changes: Counter[str] = Counter()
+        record = _clean_record(item, source, data.clean, changes)
         reason = drop_reason(record, data.clean)
         if reason is None and isinstance(record.fields, Preference) and record.fields.chosen == record.fields.rejected:
             reason = "equal_answers"  # they differed before cleaning
@@ -123,20 +123,20 @@ def _accepted(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[t
         if reason is not None:
             ledger.drop(record.set_name, reason)
         else:
-            yield record, changed
+            yield record, changes
 
 
-def _classified(
+def _good_records(
     records: Iterable[tuple[Record, Counter[str]]], rule: ClassifierConfig, ledger: Ledger
 ) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield the records that pass the classifier. Questions and texts with spans are not classified."""
     for batch in _batches(records):
         texts = ["" if isinstance(record.fields, Question | Tagged) else record.text for record, _ in batch]
-        for (record, changed), text, is_good in zip(batch, texts, are_good(texts, rule), strict=True):
+        for (record, changes), text, is_good in zip(batch, texts, pass_classifier(texts, rule), strict=True):
             if text and not is_good:
                 ledger.drop(record.set_name, "quality")
             else:
-                yield record, changed
+                yield record, changes
 
 
 def _has_pii(record: Record, rules: PiiConfig) -> bool:
@@ -147,24 +147,24 @@ def _has_pii(record: Record, rules: PiiConfig) -> bool:
     return any(find_pii(text, rules.drop) for text in texts)
 
 
-def _decontaminated(
+def _uncontaminated_records(
     records: Iterable[tuple[Record, Counter[str]]], benchmarks: BenchmarkIndex, ledger: Ledger
 ) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield the records that share no n-grams with benchmarks."""
     for batch in _batches(records):
-        found = benchmarks.find([record for record, _ in batch])
-        for (record, changed), contaminated in zip(batch, found, strict=True):
+        matches = benchmarks.find([record for record, _ in batch])
+        for (record, changes), contaminated in zip(batch, matches, strict=True):
             if contaminated is not None:
                 ledger.drop_contaminated(contaminated)
             else:
-                yield record, changed
+                yield record, changes
 
 
 def _batches(records: Iterable[tuple[Record, Counter[str]]]) -> Iterator[list[tuple[Record, Counter[str]]]]:
     """Group records into batches of about _BATCH_CHARACTERS characters."""
     batch, characters = [], 0
-    for record, changed in records:
-        batch.append((record, changed))
+    for record, changes in records:
+        batch.append((record, changes))
         characters += len(record.text)
         if characters >= _BATCH_CHARACTERS:
             yield batch
@@ -204,7 +204,7 @@ def read_documents(
                     source_ledger.drop(record.set_name, "repeated")
                 else:
                     source_ledger.keep(cleaned.document)
-                    source_ledger.changed.update(cleaned.changed)
+                    source_ledger.changes.update(cleaned.changes)
                     yield cleaned.document
                     remaining -= len(record.text.encode())
                     if remaining <= 0:
@@ -233,25 +233,25 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     total = ledger.total
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
-        dropped = describe_drops(total.dropped) or "there were none"
-        raise InputError.at("data.sources", f"no document is left: {dropped}", _remedy(data, total.dropped))
-    if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1 all of it is for evaluation
-        what = "no document is left for training: all fell into the validation part"
-        raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
-    for reason in _LENGTHS:
-        if (count := total.dropped[reason]) > total.read * _MANY_DROPPED:
-            ledger.notes.append(Phrase(_LENGTHS[reason], count=count, read=total.read, block=data.block))
+        dropped = describe_drops(total.dropped) or "the sources have none"
+        raise InputError.at("data.sources", f"no document is left: {dropped}", _fix_for(data, total.dropped))
+    if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1, all documents are for evaluation
+        what = "no document is left for training: all are in the validation split"
+        raise InputError.at("data.validation", what, f"lower data.validation, or {more_documents(data)}")
+    for reason in _LENGTH_NOTES:
+        if (count := total.dropped[reason]) > total.read * _MAX_DROPPED_FRACTION:
+            ledger.notes.append(Phrase(_LENGTH_NOTES[reason], count=count, read=total.read, block=data.block))
 
 
-_MANY_DROPPED = 1 / 3
-_LENGTHS = {
+_MAX_DROPPED_FRACTION = 1 / 3
+_LENGTH_NOTES = {
     "longer_than_block": "{count:,} of {read:,} documents are dropped, since they have more than {block:,} tokens: "
     "set a larger data.block, or use shorter texts",
     "longer_than_target": "{count:,} of {read:,} documents are dropped, since their outputs are too long: write a "
     "larger seq2seq.target, or give shorter outputs",
 }
 
-_REMEDIES = {
+_FIXES = {
     "control_token": "remove the template's tokens from the texts, or use another chat.template",
     "unanswerable": "use questions with answers",
     "not_annotated": "annotate the texts, or use others",
@@ -263,17 +263,17 @@ _REMEDIES = {
 }
 
 
-def _remedy(data: DataConfig, dropped: Counter[str]) -> str:
-    """Return what to do if nothing is left, by the most frequent reason for dropping."""
+def _fix_for(data: DataConfig, dropped: Counter[str]) -> str:
+    """Return the fix if no document is left, by the most frequent reason for dropping."""
     reason = max(dropped, key=lambda name: dropped[name], default="")
     if reason == "longer_than_block":
         return f"write a larger data.block than {data.block:,}, or use shorter texts"
-    other = "use other documents, or change the key that drops them (docs/run-file.md)"
-    return _REMEDIES.get(reason, other)
+    default_fix = "use other documents, or change the key that drops them (docs/run-file.md)"
+    return _FIXES.get(reason, default_fix)
 
 
 def more_documents(data: DataConfig) -> str:
-    """Return how to get more documents from such sources."""
+    """Return a fix that gets more documents from the sources."""
     for number, source in enumerate(data.sources):
         if source.yields == "text" and FORMATS[source.format].is_plain_text and source.document != "line":
             cuts = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
@@ -282,15 +282,15 @@ def more_documents(data: DataConfig) -> str:
     return f"give more {' and '.join(kinds)}"
 
 
-def _split(record: Record, key: str, data: DataConfig) -> tuple[Document, int]:
+def _assign_split(record: Record, key: str, data: DataConfig) -> tuple[Document, int]:
     if data.held_out is None:
         return Document(record, "validation" if key == "data.validation" else "train"), 0
-    hashed = split_hash(record.group or record.text)
-    return Document(record, "validation" if is_held_out(hashed, data.held_out) else "train"), hashed
+    hash_value = split_hash(record.group or record.text)
+    return Document(record, "validation" if is_held_out(hash_value, data.held_out) else "train"), hash_value
 
 
-def _identity(record: Record) -> str:
-    """Return the text for finding duplicates. It differs for other answers, other roles, and rejected answers."""
+def _text_to_compare(record: Record) -> str:
+    """Return the text for finding duplicates. Other answers or roles make another text."""
     if isinstance(record.fields, Pair | Conversation | Preference | Labeled | Tagged | Match):
         return repr(record.fields)
     if isinstance(record.fields, Question):
@@ -298,66 +298,68 @@ def _identity(record: Record) -> str:
     return record.text
 
 
-def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: Counter[str]) -> Record:
+def _clean_record(record: Record, source: SourceConfig, rules: CleanConfig, changes: Counter[str]) -> Record:
     if isinstance(record.fields, Question | Tagged):  # their answers and entities are character spans
         return record
     if isinstance(record.fields, Labeled | Match):
-        return _cleaned_texts(record, record.fields, rules, changed)
+        return _clean_texts(record, record.fields, rules, changes)
     if isinstance(record.fields, Conversation | Preference):
-        return _cleaned_messages(record, record.fields, rules, changed)
-    text = _cleaned_text(record.text, rules, changed)
+        return _clean_messages(record, record.fields, rules, changes)
+    text = _clean_text(record.text, rules, changes)
     if isinstance(record.fields, Pair):
-        pair = Pair(_cleaned_text(record.fields.input, rules, changed), text)
+        pair = Pair(_clean_text(record.fields.input, rules, changes), text)
     elif source.pairs == "commas":
         pair = Pair(remove_commas(text), text)
         return record._replace(text=text, fields=pair, group=record.group or pair.input)
     else:
-        return Record(drop_lines(text, rules, changed), record.origin, record.set_name, None, record.group)
+        return Record(drop_lines(text, rules, changes), record.origin, record.set_name, None, record.group)
     return record._replace(text=text, fields=pair, group=pair.input)
 
 
-def _cleaned_text(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
-    text = clean(text, rules, changed)
-    return mask_pii(text, rules.pii, changed) if rules.pii is not None and rules.pii.mask else text
+def _clean_text(text: str, rules: CleanConfig, changes: Counter[str]) -> str:
+    text = clean(text, rules, changes)
+    return mask_pii(text, rules.pii, changes) if rules.pii is not None and rules.pii.mask else text
 
 
-def _cleaned_texts(record: Record, fields: Labeled | Match, rules: CleanConfig, changed: Counter[str]) -> Record:
+def _clean_texts(record: Record, fields: Labeled | Match, rules: CleanConfig, changes: Counter[str]) -> Record:
     """Return the record with each of its texts cleaned. If one becomes empty, so does the record."""
-    texts = tuple(_cleaned_text(text, rules, changed) for text in fields.texts)
+    texts = tuple(_clean_text(text, rules, changes) for text in fields.texts)
     group = texts[0] if record.group == fields.texts[0] else record.group
     return record._replace(text="\n".join(texts) if all(texts) else "", fields=fields.with_texts(texts), group=group)
 
 
-def _masked(value: Any, rules: CleanConfig, changed: Counter[str]) -> Any:
+def _mask_arguments(value: Any, rules: CleanConfig, changes: Counter[str]) -> Any:
     """Return the arguments of a call with personal data masked. Other rules do not apply to them."""
     if rules.pii is None or not rules.pii.mask:
         return value
     if isinstance(value, str):
-        return mask_pii(value, rules.pii, changed)
+        return mask_pii(value, rules.pii, changes)
     if isinstance(value, list):
-        return [_masked(item, rules, changed) for item in value]
+        return [_mask_arguments(item, rules, changes) for item in value]
     if isinstance(value, dict):
-        return {name: _masked(item, rules, changed) for name, item in value.items()}
+        return {name: _mask_arguments(item, rules, changes) for name, item in value.items()}
     return value
 
 
-def _cleaned_messages(
-    record: Record, fields: Conversation | Preference, rules: CleanConfig, changed: Counter[str]
+def _clean_messages(
+    record: Record, fields: Conversation | Preference, rules: CleanConfig, changes: Counter[str]
 ) -> Record:
-    """Return the record with its messages cleaned; empty if one becomes empty: the others would not fit together."""
+    """Return the record with its messages cleaned; with an empty text if a message becomes empty."""
 
-    def cleaned(message: Message) -> Message:
-        content, thought = (_cleaned_text(text, rules, changed) for text in (message.content, message.thought))
-        calls = tuple(replace(call, arguments=_masked(call.arguments, rules, changed)) for call in message.tool_calls)
+    def clean_message(message: Message) -> Message:
+        content, thought = (_clean_text(text, rules, changes) for text in (message.content, message.thought))
+        calls = tuple(
+            replace(call, arguments=_mask_arguments(call.arguments, rules, changes)) for call in message.tool_calls
+        )
         return replace(message, content=content, thought=thought, tool_calls=calls)
 
     if isinstance(fields, Conversation):
-        changed.update(fields.changes)
-        messages = tuple(map(cleaned, fields.messages))
+        changes.update(fields.changes)
+        messages = tuple(map(clean_message, fields.messages))
         fields = Conversation(messages, fields.tools)
     else:
-        prompt = tuple(map(cleaned, fields.prompt))
-        chosen, rejected = (answer and cleaned(answer) for answer in (fields.chosen, fields.rejected))
+        prompt = tuple(map(clean_message, fields.prompt))
+        chosen, rejected = (answer and clean_message(answer) for answer in (fields.chosen, fields.rejected))
         messages = (*prompt, *(answer for answer in (chosen, rejected) if answer is not None))
         fields = replace(fields, prompt=prompt, chosen=chosen, rejected=rejected)
     if any(message.is_empty for message in messages):

@@ -1,4 +1,4 @@
-"""Records: what sources yield (texts, pairs, questions, conversations, preferences, labels …), and what they become."""
+"""Records that sources yield (texts, pairs, questions, conversations, preferences, labels …), and documents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ToolCall:
     id: str = ""
     """The id that the result refers to; empty if the data has none."""
 
-    def written(self) -> str:
+    def as_json(self) -> str:
         """Return the call as JSON: {"name": …, "arguments": {…}}."""
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
 
@@ -77,8 +77,8 @@ class Message:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The non-empty ones of thought, content, and calls as JSON."""
-        texts = (self.thought, self.content, *(call.written() for call in self.tool_calls))
+        """Thought, content, and calls as JSON, without empty ones."""
+        texts = (self.thought, self.content, *(call.as_json() for call in self.tool_calls))
         return tuple(text for text in texts if text)
 
     @property
@@ -206,7 +206,7 @@ class Contaminated:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A good record that the settings of the run exclude. It does not count as bad."""
+    """A valid record that the settings of the run exclude. It does not count as rejected."""
 
     reason: str
     set_name: str = ""

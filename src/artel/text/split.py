@@ -1,7 +1,7 @@
-"""The validation split: chosen by a hash of the text, so that it stays the same when files are added.
+"""The validation split, chosen by a hash of the text, so that it stays the same when files are added.
 
 With `validation.by: chapter`, all documents of a chapter are on the same side. A chapter begins at a heading. In a text
-without headings it is a number of neighbouring documents.
+without headings, a chapter is a number of neighbouring documents.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 # Any constant would do. The run's seed is not used, so that runs of all seeds are evaluated on the same texts.
 _SEED = 20_261_121
-_LONGEST_HEADING = 80
+_MAX_HEADING_CHARACTERS = 80
 # Longer chapters are divided into runs of this many characters: ten documents of a text that is cut.
-_MAX_CHARACTERS = 40_000
+_MAX_CHAPTER_CHARACTERS = 40_000
 # Without headings a chapter is at most this fraction of the held-out text, so that about the right amount is held out.
-_MAX_FRACTION = 0.25
+_MAX_CHAPTER_FRACTION = 0.25
 _ORDINALS = (
     "перв|втор|трет|четв[её]рт|пят|шест|седьм|восьм|девят|десят|одиннадцат|двенадцат|последн|"
     "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|the|first|second|third|fourth|last"
@@ -33,17 +33,17 @@ _HEADING = re.compile(
 
 
 def split_hash(text: str) -> int:
-    """Return 64 bits for a cleaned text. A document is held out if they are below `data.validation` * 2**64."""
+    """Return a 64-bit hash of a cleaned text. Documents with hashes below `data.validation` * 2**64 are held out."""
     return xxhash.xxh3_64_intdigest(text.encode(), seed=_SEED)
 
 
-def is_held_out(hashed: int, fraction: float) -> bool:
+def is_held_out(hash_value: int, fraction: float) -> bool:
     """True if a document with this `split_hash` belongs to the validation split."""
-    return hashed < fraction * 2**64
+    return hash_value < fraction * 2**64
 
 
-def least_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
-    """Return the least fraction that holds out about `fraction` of the documents, at least one, never all; or None."""
+def smallest_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
+    """Return the smallest fraction that holds out about `fraction` of the documents, at least one, not all; or None."""
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
         return None
@@ -54,9 +54,9 @@ def least_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
 
 
 def is_heading(line: str) -> bool:
-    """True for a line that begins a chapter: Глава I, ЧАСТЬ ПЕРВАЯ, Chapter 2. A title, IV, # Title."""
+    """True if a line begins a chapter: Глава I, ЧАСТЬ ПЕРВАЯ, Chapter 2. A title, IV, # Title."""
     line = line.strip()
-    return 0 < len(line) <= _LONGEST_HEADING and _HEADING.match(line) is not None
+    return 0 < len(line) <= _MAX_HEADING_CHARACTERS and _HEADING.match(line) is not None
 
 
 class Chapters:
@@ -64,17 +64,17 @@ class Chapters:
 
     def __init__(self, size: int, fraction: float) -> None:
         """`size`: bytes of the text. `fraction`: fraction of the documents that is held out."""
-        self._limit_without_headings = min(_MAX_CHARACTERS, int(_MAX_FRACTION * fraction * size))
+        self._limit_without_headings = min(_MAX_CHAPTER_CHARACTERS, int(_MAX_CHAPTER_FRACTION * fraction * size))
         self._limit = self._limit_without_headings
         self._chapter = ""
         self._characters = 0
 
     def chapter_of(self, text: str) -> str:
         """Return the first text of the chapter of the next document `text`: it identifies the chapter."""
-        begins = is_heading(text.lstrip().partition("\n")[0])
-        if begins:
-            self._limit = _MAX_CHARACTERS
-        if begins or not self._chapter or self._characters >= self._limit:
+        is_start = is_heading(text.lstrip().partition("\n")[0])
+        if is_start:
+            self._limit = _MAX_CHAPTER_CHARACTERS
+        if is_start or not self._chapter or self._characters >= self._limit:
             self._chapter, self._characters = text, 0
         self._characters += len(text)
         return self._chapter

@@ -1,6 +1,6 @@
-"""Tags of words (B-PER, I-PER, O), spans of characters with labels, and the records made of either.
+"""Tags of words (B-PER, I-PER, O), labeled spans of characters, and records of both.
 
-Tags are read like conlleval and seqeval read them. Impossible spans raise BadRecord.
+Tags are read as in conlleval and seqeval. Invalid spans raise BadRecord.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def has_prefix(tag: str) -> bool:
 def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     """Return (first word, end word exclusive, type) of each entity in the tags of a sequence.
 
-    One rule reads every scheme, that of conlleval (Tjong Kim Sang and Buchholz 2000) and of the default of seqeval: an
+    One rule reads every scheme, as in conlleval (Tjong Kim Sang and Buchholz 2000) and seqeval by default: an
     entity begins at B and S, and at I and E if no entity of its type is open. So IOB1, IOB2 (BIO), BIOES and BILOU are
     all read correctly, and a malformed sequence gives the most plausible entities.
     """
@@ -43,11 +43,11 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     start, open_kind = 0, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
         prefix, kind = split_tag(tag)
-        begins = kind != "" and (prefix in (BEGIN, SINGLE) or kind != open_kind)
-        if open_kind and (begins or not kind):
+        is_start = kind != "" and (prefix in (BEGIN, SINGLE) or kind != open_kind)
+        if open_kind and (is_start or not kind):
             entities.append((start, index, open_kind))
             open_kind = ""
-        if begins:
+        if is_start:
             start, open_kind = index, kind
         if open_kind and prefix in (END, SINGLE):
             entities.append((start, index + 1, open_kind))
@@ -59,8 +59,8 @@ def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) 
     """Return the record of a text with its spans, sorted and without white space at their ends. Raise BadRecord."""
     if not text.strip():
         raise BadRecord("empty", "its text is empty; fill it in, or remove it")
-    checked = sorted(dict.fromkeys(_checked(text, span) for span in spans))
-    return Record(text, origin, set_name, Tagged(text, tuple(checked)))
+    valid_spans = sorted(dict.fromkeys(_check_span(text, span) for span in spans))
+    return Record(text, origin, set_name, Tagged(text, tuple(valid_spans)))
 
 
 def tagged_words(
@@ -70,9 +70,9 @@ def tagged_words(
 
     `spaces`: for each word, True if a space follows; None if a space follows every word. Raise BadRecord.
     """
-    plain = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
-    if kind != WORDS and plain is not None and OUTSIDE not in tags:
-        what = f"the tag {plain!r} has no B- or I- prefix, and no word is O"
+    tag_without_prefix = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
+    if kind != WORDS and tag_without_prefix is not None and OUTSIDE not in tags:
+        what = f"the tag {tag_without_prefix!r} has no B- or I- prefix, and no word is O"
         raise BadRecord("no_prefix", f"{what}; write kind: words in the source if each word has its own tag")
     starts, chunks, end = [], [], 0
     for number, word in enumerate(words):
@@ -93,23 +93,27 @@ def tagged_words(
     return "".join(chunks), spans
 
 
-def _checked(text: str, span: Span) -> Span:
+def _check_span(text: str, span: Span) -> Span:
     start, end, label = span
     if not label.strip():
         raise BadRecord("no_label", f"the span {start} to {end} has no label; write one, or remove the span")
     if not 0 <= start <= end <= len(text):
         what = f"the span {start} to {end} ({label}) is outside the text of {len(text):,} characters"
         raise BadRecord("span_outside", f"{what}; fix it: characters are counted from 0, the end is not included")
-    covered = text[start:end]
-    if not covered.strip():
-        what = f"the span {start} to {end} ({label}) is {'white space' if covered else 'empty'}"
+    marked_text = text[start:end]
+    if not marked_text.strip():
+        what = f"the span {start} to {end} ({label}) is {'white space' if marked_text else 'empty'}"
         raise BadRecord("span_empty", f"{what}; fix it, or remove it")
     for offset in (start, end):
         if 0 < offset < len(text) and _is_continued(text, offset):
-            cut = text[offset - 1 : offset + 1]
-            what = f"the span {start} to {end} ({label}) cuts the character {cut!r} at {offset}"
+            character = text[offset - 1 : offset + 1]
+            what = f"the span {start} to {end} ({label}) cuts the character {character!r} at {offset}"
             raise BadRecord("span_cuts_character", f"{what}; fix it: a visible character must not be split")
-    return start + len(covered) - len(covered.lstrip()), end - len(covered) + len(covered.rstrip()), label
+    return (
+        start + len(marked_text) - len(marked_text.lstrip()),
+        end - len(marked_text) + len(marked_text.rstrip()),
+        label,
+    )
 
 
 def _is_continued(text: str, offset: int) -> bool:

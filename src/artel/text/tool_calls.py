@@ -1,4 +1,4 @@
-"""Tool calls in text, as models write them and data sets store them: parsed into names and arguments.
+"""Parse tool calls in text, as models write them and data sets store them, into names and arguments.
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>                                Hermes, Qwen, SmolLM3
     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>                   Qwen3-Coder, Qwen3.5
@@ -20,7 +20,7 @@
 The last line has no mark: a text is a call if all of it calls tools that were offered. A malformed call stays text.
 
 transformers' `parse_response` does less: it needs a `response_template` for each tokenizer, which few ship and data
-sets lack, raises ValueError at a malformed call, and knows neither calls without a mark nor Python literals (Hermes).
+sets lack, raises ValueError at a malformed call, and reads neither calls without a mark nor Python literals (Hermes).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parse_call(value: Any) -> ToolCall:
     function = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"].strip():
         raise BadRecord("bad_tool_call", f"{repr(value)[:80]} is not a tool call; {_FIX_CALL}")
-    arguments, name, identity = function.get("arguments", function.get("parameters")), function["name"], value.get("id")
+    arguments, name, call_id = function.get("arguments", function.get("parameters")), function["name"], value.get("id")
     fix = 'write {"NAME": VALUE}'
     if isinstance(arguments, str):
         try:
@@ -56,7 +56,7 @@ def parse_call(value: Any) -> ToolCall:
             raise BadRecord("bad_arguments", f"the arguments of {name} are not JSON: {error}; {fix}") from None
     if not isinstance(arguments, dict | None):
         raise BadRecord("bad_arguments", f"the arguments of {name} are {repr(arguments)[:80]}; {fix}")
-    return ToolCall(name.strip(), arguments or {}, identity if isinstance(identity, str) else "")
+    return ToolCall(name.strip(), arguments or {}, call_id if isinstance(call_id, str) else "")
 
 
 def parse_calls(value: Any) -> tuple[ToolCall, ...]:
@@ -70,7 +70,7 @@ def parse_calls(value: Any) -> tuple[ToolCall, ...]:
 
 
 def _json_or_literal(text: str) -> Any:
-    """Parse JSON, or a Python literal, which some data sets have in its place. Raise ValueError with JSON's error."""
+    """Parse JSON, or a Python literal, which some data sets use instead. Raise ValueError with JSON's error."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -86,10 +86,10 @@ def tool_names(tools: Tools) -> list[str]:
     return [tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict)]
 
 
-# Calls between marks. Each parser takes the text between them, and raises one of _PARSE_ERRORS.
+# Calls between marks. Each parser gets the text between the marks, and raises one of _PARSE_ERRORS.
 
 
-def _json_calls(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_json(text: str, tools: Tools) -> list[ToolCall]:
     return list(parse_calls(text))
 
 
@@ -98,7 +98,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTA
 _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
 
-def _tool_call_tag(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_tool_call_tag(text: str, tools: Tools) -> list[ToolCall]:
     """Parse `<tool_call>`, which three families fill differently."""
     if "<function=" in text:
         match = _FUNCTION.fullmatch(text)
@@ -111,9 +111,9 @@ def _tool_call_tag(text: str, tools: Tools) -> list[ToolCall]:
             raise ValueError("no function name")
         arguments = [(key.strip(), value) for key, value in _ARGUMENT.findall(text)]
     else:
-        return _json_calls(text, tools)
+        return _parse_json(text, tools)
     types = _parameter_types(name, tools)
-    return [ToolCall(name, {key: _unquoted_value(value, types.get(key)) for key, value in arguments})]
+    return [ToolCall(name, {key: _parse_value(value, types.get(key)) for key, value in arguments})]
 
 
 def _parameter_types(name: str, tools: Tools) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _parameter_types(name: str, tools: Tools) -> dict[str, Any]:
     return {}
 
 
-def _unquoted_value(text: str, declared_type: Any) -> Any:
+def _parse_value(text: str, declared_type: Any) -> Any:
     """Return the text itself if the parameter is a string, else parse it as JSON."""
     if declared_type == "string":
         return text
@@ -137,30 +137,30 @@ def _unquoted_value(text: str, declared_type: Any) -> Any:
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 
 
-_MISTRAL = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+_MISTRAL_CALL = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 
 
-def _mistral(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_mistral(text: str, tools: Tools) -> list[ToolCall]:
     if text.lstrip().startswith(("[{", "{")):
         value, _ = _DECODER.raw_decode(text.lstrip())
         return list(parse_calls(value))
     calls: list[ToolCall] = []
     at = 0
-    while (match := _MISTRAL.match(text, at)) is not None:
+    while (match := _MISTRAL_CALL.match(text, at)) is not None:
         arguments, at = _DECODER.raw_decode(text, match.end())
         calls.append(parse_call({"name": match[1], "arguments": arguments}))
     if text[at:].strip():
         raise ValueError("text after a call")
-    return _not_empty(calls)
+    return _require_calls(calls)
 
 
-def _not_empty(calls: list[ToolCall]) -> list[ToolCall]:
+def _require_calls(calls: list[ToolCall]) -> list[ToolCall]:
     if not calls:
         raise ValueError("no call")
     return calls
 
 
-def _llama(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_llama(text: str, tools: Tools) -> list[ToolCall]:
     """Parse JSON objects one after another, with or without `;` between them."""
     calls: list[ToolCall] = []
     separators = " \t\r\n;,"
@@ -169,17 +169,17 @@ def _llama(text: str, tools: Tools) -> list[ToolCall]:
         value, at = _DECODER.raw_decode(rest)
         calls += parse_calls(value)
         rest = rest[at:].lstrip(separators)
-    return _not_empty(calls)
+    return _require_calls(calls)
 
 
-def _llama_4(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_llama_4(text: str, tools: Tools) -> list[ToolCall]:
     """Parse calls after the end of the block, if the template wrote text inside it, or inside the block."""
     inside, _, after = text.partition("<|python_end|>")
     body = (after if after.strip() else inside).strip()
     try:
-        return _llama(body, tools)
+        return _parse_llama(body, tools)
     except (BadRecord, ValueError):
-        return _pythonic(body, tools)
+        return _parse_pythonic(body, tools)
 
 
 def _llama_4_text(text: str) -> str:
@@ -187,7 +187,7 @@ def _llama_4_text(text: str) -> str:
     return inside if after.strip() else ""
 
 
-def _gigachat(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_gigachat(text: str, tools: Tools) -> list[ToolCall]:
     """Parse the call after `<|message_sep|>`. No text after it: the mark only ended the message."""
     header, found, call = text.partition("<|role_sep|>")
     if text.strip() and (header.strip() != "function call" or not found):
@@ -195,22 +195,22 @@ def _gigachat(text: str, tools: Tools) -> list[ToolCall]:
     return list(parse_calls(call)) if found else []
 
 
-def _matches(pattern: str) -> Callable[[str, Tools], list[ToolCall]]:
+def _pattern_parser(pattern: str) -> Callable[[str, Tools], list[ToolCall]]:
     """Return a parser of calls that match a pattern with the groups name, arguments and, if calls have one, id."""
     compiled = re.compile(pattern, re.DOTALL)
-    return lambda text, tools: _not_empty([parse_call(found.groupdict()) for found in compiled.finditer(text)])
+    return lambda text, tools: _require_calls([parse_call(found.groupdict()) for found in compiled.finditer(text)])
 
 
-_DEEPSEEK = _matches(
+_DEEPSEEK = _pattern_parser(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>.+?)(?:<｜tool▁sep｜>|\n```json\n)"
     r"(?P<arguments>.*?)(?:\n```)?<｜tool▁call▁end｜>"
 )
-_GPT_OSS = _matches(
+_GPT_OSS = _pattern_parser(
     r"\A\s*(?P<name>[\w.-]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?\s*(?:json)?<\|message\|>"
     r"(?P<arguments>.*)"
 )
 # The id contains the name: functions.f:0. Arguments end before the next call, or each end would be searched again.
-_KIMI = _matches(
+_KIMI = _pattern_parser(
     r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
     r"(?P<arguments>(?:(?!<\|tool_call_begin\|>).)*?)<\|tool_call_end\|>"
 )
@@ -218,7 +218,7 @@ _GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)(\{.*\})\s*", re.DOTALL)
 _GEMMA_STRING_OR_KEY = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\w.-]+)(?=:)', re.DOTALL)
 
 
-def _gemma(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_gemma(text: str, tools: Tools) -> list[ToolCall]:
     """Parse JSON with bare keys, and `<|"|>` around strings."""
     match = _GEMMA_CALL.fullmatch(text)
     if match is None:
@@ -231,30 +231,30 @@ def _gemma(text: str, tools: Tools) -> list[ToolCall]:
 class _Format:
     """Calls between two marks."""
 
-    opens: str
-    closes: str
+    start_mark: str
+    end_mark: str
     """Empty if the calls extend to the end of the text."""
     parse: Callable[[str, Tools], list[ToolCall]]
     text_of: Callable[[str], str] = lambda body: ""
-    """The part between the marks that is not calls but text."""
+    """Return the text between the marks that is not part of a call."""
     ends_turn: bool = False
-    """True if nothing of the turn follows the closing mark."""
+    """True if the closing mark ends the turn."""
 
 
 _FORMATS = (
-    _Format("<tool_call>", "</tool_call>", _tool_call_tag),
-    _Format("<TOOLCALL>", "</TOOLCALL>", _json_calls),
-    _Format("[TOOL_CALLS]", "", _mistral),
-    _Format("<|python_tag|>", "", _llama),
-    _Format("<|python_start|>", "", _llama_4, _llama_4_text),
-    _Format("<|tool_call|>", "", _json_calls),
-    _Format("<|tool_call>", "<tool_call|>", _gemma),
+    _Format("<tool_call>", "</tool_call>", _parse_tool_call_tag),
+    _Format("<TOOLCALL>", "</TOOLCALL>", _parse_json),
+    _Format("[TOOL_CALLS]", "", _parse_mistral),
+    _Format("<|python_tag|>", "", _parse_llama),
+    _Format("<|python_start|>", "", _parse_llama_4, _llama_4_text),
+    _Format("<|tool_call|>", "", _parse_json),
+    _Format("<|tool_call>", "<tool_call|>", _parse_gemma),
     _Format("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI),
     _Format("<|channel|>commentary to=functions.", "<|call|>", _GPT_OSS),
     _Format(" to=functions.", "<|call|>", _GPT_OSS),
     _Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _DEEPSEEK),
-    _Format("<|message_sep|>", "<|message_sep|>", _gigachat, ends_turn=True),
-    _Format("<|function_call|>", "<|message_sep|>", _json_calls, ends_turn=True),
+    _Format("<|message_sep|>", "<|message_sep|>", _parse_gigachat, ends_turn=True),
+    _Format("<|function_call|>", "<|message_sep|>", _parse_json, ends_turn=True),
 )
 
 
@@ -265,7 +265,7 @@ def _unmarked_calls(text: str, tools: Tools) -> list[ToolCall]:
     """Return the calls that make up a whole text; empty if it calls others than `tools`."""
     offered = set(tool_names(tools))
     body = text.strip()
-    for parse in (_llama, _mistral, _pythonic) if offered and body else ():
+    for parse in (_parse_llama, _parse_mistral, _parse_pythonic) if offered and body else ():
         try:
             calls = parse(body, tools)
         except _PARSE_ERRORS:
@@ -275,7 +275,7 @@ def _unmarked_calls(text: str, tools: Tools) -> list[ToolCall]:
     return []
 
 
-def _pythonic(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_pythonic(text: str, tools: Tools) -> list[ToolCall]:
     """Parse `[f(a=1), g()]`. Function names may contain spaces, and argument names may be Python keywords."""
     if not text.startswith("[") or not text.endswith("]"):
         raise ValueError("no list")
@@ -291,7 +291,7 @@ def _pythonic(text: str, tools: Tools) -> list[ToolCall]:
                 raise ValueError("an argument without a name")
             arguments[key.strip()] = _json_or_literal(value)
         calls.append(ToolCall(name.strip(), arguments))
-    return _not_empty(calls)
+    return _require_calls(calls)
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
@@ -320,7 +320,7 @@ def _split_at_commas(text: str) -> Iterator[str]:
 
 
 def read_calls(text: str, tools: Tools = ()) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text without its calls, and the calls. Calls without a mark count only if they are of `tools`."""
+    """Return the text without its calls, and the calls. Calls without a mark count only if they call `tools`."""
     reader = CallReader(tools)
     rest = reader.add(text) + reader.rest()
     return (rest.strip() if reader.calls else text), tuple(reader.calls)
@@ -336,7 +336,7 @@ class CallReader:
     is_over: bool = False
     """True once calls have ended the turn. Later text is dropped."""
     _pending: str = ""
-    _inside: _Format | None = None
+    _open_format: _Format | None = None
     _has_text: bool = False
     """True once the text has begun with something other than a call."""
 
@@ -345,35 +345,35 @@ class CallReader:
         if self.is_over:
             return ""
         self._pending += text
-        if not self._has_text and self._inside is None:
+        if not self._has_text and self._open_format is None:
             if self._may_be_unmarked():
                 return ""
             self._has_text = bool(self._pending.strip())
-        shown = ""
+        visible = ""
         while True:
-            if self._inside is None:
-                found = [(at, item) for item in _FORMATS if (at := self._pending.find(item.opens)) >= 0]
+            if self._open_format is None:
+                found = [(at, item) for item in _FORMATS if (at := self._pending.find(item.start_mark)) >= 0]
                 if not found:
                     break
-                at, self._inside = min(found, key=lambda pair: pair[0])
-                shown += self._pending[:at]
-                self._pending = self._pending[at + len(self._inside.opens) :]
-            closes = self._inside.closes
-            body, closed, after = self._pending.partition(closes) if closes else ("", "", "")
+                at, self._open_format = min(found, key=lambda pair: pair[0])
+                visible += self._pending[:at]
+                self._pending = self._pending[at + len(self._open_format.start_mark) :]
+            end_mark = self._open_format.end_mark
+            body, closed, after = self._pending.partition(end_mark) if end_mark else ("", "", "")
             if not closed:
-                return shown
-            shown += self._close(body, closed)
+                return visible
+            visible += self._close(body, closed)
             self._pending = "" if self.is_over else after
-        marks = (item.opens for item in _FORMATS)
+        marks = (item.start_mark for item in _FORMATS)
         size = max(size for mark in marks for size in range(len(mark)) if self._pending.endswith(mark[:size]))
         end = len(self._pending) - size  # the rest may become a mark
-        shown += self._pending[:end]
+        visible += self._pending[:end]
         self._pending = self._pending[end:]
-        return shown
+        return visible
 
     def rest(self) -> str:
         """Return the text still pending at the end. The last call may lack its closing mark."""
-        if self._inside is not None:
+        if self._open_format is not None:
             return self._close(self._pending, "")
         if not self._has_text:
             self.calls += (calls := _unmarked_calls(self._pending, self.tools))
@@ -386,19 +386,19 @@ class CallReader:
 
     def _close(self, body: str, closing: str) -> str:
         """Take the calls of a body and return its text: all of it if the calls are malformed."""
-        item = self._inside
+        item = self._open_format
         assert item is not None
-        self._inside = None
+        self._open_format = None
         try:
             self.calls += item.parse(body, self.tools)
         except _PARSE_ERRORS:
-            return item.opens + body + closing
+            return item.start_mark + body + closing
         self.is_over = item.ends_turn and bool(closing)
         return item.text_of(body)
 
     def _may_be_unmarked(self) -> bool:
         text = self._pending.lstrip()
-        if not self.tools or any(text.startswith(item.opens) for item in _FORMATS):
+        if not self.tools or any(text.startswith(item.start_mark) for item in _FORMATS):
             return False
         return text[:1] in ("", "{", "[") or any(
             name.startswith(text) or text.startswith(f"{name}{{") for name in tool_names(self.tools)

@@ -11,7 +11,7 @@ from artel.tokens.batches import (
     training_rows,
 )
 from artel.tokens.order import BalancedOrder, Order
-from artel.tokens.packing import PackedSamples, TokenBlocks, WholeSamples
+from artel.tokens.packing import PackedSamples, TokenBlocks, UnpackedSamples
 from artel.tokens.store import DamagedStore, Sample, StoreSplit, StoreWriter, TokenStore
 from artel.tokens.tokenizer.loading import load_tokenizer
 from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer
@@ -33,7 +33,7 @@ __all__ = [
     "TokenBlocks",
     "TokenStore",
     "Tokenizer",
-    "WholeSamples",
+    "UnpackedSamples",
     "evaluation_rows",
     "load_tokenizer",
     "micro_batches",

@@ -102,21 +102,21 @@ def training_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
 
 def one_row(sample: Sample) -> Rows:
     """Return a micro-batch of one sample."""
-    one = np.ones(1, dtype=np.int64)
+    ones = np.ones(1, dtype=np.int64)
     return Rows(
         ids=sample.ids[None].astype(np.int64),
-        lengths=len(sample.ids) * one,
-        valid=one > 0,
-        indices=0 * one,
-        epochs=-one,
+        lengths=len(sample.ids) * ones,
+        valid=ones > 0,
+        indices=0 * ones,
+        epochs=-ones,
         flags=None if sample.flags is None else sample.flags[None],
         numbers=np.array([sample.numbers], dtype=np.int64),
     )
 
 
 def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) -> Rows:
-    missing = size - len(indices)
-    padded_indices = np.concatenate([indices, np.full(missing, indices[0] if len(indices) else 0)]).astype(np.int64)
+    num_padding = size - len(indices)
+    padded_indices = np.concatenate([indices, np.full(num_padding, indices[0] if len(indices) else 0)]).astype(np.int64)
     batch = [samples.read(int(index)) for index in padded_indices[: max(1, len(indices))]]
     batch += [batch[0]] * (size - len(batch))
     sizes = [len(sample.ids) for sample in batch]

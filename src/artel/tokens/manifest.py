@@ -20,26 +20,26 @@ from artel.storage import checksum
 FORMAT = 2
 SPLITS = ("train", "validation")
 
-Facts = tuple[str, int, str]
+FileFacts = tuple[str, int, str]
 """A file's name in the store, its size in bytes and its xxh3-128."""
 
 
-def _inside(name: str) -> str:
+def _check_file_name(name: str) -> str:
     parts = name.split("/")
     if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{name!r} is not the name of a file in the store")
     return name
 
 
-def _plain(name: str) -> str:
+def _check_plain_name(name: str) -> str:
     if "/" in name:
         raise ValueError(f"{name!r} is not a plain name")
-    return _inside(name)
+    return _check_file_name(name)
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 OneOrMore = Annotated[int, Field(ge=1, lt=2**63)]
-Name = Annotated[str, AfterValidator(_plain)]
+Name = Annotated[str, AfterValidator(_check_plain_name)]
 
 
 class _Strict(BaseModel):
@@ -90,7 +90,7 @@ class _Manifest(BaseModel):
     format: int
     dtype: Literal["uint16", "uint32"]
     parts: _Splits
-    files: dict[Annotated[str, AfterValidator(_inside)], _File] = {}
+    files: dict[Annotated[str, AfterValidator(_check_file_name)], _File] = {}
 
     @model_validator(mode="after")
     def _sizes(self) -> _Manifest:
@@ -130,19 +130,21 @@ def read_manifest(content: bytes) -> dict[str, Any]:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"is wrong at {place or 'its top'}: {first['msg']}") from None
+        location = ".".join(map(str, first["loc"]))
+        raise ValueError(f"is invalid at {location or 'the top level'}: {first['msg']}") from None
     return manifest
 
 
-def write_manifest(folder: Path, dtype: str, about: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+def write_manifest(folder: Path, dtype: str, extra_entries: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
     """Write STORE/manifest.json, the last file of a store. Return the manifest.
 
     `parts` describes the files with samples. Other files in the folder (tokenizer, ledger) are added.
     """
-    others = [file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in SPLITS]
-    files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(others)}
-    manifest = {"format": FORMAT, "dtype": dtype, **about, "parts": parts, "files": files}
+    other_files = [
+        file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in SPLITS
+    ]
+    files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(other_files)}
+    manifest = {"format": FORMAT, "dtype": dtype, **extra_entries, "parts": parts, "files": files}
     manifest["checksum"] = manifest_checksum(manifest)
     (folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
     return manifest
@@ -153,7 +155,7 @@ def facts(file: Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "xxh3_128": checksum(file)}
 
 
-def sample_files(manifest: dict[str, Any]) -> Iterator[Facts]:
+def sample_files(manifest: dict[str, Any]) -> Iterator[FileFacts]:
     """Yield the files with samples."""
     for split in SPLITS:
         counts = manifest["parts"][split]
@@ -162,7 +164,7 @@ def sample_files(manifest: dict[str, Any]) -> Iterator[Facts]:
                 yield str(PurePosixPath(split, name)), entry["bytes"], entry["xxh3_128"]
 
 
-def stored_files(manifest: dict[str, Any]) -> Iterator[Facts]:
+def stored_files(manifest: dict[str, Any]) -> Iterator[FileFacts]:
     """Yield all files with a checksum in the manifest."""
     yield from sample_files(manifest)
     for name, entry in manifest.get("files", {}).items():
@@ -171,8 +173,8 @@ def stored_files(manifest: dict[str, Any]) -> Iterator[Facts]:
 
 def manifest_checksum(manifest: dict[str, Any]) -> str:
     """Return the xxh3-128 of the other keys, sorted. Raise ValueError for values that no manifest has."""
-    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    entries = {name: value for name, value in manifest.items() if name != "checksum"}
     try:
-        return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
+        return xxhash.xxh3_128_hexdigest(orjson.dumps(entries, option=orjson.OPT_SORT_KEYS))
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         raise ValueError(f"is not the manifest of a token store ({error})") from None

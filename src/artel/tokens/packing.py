@@ -24,7 +24,7 @@ def document_numbers(flags: np.ndarray) -> np.ndarray:
     return (flags >> 1).astype(np.int64)
 
 
-def may_be_predicted(flags: np.ndarray) -> np.ndarray:
+def is_predictable(flags: np.ndarray) -> np.ndarray:
     """Return True for tokens that may be predicted from the previous one in the block. `flags` may have any shape."""
     return (flags & PREDICTED) > 0
 
@@ -64,7 +64,7 @@ class TokenBlocks:
         return self.split.origins(index * self.length, (index + 1) * self.length)
 
 
-class WholeSamples:
+class UnpackedSamples:
     """The samples of a split: pairs, windows, conversations."""
 
     def __init__(self, split: StoreSplit) -> None:
@@ -99,21 +99,21 @@ class PackedBlocks(TokenBlocks):
         # predicted in another block, and the first token of a block is not predicted.
         order = np.argsort(2 * blocks.astype(np.int64) + ~is_continued, kind="stable")
         self._starts, self._sizes, self._is_continued = starts[order], sizes[order], is_continued[order]
-        self._firsts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
+        self._block_starts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
         self.left_over = 0
 
     def read(self, index: int) -> Sample:
         """Return ids and flags (length + lookahead,). Padding has id 0."""
         ids = np.zeros(self.length + self.lookahead, dtype=np.int64)
         flags = np.zeros(len(ids), dtype=np.uint32)
-        at = 0
+        position = 0
         for number, piece in enumerate(self._pieces_of(index), start=1):
             size = int(self._sizes[piece])
-            ids[at : at + size] = self.split.read(int(self._starts[piece]), size)
-            flags[at : at + size] = 2 * number + PREDICTED
+            ids[position : position + size] = self.split.read(int(self._starts[piece]), size)
+            flags[position : position + size] = 2 * number + PREDICTED
             if self._is_continued[piece]:
-                flags[at] = 2 * number
-            at += size
+                flags[position] = 2 * number
+            position += size
         return Sample(ids, flags)
 
     def origins(self, index: int) -> list[str]:
@@ -126,7 +126,7 @@ class PackedBlocks(TokenBlocks):
         return 1 - float(np.minimum(self._sizes, self.length).sum(dtype=np.int64)) / max(1, self._count * self.length)
 
     def _pieces_of(self, index: int) -> range:
-        return range(int(self._firsts[index]), int(self._firsts[index + 1]))
+        return range(int(self._block_starts[index]), int(self._block_starts[index + 1]))
 
 
 class PackedSamples:
@@ -134,7 +134,7 @@ class PackedSamples:
 
     With `lookahead` 1 the last token of a sample is only predicted, and takes no space in its block of `length` tokens.
     The tokens of a block are those of its samples, in the order of the store. Its flags contain sample numbers
-    (`sample_numbers`) and the samples' own flags (`own_flags`). Raise ValueError for a sample longer than a block.
+    (`sample_numbers`) and the samples' own flags (`sample_flags`). Raise ValueError for a sample longer than a block.
     """
 
     def __init__(self, split: StoreSplit, length: int, lookahead: int) -> None:
@@ -145,7 +145,7 @@ class PackedSamples:
             raise ValueError(f"a sample of {sizes.max():,} tokens does not fit into a block of {length:,}")
         blocks, self._count = best_fit(sizes, length)
         self._members = np.argsort(blocks, kind="stable")
-        self._firsts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
+        self._block_starts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
         self._tokens = int(sizes.sum(dtype=np.int64))
 
     def __len__(self) -> int:
@@ -153,11 +153,11 @@ class PackedSamples:
 
     def members(self, index: int) -> np.ndarray:
         """Return the indices of the samples in a block."""
-        return self._members[self._firsts[index] : self._firsts[index + 1]]
+        return self._members[self._block_starts[index] : self._block_starts[index + 1]]
 
     def samples_in(self, blocks: int) -> int:
         """Return the number of samples in the first `blocks` blocks."""
-        return int(self._firsts[blocks])
+        return int(self._block_starts[blocks])
 
     def read(self, index: int) -> Sample:
         return join_samples([self.split.sample(int(number)) for number in self.members(index)])
@@ -171,7 +171,7 @@ class PackedSamples:
         return 1 - self._tokens / max(1, self._count * self.length)
 
 
-_OWN_BITS = 8  # the samples' own flags in a packed block: objectives that pack use one byte
+_SAMPLE_FLAG_BITS = 8  # the samples' own flags in a packed block: objectives that pack use one byte
 
 
 def sample_sizes(tokens: np.ndarray, lookahead: int) -> np.ndarray:
@@ -183,7 +183,7 @@ def join_samples(samples: list[Sample]) -> Sample:
     """Join samples. The uint32 flags contain each token's sample number, from 1, and in the low byte its own flags."""
     ids = np.concatenate([sample.ids for sample in samples])
     flags = [
-        (np.uint32(number) << _OWN_BITS) + (np.zeros(len(sample.ids)) if sample.flags is None else sample.flags)
+        (np.uint32(number) << _SAMPLE_FLAG_BITS) + (np.zeros(len(sample.ids)) if sample.flags is None else sample.flags)
         for number, sample in enumerate(samples, 1)
     ]
     return Sample(ids, np.concatenate(flags).astype(np.uint32))
@@ -191,12 +191,12 @@ def join_samples(samples: list[Sample]) -> Sample:
 
 def sample_numbers(flags: np.ndarray) -> np.ndarray:
     """Return each token's sample number in its block, int64, from 1; 0 for padding. `flags` may have any shape."""
-    return (flags >> _OWN_BITS).astype(np.int64)
+    return (flags >> _SAMPLE_FLAG_BITS).astype(np.int64)
 
 
-def own_flags(flags: np.ndarray) -> np.ndarray:
+def sample_flags(flags: np.ndarray) -> np.ndarray:
     """Return each token's flags in its sample, uint8. `flags` may have any shape."""
-    return (flags & ((1 << _OWN_BITS) - 1)).astype(np.uint8)
+    return (flags & ((1 << _SAMPLE_FLAG_BITS) - 1)).astype(np.uint8)
 
 
 def _pieces(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -219,8 +219,8 @@ def _pieces(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, 
     else:
         is_continued = np.zeros(len(tokens), dtype=bool)
     sizes = np.minimum(tokens, length + lookahead).astype(np.int32)
-    keep = sizes > 0  # a text may have no tokens
-    return starts[keep], sizes[keep], is_continued[keep]
+    is_kept = sizes > 0  # a text may have no tokens
+    return starts[is_kept], sizes[is_kept], is_continued[is_kept]
 
 
 def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
@@ -230,14 +230,14 @@ def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
     next, so it is filled until nothing fits. So all blocks with equal space are filled in one step.
     """
     # numpy sorts 16-bit integers by counting: 0.1 s instead of 1 s for 10 million pieces.
-    missing = (length - sizes).astype(np.uint16 if length < 2**16 else np.int32)
-    order = np.argsort(missing, kind="stable")
+    unused_space = (length - sizes).astype(np.uint16 if length < 2**16 else np.int32)
+    order = np.argsort(unused_space, kind="stable")
     counts = np.bincount(sizes, minlength=length + 1)
     placed = np.empty(len(sizes), dtype=np.int32)
     open_blocks: dict[int, list[np.ndarray]] = {}  # by remaining space
     spaces: list[int] = []  # its keys, ascending
 
-    def put(space: int, blocks: np.ndarray) -> None:
+    def add_blocks(space: int, blocks: np.ndarray) -> None:
         if space == 0 or len(blocks) == 0:
             return
         if space not in open_blocks:
@@ -245,35 +245,35 @@ def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
             insort(spaces, space)
         open_blocks[space].append(blocks)
 
-    def take(number: int) -> np.ndarray:
+    def take_blocks(number: int) -> np.ndarray:
         space = spaces[number]
         blocks = open_blocks[space].pop()
         if not open_blocks[space]:
             del open_blocks[space], spaces[number]
         return blocks
 
-    done = total = 0
+    num_placed = total = 0
     for size in np.flatnonzero(counts)[::-1].tolist():
-        left = int(counts[size])
-        while left:
+        num_left = int(counts[size])
+        while num_left:
             number = bisect_left(spaces, size)
             if number < len(spaces):
                 space = spaces[number]
-                blocks = take(number)
+                blocks = take_blocks(number)
             else:
                 space = length
-                blocks = np.arange(total, total - (-left // (length // size)), dtype=np.int32)
+                blocks = np.arange(total, total - (-num_left // (length // size)), dtype=np.int32)
                 total += len(blocks)
             per_block = space // size
-            full = min(len(blocks), left // per_block)
-            placed[done : done + full * per_block] = np.repeat(blocks[:full], per_block)
-            put(space - per_block * size, blocks[:full])
-            done, left = done + full * per_block, left - full * per_block
-            if left and full < len(blocks):  # fewer are left than fit into another block
-                placed[done : done + left] = blocks[full]
-                put(space - left * size, blocks[full : full + 1])
-                done, left, full = done + left, 0, full + 1
-            put(space, blocks[full:])
+            num_full = min(len(blocks), num_left // per_block)
+            placed[num_placed : num_placed + num_full * per_block] = np.repeat(blocks[:num_full], per_block)
+            add_blocks(space - per_block * size, blocks[:num_full])
+            num_placed, num_left = num_placed + num_full * per_block, num_left - num_full * per_block
+            if num_left and num_full < len(blocks):  # fewer are left than fit into another block
+                placed[num_placed : num_placed + num_left] = blocks[num_full]
+                add_blocks(space - num_left * size, blocks[num_full : num_full + 1])
+                num_placed, num_left, num_full = num_placed + num_left, 0, num_full + 1
+            add_blocks(space, blocks[num_full:])
     result = np.empty_like(placed)
     result[order] = placed
     return result, total

@@ -8,7 +8,7 @@
     STORE/train/00000.origins        one line per sample: `file:line`
     STORE/train/00000.flags          optional: a number per token, uint8 or uint64
     STORE/train/00000.numbers        optional: int64 numbers per sample, (samples, columns)
-    STORE/train/sources.jsonl        optional: a line of JSON per document, for objectives evaluated on text
+    STORE/train/sources.jsonl        optional: references for evaluation, a line of JSON per document
     STORE/validation/…               the same
 
 Usually a document is one sample, and blocks are cut from the stream of samples. A long document with questions becomes
@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from artel.errors import InputError, Problem
 from artel.storage import check_regular, checksum, report_bus_errors
-from artel.tokens.manifest import SPLITS, Facts, facts, read_manifest, sample_files, stored_files, write_manifest
+from artel.tokens.manifest import SPLITS, FileFacts, facts, read_manifest, sample_files, stored_files, write_manifest
 
-SOURCES = "sources.jsonl"
+REFERENCES_FILE = "sources.jsonl"
 # 2**27 tokens are 256 MiB of uint16. So 400 billion tokens are 3,000 files, and a single one is quick to copy again.
 SHARD_TOKENS = 2**27
 
@@ -63,10 +63,10 @@ class StoreSplit:
         self._folder = folder
         self._shards = counts["shards"]
         self._columns: int = counts["numbers"]
-        self._maps = self._map(".tokens", np.dtype(dtype).newbyteorder("<"))
+        self._token_maps = self._map(".tokens", np.dtype(dtype).newbyteorder("<"))
         self._flags = self._map(".flags", np.dtype(counts["flags"])) if counts["flags"] else None
-        self._starts = list(accumulate((shard["tokens"] for shard in self._shards), initial=0))
-        self._firsts = list(accumulate((shard["samples"] for shard in self._shards), initial=0))
+        self._token_starts = list(accumulate((shard["tokens"] for shard in self._shards), initial=0))
+        self._sample_starts = list(accumulate((shard["samples"] for shard in self._shards), initial=0))
         self._sample_ends: dict[int, np.ndarray] = {}
         self._numbers: np.ndarray | None = None
 
@@ -77,49 +77,52 @@ class StoreSplit:
 
     def sample(self, index: int) -> Sample:
         """Return the sample at `index`."""
-        shard = bisect.bisect_right(self._firsts, index) - 1
+        shard = bisect.bisect_right(self._sample_starts, index) - 1
         if shard not in self._sample_ends:
             self._sample_ends[shard] = self._ends(self._shards[shard]["name"])
-        ends, number = self._sample_ends[shard], index - self._firsts[shard]
+        ends, number = self._sample_ends[shard], index - self._sample_starts[shard]
         start, end = int(ends[number - 1]) if number else 0, int(ends[number])
         flags = None if self._flags is None else np.array(self._flags[shard][start:end])
         numbers = tuple(self.numbers()[index].tolist()) if self._columns else ()
-        return Sample(self._maps[shard][start:end].astype(np.int64), flags, numbers)
+        return Sample(self._token_maps[shard][start:end].astype(np.int64), flags, numbers)
 
     def numbers(self) -> np.ndarray:
         """Return the numbers of all samples, int64 (samples, columns), memory-mapped if there is one shard."""
         if self._numbers is None:
             maps = self._map(".numbers", np.dtype("<i8")) if self._columns else []
-            joined = maps[0] if len(maps) == 1 else np.concatenate([np.empty(0, "<i8"), *maps])
-            self._numbers = joined.reshape(self.samples, self._columns)
+            all_numbers = maps[0] if len(maps) == 1 else np.concatenate([np.empty(0, "<i8"), *maps])
+            self._numbers = all_numbers.reshape(self.samples, self._columns)
         return self._numbers
 
-    def sources(self) -> Iterator[dict[str, Any]]:
-        """Yield the source of each document for evaluation, in the order of the store."""
-        file = self._folder / SOURCES
+    def references(self) -> Iterator[dict[str, Any]]:
+        """Yield the reference of each document that has one, in the order of the store."""
+        file = self._folder / REFERENCES_FILE
         if file.is_file():
             with file.open("rb") as stream:
                 yield from map(orjson.loads, stream)
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return ids (count,) from position `start` of the stream, in the stored dtype; a view if in a single shard."""
-        shard = bisect.bisect_right(self._starts, start) - 1
-        offset = start - self._starts[shard]
+        shard = bisect.bisect_right(self._token_starts, start) - 1
+        offset = start - self._token_starts[shard]
         if offset + count <= self._shards[shard]["tokens"]:
-            return self._maps[shard][offset : offset + count]
-        result = np.empty(count, dtype=self._maps[0].dtype)
-        filled = 0
-        while filled < count:
-            offset = start + filled - self._starts[shard]
-            piece = self._maps[shard][offset : offset + count - filled]
-            result[filled : filled + len(piece)] = piece
-            filled += len(piece)
+            return self._token_maps[shard][offset : offset + count]
+        result = np.empty(count, dtype=self._token_maps[0].dtype)
+        num_filled = 0
+        while num_filled < count:
+            offset = start + num_filled - self._token_starts[shard]
+            chunk = self._token_maps[shard][offset : offset + count - num_filled]
+            result[num_filled : num_filled + len(chunk)] = chunk
+            num_filled += len(chunk)
             shard += 1
         return result
 
     def ends(self) -> np.ndarray:
         """Return the end of each sample in the stream of the split, exclusive, uint64 (samples,)."""
-        ends = [self._ends(shard["name"]) + np.uint64(self._starts[at]) for at, shard in enumerate(self._shards)]
+        ends = [
+            self._ends(shard["name"]) + np.uint64(self._token_starts[number])
+            for number, shard in enumerate(self._shards)
+        ]
         return np.concatenate([np.empty(0, dtype=np.uint64), *ends])
 
     def each_sample(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -128,14 +131,14 @@ class StoreSplit:
             origins = self._origins(shard["name"])
             start = 0
             for origin, end in zip(origins, self._ends(shard["name"]), strict=True):
-                yield origin, self._maps[number][start : int(end)].astype(np.int64)
+                yield origin, self._token_maps[number][start : int(end)].astype(np.int64)
                 start = int(end)
 
     def origins(self, start: int, stop: int) -> list[str]:
         """Return the `file:line` of each sample with tokens in [start, stop)."""
         origins: list[str] = []
         for number, shard in enumerate(self._shards):
-            low, high = start - self._starts[number], stop - self._starts[number]
+            low, high = start - self._token_starts[number], stop - self._token_starts[number]
             if high <= 0 or low >= shard["tokens"]:
                 continue
             ends = self._ends(shard["name"])
@@ -146,8 +149,8 @@ class StoreSplit:
 
     def origin(self, index: int) -> str:
         """Return the `file:line` of a sample."""
-        shard = bisect.bisect_right(self._firsts, index) - 1
-        return self._origins(self._shards[shard]["name"])[index - self._firsts[shard]]
+        shard = bisect.bisect_right(self._sample_starts, index) - 1
+        return self._origins(self._shards[shard]["name"])[index - self._sample_starts[shard]]
 
     def _ends(self, name: str) -> np.ndarray:
         return np.fromfile(self._folder / f"{name}.ends", dtype="<u8")
@@ -175,20 +178,20 @@ class TokenStore:
         except (FileNotFoundError, NotADirectoryError):
             raise DamagedStore([Problem(str(folder), "is not a token store: it has no manifest.json")]) from None
         except OSError as error:
-            raise self._refused(folder / "manifest.json", error) from None
+            raise self._read_error(folder / "manifest.json", error) from None
         except ValueError as error:
-            raise self._damaged("manifest.json", str(error)) from None
+            raise self._damage_error("manifest.json", str(error)) from None
         parts = self.manifest["parts"]
         report_bus_errors()
         try:
             for file, size, _ in self._files(stored_files(self.manifest)):
                 if not file.is_file() or file.stat().st_size != size:
                     what = "is missing or has another size than was written"
-                    raise self._damaged(str(file.relative_to(folder)), what)
+                    raise self._damage_error(str(file.relative_to(folder)), what)
             self.train = StoreSplit(folder / "train", parts["train"], self.manifest["dtype"])
             self.validation = StoreSplit(folder / "validation", parts["validation"], self.manifest["dtype"])
         except OSError as error:
-            raise self._refused(Path(error.filename or folder), error) from None
+            raise self._read_error(Path(error.filename or folder), error) from None
 
     @property
     def digest(self) -> str:
@@ -202,39 +205,39 @@ class TokenStore:
     def verify(self, vocabulary: int | None = None) -> None:
         """Compare the checksums of all files, and check that all ids are below `vocabulary`. Raise DamagedStore."""
         dtype = np.dtype(self.manifest["dtype"]).newbyteorder("<")
-        largest = -1
+        largest_id = -1
 
         def compare(chunk: memoryview) -> None:
-            nonlocal largest
-            whole = len(chunk) - len(chunk) % dtype.itemsize
-            largest = max(largest, int(np.frombuffer(chunk[:whole], dtype).max(initial=0)))
+            nonlocal largest_id
+            num_whole_bytes = len(chunk) - len(chunk) % dtype.itemsize
+            largest_id = max(largest_id, int(np.frombuffer(chunk[:num_whole_bytes], dtype).max(initial=0)))
 
         for file, _, expected in self._files(stored_files(self.manifest)):
             limit = vocabulary if file.suffix == ".tokens" else None
-            largest = -1
+            largest_id = -1
             try:
                 actual = checksum(file) if limit is None else checksum(file, compare)
             except OSError as error:
-                raise self._refused(file, error) from None
+                raise self._read_error(file, error) from None
             if actual != expected:
                 what = "does not have the checksum it was written with"
-                raise self._damaged(str(file.relative_to(self.folder)), what)
-            if limit is not None and largest >= limit:
-                what = f"holds the token {largest:,}, but its tokenizer has {limit:,}"
-                raise self._damaged(str(file.relative_to(self.folder)), what)
+                raise self._damage_error(str(file.relative_to(self.folder)), what)
+            if limit is not None and largest_id >= limit:
+                what = f"holds the token {largest_id:,}, but its tokenizer has {limit:,}"
+                raise self._damage_error(str(file.relative_to(self.folder)), what)
 
-    def _files(self, facts: Iterator[Facts]) -> Iterator[tuple[Path, int, str]]:
+    def _files(self, facts: Iterator[FileFacts]) -> Iterator[tuple[Path, int, str]]:
         return ((self.folder / name, size, digest) for name, size, digest in facts)
 
-    def _refused(self, file: Path, error: OSError) -> InputError:
+    def _read_error(self, file: Path, error: OSError) -> InputError:
         """Return the error for a file that cannot be read: no permission, or damaged."""
         what = f"cannot be read: {error.strerror}"
         if isinstance(error, PermissionError):
             return InputError.at(str(file), what, f"make it readable: chmod -R u+rX {self.folder}")
-        return self._damaged(str(file.relative_to(self.folder)), what)
+        return self._damage_error(str(file.relative_to(self.folder)), what)
 
-    def _damaged(self, name: str, what: str) -> DamagedStore:
-        fix = "artel prepare and artel train make the store again, if its texts still exist"
+    def _damage_error(self, name: str, what: str) -> DamagedStore:
+        fix = "artel prepare and artel train rebuild the store, if its texts still exist"
         return DamagedStore([Problem(str(self.folder / name), what, fix)])
 
 
@@ -252,12 +255,12 @@ class ShardWriter:
         self._tokens = base.with_suffix(".tokens").open("wb")
         self._origins = base.with_suffix(".origins").open("wb")
         self._ends = base.with_suffix(".ends").open("wb")
-        self._optional: dict[str, BinaryIO] = {}
+        self._optional_files: dict[str, BinaryIO] = {}
         self.flags: str | None = None
         """The dtype of the samples' flags."""
         self.columns = 0
         """Numbers per sample."""
-        self.written = 0
+        self.num_tokens = 0
         self.samples = 0
 
     def add(self, sample: Sample, origin: str) -> None:
@@ -267,9 +270,9 @@ class ShardWriter:
             self._write_flags(np.ascontiguousarray(sample.flags))
         if sample.numbers:
             self._write_numbers(np.array([sample.numbers], dtype="<i8"))
-        self.written += len(sample.ids)
+        self.num_tokens += len(sample.ids)
         self.samples += 1
-        self._ends.write(self.written.to_bytes(8, "little"))
+        self._ends.write(self.num_tokens.to_bytes(8, "little"))
 
     def add_many(
         self, tokens: NDArray, lengths: NDArray, origins: bytes, flags: NDArray | None, numbers: NDArray | None
@@ -281,29 +284,34 @@ class ShardWriter:
             self._write_flags(np.ascontiguousarray(flags))
         if numbers is not None:
             self._write_numbers(np.ascontiguousarray(numbers, dtype="<i8"))
-        self._ends.write((self.written + np.cumsum(lengths)).astype("<u8").data)
-        self.written += int(lengths.sum())
+        self._ends.write((self.num_tokens + np.cumsum(lengths)).astype("<u8").data)
+        self.num_tokens += int(lengths.sum())
         self.samples += len(lengths)
 
     def close(self) -> dict[str, Any]:
         """Return the shard's entry in the manifest: name, tokens, samples, and the size and checksum of each file."""
-        files = [self._base.with_suffix(suffix) for suffix in (".tokens", ".ends", ".origins", *self._optional)]
-        for stream in (self._tokens, self._ends, self._origins, *self._optional.values()):
+        files = [self._base.with_suffix(suffix) for suffix in (".tokens", ".ends", ".origins", *self._optional_files)]
+        for stream in (self._tokens, self._ends, self._origins, *self._optional_files.values()):
             stream.close()
-        return {"name": self._base.name, "tokens": self.written, "samples": self.samples, "files": facts_by_name(files)}
+        return {
+            "name": self._base.name,
+            "tokens": self.num_tokens,
+            "samples": self.samples,
+            "files": facts_by_name(files),
+        }
 
     def _write_flags(self, flags: NDArray) -> None:
         self.flags = str(flags.dtype)
-        self._open(".flags").write(flags.data)
+        self._open_file(".flags").write(flags.data)
 
     def _write_numbers(self, numbers: NDArray) -> None:
         self.columns = numbers.shape[1]
-        self._open(".numbers").write(numbers.data)
+        self._open_file(".numbers").write(numbers.data)
 
-    def _open(self, suffix: str) -> BinaryIO:
-        if suffix not in self._optional:
-            self._optional[suffix] = self._base.with_suffix(suffix).open("wb")
-        return self._optional[suffix]
+    def _open_file(self, suffix: str) -> BinaryIO:
+        if suffix not in self._optional_files:
+            self._optional_files[suffix] = self._base.with_suffix(suffix).open("wb")
+        return self._optional_files[suffix]
 
 
 class StoreWriter:
@@ -313,46 +321,51 @@ class StoreWriter:
         self.folder = folder
         self.dtype = token_type(vocabulary)
         self._shard_tokens = shard_tokens
-        self._open: dict[str, ShardWriter] = {}
-        self._sources: dict[str, BinaryIO] = {}
+        self._open_shards: dict[str, ShardWriter] = {}
+        self._references: dict[str, BinaryIO] = {}
         self._splits = {split: no_samples() for split in SPLITS}
         for split in SPLITS:
             (folder / split).mkdir(parents=True)
 
     def add(
-        self, split: str, samples: Iterable[Sample], text_bytes: int, origin: str, source: dict[str, Any] | None = None
+        self,
+        split: str,
+        samples: Iterable[Sample],
+        text_bytes: int,
+        origin: str,
+        reference: dict[str, Any] | None = None,
     ) -> None:
-        """Add a document: samples, size of its text in UTF-8 bytes, `file:line`, and its source for evaluation."""
+        """Add a document: samples, size of its text in UTF-8 bytes, `file:line`, and its reference for evaluation."""
         counts = self._splits[split]
         for sample in samples:
-            if split not in self._open:
+            if split not in self._open_shards:
                 name = f"{len(counts['shards']):05d}"
-                self._open[split] = ShardWriter(self.folder / split / name, self.dtype)
-            shard = self._open[split]
+                self._open_shards[split] = ShardWriter(self.folder / split / name, self.dtype)
+            shard = self._open_shards[split]
             shard.add(sample, origin)
-            if shard.written >= self._shard_tokens:
+            if shard.num_tokens >= self._shard_tokens:
                 self._finish(split)
         counts["documents"] += 1
         counts["bytes"] += text_bytes
-        if source is not None:
-            if split not in self._sources:
-                self._sources[split] = (self.folder / split / SOURCES).open("wb")
-            self._sources[split].write(orjson.dumps(source) + b"\n")
+        if reference is not None:
+            if split not in self._references:
+                self._references[split] = (self.folder / split / REFERENCES_FILE).open("wb")
+            self._references[split].write(orjson.dumps(reference) + b"\n")
 
     def close(self, about: dict[str, Any]) -> dict[str, Any]:
         """Finish the shards and write the manifest with the entries of `about`. Return the manifest."""
-        for split in list(self._open):
+        for split in list(self._open_shards):
             self._finish(split)
-        for split, stream in self._sources.items():
+        for split, stream in self._references.items():
             stream.close()
-            self._splits[split]["files"] = facts_by_name([self.folder / split / SOURCES])
+            self._splits[split]["files"] = facts_by_name([self.folder / split / REFERENCES_FILE])
         return write_manifest(self.folder, self.dtype, about, self._splits)
 
     def _finish(self, split: str) -> None:
-        shard = self._open.pop(split)
+        shard = self._open_shards.pop(split)
         counts = self._splits[split]
         counts["shards"].append(shard.close())
-        counts["tokens"] += shard.written
+        counts["tokens"] += shard.num_tokens
         counts["samples"] += shard.samples
         counts["flags"], counts["numbers"] = shard.flags, shard.columns
 

@@ -60,7 +60,7 @@ def finish(run: Run) -> dict[str, Any]:
             run.folder.model,
             weights,
             run.objective.model_files(run.strategy.model),
-            kept=run.folder.foreign_in_model(),
+            kept=run.folder.foreign_model_files(),
             note=run.folder.note_model,
         )
         run.folder.note_weights()

@@ -20,12 +20,12 @@ from artel.config import RunConfig
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.objectives import objective_of
-from artel.preparing import Prepared
+from artel.preparing import PreparedText
 from artel.training.checkpoint.format import Progress, list_checkpoints, read_progress
 from artel.training.schedule import Length, rate, rate_by_time, run_length
 
 
-def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepared, model: Path) -> bool:
+def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: PreparedText, model: Path) -> bool:
     """Return True if the run that started as `before` (its `file`) has steps left under `now`, with its new length.
 
     Raise InputError if the run cannot continue with the new length, with a command that trains its model further.
@@ -44,7 +44,7 @@ def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepa
     return new.steps is None or new.steps > progress.step
 
 
-def prepared_length(config: RunConfig, prepared: Prepared) -> Length:
+def prepared_length(config: RunConfig, prepared: PreparedText) -> Length:
     """Return the length of a run on its prepared text."""
     part = prepared.open().train
     return run_length(config, objective_of(config, prepared.tokenizer()).dataset(part), part)

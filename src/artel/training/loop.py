@@ -19,7 +19,7 @@ from artel.config import RunConfig
 from artel.models.forward_pass import architecture_error, profiler_range
 from artel.objectives import Batch
 from artel.parallel import World
-from artel.preparing import Prepared
+from artel.preparing import PreparedText
 from artel.training.callbacks import Callback, EvaluateTasks, Log, MeasureEnd, Save, ShowSamples, StopOnSignal, Validate
 from artel.training.faults.bad_steps import Guard
 from artel.training.faults.out_of_memory import optimizer_memory, use_less_memory
@@ -39,7 +39,7 @@ from artel.training.setup import open_run
 
 def train(
     config: RunConfig,
-    prepared: Prepared,
+    prepared: PreparedText,
     world: World,
     callbacks: Sequence[Callback] = (),
     clock: Callable[[], float] = time.monotonic,

@@ -30,7 +30,7 @@ from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
-from artel.tokens import Samples, WholeSamples, training_rows
+from artel.tokens import Samples, UnpackedSamples, training_rows
 from artel.training.memory import KEPT_SHARE, has_no_memory_limit, release_free_memory
 
 Attempt = Callable[[int, Recompute], None]
@@ -200,7 +200,7 @@ def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
     Single samples are compared among those with most tokens in the store. Blocks are all of one size.
     """
     candidates = np.zeros(1, dtype=np.int64)
-    if isinstance(samples, WholeSamples):
+    if isinstance(samples, UnpackedSamples):
         candidates = np.argsort(np.diff(samples.split.ends().astype(np.int64), prepend=0))[-_MAX_CANDIDATES:]
     tokens = [repeat_sample(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
     return int(candidates[int(np.argmax(tokens))]), max(tokens)

@@ -53,7 +53,7 @@ def write_rank(
     file = rank_file(folder.ranks, rank)
     with suppress(OSError, ArtelError):
         if identity:
-            folder.check_there(identity)
+            folder.check_not_moved(identity)
         # Complete or absent, but without fsync, for which training would have to wait.
         partial = file.with_name(f".{file.name}.partial")
         partial.write_bytes(orjson.dumps(status))

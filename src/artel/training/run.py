@@ -212,7 +212,7 @@ class Run:
     def check_folder(self) -> None:
         """Raise WorkError if the run's folder is gone or replaced, before anything is written there."""
         if self.folder_identity:  # empty if a network disk did not show the folder yet: other hosts check
-            self.folder.check_there(self.folder_identity)
+            self.folder.check_not_moved(self.folder_identity)
 
     def progress_so_far(self) -> Progress:
         """Return the progress including the wall time of this start, and the budget's measurements of the end."""

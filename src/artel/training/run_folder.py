@@ -17,12 +17,12 @@ from artel.errors import InputError, Problem
 from artel.preparing.run_mark import (
     begin_new_run,
     check_claim,
-    check_model_is_artels,
+    check_model_ownership,
+    check_not_moved,
     check_own_checkpoints,
     check_own_weights,
-    check_there,
     claim,
-    foreign_in_model,
+    foreign_model_files,
     has_weights,
     identity,
     note_model,
@@ -155,13 +155,13 @@ class RunFolder:
         """Create the folder and mark it as a run's. Return a note about a copy. Raise InputError as `check_claim`."""
         return claim(self.path, original)
 
-    def check_model_is_artels(self) -> None:
+    def check_model_ownership(self) -> None:
         """Raise InputError if `model`, about to be removed or replaced, has files of the user."""
-        check_model_is_artels(self.path)
+        check_model_ownership(self.path)
 
-    def foreign_in_model(self) -> list[Path]:
+    def foreign_model_files(self) -> list[Path]:
         """Return the files in `model` that artel did not write."""
-        return foreign_in_model(self.path)
+        return foreign_model_files(self.path)
 
     def note_model(self, names: Iterable[str]) -> None:
         """Record which files artel has written into `model`."""
@@ -171,9 +171,9 @@ class RunFolder:
         """Return an identifier that changes if the folder is replaced by a new one."""
         return identity(self.path)
 
-    def check_there(self, its_identity: str) -> None:
+    def check_not_moved(self, its_identity: str) -> None:
         """Raise WorkError if the folder was removed, moved or replaced."""
-        check_there(self.path, its_identity)
+        check_not_moved(self.path, its_identity)
 
     def note_weights(self) -> None:
         """Record digests of the weights in `model`."""
@@ -267,7 +267,7 @@ class RunFolder:
         disk, the checkpoints there are removed; other links are removed themselves. Raise InputError if `model` has
         files of the user.
         """
-        self.check_model_is_artels()
+        self.check_model_ownership()
         with disk_errors(self.path):
             for path in [
                 *written_checkpoints(self.checkpoints),

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from artel.config import RunConfig, dump_run, load_run, result_differences
 from artel.errors import InputError
-from artel.preparing import Prepared
+from artel.preparing import PreparedText
 from artel.storage import remove_leftovers, write_file
 from artel.training.lengthening import change_length
 from artel.training.packing import AUTO, with_packing
 from artel.training.run_folder import RunFolder, check_same, differs_in_length, written_checkpoints
 
 
-def check_same_run(config: RunConfig, prepared: Prepared) -> None:
+def check_same_run(config: RunConfig, prepared: PreparedText) -> None:
     """Raise InputError if a run to be resumed has changed keys that affect the result, and show the differences.
 
     The length may change if the finished steps stay the same (`lengthening.py`); a complete run is then incomplete
@@ -30,7 +30,7 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
         file = _trained_as(folder, config)
         earlier_run = load_run(str(file))
         if differs_in_length(earlier_run, config):
-            folder.check_model_is_artels()
+            folder.check_model_ownership()
             if change_length(folder.config, earlier_run, config, prepared, folder.model):
                 folder.result.unlink(missing_ok=True)
         else:

@@ -23,7 +23,7 @@ from artel.models.compile import try_compiled
 from artel.models.flops import device_name, estimate_flops_per_token, peak_flops
 from artel.objectives import objective_of
 from artel.parallel import ParallelStrategy, World
-from artel.preparing import Prepared
+from artel.preparing import PreparedText
 from artel.storage import write_file
 from artel.tokens import PackedSamples, Samples, StoreSplit
 from artel.training.budget import Budget
@@ -51,7 +51,7 @@ _ISOLATION_KEYS = ("data.packing", "parallel.exchange")
 
 def open_run(
     config: RunConfig,
-    prepared: Prepared,
+    prepared: PreparedText,
     world: World,
     callbacks: Sequence[object] = (),
     clock: Callable[[], float] = time.monotonic,
@@ -78,7 +78,7 @@ def open_run(
 
 
 def _open_run(
-    config: RunConfig, prepared: Prepared, world: World, callbacks: Sequence[object], clock: Callable[[], float]
+    config: RunConfig, prepared: PreparedText, world: World, callbacks: Sequence[object], clock: Callable[[], float]
 ) -> tuple[Run, Validation]:
     started, budget = clock(), config.train.budget
     folder = RunFolder(Path(config.run))

@@ -30,7 +30,7 @@ from artel.models.loading.save import write_model
 from artel.models.lora.adapter_folder import name_base, read_adapter
 from artel.models.lora.adapters import is_adapted
 from artel.models.text_vectors import module_folders
-from artel.preparing import prepare_silently, refuse_overlaps
+from artel.preparing import check_overlaps, prepare_silently
 from artel.storage import check_new, new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
@@ -66,7 +66,7 @@ def export(
     exporter = None if to is None else open_exporter(to, name, settings or {})
     source, run = _source(name)
     if run is not None:
-        refuse_overlaps(run, [("DIR", folder)])
+        check_overlaps(run, [("DIR", folder)])
     has_adapter = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
     if merge and not has_adapter:
         raise InputError.at("--merge", f"{name} has no adapter to merge", "remove it")
@@ -98,7 +98,7 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
     """
     check_new(folder)
     run, checkpoint = newest_checkpoint(name)
-    refuse_overlaps(run, [("DIR", folder)])
+    check_overlaps(run, [("DIR", folder)])
     prepared = prepare_silently(run)
     with new_folder(folder) as partial:
         _write_source(open_checkpoint(run, prepared, checkpoint), partial)

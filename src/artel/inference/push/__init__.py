@@ -9,7 +9,7 @@ from typing import Any
 from artel.inference.push.hub import Hub
 from artel.inference.push.pushed_model import PushedModel, PushOptions, find_model, write_folder
 from artel.messages import logger
-from artel.preparing import refuse_overlaps
+from artel.preparing import check_overlaps
 from artel.storage import new_folder, scratch_folder
 
 __all__ = ["PushOptions", "Pushed", "push"]
@@ -71,7 +71,7 @@ def push(name: str, repo: str, options: PushOptions) -> Pushed:
 
 def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, target: Path) -> Pushed:
     """Write what would be uploaded to a new folder."""
-    refuse_overlaps(model.run, [("--dry-run", target)])
+    check_overlaps(model.run, [("--dry-run", target)])
     with new_folder(target) as folder:
         _log_skipped(write_folder(model, repo, options, folder, links=False))
         files = _file_sizes(folder)

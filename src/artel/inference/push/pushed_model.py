@@ -178,7 +178,7 @@ def _check_model(folder: RunFolder) -> None:
     names = {path.name for path in _files_by_artel(folder)}
     has_config = bool(names & {"config.json", CONFIG})
     if not has_config or not any(name.endswith(".safetensors") for name in names):
-        foreign = ", ".join(path.name for path in folder.foreign_in_model())
+        foreign = ", ".join(path.name for path in folder.foreign_model_files())
         what = "does not contain the model that artel wrote there"
         what += f"; artel did not write {foreign}" if foreign else ": it lacks a configuration or weights"
         fix = "move other files away, and save the model again: artel train RUN"
@@ -187,7 +187,7 @@ def _check_model(folder: RunFolder) -> None:
 
 def _files_by_artel(folder: RunFolder) -> list[Path]:
     """Return the files that artel wrote into RUN/model."""
-    foreign = set(folder.foreign_in_model())
+    foreign = set(folder.foreign_model_files())
     return sorted(path for path in folder.model.iterdir() if path not in foreign)
 
 
@@ -231,11 +231,11 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
         del opened
     else:
         _copy(_files_by_artel(model.folder), folder, links=links)
-        skipped = [path.name for path in model.folder.foreign_in_model() if path.name != CARD or path.is_symlink()]
+        skipped = [path.name for path in model.folder.foreign_model_files() if path.name != CARD or path.is_symlink()]
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
         name_base(folder, model.base_model)
     card_file = model.folder.model / CARD
-    has_user_card = card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_in_model()
+    has_user_card = card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_model_files()
     if model.checkpoint is None and has_user_card:
         shutil.copyfile(card_file, folder / CARD)
     else:

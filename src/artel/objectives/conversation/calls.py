@@ -125,7 +125,7 @@ def _number(text: str) -> int | float:
 
 
 def _calls_or_text(calls: Sequence[ToolCall], text: str) -> str:
-    return ", ".join(call.written() for call in calls) or text
+    return ", ".join(call.as_json() for call in calls) or text
 
 
 def _shorten(text: str) -> str:

@@ -184,7 +184,7 @@ class SpanQA(Objective, Decoding):
     def predictions(self, outputs: np.ndarray, split: StoreSplit) -> list[Prediction]:
         """Return the answer to each document of a split, from the windows that have outputs."""
         owners = np.asarray(split.numbers()[: len(outputs), DOCUMENT])
-        return self._predict(outputs, owners, split.sources(), split.sample)
+        return self._predict(outputs, owners, split.references(), split.sample)
 
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
         """Answer a question about a text. Raise InputError if the question is too long."""
@@ -199,7 +199,7 @@ class SpanQA(Objective, Decoding):
                 rows = one_row(sample)
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
         owners = np.zeros(len(outputs), dtype=np.int64)
-        source = result.source or {}
+        source = result.reference or {}
         return self._predict(np.concatenate(outputs), owners, [source], result.samples.__getitem__)[0]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:

@@ -116,9 +116,9 @@ def entities_in(objective: Tagger, model: PreTrainedModel, windows: Windows, tex
 def _entities(
     objective: Tagger, text: str, document: DocumentSamples | None, pairs: list[tuple[np.ndarray, np.ndarray]]
 ) -> list[dict[str, Any]]:
-    if document is None or document.source is None:
+    if document is None or document.reference is None:
         return []
-    starts, ends = document.source["starts"], document.source["ends"]
+    starts, ends = document.reference["starts"], document.reference["ends"]
     tags = objective.tags.names(np.concatenate([ids for ids, _ in pairs]).tolist())
     scores = np.concatenate([scores for _, scores in pairs])
     return [

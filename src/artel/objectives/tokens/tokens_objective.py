@@ -263,7 +263,7 @@ class Tokens(Objective, Decoding):
     def _scores(self, outputs: np.ndarray, split: StoreSplit) -> Scores:
         """Return counts over the documents whose windows all have outputs."""
         tags, scores = judged_tags(outputs, split), Scores()
-        for number, source in enumerate(split.sources()):
+        for number, source in enumerate(split.references()):
             ids = tags.get(number, [])
             if len(ids) < len(source["starts"]):
                 continue

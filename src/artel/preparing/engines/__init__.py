@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from artel.config import PrepareConfig
-from artel.preparing.engines.local import run_here
+from artel.preparing.engines.local import run_locally
 from artel.preparing.tasks import Stage, Tasks
 
 
@@ -36,4 +36,4 @@ def run_stage(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Call
 
         run_by_ray(tasks, stage, prepare, progress)
     else:
-        run_here(tasks, stage, prepare.workers, progress)
+        run_locally(tasks, stage, prepare.workers, progress)

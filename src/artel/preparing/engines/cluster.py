@@ -1,14 +1,14 @@
-"""Work on the nodes of a cluster, and what the submitting process needs to know about it.
+"""Submit work to the nodes of a cluster, run it there, and collect its results.
 
     KEY.parts/jobs/text-0/work.json     the submission, which each rank reads
-    KEY.parts/jobs/text-0/claims/12     a link to the name of the process that took task 12
+    KEY.parts/jobs/text-0/claims/12     a link to the name of the process that claimed task 12
     KEY.parts/jobs/text-0/killed/3      a message about rank 3, of which a process was killed
     KEY.parts/jobs/text-0/succeeded/3   rank 3 ended without an error
     KEY.parts/jobs/text-0/logs/7_3.log  what rank 3 printed (7: the number of Slurm's job)
     KEY.parts/jobs/text-0/slurm-job     the number of the job
 
-Each submission has its own folder, so that claims of an earlier one hide no work: only results tell what is finished.
-Two processes that run the same task write the same result, and the first one stays.
+Each submission has its own folder, so that old claims do not block tasks: a task is finished if its result exists. If
+two processes run the same task, they write the same result, and the first one stays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 import orjson
 
 from artel.errors import ArtelError, WorkError
-from artel.preparing.engines.local import exit_with
+from artel.preparing.engines.local import exit_with_parent
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
@@ -43,12 +43,12 @@ UNSEEN_SECONDS = 60
 # Seconds between checks for results. Checks take at most a tenth of the time.
 _POLL_SECONDS = 2.0
 _QUOTED_LINES = 12
-_FILE = "work.json"
+_WORK_FILE = "work.json"
 
 
 @dataclass(frozen=True)
 class Work:
-    """A submission. Each rank runs tasks of a stage that no process has taken, until none is left.
+    """A submission. Each rank runs unclaimed tasks of a stage until none is left.
 
     A rank that starts first runs more tasks: jobs of a busy cluster start hours apart, and nodes differ in speed.
     """
@@ -65,31 +65,31 @@ class Work:
     """Processes per rank."""
 
     def write(self) -> None:
-        """Write it into its folder, for the ranks."""
-        write_file(Path(self.folder, _FILE), orjson.dumps(asdict(self)))
+        """Write the submission into its folder, for the ranks."""
+        write_file(Path(self.folder, _WORK_FILE), orjson.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> Work:
-        """Return what `write` wrote. Raise WorkError on a node that does not see the folder."""
+        """Read a submission. Raise WorkError on a node that does not see the folder."""
         try:
-            return cls(**orjson.loads((folder / _FILE).read_bytes()))
+            return cls(**orjson.loads((folder / _WORK_FILE).read_bytes()))
         except FileNotFoundError:
-            raise _unseen(folder) from None
+            raise _unseen_error(folder) from None
 
     def run(self, rank: int, ranks: int) -> None:
         """Run the work of a rank, 0 to `ranks` - 1. Raise WorkError; errors of tasks go to the workspace."""
-        # The folder proves nothing: on a disk that is not shared, it is created for the logs.
+        # An existing folder is not enough: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
-            raise _unseen(Path(self.workspace))
+            raise _unseen_error(Path(self.workspace))
         workspace = Workspace.load(Path(self.workspace))
         try:
             os.chdir(self.directory)
         except OSError as error:
-            what = f"the node {socket.gethostname()} cannot go to {self.directory}: {error.strerror}"
+            what = f"the node {socket.gethostname()} cannot change to the folder {self.directory}: {error.strerror}"
             workspace.write_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, FIX_SHARED_DISK))
             return
         encode_in_one_thread()  # other processes use the other cores
-        threading.Thread(target=exit_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
         # Forked even for one process, so that this one sees how it ended.
         context = multiprocessing.get_context("fork")
         processes = []
@@ -102,18 +102,18 @@ class Work:
         for process in processes:
             process.join()
         codes = [process.exitcode or 0 for process in processes]
-        if killed := [signal.Signals(-code).name for code in codes if code < 0]:
-            what = f"a process on {socket.gethostname()} was killed by {killed[0]}"
+        if signals := [signal.Signals(-code).name for code in codes if code < 0]:
+            what = f"a process on {socket.gethostname()} was killed by {signals[0]}"
             write_file(Path(self.folder, "killed", str(rank)), what)
             raise WorkError.at("prepare.workers", what)
         if any(codes):
-            raise WorkError.at("prepare.workers", "a process failed; its log tells why")
+            raise WorkError.at("prepare.workers", "a process failed; see its log")
         write_file(Path(self.folder, "succeeded", str(rank)), "")
 
     def _run_tasks(self, workspace: Workspace, name: str, first: int, parent: int) -> None:
-        threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
         tasks = Tasks(workspace)
-        for number in self._take(name, first):
+        for number in self._claim_tasks(name, first):
             try:
                 workspace.raise_errors()
             except ArtelError:
@@ -127,20 +127,20 @@ class Work:
                 return
             except (Exception, SystemExit) as error:
                 traceback.print_exc()
-                known = worker_error(error, f"stage {self.stage}, part {number}")
-                workspace.write_error(f"{self.stage}-{number}", known)
+                task_error = worker_error(error, f"stage {self.stage}, part {number}")
+                workspace.write_error(f"{self.stage}-{number}", task_error)
                 os._exit(1)
 
-    def _take(self, name: str, first: int) -> Iterator[int]:
-        """Yield tasks claimed for a process, from `first` on; first those it claimed before a requeue."""
+    def _claim_tasks(self, name: str, first: int) -> Iterator[int]:
+        """Yield tasks claimed for a process, from `first` on. Tasks that it claimed before a requeue come first."""
         claims = Path(self.folder, "claims")
         yield from [int(claim.name) for claim in claims.iterdir() if str(claim.readlink()) == name]
-        remaining = deque(self.numbers[first:] + self.numbers[:first])
-        while remaining:
+        unclaimed = deque(self.numbers[first:] + self.numbers[:first])
+        while unclaimed:
             claimed = {claim.name for claim in claims.iterdir()}
-            remaining = deque(number for number in remaining if str(number) not in claimed)
-            if remaining:
-                number = remaining.popleft()
+            unclaimed = deque(number for number in unclaimed if str(number) not in claimed)
+            if unclaimed:
+                number = unclaimed.popleft()
                 try:
                     (claims / str(number)).symlink_to(name)  # atomic, also over a network; fails if it exists
                 except FileExistsError:
@@ -167,7 +167,7 @@ def rank_command(work: Work, python: str = sys.executable) -> list[str]:
 
 
 def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> int:
-    """Report progress and wait a while; return the number of missing results. Raise the errors of tasks."""
+    """Report progress, wait a few seconds, and return the number of missing results. Raise the errors of tasks."""
     start = time.monotonic()
     missing = len(set(work.numbers).intersection(tasks.unfinished(work.stage)))
     progress(len(work.numbers) - missing, len(work.numbers))
@@ -177,12 +177,12 @@ def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], No
     return missing
 
 
-def lost_tasks(work: Work, missing: int, ended: str, fix: str) -> WorkError:
+def lost_tasks_error(work: Work, missing: int, reason: str, fix: str) -> WorkError:
     """Return the error for tasks without result or error. It quotes the log of a failed rank."""
-    what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {ended}"
-    if killed := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
+    what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {reason}"
+    if kill_notes := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
         memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
-        return WorkError.at("prepare.workers", f"{what}; {killed[0]}", f"{memory}; {FIX_RESUME}")
+        return WorkError.at("prepare.workers", f"{what}; {kill_notes[0]}", f"{memory}; {FIX_RESUME}")
     log = _failed_log(Path(work.folder))
     if log is None:
         what = f"{what} and left no log: do the nodes see that folder?"
@@ -198,7 +198,7 @@ def _failed_log(folder: Path) -> Path | None:
     return max((log for log in failed if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)
 
 
-def _unseen(path: Path) -> WorkError:
+def _unseen_error(path: Path) -> WorkError:
     return WorkError.at("data.store", f"the node {socket.gethostname()} does not see {path}", FIX_SHARED_DISK)
 
 

@@ -1,7 +1,7 @@
-"""Runs the tasks of a stage in processes of this machine.
+"""Run the tasks of a stage in processes of this machine.
 
 The processes are forked: nothing is imported again, the tokenizer is shared, and no text passes between them. Each
-takes the number of its next task from a file that all have open. A process exits if its parent died.
+reads the number of its next task from a shared open file. A process exits if its parent dies.
 
 A process is forked even for a single worker: rensa keeps threads that do not survive a fork, so the children of a
 process that has used it would wait for those threads forever.
@@ -30,13 +30,15 @@ from artel.storage.panics import hide_panics
 from artel.storage.unexpected_errors import worker_error
 from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
-_NUMBER = struct.Struct("<i")
+_TASK_NUMBER = struct.Struct("<i")
 
 
-def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progress: Callable[[int, int], None]) -> None:
+def run_locally(
+    tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progress: Callable[[int, int], None]
+) -> None:
     """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
 
-    Raise what a task raises, and WorkError if a process is killed.
+    Raise the errors of tasks, and WorkError if a process is killed.
     """
     unfinished = tasks.unfinished(stage)
     if not hasattr(os, "fork"):
@@ -47,9 +49,9 @@ def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progres
     count = min(usable_cores() if workers == "auto" else workers, len(unfinished))
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryFile(buffering=0, dir=tasks.workspace.path) as queue:  # forked processes share its position
-        queue.write(b"".join(map(_NUMBER.pack, unfinished)))
+        queue.write(b"".join(map(_TASK_NUMBER.pack, unfinished)))
         queue.seek(0)
-        processes = [context.Process(target=_work, args=(tasks, stage, queue, os.getpid())) for _ in range(count)]
+        processes = [context.Process(target=_run_worker, args=(tasks, stage, queue, os.getpid())) for _ in range(count)]
         try:
             _start(processes)
             _watch(processes, tasks, stage, len(unfinished), progress)
@@ -80,23 +82,23 @@ def _watch(
             del running[process.sentinel]
             if process.exitcode:
                 tasks.workspace.raise_errors()
-                raise _failed(process.exitcode)
+                raise _exit_error(process.exitcode)
 
 
-def _work(tasks: Tasks, stage: Stage, queue: IO[bytes], parent: int) -> None:
+def _run_worker(tasks: Tasks, stage: Stage, queue: IO[bytes], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and kills this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     encode_in_one_thread()  # other processes use the other cores
-    threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
-    with hide_panics():  # once for all texts: for each text it would take too long
+    threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
+    with hide_panics():  # once for all texts: doing it for each text would be slow
         status = _run_tasks(tasks, stage, queue)
     os._exit(status)
 
 
 def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
     """Run tasks until none is left in the queue; return the exit status."""
-    while entry := queue.read(_NUMBER.size):
-        number = _NUMBER.unpack(entry)[0]
+    while entry := queue.read(_TASK_NUMBER.size):
+        number = _TASK_NUMBER.unpack(entry)[0]
         try:
             tasks.run(stage, number)
         except BaseException as raised:  # also unexpected errors, which the parent reports
@@ -109,17 +111,17 @@ def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
     return 0
 
 
-def exit_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Exit when the parent process is gone; the target of a thread."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
 
 
-def _failed(exit_code: int) -> WorkError:
+def _exit_error(exit_code: int) -> WorkError:
     if exit_code < 0:
         what = f"a process that prepares text was killed by {signal.Signals(-exit_code).name}"
-        fix = "if memory ran out, write fewer prepare.workers; the same command resumes from the finished parts"
+        fix = "if memory ran out, lower prepare.workers; the same command resumes from the finished parts"
     else:
         what, fix = f"a process that prepares text failed (exit status {exit_code})", "see what it printed above"
     return WorkError.at("prepare.workers", what, fix)

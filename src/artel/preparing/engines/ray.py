@@ -1,4 +1,4 @@
-"""Runs the tasks of a stage on a running Ray cluster."""
+"""Run the tasks of a stage on a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from artel.preparing.engines.cluster import (
     FIX_SHARED_DISK,
     UNSEEN_SECONDS,
     Work,
-    lost_tasks,
+    lost_tasks_error,
     new_work,
     rank_command,
     wait_for_results,
@@ -33,17 +33,17 @@ def check() -> None:
     """Raise InputError if Ray is not installed or no cluster can be reached."""
     if find_spec("ray") is None:
         raise missing_extra("ray", "cluster", "prepare.engine")
-    with _connected():
+    with _connect():
         pass
 
 
 def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Run the unfinished tasks of a stage, each on one CPU. Raise InputError, WorkError.
 
-    Ray ends the tasks when this process ends, for whatever reason.
+    Ray ends the tasks when this process ends, for any reason.
     """
     work = new_work(tasks, stage)
-    with _connected() as ray:
+    with _connect() as ray:
         _check_nodes(ray, work)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         count = min(cpus if prepare.workers == "auto" else prepare.workers, len(work.numbers))
@@ -52,17 +52,17 @@ def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
         run_rank = ray.remote(num_cpus=1)(_run_rank)
         running = [run_rank.remote(work, rank, count) for rank in range(count)]
         failures: list[str] = []
-        ended: float | None = None
+        end_time: float | None = None
         while True:
             finished, running = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
-            failures += filter(None, map(partial(_failure, ray), finished))
+            failures += filter(None, map(partial(_failure_message, ray), finished))
             if not running:
-                ended = ended or time.monotonic()
+                end_time = end_time or time.monotonic()
             if not (missing := wait_for_results(tasks, work, progress)):  # counted after the ranks were checked
                 break
-            if ended is not None and (failures or time.monotonic() > ended + UNSEEN_SECONDS):
+            if end_time is not None and (failures or time.monotonic() > end_time + UNSEEN_SECONDS):
                 reason = f": {failures[0]}" if failures else ""
-                raise lost_tasks(work, missing, f"the tasks of Ray ended{reason}", "fix what the log reports")
+                raise lost_tasks_error(work, missing, f"the tasks of Ray ended{reason}", "fix what the log reports")
 
 
 def _run_rank(work: Work, rank: int, ranks: int) -> int:
@@ -72,7 +72,7 @@ def _run_rank(work: Work, rank: int, ranks: int) -> int:
         return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
 
 
-def _failure(ray: Any, task: Any) -> str | None:
+def _failure_message(ray: Any, task: Any) -> str | None:
     """Return in one line why a finished Ray task failed; None if it did not."""
     try:
         status = ray.get(task)
@@ -82,7 +82,7 @@ def _failure(ray: Any, task: Any) -> str | None:
 
 
 @contextmanager
-def _connected() -> Iterator[Any]:
+def _connect() -> Iterator[Any]:
     """Connect to the Ray cluster inside the block; yield the module ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     import ray
@@ -91,10 +91,10 @@ def _connected() -> Iterator[Any]:
         try:
             ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError) as error:
-            what = f"ray: no cluster of Ray is reached from this machine: {str(error).splitlines()[0]}"
+            what = f"ray: no Ray cluster can be reached from this machine: {str(error).splitlines()[0]}"
             fix = (
-                "start one (here `ray start --head`, on the others `ray start --address=THIS_MACHINE:6379`), and where "
-                "it is not found name it: export RAY_ADDRESS=HEAD:6379"
+                "start one (here `ray start --head`, on the others `ray start --address=THIS_MACHINE:6379`), or "
+                "set its address: export RAY_ADDRESS=HEAD:6379"
             )
             raise InputError.at("prepare.engine", what, fix) from None
         yield ray
@@ -106,18 +106,18 @@ def _check_nodes(ray: Any, work: Work) -> None:
     """Raise InputError if a node does not see the workspace or lacks artel, WorkError if no node has a CPU."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def look(file: str) -> tuple[bool, bool]:
-        # Ray sends this function by value, so it also runs where artel is not installed.
+    def probe(file: str) -> tuple[bool, bool]:
+        # Ray sends this function by value, so it also runs on nodes without artel.
         return Path(file).is_file(), find_spec("artel") is not None
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     if not nodes:
-        raise WorkError.at("prepare.engine", "no node of the cluster of Ray has a CPU", "start some")
-    remote_look = ray.remote(num_cpus=0, max_retries=0)(look)
+        raise WorkError.at("prepare.engine", "no node of the Ray cluster has a CPU", "start nodes with CPUs")
+    remote_probe = ray.remote(num_cpus=0, max_retries=0)(probe)
     answers = []
     for node in nodes:
         strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        answers.append(remote_look.options(scheduling_strategy=strategy).remote(f"{work.workspace}/plan.json"))
+        answers.append(remote_probe.options(scheduling_strategy=strategy).remote(f"{work.workspace}/plan.json"))
     problems = []
     for node, answer in zip(nodes, answers, strict=True):
         name = f"the node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
@@ -128,7 +128,7 @@ def _check_nodes(ray: Any, work: Work) -> None:
         if not is_seen:
             problems.append(Problem("data.store", f"{name} does not see {work.workspace}", FIX_SHARED_DISK))
         if not has_artel:
-            fix = "install the same artel in the environment in which Ray is started there"
-            problems.append(Problem("prepare.engine", f"{name} has no package artel", fix))
+            fix = "install the same version of artel in the environment in which Ray runs on that node"
+            problems.append(Problem("prepare.engine", f"artel is not installed on {name}", fix))
     if problems:
         raise InputError(problems)

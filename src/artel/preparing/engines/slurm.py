@@ -1,4 +1,4 @@
-"""Runs the tasks of a stage as a job array of Slurm."""
+"""Run the tasks of a stage as a Slurm job array."""
 
 from __future__ import annotations
 
@@ -15,46 +15,53 @@ from pathlib import Path
 from artel.config import PrepareConfig, SlurmConfig
 from artel.config.sbatch import directive
 from artel.errors import InputError, WorkError
-from artel.preparing.engines.cluster import UNSEEN_SECONDS, Work, lost_tasks, new_work, rank_command, wait_for_results
+from artel.preparing.engines.cluster import (
+    UNSEEN_SECONDS,
+    Work,
+    lost_tasks_error,
+    new_work,
+    rank_command,
+    wait_for_results,
+)
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
 
-_PROCESSES = 64
+_MAX_PROCESSES = 64
 _TIME_LIMIT = "24:00:00"  # of a job, unless prepare.slurm.options has another
 _JOB_FILE = "slurm-job"
-_ENDED = frozenset(
+_END_STATES = frozenset(
     "COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PREEMPTED REVOKED".split()
 )
 # Slurm's reasons of pending jobs that will never start.
-_HOPELESS = frozenset(
+_FATAL_REASONS = frozenset(
     "BadConstraints JobHeldAdmin JobHeldUser launch_failed_requeued_held PartitionTimeLimit PartitionNodeLimit "
     "InvalidAccount InvalidQOS DependencyNeverSatisfied".split()
 )
-_FIX_REFUSED = "write memory and options (partition, time …) as the cluster has them (scontrol show partition)"
+_FIX_REFUSED = "set memory and options (partition, time …) that the cluster allows (scontrol show partition)"
 _CANCEL_SECONDS = 60
-_SILENT_SECONDS = 1800
+_MAX_SILENT_SECONDS = 1800
 
 
 def check() -> None:
     """Raise InputError if no job can be submitted."""
     if missing := [name for name in ("sbatch", "scontrol", "scancel") if shutil.which(name) is None]:
-        what = f"slurm: there is no {missing[0]} on this machine"
-        fix = "start artel on a login node of the cluster; or write prepare.engine: local"
+        what = f"slurm: {missing[0]} is not installed on this machine"
+        fix = "start artel on a login node of the cluster; or set prepare.engine: local"
         raise InputError.at("prepare.engine", what, fix)
 
 
 def run_by_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
     """Submit the unfinished tasks of a stage and wait for them. Raise InputError, WorkError.
 
-    No job is left in the queue, however it ends.
+    No job stays in the queue, even after an error.
     """
     work = new_work(tasks, stage, prepare.slurm.cpus)
-    processes = min(_PROCESSES if prepare.workers == "auto" else prepare.workers, len(work.numbers))
+    processes = min(_MAX_PROCESSES if prepare.workers == "auto" else prepare.workers, len(work.numbers))
     job = _Job(_submit(work, job_script(work, -(-processes // prepare.slurm.cpus), prepare.slurm)))
     try:
         write_file(Path(work.folder, _JOB_FILE), job.number)
-        _wait(tasks, work, job, progress)
+        _wait_for_job(tasks, work, job, progress)
     finally:
         job.cancel()
         Path(work.folder, _JOB_FILE).unlink(missing_ok=True)
@@ -111,58 +118,58 @@ def _submit(work: Work, script: str) -> str:
 
 
 class _Job:
-    """A job array, as Slurm reports it."""
+    """A job array and its state in Slurm."""
 
     def __init__(self, number: str) -> None:
         self.number = number
         self.states: dict[str, str] = {}
         """The last known state of each element, even if Slurm has forgotten it."""
         self._pending_reasons: set[str] = set()
-        self._answered = time.monotonic()
+        self._last_answer = time.monotonic()
 
     def has_ended(self) -> bool:
         """True if no element is pending or running. Raise WorkError if Slurm has not answered for long."""
         result = _run("scontrol", "show", "job", "--oneliner", self.number)
         if result.returncode and "Invalid job id" not in result.stderr:
-            if time.monotonic() - self._answered > _SILENT_SECONDS:
-                what = f"Slurm has not answered for {_SILENT_SECONDS // 60} minutes: {result.stderr.strip()}"
-                raise WorkError.at("prepare.engine", what, "run the same command when it does")
+            if time.monotonic() - self._last_answer > _MAX_SILENT_SECONDS:
+                what = f"Slurm has not answered for {_MAX_SILENT_SECONDS // 60} minutes: {result.stderr.strip()}"
+                raise WorkError.at("prepare.engine", what, "run the same command when Slurm answers again")
             return False
-        self._answered = time.monotonic()
+        self._last_answer = time.monotonic()
         elements = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) Reason=(\S+)", result.stdout, re.MULTILINE)
         self.states |= {element: state for element, state, _ in elements}
         self._pending_reasons = {reason for _, state, reason in elements if state == "PENDING"}
-        return all(state in _ENDED for _, state, _ in elements)
+        return all(state in _END_STATES for _, state, _ in elements)
 
     def check(self) -> None:
-        """Raise WorkError if it will never start."""
-        for reason in self._pending_reasons & _HOPELESS:
+        """Raise WorkError if the job will never start."""
+        for reason in self._pending_reasons & _FATAL_REASONS:
             raise WorkError.at("prepare.slurm", f"the job {self.number} cannot start: {reason}", _FIX_REFUSED)
 
     def failures(self) -> list[str]:
-        return sorted({state for state in self.states.values() if state in _ENDED - {"COMPLETED"}})
+        return sorted({state for state in self.states.values() if state in _END_STATES - {"COMPLETED"}})
 
     def cancel(self) -> None:
-        """Cancel it, if it has not ended, and wait up to a minute until its processes are gone."""
+        """Cancel the job if it has not ended, and wait up to a minute until its processes are gone."""
         _run("scancel", self.number)
-        until = time.monotonic() + _CANCEL_SECONDS
-        while not self.has_ended() and time.monotonic() < until:
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(1)
 
 
-def _wait(tasks: Tasks, work: Work, job: _Job, progress: Callable[[int, int], None]) -> None:
+def _wait_for_job(tasks: Tasks, work: Work, job: _Job, progress: Callable[[int, int], None]) -> None:
     """Wait for all results. Raise the errors of tasks, and WorkError if the job ended without all results."""
-    ended: float | None = None
+    end_time: float | None = None
     while missing := wait_for_results(tasks, work, progress):
-        if ended is None:
-            ended = time.monotonic() if job.has_ended() else None
+        if end_time is None:
+            end_time = time.monotonic() if job.has_ended() else None
             job.check()
-        elif job.failures() or time.monotonic() > ended + UNSEEN_SECONDS:
+        elif job.failures() or time.monotonic() > end_time + UNSEEN_SECONDS:
             states = " and ".join(job.failures()) or "COMPLETED"
-            raise lost_tasks(work, missing, f"the job {job.number} ended as {states}", _remedy(job.failures()))
+            raise lost_tasks_error(work, missing, f"the job {job.number} ended as {states}", _fix_for(job.failures()))
 
 
-def _remedy(failures: list[str]) -> str:
+def _fix_for(failures: list[str]) -> str:
     if "TIMEOUT" in failures:
         return 'write a longer time: prepare.slurm.options: {time: "48:00:00"}'
     if "OUT_OF_MEMORY" in failures:

@@ -1,1 +1,1 @@
-"""Downloads by http(s): resumed where they were cut, with limits of time."""
+"""Downloads by http(s), resumed after interruptions, with time limits."""

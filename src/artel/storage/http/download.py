@@ -29,9 +29,9 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.secrets import HIDDEN, hide_secrets, variables_of, with_variables
 from artel.storage.http.resume import PartialDownload, fetch_once
 
-_PAUSES = (0.3, 1.0)  # seconds before the second and the third attempt
-_PROGRESS = 1 << 20  # bytes: after an attempt that received this many more, attempts are counted anew
-_CHUNK = 1 << 18
+_RETRY_SECONDS = (0.3, 1.0)  # seconds before the second and the third attempt
+_PROGRESS_BYTES = 1 << 20  # bytes: after an attempt that received this many more, attempts are counted anew
+_CHUNK_BYTES = 1 << 18
 _MIN_BYTES_PER_SECOND = 1_000  # that a server must reach over twice the timeout
 _FIX_ADDRESS = "check the address"
 _FIX_NETWORK = "check the address and the network (proxies: http_proxy, https_proxy), and try again"
@@ -83,12 +83,12 @@ def _download_with_retries(url: str, partial: PartialDownload, max_bytes: int | 
             content_type = _download(url, partial, max_bytes, timeout)
             return {"url": hide_secrets(url), "content_type": content_type}
         except _Retry as reason:
-            attempts = attempts + 1 if partial.size < furthest + _PROGRESS else 1
+            attempts = attempts + 1 if partial.size < furthest + _PROGRESS_BYTES else 1
             furthest = max(furthest, partial.size)
-            if attempts > len(_PAUSES):
-                kept = f"; the {partial.size:,} bytes that came are kept" if partial.about else ""
-                raise WorkError.at(url, f"{reason}, three times", _FIX_NETWORK + kept) from reason
-            time.sleep(_PAUSES[attempts - 1])
+            if attempts > len(_RETRY_SECONDS):
+                hint = f"; the {partial.size:,} bytes that came are kept" if partial.about else ""
+                raise WorkError.at(url, f"{reason}, three times", _FIX_NETWORK + hint) from reason
+            time.sleep(_RETRY_SECONDS[attempts - 1])
 
 
 def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout: float) -> str:
@@ -105,7 +105,7 @@ def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout
             _check_length(url, response.headers)
             total = _prepare(response, partial)
             _check_size(url, total or 0, max_bytes, partial)
-            while chunk := response.read1(_CHUNK):
+            while chunk := response.read1(_CHUNK_BYTES):
                 _check_size(url, partial.size + len(chunk), max_bytes, partial)
                 partial.write(chunk)
             if total is not None and partial.size != total:
@@ -155,8 +155,8 @@ def _validator(headers: Message) -> str:
     if etag:
         return etag if etag.startswith('"') else ""  # a weak ETag (W/"…") may stay the same when bytes change
     try:
-        changed = email.utils.parsedate_to_datetime(headers.get("Last-Modified", ""))
-        age = (email.utils.parsedate_to_datetime(headers.get("Date", "")) - changed).total_seconds()
+        modified = email.utils.parsedate_to_datetime(headers.get("Last-Modified", ""))
+        age = (email.utils.parsedate_to_datetime(headers.get("Date", "")) - modified).total_seconds()
     except (TypeError, ValueError):
         return ""
     # Within the same minute a time in seconds may stand for two contents (RFC 9110, 8.8.2.2).
@@ -216,17 +216,17 @@ def _check_secrets(url: str) -> None:
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
     """Return the request. USER:PASSWORD@ becomes a header that is not sent to the target of a redirect."""
     values = {name: urllib.parse.quote(os.environ[name].strip(), safe="") for name in variables_of(url)}
-    address = _ascii(with_variables(url, values))
+    address = _to_ascii(with_variables(url, values))
     parts = urllib.parse.urlsplit(address)
-    user, at, host = parts.netloc.rpartition("@")
+    user, separator, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host)), headers=headers)
-    if at:
+    if separator:
         credentials = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {credentials}")
     return request
 
 
-def _ascii(url: str) -> str:
+def _to_ascii(url: str) -> str:
     """Return the address in ASCII: domain names in punycode, other letters and spaces percent-encoded."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

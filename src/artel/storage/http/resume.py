@@ -1,8 +1,8 @@
 """Downloads that resume where they stopped, also after a kill or a power failure.
 
-    CACHE/KEY/body, headers.json     a finished download, whole or absent; the headers have its checksum (`digest`)
+    CACHE/KEY/body, headers.json     a finished download, complete or absent; the headers have its checksum (`digest`)
     CACHE/unfinished/KEY.body        the bytes received so far
-    CACHE/unfinished/KEY.json        a mark: how many of them are synced to disk, their checksum, and their source
+    CACHE/unfinished/KEY.json        a mark: the number of bytes synced to disk, their checksum, and their source
     CACHE/unfinished/KEY.lock        held by the process that downloads it
 
 A partial download that nobody resumed for a week is removed.
@@ -32,11 +32,11 @@ UNFINISHED = "unfinished"
 _MARK_BYTES = 32 << 20
 _MARK_SECONDS = 5.0
 _STALE_SECONDS = 7 * 24 * 3600
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class PartialDownload:
-    """The first `size` bytes of a download, and `about`: how to resume it. If that is empty, it cannot be resumed."""
+    """The first `size` bytes of a download, and `about`: how to resume it; empty if it cannot be resumed."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.path, self._mark_path = folder / f"{key}.body", folder / f"{key}.json"
@@ -44,7 +44,7 @@ class PartialDownload:
         with disk_errors(folder):
             self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         self.about: dict[str, Any] = {}
-        self.size = self._marked = 0
+        self.size = self._marked_bytes = 0
         self._marked_at = time.monotonic()
         self._digest = xxhash.xxh3_128()
         if not self._resume():
@@ -61,7 +61,7 @@ class PartialDownload:
             self._mark_path.unlink(missing_ok=True)
             self._file.seek(0)
             self._file.truncate()
-        self.about, self.size, self._marked = about, 0, 0
+        self.about, self.size, self._marked_bytes = about, 0, 0
         self._digest = xxhash.xxh3_128()
 
     def write(self, data: bytes) -> None:
@@ -73,7 +73,7 @@ class PartialDownload:
         self._digest.update(data)
         self.size += len(data)
         now = time.monotonic()
-        if self.about and (self.size - self._marked >= _MARK_BYTES or now - self._marked_at >= _MARK_SECONDS):
+        if self.about and (self.size - self._marked_bytes >= _MARK_BYTES or now - self._marked_at >= _MARK_SECONDS):
             self._save_mark()
             self._marked_at = now
 
@@ -96,7 +96,7 @@ class PartialDownload:
         self.path.rename(target)
 
     def _resume(self) -> bool:
-        """Take over the marked bytes if their checksum is right; later bytes may not have reached the disk."""
+        """Use the marked bytes if their checksum is right. Later bytes may not have reached the disk."""
         try:
             mark = json.loads(self._mark_path.read_bytes())
             about, size, digest = dict(mark["about"]), int(mark["bytes"]), str(mark["digest"])
@@ -104,20 +104,20 @@ class PartialDownload:
             return False
         with disk_errors(self._folder):
             remaining = size
-            while remaining and (chunk := self._file.read(min(remaining, _CHUNK))):
+            while remaining and (chunk := self._file.read(min(remaining, _CHUNK_BYTES))):
                 self._digest.update(chunk)
                 remaining -= len(chunk)
             if remaining or self.digest != digest:
                 return False
             self._file.truncate(size)
-        self.about, self.size, self._marked = about, size, size
+        self.about, self.size, self._marked_bytes = about, size, size
         return True
 
     def _save_mark(self) -> None:
         with disk_errors(self._folder):
             os.fsync(self._file.fileno())
             write_file(self._mark_path, json.dumps({"about": self.about, "bytes": self.size, "digest": self.digest}))
-        self._marked = self.size
+        self._marked_bytes = self.size
 
 
 def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict[str, Any]]) -> Path:
@@ -127,11 +127,11 @@ def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict
     time; others wait for it. Raise as `download` and `disk_errors` do.
     """
     folder = cache / key
-    if _is_whole(folder):
+    if _is_complete(folder):
         return folder
     remove_stale(cache)
     with lock(cache / UNFINISHED / f"{key}.lock", keep=False):
-        if _is_whole(folder):
+        if _is_complete(folder):
             return folder
         if folder.is_dir():  # damaged
             discard(folder)
@@ -148,8 +148,8 @@ def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
-    """True if a download is there with its headers and all its bytes."""
+def _is_complete(folder: Path) -> bool:
+    """True if a download exists with its headers and all its bytes."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         size = (folder / "body").stat().st_size
         return bool(json.loads((folder / "headers.json").read_bytes())["bytes"] == size)

@@ -1,4 +1,4 @@
-"""Access to S3 and the Hugging Face hub, and their errors as messages with a remedy."""
+"""Access to S3 and the Hugging Face hub, and their errors as messages with a fix."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ READ, LIST, WRITE = "s3:GetObject", "s3:ListBucket", "s3:PutObject"
 """Permissions by their names in S3."""
 
 
-class OutOfReach(WorkError):
-    """The service does not answer; it may later."""
+class ServiceUnreachable(WorkError):
+    """The service does not answer. It may answer later."""
 
 
 class Offline(InputError):
@@ -40,7 +40,7 @@ def scheme(path: str) -> str:
     return path.split("://")[0].lower()
 
 
-def normalized(path: str) -> str:
+def normalize_address(path: str) -> str:
     """Return the address as fsspec expects it: scheme in lower case, no slash at the end."""
     return f"{scheme(path)}://{path.partition('://')[2].rstrip('/')}"
 
@@ -57,7 +57,7 @@ def fix_address(path: str) -> str:
 
 @contextmanager
 def open_remote(path: str) -> Iterator[Any]:
-    """Return the fsspec file system of an address, without cached listings. The environment has the keys for S3."""
+    """Yield the fsspec file system of an address, without cached listings. Keys for S3 come from the environment."""
     if scheme(path) == "s3":
         try:
             import s3fs
@@ -75,7 +75,7 @@ def open_remote(path: str) -> Iterator[Any]:
 
 @contextmanager
 def remote_errors(path: str, *permissions: str) -> Iterator[None]:
-    """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed.
+    """Turn errors of the file systems into errors with the address and a fix. `permissions`: the required ones.
 
     Raise InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
     WorkError (anything else).
@@ -89,7 +89,7 @@ def remote_errors(path: str, *permissions: str) -> Iterator[None]:
 
 
 def error_kind(error: Exception) -> str:
-    """Why a file system refused: keys, right, bucket, absent, address, reach; or other."""
+    """Return the kind of a file system error: keys, right, bucket, absent, address, reach or other."""
     # The hub's file system says "no such file" also if permission is missing; the cause tells that.
     causes = [error, *([error.__cause__] if error.__cause__ else [])]
     names = {base.__name__ for cause in causes for base in type(cause).__mro__}
@@ -115,15 +115,17 @@ def error_kind(error: Exception) -> str:
 def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -> ArtelError:
     service, kind = scheme(path), error_kind(error)
     message = " ".join(str(error).split())[:300]
-    right = " and ".join(permissions)
-    fix_keys = f"use keys with the permission {right}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    permission_text = " and ".join(permissions)
+    fix_keys = (
+        f"use keys with the permission {permission_text}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    )
     if service == "hf":
         fix_keys = "log in (hf auth login, or HF_TOKEN), and accept the conditions on the page of the data set"
     if kind == "keys":
         return InputError.at(path, f"no keys are found: {message}", fix_keys)
     if kind == "right":
-        done = "written" if WRITE in permissions else "read"
-        return InputError.at(path, f"may not be {done}: {message}", fix_keys)
+        action = "written" if WRITE in permissions else "read"
+        return InputError.at(path, f"may not be {action}: {message}", fix_keys)
     if kind == "bucket":
         bucket = path.split("/")[2]
         fix = f"check its name, or make it: aws s3 mb s3://{bucket}"
@@ -133,4 +135,4 @@ def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -
     if kind == "address":
         return InputError.at(path, f"is not the address of a file: {message}", _FIX_ADDRESS[service])
     what = f"cannot be reached: {type(error).__name__}: {message}"
-    return (OutOfReach if kind == "reach" else WorkError).at(path, what, _FIX_NETWORK[service])
+    return (ServiceUnreachable if kind == "reach" else WorkError).at(path, what, _FIX_NETWORK[service])

@@ -21,20 +21,20 @@ from artel.storage.locations import cache_folder
 from artel.storage.remote.access import (
     READ,
     Offline,
-    OutOfReach,
+    ServiceUnreachable,
     endpoint,
     fix_address,
-    normalized,
+    normalize_address,
     open_remote,
     remote_errors,
     scheme,
 )
 
-_logged: set[tuple[Path, str]] = set()
+_logged_listings: set[tuple[Path, str]] = set()
 
 # S3 sends about 80 MB/s per request: eight ranges at a time, in 64 MiB of memory, fill a fast line.
-_RANGE = 8 << 20
-_RANGES = 8
+_RANGE_BYTES = 8 << 20
+_CONCURRENT_RANGES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +53,25 @@ def list_remote(path: str) -> list[RemoteFile]:
     HF_HUB_OFFLINE is set: nodes without a network train on what was downloaded before. Raise InputError (no such file,
     no permission, offline, a missing package), WorkError (the network or the server fails).
     """
-    path = normalized(path)
+    path = normalize_address(path)
     key = xxhash.xxh3_128_hexdigest(f"{endpoint(path)}\n{path}".encode())
     record = cache_folder() / "listings" / f"{key}.json"
     try:
-        listed = _list(path)
-    except (OutOfReach, Offline) as error:
-        if (recorded := _read_record(record)) is None:
+        remote_files = _list(path)
+    except (ServiceUnreachable, Offline) as error:
+        if (last_listing := _read_record(record)) is None:
             raise
-        listed, time = recorded
-        if (record, time) not in _logged and logger.isEnabledFor(logging.INFO):  # once, not at each look at the sources
-            _logged.add((record, time))
+        remote_files, time = last_listing
+        # Logged once, not each time that the sources are listed.
+        if (record, time) not in _logged_listings and logger.isEnabledFor(logging.INFO):
+            _logged_listings.add((record, time))
             logger.info("%s %s; the listing of %s is used", path, error.problems[0].what.split(":")[0], time)
-        return listed
-    content = {"path": path, "asked": datetime.now().astimezone().isoformat(" ", "minutes")}
+        return remote_files
+    content: dict[str, Any] = {"path": path, "asked": datetime.now().astimezone().isoformat(" ", "minutes")}
     with suppress(ArtelError):  # the cache cannot be written: nothing is lost while there is a network
-        write_file(record, json.dumps({**content, "files": [asdict(file) for file in listed]}, ensure_ascii=False))
-    return listed
+        content["files"] = [asdict(file) for file in remote_files]
+        write_file(record, json.dumps(content, ensure_ascii=False))
+    return remote_files
 
 
 def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
@@ -96,9 +98,9 @@ def _list(path: str) -> list[RemoteFile]:
     with remote_errors(path), open_remote(path) as files:
         files.retries = 1  # s3fs retries 5 times botocore's 5: without a network that would take half a minute
         entries = files.glob(path, detail=True).values() if is_glob else [files.info(path)]
-        listed = [remote_file(entry, path) for entry in entries if entry["type"] == "file"]
-    if listed:
-        return sorted(listed, key=lambda file: file.address)
+        remote_files = [remote_file(entry, path) for entry in entries if entry["type"] == "file"]
+    if remote_files:
+        return sorted(remote_files, key=lambda file: file.address)
     if is_glob:
         raise InputError.at(path, "no file matches", fix_address(path))
     raise InputError.at(path, "is a folder", f"write a glob: {path}/*")
@@ -123,33 +125,33 @@ def _download(file: RemoteFile, partial: PartialDownload) -> dict[str, Any]:
             partial.write(data)
         _check_version(files, file, partial)
         if partial.size != file.size:
-            raise _changed(file, partial)
+            raise _change_error(file, partial)
     return about
 
 
 def _read_from(files: Any, file: RemoteFile, start: int) -> Iterator[bytes]:
     """Yield the content from byte `start` on; memory does not grow with the size of the file."""
     if scheme(file.address) == "s3":
-        for first in range(start, file.size, _RANGE * _RANGES):
-            starts = list(range(first, min(first + _RANGE * _RANGES, file.size), _RANGE))
-            ends = [min(start + _RANGE, file.size) for start in starts]
+        for first in range(start, file.size, _RANGE_BYTES * _CONCURRENT_RANGES):
+            starts = list(range(first, min(first + _RANGE_BYTES * _CONCURRENT_RANGES, file.size), _RANGE_BYTES))
+            ends = [min(start + _RANGE_BYTES, file.size) for start in starts]
             for data in files.cat_ranges([file.address] * len(starts), starts, ends):
                 if isinstance(data, Exception):
                     raise data
                 yield data
     elif start < file.size:
-        with files.open(file.address, "rb", block_size=_RANGE, cache_type="none") as stream:
+        with files.open(file.address, "rb", block_size=_RANGE_BYTES, cache_type="none") as stream:
             stream.seek(start)
-            while data := stream.read(_RANGE):
+            while data := stream.read(_RANGE_BYTES):
                 yield data
 
 
 def _check_version(files: Any, file: RemoteFile, partial: PartialDownload) -> None:
     if remote_file(files.info(file.address), file.address).version != file.version:
-        raise _changed(file, partial)
+        raise _change_error(file, partial)
 
 
-def _changed(file: RemoteFile, partial: PartialDownload) -> WorkError:
+def _change_error(file: RemoteFile, partial: PartialDownload) -> WorkError:
     what = f"changed while it was fetched ({partial.size:,} bytes came of {file.size:,})"
     partial.start({})
     return WorkError.at(file.address, what, "try again when it is complete")

@@ -22,12 +22,21 @@ from artel.storage.atomic import new_folder
 from artel.storage.http.resume import UNFINISHED, remove_stale
 from artel.storage.locks import lock
 from artel.storage.regular_files import checksum
-from artel.storage.remote.access import LIST, READ, WRITE, error_kind, normalized, open_remote, remote_errors, scheme
+from artel.storage.remote.access import (
+    LIST,
+    READ,
+    WRITE,
+    error_kind,
+    normalize_address,
+    open_remote,
+    remote_errors,
+    scheme,
+)
 from artel.storage.remote.files import RemoteFile, fetch_remote, remote_file
 
 MANIFEST = "manifest.json"
 # Four parts of 16 MiB are uploaded at a time: 64 MiB of memory for any file. S3 allows 10,000 parts.
-_PART = 16 << 20
+_PART_BYTES = 16 << 20
 _CONCURRENT_PARTS = 4
 _MAX_PARTS = 10_000
 # With a hyphen: proxies drop headers with underscores.
@@ -39,14 +48,14 @@ def exists(address: str) -> bool:
 
     Raise InputError (no such bucket, no permission), WorkError (the network or the server fails).
     """
-    address = normalized(address)
+    address = normalize_address(address)
     with remote_errors(address, LIST, READ), open_remote(address) as files:
         return _exists(files, address)
 
 
 def read_bytes(address: str) -> bytes:
     """Return the content of a small file. Raise as `exists` does, and InputError if there is none."""
-    address = normalized(address)
+    address = normalize_address(address)
     with remote_errors(address, READ), open_remote(address) as files:
         return bytes(files.cat_file(address))
 
@@ -56,7 +65,7 @@ def write_bytes(address: str, data: bytes) -> None:
 
     Raise InputError (no such bucket, no permission, not on S3), WorkError (the network or the server fails).
     """
-    address = normalized(address)
+    address = normalize_address(address)
     _check_writable(address)
     with remote_errors(address, WRITE), open_remote(address) as files:
         files.pipe_file(address, data)
@@ -70,37 +79,37 @@ def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]
     `commit` is written. Raise InputError (not on S3, no bucket, no permission), WorkError (network, server, a damaged
     upload).
     """
-    address = normalized(address)
+    address = normalize_address(address)
     _check_writable(address)
-    local = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    if commit not in local:
+    local_files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    if commit not in local_files:
         raise InputError.at(str(folder), f"has no {commit}: it is not finished", "make it again")
-    last = local.pop(commit)
-    pushed = []
+    commit_file = local_files.pop(commit)
+    pushed_names = []
     with remote_errors(address, LIST, READ), open_remote(address) as files:
         if _exists(files, f"{address}/{commit}"):
             return []
         remote = _list_folder(files, address)
-        for name, file in local.items():
+        for name, file in local_files.items():
             digest = checksum(file)
             target = f"{address}/{name}"
             has_size = name in remote and remote[name].size == file.stat().st_size
             if not has_size or files.metadata(target).get(_CHECKSUM) != digest:
                 _upload(files, file, target, digest)
-                pushed.append(name)
+                pushed_names.append(name)
         remote = _list_folder(files, address)
-        for name, file in local.items():
+        for name, file in local_files.items():
             size = remote[name].size if name in remote else 0
             if name not in remote or size != file.stat().st_size:
                 what = f"has {size:,} bytes there and {file.stat().st_size:,} here"
                 raise WorkError.at(f"{address}/{name}", what, "start again: it resumes from there")
-        _upload(files, last, f"{address}/{commit}", checksum(last))
-    return [*pushed, commit]
+        _upload(files, commit_file, f"{address}/{commit}", checksum(commit_file))
+    return [*pushed_names, commit]
 
 
 def finished_folders(address: str, commit: str = MANIFEST) -> list[str]:
     """Return the names of the finished folders directly under an address, sorted. Raise as `exists` does."""
-    address = normalized(address)
+    address = normalize_address(address)
     with remote_errors(address, LIST, READ), open_remote(address) as files:
         names = _list_folder(files, address)
     return sorted(name[: -len(commit) - 1] for name in names if name.count("/") == 1 and name.endswith(f"/{commit}"))
@@ -108,7 +117,7 @@ def finished_folders(address: str, commit: str = MANIFEST) -> list[str]:
 
 def remove_remote_folder(address: str, commit: str = MANIFEST) -> None:
     """Remove a finished folder, `commit` first: if interrupted, it is unfinished. Raise as `write_bytes` does."""
-    address = normalized(address)
+    address = normalize_address(address)
     _check_writable(address)
     with remote_errors(address, LIST, WRITE), open_remote(address) as files:
         names = _list_folder(files, address)
@@ -129,7 +138,7 @@ def pull_folder(
 
     Raise InputError (never finished, no permission), WorkError (network, server, a file that does not match).
     """
-    into, address = Path(into), normalized(address)
+    into, address = Path(into), normalize_address(address)
     if into.is_dir():
         return
     remove_stale(into.parent)
@@ -146,7 +155,7 @@ def pull_folder(
         for name, (size, _) in facts.items():
             if name not in remote or remote[name].size != size:
                 what = f"has {remote[name].size:,} bytes" if name in remote else "is missing"
-                raise _damaged(address, name, f"{what}, but its manifest says {size:,}")
+                raise _damage_error(address, name, f"{what}, but its manifest says {size:,}")
         bodies = {name: _fetch_checked(file, name, facts, address, staging) for name, file in remote.items()}
         with new_folder(into) as partial:
             for name, body in bodies.items():
@@ -160,13 +169,13 @@ def _fetch_checked(file: RemoteFile, name: str, facts: dict[str, tuple[int, str]
     digest = json.loads(body.with_name("headers.json").read_bytes())["digest"]  # computed during the download
     if name in facts and digest != facts[name][1]:
         shutil.rmtree(body.parent)
-        raise _damaged(address, name, "does not match the checksum of its manifest")
+        raise _damage_error(address, name, "does not match the checksum of its manifest")
     return body
 
 
 def _list_folder(files: Any, address: str) -> dict[str, RemoteFile]:
     """Return all files under an address, by their names relative to it."""
-    listed = {}
+    files_by_name = {}
     for entry in files.find(address, detail=True).values():
         if entry["type"] != "file" or entry["name"].endswith("/"):  # the second: a folder as some tools create it
             continue
@@ -174,13 +183,13 @@ def _list_folder(files: Any, address: str) -> dict[str, RemoteFile]:
         name = file.address.removeprefix(f"{address}/")
         if ".." in PurePosixPath(name).parts or name.startswith("/"):
             raise InputError.at(file.address, "has a name that leads out of the folder", "remove it there")
-        listed[name] = file
-    return listed
+        files_by_name[name] = file
+    return files_by_name
 
 
 def _upload(files: Any, file: Path, address: str, digest: str) -> None:
     size = file.stat().st_size
-    part = max(_PART, -(-size // _MAX_PARTS))
+    part = max(_PART_BYTES, -(-size // _MAX_PARTS))
     options: dict[str, Any] = {"chunksize": part, "max_concurrency": _CONCURRENT_PARTS, "Metadata": {_CHECKSUM: digest}}
     if size < 2 * part:  # it is uploaded in one request
         md5 = hashlib.md5(file.read_bytes(), usedforsecurity=False).digest()
@@ -205,6 +214,6 @@ def _check_writable(address: str) -> None:
         raise InputError.at(address, "is not writable", "write s3://BUCKET/PREFIX")
 
 
-def _damaged(address: str, name: str, what: str) -> WorkError:
+def _damage_error(address: str, name: str, what: str) -> WorkError:
     fix = f"prepare it again after: aws s3 rm --recursive {address}"
     return WorkError.at(f"{address}/{name}", what, fix)

@@ -13,18 +13,18 @@ from artel.errors import missing_extra
 from artel.text.reading.encodings import decode_unchanged, detect_encoding, is_text_encoding, marked_encoding
 from artel.text.records import BadRecord
 
-_HIDDEN = frozenset("script style noscript template head iframe object svg select textarea button".split())
-_BLOCKS = frozenset(
+_HIDDEN_TAGS = frozenset("script style noscript template head iframe object svg select textarea button".split())
+_BLOCK_TAGS = frozenset(
     "address article aside blockquote body br caption center dd details div dl dt fieldset figcaption figure footer "
     "form h1 h2 h3 h4 h5 h6 header hr html legend li main nav ol p pre section summary table tbody td tfoot th thead "
     "tr ul".split()
 )
-_DECLARED = re.compile(
+_DECLARED_CHARSET = re.compile(
     rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)|<\?xml[^>]+encoding\s*=\s*["']([\w-]+)""", re.IGNORECASE
 )
 # Browsers treat these encodings as their superset, which has quotation marks and dashes.
 _SUPERSETS = dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"), "windows-1252")
-_HEADER = re.compile(r"charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 # The site lib.ru wraps the work itself in these comments: the inner pair if a page has it, else the outer one.
 _LIB_RU = tuple(
     (re.compile(begin.encode()), re.compile(end.encode()))
@@ -33,32 +33,32 @@ _LIB_RU = tuple(
         ("<!-+ *Собственно произведение *-*>", "<!-+ *Блок описания произведения|<!-{20,}>"),
     )
 )
-# Marks that are inserted into the tree as text. The page itself has no zeros.
+# Marks that are inserted into the tree as text. Zeros are removed from the page first.
 _LINE, _PRE, _PRE_END = "\0 ", "\0\1", "\0\2"
 _MARKS = b"\0\1\2\3"
 # These characters replace the white space of <pre> while other white space is folded.
-_STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
+_PRE_SPACES = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 # The tree takes up to 600 bytes per tag: 600 MB.
-MOST_TAGS = 1_000_000
+MAX_TAGS = 1_000_000
 # For smaller pages and tags the parser takes a few seconds at most, whatever their attributes.
-_LONG_PAGE, _LONG_TAG, _MOST_ATTRIBUTES = 100_000, 20_000, 5_000
+_LONG_PAGE_BYTES, _LONG_TAG_BYTES, _MAX_ATTRIBUTES = 100_000, 20_000, 5_000
 _TAG = re.compile(rb"<[a-zA-Z]")
 _SCRIPT = re.compile(rb"<(script|style)(?=[\s/>])", re.IGNORECASE)
 _SCRIPT_END = {name: re.compile(b"</" + name, re.IGNORECASE) for name in (b"script", b"style")}
 _QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
 # The parser takes less than a second for any page with fewer tags; browsers nest 512 deep.
-_MANY_TAGS = 20_000
-_DEEP = 2_000
-_NEAR = 100  # an end tag closes its element if that is among the last 100 open ones
+_MAX_UNCHECKED_TAGS = 20_000
+_MAX_DEPTH = 2_000
+_MAX_END_TAG_DISTANCE = 100  # an end tag closes its element only if it is among the last 100 open ones
 _NAMES = re.compile(rb"<(/?[a-zA-Z][a-zA-Z0-9]*)")
-_KEPT_TAGS = _HIDDEN | {"html", "title", "body"}
+_KEPT_TAGS = _HIDDEN_TAGS | {"html", "title", "body"}
 _TAGS = re.compile(rb"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
 # Elements without content, and elements closed by the next of their kind or by their container.
-_FLAT_TAGS = (
+_UNNESTED_NAMES = (
     b"area base br col embed hr img input link meta param source track wbr "
     b"p li dd dt tr td th tbody thead tfoot caption colgroup option optgroup html head body".split()
 )
-_FLAT = frozenset([*_FLAT_TAGS, *(b"/" + tag for tag in _FLAT_TAGS)])
+_UNNESTED_TAGS = frozenset([*_UNNESTED_NAMES, *(b"/" + tag for tag in _UNNESTED_NAMES)])
 # Characters that XML does not allow. lxml refuses pages with one.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
@@ -70,8 +70,8 @@ def html_to_text(data: bytes, content_type: str = "", profile: str = "none", enc
     Raise BadRecord if the bytes cannot be decoded, or the page has too many tags.
     """
     code = page_source(data, content_type, profile, encoding)
-    if code.count(b"<") > _MANY_TAGS and _is_deep(code):
-        code = _flat(code)
+    if code.count(b"<") > _MAX_UNCHECKED_TAGS and _is_deep(code):
+        code = _flatten(code)
     # Without events for scripts, parsing is twice as fast.
     tree = LexborHTMLParser(code, options=LexborDocumentOptions.WO_EVENTS)
     root = tree.body or tree.root
@@ -79,30 +79,32 @@ def html_to_text(data: bytes, content_type: str = "", profile: str = "none", enc
 
 
 def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> bytes:
-    """Return the HTML of a page in UTF-8, without comments. The profile of a site keeps only the work itself."""
-    code = _in_utf_8(data, encoding) if encoding != "auto" else _detected_in_utf_8(data, content_type)
+    """Return the HTML of a page in UTF-8, without comments. A site's profile keeps only the work itself."""
+    code = _to_utf_8(data, encoding) if encoding != "auto" else _detect_and_convert(data, content_type)
     if any(mark in code for mark in _MARKS):
         code = code.translate(None, _MARKS)
     if profile == "lib.ru":
-        code = _lib_ru(code)
+        code = _work_of_lib_ru(code)
     # Removed before parsing, since an unclosed comment would swallow the rest of the page.
     code = _without_comments(code)
     if _parser_limit(code) is not None:
         code = _without_scripts(code)
-        if (wrong := _parser_limit(code)) is not None:
-            raise wrong
+        if (error := _parser_limit(code)) is not None:
+            raise error
     return code
 
 
 def _parser_limit(code: bytes) -> BadRecord | None:
-    """Return why the parser would take minutes or all memory for a page; None if it would not."""
-    if len(code) > MOST_TAGS and (tags := code.count(b"<")) > MOST_TAGS:  # counting takes 6 % of a small page's time
-        what = f"has {tags:,} tags, more than the maximum of {MOST_TAGS:,}; split it, or remove it"
+    """Return the error for a page that would take the parser minutes or all memory; None for other pages."""
+    if len(code) > MAX_TAGS and (tags := code.count(b"<")) > MAX_TAGS:  # counting takes 6 % of a small page's time
+        what = f"has {tags:,} tags, more than the maximum of {MAX_TAGS:,}; split it, or remove it"
         return BadRecord("too_many_tags", what)
-    if len(code) > _LONG_PAGE:
-        most = max((_attributes(chunk) for chunk in code.split(b">") if len(chunk) > _LONG_TAG), default=0)
-        if most > _MOST_ATTRIBUTES:
-            what = f"has a tag with {most:,} attributes; remove it, or the page"
+    if len(code) > _LONG_PAGE_BYTES:
+        max_attributes = max(
+            (_count_attributes(chunk) for chunk in code.split(b">") if len(chunk) > _LONG_TAG_BYTES), default=0
+        )
+        if max_attributes > _MAX_ATTRIBUTES:
+            what = f"has a tag with {max_attributes:,} attributes; remove it, or the page"
             return BadRecord("too_many_attributes", what)
     return None
 
@@ -110,32 +112,32 @@ def _parser_limit(code: bytes) -> BadRecord | None:
 def _without_scripts(code: bytes) -> bytes:
     """Return the page without the content of scripts and styles, which is not text and may look like tags."""
     chunks: list[bytes] = []
-    at = 0
-    while (start := _SCRIPT.search(code, at)) and (end := _SCRIPT_END[start[1].lower()].search(code, start.end())):
-        chunks += code[at : start.start()], b"<%s></%s" % (start[1], start[1])
-        at = end.end()
-    return b"".join(chunks) + code[at:]
+    offset = 0
+    while (start := _SCRIPT.search(code, offset)) and (end := _SCRIPT_END[start[1].lower()].search(code, start.end())):
+        chunks += code[offset : start.start()], b"<%s></%s" % (start[1], start[1])
+        offset = end.end()
+    return b"".join(chunks) + code[offset:]
 
 
-def _attributes(chunk: bytes) -> int:
+def _count_attributes(chunk: bytes) -> int:
     """Count the attributes of the tag at the end of `chunk`. The parser compares each with all before it."""
     tag = _TAG.search(chunk)
     return len(_QUOTED.sub(b"", chunk[tag.start() :]).replace(b"/", b" ").split()) if tag else 0
 
 
-def _detected_in_utf_8(data: bytes, content_type: str) -> bytes:
+def _detect_and_convert(data: bytes, content_type: str) -> bytes:
     if marked_encoding(data):
-        return _in_utf_8(data, detect_encoding(data))
-    declared = _DECLARED.search(data[:4096])
+        return _to_utf_8(data, detect_encoding(data))
+    declared = _DECLARED_CHARSET.search(data[:4096])
     for name in (encoding_in_header(content_type), declared and (declared[1] or declared[2]).decode()):
         # A declaration that can be read as ASCII is not in UTF-16.
         if name and is_text_encoding(name) and not name.lower().startswith("utf-16"):
             with suppress(BadRecord):  # wrong declarations are common
-                return _in_utf_8(data, _SUPERSETS.get(name.lower(), name))
-    return _in_utf_8(data, detect_encoding(data))
+                return _to_utf_8(data, _SUPERSETS.get(name.lower(), name))
+    return _to_utf_8(data, detect_encoding(data))
 
 
-def _in_utf_8(data: bytes, encoding: str) -> bytes:
+def _to_utf_8(data: bytes, encoding: str) -> bytes:
     """Return the page in UTF-8. Line ends stay: the parser reads all kinds."""
     page = decode_unchanged(data, encoding)
     code = data if codecs.lookup(encoding).name == "utf-8" else page.encode("utf-8", "replace")
@@ -144,7 +146,7 @@ def _in_utf_8(data: bytes, encoding: str) -> bytes:
 
 def encoding_in_header(content_type: str) -> str:
     """Return the encoding in an HTTP Content-Type header; empty if it has none."""
-    match = _HEADER.search(content_type)
+    match = _CHARSET.search(content_type)
     return match[1] if match else ""
 
 
@@ -152,15 +154,15 @@ def _without_comments(code: bytes) -> bytes:
     if b"<!--" not in code:
         return code
     chunks: list[bytes] = []
-    at = 0
+    position = 0
     # Not a regular expression: `<!--.*?-->` takes quadratic time if many comments begin and none ends.
-    while (start := code.find(b"<!--", at)) >= 0 and (end := code.find(b"-->", start + 2)) >= 0:
-        chunks.append(code[at:start])
-        at = end + 3
-    return b"".join(chunks) + code[at:].replace(b"<!--", b"")
+    while (start := code.find(b"<!--", position)) >= 0 and (end := code.find(b"-->", start + 2)) >= 0:
+        chunks.append(code[position:start])
+        position = end + 3
+    return b"".join(chunks) + code[position:].replace(b"<!--", b"")
 
 
-def _lib_ru(code: bytes) -> bytes:
+def _work_of_lib_ru(code: bytes) -> bytes:
     """Return the work between the marks of the site; the full page if they are missing."""
     for begin, end in _LIB_RU:
         first = begin.search(code)
@@ -175,29 +177,29 @@ def _is_deep(code: bytes) -> bool:
 
     At each <div> the parser searches all open elements: 100,000 nested ones take half a minute.
     """
-    opened: list[bytes] = []
+    open_tags: list[bytes] = []
     unclosed = 0
     for tag in _NAMES.findall(code):
-        if tag in _FLAT or (tag := tag.lower()) in _FLAT:
+        if tag in _UNNESTED_TAGS or (tag := tag.lower()) in _UNNESTED_TAGS:
             continue
         if tag[0] != ord("/"):
-            opened.append(tag)
-            if len(opened) + unclosed > _DEEP:
+            open_tags.append(tag)
+            if len(open_tags) + unclosed > _MAX_DEPTH:
                 return True
-        elif tag[1:] in opened[-_NEAR:]:
-            while opened.pop() != tag[1:]:
+        elif tag[1:] in open_tags[-_MAX_END_TAG_DISTANCE:]:
+            while open_tags.pop() != tag[1:]:
                 unclosed += 1  # the parser closes them by its own rules, or never
     return False
 
 
-def _flat(code: bytes) -> bytes:
+def _flatten(code: bytes) -> bytes:
     """Return the page without nesting: each block becomes a <br>, and only elements that hide text stay."""
 
-    def flat(tag: re.Match[bytes]) -> bytes:
+    def flatten_tag(tag: re.Match[bytes]) -> bytes:
         name = tag[1].lower().decode("ascii", "replace")
-        return tag[0] if name in _KEPT_TAGS else b"<br>" if name in _BLOCKS else b""
+        return tag[0] if name in _KEPT_TAGS else b"<br>" if name in _BLOCK_TAGS else b""
 
-    return _TAGS.sub(flat, code)
+    return _TAGS.sub(flatten_tag, code)
 
 
 def _marked_text(root: LexborNode) -> str:
@@ -215,7 +217,7 @@ def _marked_text(root: LexborNode) -> str:
     for node in blocks[1:]:  # the first is the root
         node.insert_before(_LINE)
         # Inserting a second mark costs three times as much as checking for one. In <pre>, white space is a line too.
-        if (inside_pre and node.mem_id in inside_pre) or not _line_ends_anyway(node):
+        if (inside_pre and node.mem_id in inside_pre) or not _next_ends_line(node):
             node.insert_after(_LINE)
     for node in preformatted:
         node.insert_before(_PRE)
@@ -232,44 +234,44 @@ def _ids_inside(nodes: list[LexborNode]) -> set[int]:
     return ids
 
 
-def _line_ends_anyway(node: LexborNode) -> bool:
+def _next_ends_line(node: LexborNode) -> bool:
     """True if the element after a block ends the line anyway."""
-    after = node.next
-    if after is not None and after.is_empty_text_node:
-        after = after.next
-    if after is None:
-        after = node.parent
-    return after is not None and after.tag_id in _BLOCK_IDS
+    neighbour = node.next
+    if neighbour is not None and neighbour.is_empty_text_node:
+        neighbour = neighbour.next
+    if neighbour is None:
+        neighbour = node.parent
+    return neighbour is not None and neighbour.tag_id in _BLOCK_IDS
 
 
-def _lines(marked: str) -> str:
+def _lines(marked_text: str) -> str:
     """Return the non-empty lines of a marked text. White space is folded, except in <pre>."""
     lines: list[str] = []
     preformatted = 0
-    for section in marked.split(_PRE) if _PRE[1] in marked else [marked]:
+    for section in marked_text.split(_PRE) if _PRE[1] in marked_text else [marked_text]:
         for number, chunk in enumerate(section.split(_PRE_END) if _PRE_END[1] in section else [section]):
             preformatted -= number > 0
-            lines += map(_preformatted, chunk.split(_LINE)) if preformatted else _folded_lines(chunk)
+            lines += map(_fold_preformatted, chunk.split(_LINE)) if preformatted else _fold_lines(chunk)
         preformatted += 1
     return "\n".join(line for line in lines if line).strip("\n ")
 
 
-def _preformatted(line: str) -> str:
+def _fold_preformatted(line: str) -> str:
     """Fold white space of a line of <pre>, except spaces, tabs and line feeds."""
-    for stand_in, space in _STAND_INS:
+    for stand_in, space in _PRE_SPACES:
         line = line.replace(space, stand_in)
     line = " ".join(line.split())
-    for stand_in, space in _STAND_INS:
+    for stand_in, space in _PRE_SPACES:
         line = line.replace(stand_in, space)
     return line
 
 
-def _folded_lines(text: str) -> list[str]:
+def _fold_lines(text: str) -> list[str]:
     text = text.replace("\n", " ").replace("\t", " ").replace("\xa0", " ")
-    return [_folded(line.strip(" ")) for line in text.split("\0")]  # strips the space of the mark too
+    return [_fold_spaces(line.strip(" ")) for line in text.split("\0")]  # strips the space of the mark too
 
 
-def _folded(line: str) -> str:
+def _fold_spaces(line: str) -> str:
     """Return `" ".join(line.split())`, five times as fast for most lines."""
     if not line.isprintable():  # the space is the only printable white space
         return " ".join(line.split())
@@ -278,13 +280,13 @@ def _folded(line: str) -> str:
     return line
 
 
-def _ids(names: frozenset[str]) -> frozenset[int]:
+def _tag_ids(names: frozenset[str]) -> frozenset[int]:
     tree = LexborHTMLParser("")
     return frozenset(tree.create_node(name).tag_id for name in names)
 
 
-_HIDDEN_IDS, _BLOCK_IDS = _ids(_HIDDEN), _ids(_BLOCKS)
-(_PRE_ID,) = _ids(frozenset({"pre"}))
+_HIDDEN_IDS, _BLOCK_IDS = _tag_ids(_HIDDEN_TAGS), _tag_ids(_BLOCK_TAGS)
+(_PRE_ID,) = _tag_ids(frozenset({"pre"}))
 
 
 def main_text(code: bytes, key: str) -> str:
@@ -297,7 +299,7 @@ def main_text(code: bytes, key: str) -> str:
         import trafilatura
     except ImportError:
         raise missing_extra("trafilatura", "pages", key) from None
-    # It logs each page without main text. The ledger counts these pages.
+    # trafilatura logs each page without main text. The ledger counts these pages.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL + 1)
     # Favoring recall or precision loses the text of old pages.
     text = trafilatura.extract(_NOT_XML.sub("", code.decode("utf-8", "replace")), include_comments=False)

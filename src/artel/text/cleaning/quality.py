@@ -19,27 +19,27 @@ from artel.config import CleanConfig
 from artel.errors import InputError, missing_extra
 from artel.text.records import Question, Record, Tagged
 
-# In few words a fraction means nothing: one "yes, yes" would be a third of them. Gopher drops shorter documents.
+# In a few words fractions are meaningless: one "yes, yes" would be a third. Gopher drops shorter documents.
 _MIN_WORDS = 50
 # Below this probability another language is four times as likely.
 _MIN_LANGUAGE_PROBABILITY = 0.2
 # Characters counted at a time: 16 MB of memory for a document of any length.
-_CHUNK = 1 << 20
-# From this length on all repeated n-grams count. Shorter ones repeat in any text: only the most frequent one counts.
+_CHUNK_CHARACTERS = 1 << 20
+# From this length on, all repeated n-grams count. Shorter ones repeat in any text: only the most frequent counts.
 _LONG_NGRAM = 5
 _SYMBOL, _OTHER, _INVISIBLE = range(3)
 # Shorter texts are uncertain: one in ten paragraphs of Russian novels is identified as Bulgarian or Serbian.
 _MIN_LANGUAGE_CHARACTERS = 100
 # Characters examined at the start, in the middle and at the end. The first page may be in another language, and three
 # pages are as reliable as a book.
-_PAGE = 1000
+_PAGE_CHARACTERS = 1000
 
 
 def drop_reason(record: Record, rules: CleanConfig) -> str | None:
     """Return the ledger name of the first rule that drops a cleaned record; None if no rule does.
 
     For questions and texts with spans only the minimum length applies. Raise InputError for
-    `rules.languages` if py3langid is not installed or does not know one of them.
+    `rules.languages` if py3langid is not installed or does not support one of them.
     """
     text = record.text
     if not text:
@@ -60,9 +60,9 @@ def drop_reason(record: Record, rules: CleanConfig) -> str | None:
 def symbol_fraction(text: str) -> float:
     """Return the fraction (0 to 1) of symbols (such as punctuation) among the visible characters."""
     counts = np.zeros(3, dtype=np.int64)
-    for start in range(0, len(text), _CHUNK):
-        codes = np.frombuffer(text[start : start + _CHUNK].encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        counts += np.bincount(_kinds()[codes], minlength=3)
+    for start in range(0, len(text), _CHUNK_CHARACTERS):
+        codes = np.frombuffer(text[start : start + _CHUNK_CHARACTERS].encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        counts += np.bincount(_character_kinds()[codes], minlength=3)
     visible = counts.sum() - counts[_INVISIBLE]
     return counts[_SYMBOL] / visible if visible else 0.0
 
@@ -88,7 +88,7 @@ def ngram_fractions(words: list[str], lengths: Iterable[int]) -> dict[int, float
     character in two n-grams counts once. Takes n log n time in the number of words.
     """
     numbers: dict[str, int] = {}
-    codes = _mixed(np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.uint64))
+    codes = _mix_bits(np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.uint64))
     characters = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
     ends = np.concatenate(([0], np.cumsum(characters)))
     fractions = {}
@@ -96,10 +96,10 @@ def ngram_fractions(words: list[str], lengths: Iterable[int]) -> dict[int, float
     hashes, length = codes, 1
     while length <= max(lengths, default=0) and length <= len(words):
         if length in lengths:
-            measure = _repeated_positions if length >= _LONG_NGRAM else _most_frequent_positions
-            positions = measure(hashes, ends[length:] - ends[:-length])
-            fractions[length] = _covered(positions, length, characters)
-        hashes = _mixed(hashes[:-1]) + codes[length:]
+            find_positions = _repeated_positions if length >= _LONG_NGRAM else _most_frequent_positions
+            positions = find_positions(hashes, ends[length:] - ends[:-length])
+            fractions[length] = _covered_fraction(positions, length, characters)
+        hashes = _mix_bits(hashes[:-1]) + codes[length:]
         length += 1
     return {length: fractions.get(length, 0.0) for length in sorted(lengths)}
 
@@ -128,7 +128,7 @@ def _language_reason(text: str, rules: CleanConfig) -> str | None:
 
 
 @cache
-def _kinds() -> NDArray[np.uint8]:
+def _character_kinds() -> NDArray[np.uint8]:
     """Return the kind of each code point. Marks count as letters: the vowels of Indian scripts are marks."""
     kinds = {"L": _OTHER, "M": _OTHER, "N": _OTHER, "Z": _INVISIBLE, "Cc": _INVISIBLE, "Cf": _INVISIBLE}
 
@@ -138,7 +138,7 @@ def _kinds() -> NDArray[np.uint8]:
     return np.array([kind(unicodedata.category(chr(code))) for code in range(0x110000)], dtype=np.uint8)
 
 
-def _mixed(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_bits(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return 64 pseudo-random bits per code. Their sums collide for n-grams in 3 of 1e8 texts of a million words."""
     codes = (codes + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
     codes = (codes ^ (codes >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
@@ -158,7 +158,7 @@ def _most_frequent_positions(hashes: NDArray[np.uint64], characters: NDArray[np.
     return np.flatnonzero(hashes == hashes[frequent[np.argmax(characters[frequent])]])
 
 
-def _covered(positions: NDArray[np.int64], length: int, characters: NDArray[np.int64]) -> float:
+def _covered_fraction(positions: NDArray[np.int64], length: int, characters: NDArray[np.int64]) -> float:
     """Return the fraction of characters in the words that start at `positions`, `length` words from each."""
     edges = np.zeros(len(characters) + 1, dtype=np.int64)
     np.add.at(edges, positions, 1)
@@ -171,16 +171,16 @@ def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
 
     Raise InputError at `data.clean.languages` if py3langid is not installed or does not know one of them.
     """
-    identifier, known = _identifier()
-    unknown = [code for code in languages if code not in known]
-    if unknown:
-        what = f"{', '.join(unknown)}: unknown language"
-        raise InputError.at("data.clean.languages", what, f"write some of: {', '.join(known)}")
+    identifier, known_codes = _identifier()
+    unknown_codes = [code for code in languages if code not in known_codes]
+    if unknown_codes:
+        what = f"{', '.join(unknown_codes)}: unknown language"
+        raise InputError.at("data.clean.languages", what, f"use: {', '.join(known_codes)}")
     if len(text) < _MIN_LANGUAGE_CHARACTERS:
         return None
-    if len(text) > 3 * _PAGE:
-        middle = len(text) // 2 - _PAGE // 2
-        text = "\n".join((text[:_PAGE], text[middle : middle + _PAGE], text[-_PAGE:]))
+    if len(text) > 3 * _PAGE_CHARACTERS:
+        middle = len(text) // 2 - _PAGE_CHARACTERS // 2
+        text = "\n".join((text[:_PAGE_CHARACTERS], text[middle : middle + _PAGE_CHARACTERS], text[-_PAGE_CHARACTERS:]))
     return sum(probability for code, probability in identifier.rank(text) if code in languages)
 
 

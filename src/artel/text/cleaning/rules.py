@@ -26,88 +26,88 @@ _C1_BYTES, _MARK_BYTES = re.compile(rb"\xc2[\x80-\x9f]"), "\ufeff".encode()
 # Lone surrogates, as in broken JSON: UTF-8 cannot encode them.
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Removing a character may join mojibake, so the rules repeat until nothing changes. Real texts need two rounds; the
-# bound stops texts made up to need many.
+# limit stops adversarial texts.
 _MAX_ROUNDS = 10
 
 
 def check_packages(rules: CleanConfig) -> None:
-    """Raise InputError if a package that the rules need is missing, or does not know one of the languages."""
+    """Raise InputError if a package that the rules need is missing, or does not support one of the languages."""
     if rules.mojibake:
-        _without_mojibake("")
+        _repair_mojibake("")
     if rules.pii is not None:
         check_pii(rules.pii)
     if rules.languages:
         language_probability("", tuple(rules.languages))
 
 
-def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) -> str:
-    """Apply the rules for characters, line ends and trailing white space. All other characters stay.
+def clean(text: str, rules: CleanConfig, changes: Counter[str] | None = None) -> str:
+    """Apply the rules for characters, line ends and trailing white space. Other characters are unchanged.
 
-    Adds 1 to `changed` under the name of each rule that changed the text, such as `mojibake_repaired`. Raises
+    Add 1 to `changes` under the name of each rule that changed the text, such as `mojibake_repaired`. Raise
     InputError if `rules.mojibake` is on and ftfy is not installed.
     """
-    done: set[str] = set()
+    applied: set[str] = set()
     if not rules.mojibake:
-        text = _apply(text, rules, done)
+        text = _apply_rules(text, rules, applied)
     else:
         text = _SURROGATES.sub("\ufffd", text)
         for _ in range(_MAX_ROUNDS):
-            repaired = _without_mojibake(text)
+            repaired = _repair_mojibake(text)
             if repaired != text:
-                done.add("mojibake_repaired")
-            text = _apply(repaired, rules, done)
+                applied.add("mojibake_repaired")
+            text = _apply_rules(repaired, rules, applied)
             if text == repaired:
                 break
-    if done and changed is not None:
-        changed.update(done)
+    if applied and changes is not None:
+        changes.update(applied)
     return text
 
 
-def drop_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
-    """Remove the lines that, stripped, match an expression of `rules.drop_lines`. Count them in `changed`."""
+def drop_lines(text: str, rules: CleanConfig, changes: Counter[str]) -> str:
+    """Remove the lines that, stripped, match an expression of `rules.drop_lines`. Count them in `changes`."""
     if not (text and rules.drop_lines):
         return text
     searches = [re.compile(pattern).search for pattern in rules.drop_lines]
     lines = text.split("\n")
-    kept = [line for line in lines if not any(search(line.strip()) for search in searches)]
-    if len(kept) == len(lines):
+    kept_lines = [line for line in lines if not any(search(line.strip()) for search in searches)]
+    if len(kept_lines) == len(lines):
         return text
-    changed["lines_dropped"] += len(lines) - len(kept)
-    text = "\n".join(kept).rstrip()
+    changes["lines_dropped"] += len(lines) - len(kept_lines)
+    text = "\n".join(kept_lines).rstrip()
     if not rules.mojibake:
         return text
     # ftfy judges the full text: without the dropped lines it may find mojibake in the rest.
-    again: Counter[str] = Counter()
-    text = clean(text, rules, again)
-    if again and not changed["mojibake_repaired"]:
-        changed += again
-    return drop_lines(text, rules, changed)
+    later_changes: Counter[str] = Counter()
+    text = clean(text, rules, later_changes)
+    if later_changes and not changes["mojibake_repaired"]:
+        changes += later_changes
+    return drop_lines(text, rules, changes)
 
 
-def _apply(text: str, rules: CleanConfig, done: set[str]) -> str:
-    """Apply all rules except mojibake. Adds the names of rules that changed the text to `done`."""
+def _apply_rules(text: str, rules: CleanConfig, applied: set[str]) -> str:
+    """Apply all rules except mojibake. Add the names of rules that changed the text to `applied`."""
     try:
         data = text.encode()
     except UnicodeEncodeError:
         text = _SURROGATES.sub("\ufffd", text)
         data = text.encode()
-        done.add("surrogates_replaced")
+        applied.add("surrogates_replaced")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-        done.add("line_ends_unified")
+        applied.add("line_ends_unified")
     if _has_control(data):
-        text = _record_change(_CONTROL.sub("", _BREAKS.sub("\n", text)), text, "control_removed", done)
+        text = _record_change(_CONTROL.sub("", _BREAKS.sub("\n", text)), text, "control_removed", applied)
     if rules.invisible:
-        text = _record_change(_INVISIBLE.sub("", text), text, "invisible_removed", done)
+        text = _record_change(_INVISIBLE.sub("", text), text, "invisible_removed", applied)
     if rules.unicode != "none":
-        text = _record_change(unicodedata.normalize(rules.unicode, text), text, "unicode_normalized", done)
+        text = _record_change(unicodedata.normalize(rules.unicode, text), text, "unicode_normalized", applied)
     # Removing one line feed at the end does not count: nearly every file ends with one.
-    return _record_change(text.rstrip(), text.removesuffix("\n"), "trailing_space_removed", done)
+    return _record_change(text.rstrip(), text.removesuffix("\n"), "trailing_space_removed", applied)
 
 
-def _record_change(new: str, old: str, name: str, done: set[str]) -> str:
+def _record_change(new: str, old: str, name: str, applied: set[str]) -> str:
     if new != old:
-        done.add(name)
+        applied.add(name)
     return new
 
 
@@ -116,7 +116,7 @@ def _has_control(data: bytes) -> bool:
     return has_ascii_control or _MARK_BYTES in data or _C1_BYTES.search(data) is not None
 
 
-def _without_mojibake(text: str) -> str:
+def _repair_mojibake(text: str) -> str:
     try:
         from ftfy import fix_encoding
         from ftfy.badness import is_bad

@@ -17,10 +17,10 @@ DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])
 _MAX_SORTED = 4_000_000
 # Shorter units are always kept: a closing brace, "Yes." or a heading is not a duplicate.
 _MIN_CHARACTERS = 30
-_BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
+_SEPARATORS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
 
 
-def repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> NDArray[np.bool_]:
+def find_repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> NDArray[np.bool_]:
     """Return bool (digests,): true if an equal digest comes before, in the concatenation of `shards` (DIGEST arrays).
 
     Each pass sorts about `max_sorted` digests, those in one range of values, which bounds the memory.
@@ -34,51 +34,51 @@ def repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> NDArra
         start = 0
         for shard in shards:
             values = shard["high"]
-            inside = np.flatnonzero((values >= np.uint64(low)) & (values <= np.uint64(high)))
-            positions.append(inside + start)
-            digests.append(shard[inside])
+            in_range = np.flatnonzero((values >= np.uint64(low)) & (values <= np.uint64(high)))
+            positions.append(in_range + start)
+            digests.append(shard[in_range])
             start += len(shard)
         position, digest = np.concatenate(positions), np.concatenate(digests)
         # Equal digests stay in the order of their positions.
         order = np.lexsort((position, digest["low"], digest["high"]))
         digest = digest[order]
-        equal = (digest["high"][1:] == digest["high"][:-1]) & (digest["low"][1:] == digest["low"][:-1])
-        is_repeated[position[order[1:]][equal]] = True
+        is_equal = (digest["high"][1:] == digest["high"][:-1]) & (digest["low"][1:] == digest["low"][:-1])
+        is_repeated[position[order[1:]][is_equal]] = True
     return is_repeated
 
 
 class RepeatedUnits:
     """Remembers a 128-bit hash of each line or paragraph of at least 30 characters, in about 100 bytes each.
 
-    `earlier`: digests of units that occurred before all texts passed to `remove_repeats`.
+    `earlier_digests`: digests of units that occurred before all texts passed to `remove_repeats`.
     """
 
-    def __init__(self, unit: Literal["line", "paragraph"], earlier: Iterable[bytes] = ()) -> None:
+    def __init__(self, unit: Literal["line", "paragraph"], earlier_digests: Iterable[bytes] = ()) -> None:
         self._unit = unit
-        self._earlier = set(earlier)
+        self._earlier_digests = set(earlier_digests)
         self.seen: dict[bytes, None] = {}
         """Digests of the units in the texts, in order of first occurrence."""
 
-    def remove_repeats(self, text: str, changed: Counter[str]) -> str:
-        """Remove the units that occurred before, with the break before each. Count them in `changed`."""
-        chunks = _BREAKS[self._unit].split(text)  # units at even indices, breaks between them
-        kept: list[str] = []
+    def remove_repeats(self, text: str, changes: Counter[str]) -> str:
+        """Remove the units that occurred before, with the break before each. Count them in `changes`."""
+        chunks = _SEPARATORS[self._unit].split(text)  # units at even indices, breaks between them
+        kept_chunks: list[str] = []
         removed = 0
         for index in range(0, len(chunks), 2):
             unit = chunks[index].strip()
             if len(unit) >= _MIN_CHARACTERS and not self._is_new(unit):
                 removed += 1
             else:
-                kept += [chunks[index - 1] if index else "", chunks[index]]
+                kept_chunks += [chunks[index - 1] if index else "", chunks[index]]
         if not removed:
             return text
-        changed[f"{self._unit}s_repeated"] += removed
-        text = "".join(kept).rstrip()
-        return text.lstrip("\n") if kept and kept[0] else text
+        changes[f"{self._unit}s_repeated"] += removed
+        text = "".join(kept_chunks).rstrip()
+        return text.lstrip("\n") if kept_chunks and kept_chunks[0] else text
 
     def _is_new(self, unit: str) -> bool:
         digest = xxhash.xxh3_128_digest(unit.encode())
-        if digest in self.seen or digest in self._earlier:
+        if digest in self.seen or digest in self._earlier_digests:
             return False
         self.seen[digest] = None
         return True

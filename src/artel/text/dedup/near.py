@@ -40,8 +40,8 @@ from artel.errors import missing_extra
 from artel.text.dedup.shingles import Shingler, jaccard, shingle_set
 
 NEAR_DUPLICATE, NEAR_VALIDATION = "near_duplicate", "near_validation"
-# Tasks that the bands are divided into. Tasks do not share pairs, so more tasks would compare the same documents more
-# often.
+# Tasks that the bands are divided into. Tasks do not share pairs, so more tasks would repeat more
+# comparisons.
 BAND_GROUPS = 4
 
 # Any constant would do. The run's seed is not used, so that runs of all seeds drop the same documents.
@@ -54,21 +54,21 @@ _BATCH_SHINGLES = 1_000_000
 _BATCH_DOCUMENTS = 4096
 # Characters whose shingles are computed at a time. Documents of 100 characters are then 16 times as fast as one by one.
 _BATCH_CHARACTERS = 50_000
-# Values in a MinHash signature: the more there are, the fewer comparisons are in vain.
+# Values in a MinHash signature. More values avoid useless comparisons.
 _PERMUTATIONS = 128
 # Words in a shingle.
-_WORDS = 5
+_SHINGLE_WORDS = 5
 # Maximum comparisons per document with others that share a key but not a cluster. A million pages from one template,
 # similar but below the threshold, would otherwise take 10^12 comparisons.
-_COMPARISONS = 1000
+_MAX_COMPARISONS = 1000
 # Shingle files open at a time, one per shard.
-_OPEN_FILES = 200
+_MAX_OPEN_FILES = 200
 
 
 def bands_and_rows(threshold: float) -> tuple[int, int]:
     """Return (bands, rows per band): the fewest bands that find a pair at the threshold 999 times in 1000.
 
-    One band agrees with probability similarity^rows, at least one of all with 1 - (1 - similarity^rows)^bands.
+    One band agrees with probability similarity^rows, and at least one band with 1 - (1 - similarity^rows)^bands.
     """
     for rows in range(_PERMUTATIONS, 1, -1):
         bands = _PERMUTATIONS // rows
@@ -105,7 +105,7 @@ class SignatureWriter:
         self._batch_documents, self._batch_characters = batch_documents, batch_characters
         self._folder = folder
         self._bands, self._rows = bands_and_rows(config.threshold)
-        self._shingler = Shingler(_WORDS)
+        self._shingler = Shingler(_SHINGLE_WORDS)
         self._minhash = _minhash()
         factors = [xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1 for row in range(self._rows)]
         self._factors = np.array(factors, np.uint64)
@@ -114,7 +114,7 @@ class SignatureWriter:
         self._documents = array("q")
         self._ends = array("q")
         self._batches = array("q")
-        self._written = 0
+        self._num_written = 0
         self._batch: list[NDArray[np.uint64]] = []
         self._batch_shingles = 0
 
@@ -166,8 +166,8 @@ class SignatureWriter:
         for shingles in self._batch:
             distinct = shingle_set(shingles)
             self._shingle_file.write(distinct.data)
-            self._written += distinct.size
-            self._ends.append(self._written)
+            self._num_written += distinct.size
+            self._ends.append(self._num_written)
         self._batch = []
         self._batch_shingles = 0
 
@@ -182,7 +182,7 @@ class Signatures:
     """
 
     def __init__(
-        self, folders: list[Path], counts: list[int], is_kept: NDArray[np.bool_], *, open_files: int = _OPEN_FILES
+        self, folders: list[Path], counts: list[int], is_kept: NDArray[np.bool_], *, open_files: int = _MAX_OPEN_FILES
     ) -> None:
         self._open_files = open_files
         self._folders = folders
@@ -196,18 +196,18 @@ class Signatures:
             documents_of_shards.append(documents[numbers])
         self.documents = np.concatenate(documents_of_shards)
         """int64 (signed documents,): the number of each one among all documents."""
-        self._firsts = list(accumulate((numbers.size for numbers in self._numbers), initial=0))
-        self._open: OrderedDict[int, tuple[NDArray[np.uint32], NDArray[np.int64]]] = OrderedDict()
+        self._shard_starts = list(accumulate((numbers.size for numbers in self._numbers), initial=0))
+        self._opened: OrderedDict[int, tuple[NDArray[np.uint32], NDArray[np.int64]]] = OrderedDict()
 
     def __len__(self) -> int:
-        return self._firsts[-1]
+        return self._shard_starts[-1]
 
     def shingles(self, number: int) -> NDArray[np.uint32]:
         """Return the sorted shingle hashes of a signed document."""
-        shard = bisect_right(self._firsts, number) - 1
+        shard = bisect_right(self._shard_starts, number) - 1
         shingles, ends = self._files(shard)
-        local = int(self._numbers[shard][number - self._firsts[shard]])
-        return shingles[int(ends[local - 1]) if local else 0 : int(ends[local])]
+        index = int(self._numbers[shard][number - self._shard_starts[shard]])
+        return shingles[int(ends[index - 1]) if index else 0 : int(ends[index])]
 
     def keys(self, band: int) -> NDArray[np.uint64]:
         """Return uint64 (signed documents,): the key of each document in one band."""
@@ -218,18 +218,18 @@ class Signatures:
         return np.concatenate(keys)
 
     def _files(self, shard: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        if shard not in self._open:
+        if shard not in self._opened:
             folder = self._folders[shard]
             shingles = np.memmap(folder / "shingles", np.uint32, "r").view(np.ndarray)
-            self._open[shard] = shingles, np.fromfile(folder / "ends", np.int64)
-            if len(self._open) > self._open_files:
-                self._open.popitem(last=False)
-        self._open.move_to_end(shard)
-        return self._open[shard]
+            self._opened[shard] = shingles, np.fromfile(folder / "ends", np.int64)
+            if len(self._opened) > self._open_files:
+                self._opened.popitem(last=False)
+        self._opened.move_to_end(shard)
+        return self._opened[shard]
 
 
 def similar_pairs(
-    signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _COMPARISONS
+    signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _MAX_COMPARISONS
 ) -> NDArray[np.int64]:
     """Return int64 (pairs, 2): documents at least this similar that share a key, enough to connect each cluster."""
     clusters = _Clusters(len(signatures))
@@ -242,30 +242,30 @@ def similar_pairs(
         starts = equal[np.diff(equal, prepend=-2) != 1]
         ends = equal[np.diff(equal, append=keys.size + 1) != 1] + 2
         for start, end in zip(starts, ends, strict=True):
-            pairs += _join(order[start:end].tolist(), signatures, clusters, threshold, comparisons)
+            pairs += _join_similar(order[start:end].tolist(), signatures, clusters, threshold, comparisons)
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def near_duplicates(
     signatures: Signatures,
     pairs: Iterable[NDArray[np.int64]],
-    always_kept: NDArray[np.bool_],
-    unusable: NDArray[np.bool_],
+    is_protected: NDArray[np.bool_],
+    is_unusable: NDArray[np.bool_],
 ) -> dict[str, NDArray[np.int64]]:
     """Return the numbers of the documents to drop, by reason.
 
-    A document is dropped if its cluster has one of `always_kept` (near_validation: a validation text given by a path),
+    A document is dropped if its cluster has one of `is_protected` (near_validation: a validation text given by a path),
     or an earlier usable document (near_duplicate). Both arrays are bool (all documents,).
     """
     clusters = _Clusters(len(signatures))
     for group in pairs:
         for first, second in group.tolist():
             clusters.join(clusters.root(first), clusters.root(second))
-    validation_roots = {clusters.root(number) for number in np.flatnonzero(always_kept[signatures.documents]).tolist()}
+    validation_roots = {clusters.root(number) for number in np.flatnonzero(is_protected[signatures.documents]).tolist()}
     dropped: dict[str, list[int]] = {NEAR_DUPLICATE: [], NEAR_VALIDATION: []}
     kept_roots: set[int] = set()
     for number, document in enumerate(signatures.documents.tolist()):
-        if always_kept[document] or unusable[document]:
+        if is_protected[document] or is_unusable[document]:
             continue
         root = clusters.root(number)
         if root in validation_roots:
@@ -309,30 +309,30 @@ class _Clusters:
         return first
 
 
-def _join(
+def _join_similar(
     candidates: list[int], signatures: Signatures, clusters: _Clusters, threshold: float, comparisons: int
 ) -> list[tuple[int, int]]:
     """Compare each document with earlier ones of the same key outside its cluster. Return the similar pairs."""
     pairs = []
     members: dict[int, list[int]] = {}  # by the root of their cluster
     for number in candidates:
-        current = clusters.root(number)
+        own_root = clusters.root(number)
         remaining = comparisons
         for root in list(islice(members, remaining)):
-            if root == current or root not in members:  # the latter: joined in this loop
+            if root == own_root or root not in members:  # the latter: joined in this loop
                 continue
             compared = members[root][:remaining]
             match = next((member for member in compared if _are_similar(signatures, number, member, threshold)), None)
             if match is not None:
                 pairs.append((match, number))
-                joined = members.pop(root) + members.pop(current, [])
-                current = clusters.join(current, root)
-                members[current] = joined
+                cluster = members.pop(root) + members.pop(own_root, [])
+                own_root = clusters.join(own_root, root)
+                members[own_root] = cluster
                 continue
             remaining -= len(compared)
             if remaining == 0:
                 break
-        members.setdefault(current, []).append(number)
+        members.setdefault(own_root, []).append(number)
     return pairs
 
 

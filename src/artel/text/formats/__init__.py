@@ -1,1 +1,1 @@
-"""Formats of texts, one per file: `Format` (format.py) says what each declares, `artel.registry` lists them."""
+"""Formats of texts, one per file. `Format` (format.py) declares a format; `artel.registry` lists all formats."""

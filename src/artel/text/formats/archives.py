@@ -1,9 +1,9 @@
 """Documents in ZIP archives: Word documents (.docx) and e-books in EPUB.
 
 DOCX: ECMA-376, part 1 (WordprocessingML). The text of paragraphs and of tables, cell by cell, in the order of the
-document. Headers, footers, notes, comments and deleted text are left out.
+document. Headers, footers, notes, comments and deleted text are skipped.
 EPUB: https://www.w3.org/TR/epub-33/. A document for each chapter, in reading order. Pages that are pictures (SVG) are
-left out.
+skipped.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import BadRecord
 
 Attributes = dict[str, str]
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # all that the two formats allow; others unpack without a limit
-_OLE = b"\xd0\xcf\x11\xe0"  # what .doc is packed in, and any encrypted document
-_RELATIONS = "_rels/.rels"
+# All methods that the two formats allow. Other methods unpack without a limit.
+_COMPRESSION_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_OLE_MAGIC = b"\xd0\xcf\x11\xe0"  # the container of .doc files and of encrypted documents
+_RELATIONS_FILE = "_rels/.rels"
 _BREAKS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
-_CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
-_PAGE = "application/xhtml+xml"
+_CONTAINER_FILE, _ENCRYPTION_FILE = "META-INF/container.xml", "META-INF/encryption.xml"
+_PAGE_TYPE = "application/xhtml+xml"
 # In XHTML <title/> is an empty element. In HTML, as which it is read, it would hide the text after it.
-_EMPTY = re.compile(
+_EMPTY_ELEMENT = re.compile(
     rb"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([A-Za-z]\w*)((?:\s[^<>]*)?)/>"
 )
 
@@ -42,7 +43,7 @@ class _Archive:
     def __init__(self, file: zipfile.ZipFile, max_bytes: int) -> None:
         self._file = file
         self._max_bytes = max_bytes
-        self._left = max_bytes
+        self._bytes_left = max_bytes
 
     def __contains__(self, name: str) -> bool:
         return name in self._file.NameToInfo
@@ -54,12 +55,12 @@ class _Archive:
         member = self._file.NameToInfo[name]
         if member.flag_bits & 1:
             raise BadRecord("encrypted", "is encrypted; save it without a password")
-        if member.compress_type not in _METHODS:
+        if member.compress_type not in _COMPRESSION_METHODS:
             raise BadRecord("unreadable", f"{name} is not packed by deflate; pack it again")
         with self._file.open(member) as stream:
-            content = stream.read(self._left + 1)
-        self._left -= len(content)
-        if self._left < 0:
+            content = stream.read(self._bytes_left + 1)
+        self._bytes_left -= len(content)
+        if self._bytes_left < 0:
             what = f"unpacks to over {self._max_bytes:,} bytes, more than data.max_document allows"
             raise BadRecord("too_large", what)
         return content
@@ -67,7 +68,7 @@ class _Archive:
 
 @contextmanager
 def _open_archive(path: Path, kind: str, max_bytes: int) -> Iterator[_Archive]:
-    """Open an archive. Inside the block, raise BadRecord for whatever is damaged in it."""
+    """Open an archive. Inside the block, raise BadRecord if it is damaged."""
     try:
         with zipfile.ZipFile(path) as file:
             yield _Archive(file, max_bytes)
@@ -84,10 +85,10 @@ def _parse_xml(content: bytes, name: str, **handlers: Callable[..., object]) -> 
     for event, handler in handlers.items():
         setattr(parser, event, handler)
 
-    def refuse(*_: object) -> None:
+    def reject_entity(*_: object) -> None:
         raise BadRecord("entities", f"{name} declares entities, which are not read; save it again")
 
-    parser.EntityDeclHandler = refuse
+    parser.EntityDeclHandler = reject_entity
     try:
         parser.Parse(content, True)
     except (expat.ExpatError, UnicodeError, LookupError, ValueError) as error:
@@ -96,13 +97,13 @@ def _parse_xml(content: bytes, name: str, **handlers: Callable[..., object]) -> 
 
 def _elements(content: bytes, name: str) -> Iterator[tuple[str, Attributes]]:
     """Yield (name, attributes) of all elements, both without prefixes."""
-    found: list[tuple[str, Attributes]] = []
+    elements: list[tuple[str, Attributes]] = []
 
     def start(element: str, attributes: Attributes) -> None:
-        found.append((_local_name(element), {_local_name(key): value for key, value in attributes.items()}))
+        elements.append((_local_name(element), {_local_name(key): value for key, value in attributes.items()}))
 
     _parse_xml(content, name, StartElementHandler=start)
-    yield from found
+    yield from elements
 
 
 def _local_name(name: str) -> str:
@@ -112,11 +113,15 @@ def _local_name(name: str) -> str:
 def read_docx(file: SourceFile) -> Items:
     """Yield the document as one record, or a record for each paragraph (`document: line`)."""
     with file.path.open("rb") as stream:
-        if stream.read(len(_OLE)) == _OLE:
+        if stream.read(len(_OLE_MAGIC)) == _OLE_MAGIC:
             raise BadRecord("encrypted", "is encrypted, or a .doc; save it as .docx without a password")
     with _open_archive(file.path, "DOCX", file.max_bytes) as document:
-        relations = _elements(document.read(_RELATIONS), _RELATIONS)
-        targets = (each.get("Target", "") for _, each in relations if each.get("Type", "").endswith("/officeDocument"))
+        relations = _elements(document.read(_RELATIONS_FILE), _RELATIONS_FILE)
+        targets = (
+            attributes.get("Target", "")
+            for _, attributes in relations
+            if attributes.get("Type", "").endswith("/officeDocument")
+        )
         name = next(targets, "word/document.xml").lstrip("/")
         text = "\n".join(line for line in _paragraphs(document.read(name), name) if line.strip())
     yield from records_of_text(text, file.origin, file)
@@ -125,27 +130,27 @@ def read_docx(file: SourceFile) -> Items:
 def _paragraphs(content: bytes, name: str) -> list[str]:
     paragraphs: list[str] = []
     open_paragraphs: list[list[str]] = []  # a text box is a paragraph within one
-    opened: list[str] = []
+    open_elements: list[str] = []
     fallbacks = 0  # what old versions of Word show in place of a drawing: the same text once more
 
     def start(element: str, attributes: Attributes) -> None:
         nonlocal fallbacks
-        opened.append(_local_name(element))
-        fallbacks += opened[-1] == "Fallback"
-        if opened[-1] == "p":
+        open_elements.append(_local_name(element))
+        fallbacks += open_elements[-1] == "Fallback"
+        if open_elements[-1] == "p":
             open_paragraphs.append([])
-        elif open_paragraphs and opened[-1] in _BREAKS and opened[-2:-1] == ["r"] and not fallbacks:
-            open_paragraphs[-1].append(_BREAKS[opened[-1]])
+        elif open_paragraphs and open_elements[-1] in _BREAKS and open_elements[-2:-1] == ["r"] and not fallbacks:
+            open_paragraphs[-1].append(_BREAKS[open_elements[-1]])
 
     def text(characters: str) -> None:
-        if opened[-1:] == ["t"] and open_paragraphs and not fallbacks:
+        if open_elements[-1:] == ["t"] and open_paragraphs and not fallbacks:
             open_paragraphs[-1].append(characters)
 
     def end(element: str) -> None:
         nonlocal fallbacks
-        closed = opened.pop()
-        fallbacks -= closed == "Fallback"
-        if closed == "p":
+        closed_element = open_elements.pop()
+        fallbacks -= closed_element == "Fallback"
+        if closed_element == "p":
             paragraphs.append("".join(open_paragraphs.pop()))
 
     _parse_xml(content, name, StartElementHandler=start, EndElementHandler=end, CharacterDataHandler=text)
@@ -156,13 +161,13 @@ def read_epub(file: SourceFile) -> Items:
     """Yield a record per file of the spine, as `book.epub[number] name`. A book with encrypted chapters is rejected."""
     with _open_archive(file.path, "EPUB", file.max_bytes) as book:
         chapters = _chapters(book)
-        if _encrypted(book) & set(chapters):
+        if _encrypted_members(book) & set(chapters):
             raise BadRecord("encrypted", "is protected (DRM), and its chapters cannot be read; remove it")
         for number, name in enumerate(chapters):
             origin = f"{file.origin}[{number}] {name}"
             try:
-                page = _EMPTY.sub(rb"<\1\2></\1>", book.read(name))
-                yield from records_of_page(page, _PAGE, origin, file)
+                page = _EMPTY_ELEMENT.sub(rb"<\1\2></\1>", book.read(name))
+                yield from records_of_page(page, _PAGE_TYPE, origin, file)
             except BadRecord as error:
                 yield file.reject(origin, error)
                 if error.reason == "too_large":
@@ -171,13 +176,12 @@ def read_epub(file: SourceFile) -> Items:
 
 def _chapters(book: _Archive) -> list[str]:
     """Return the members that the spine names, in its order, each once."""
-    roots = (attributes.get("full-path", "") for name, attributes in _elements(book.read(_CONTAINER), _CONTAINER)
-             if name == "rootfile")  # fmt: skip
-    package = next(roots, "")
+    elements = _elements(book.read(_CONTAINER_FILE), _CONTAINER_FILE)
+    package = next((attributes.get("full-path", "") for name, attributes in elements if name == "rootfile"), "")
     pages: dict[str, str] = {}
     spine: list[str] = []
     for name, attributes in _elements(book.read(package), package):
-        if name == "item" and attributes.get("media-type") in (_PAGE, "text/html", "text/x-oeb1-document"):
+        if name == "item" and attributes.get("media-type") in (_PAGE_TYPE, "text/html", "text/x-oeb1-document"):
             path = posixpath.join(posixpath.dirname(package), unquote(attributes.get("href", "").partition("#")[0]))
             pages[attributes.get("id", "")] = posixpath.normpath(path)
         elif name == "itemref":
@@ -188,12 +192,12 @@ def _chapters(book: _Archive) -> list[str]:
     return chapters
 
 
-def _encrypted(book: _Archive) -> set[str]:
+def _encrypted_members(book: _Archive) -> set[str]:
     """Return the members that encryption.xml names."""
-    if _ENCRYPTION not in book:
+    if _ENCRYPTION_FILE not in book:
         return set()
-    listed = _elements(book.read(_ENCRYPTION), _ENCRYPTION)
-    return {unquote(attributes.get("URI", "")) for name, attributes in listed if name == "CipherReference"}
+    elements = _elements(book.read(_ENCRYPTION_FILE), _ENCRYPTION_FILE)
+    return {unquote(attributes.get("URI", "")) for name, attributes in elements if name == "CipherReference"}
 
 
 DOCX = Format(read=read_docx, suffixes=(".docx",), is_detected=True, description="Word documents")

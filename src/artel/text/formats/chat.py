@@ -74,8 +74,8 @@ def _text_of(messages: Iterable[Message]) -> str:
 
 def check_converter(source: SourceConfig, key: str) -> list[Problem]:
     """Return the problems of `converter` of the source at `key` of the run file. Imports user functions."""
-    known = FORMATS[source.format].converters
-    if not known or source.converter == "auto":
+    converters = FORMATS[source.format].converters
+    if not converters or source.converter == "auto":
         return []
     if ":" in source.converter:
         try:
@@ -83,10 +83,10 @@ def check_converter(source: SourceConfig, key: str) -> list[Problem]:
         except InputError as error:
             return list(error.problems)
         return []
-    if source.converter in known:
+    if source.converter in converters:
         return []
     what = f"there is no converter {source.converter!r} of format {source.format}"
-    return [Problem(f"{key}.converter", what, f"write auto, {', '.join(known)}, or module:function")]
+    return [Problem(f"{key}.converter", what, f"write auto, {', '.join(converters)}, or module:function")]
 
 
 def import_function(converter: str, key: str) -> UserFunction:
@@ -157,14 +157,14 @@ def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Con
     if all(message.role != "user" for message in messages):
         raise BadRecord("no_question", "has no message of the user; an answer needs a question, write one before it")
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
-    answered = tuple(messages[: last + 1])
-    if not any(message.role == "user" for message in answered):
+    kept_messages = tuple(messages[: last + 1])
+    if not any(message.role == "user" for message in kept_messages):
         raise BadRecord("no_answer", "has no answer of the assistant; write one, or remove it")
     if lists_all:
-        check_names(answered, tools)
-    check_results(answered)
-    left_out = len(messages) - len(answered)
-    return Conversation(answered, tools, changes | ({"turns_left_out": left_out} if left_out else {}))
+        check_names(kept_messages, tools)
+    check_results(kept_messages)
+    num_dropped = len(messages) - len(kept_messages)
+    return Conversation(kept_messages, tools, changes | ({"turns_left_out": num_dropped} if num_dropped else {}))
 
 
 def _form_of(row: dict[str, Any]) -> str:
@@ -194,16 +194,16 @@ def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     if isinstance(row.get("role"), list):
         columns = {name: row[name] for name in ("role", "content") if name in row}
         return [("", [*reader.system(row), *reader.turns(columns, "the row")])]
-    return _listed(reader, row, "messages", "conversation", "conversations")
+    return _turns_of_field(reader, row, "messages", "conversation", "conversations")
 
 
-def _listed(reader: RowReader, row: dict[str, Any], *names: str) -> Iterable[PathTurns]:
+def _turns_of_field(reader: RowReader, row: dict[str, Any], *names: str) -> Iterable[PathTurns]:
     """Return the turns in the first of the fields `names` that the row has."""
     name = next((name for name in names if row.get(name) is not None), None)
     if name is None:
-        mapped = reader.mapping.get(names[0], names[0])
+        field_name = reader.mapping.get(names[0], names[0])
         fix = f"write mapping: {{{names[0]}: NAME}}, or another converter"
-        raise BadRecord("no_field", f"has no field {mapped!r} (it has: {names_of(row)}); {fix}")
+        raise BadRecord("no_field", f"has no field {field_name!r} (it has: {names_of(row)}); {fix}")
     return [("", [*reader.system(row), *reader.turns(row[name], name)])]
 
 
@@ -213,7 +213,7 @@ def _alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
         return {"role": "assistant", "content": reader.text(fields, "output", path), **thought}
 
     if "instances" in row:  # self-instruct: one instruction with several inputs and outputs
-        return _each(row, "instances", lambda item, path: [*reader.question(row, item), answer(item, path)])
+        return _conversations_in(row, "instances", lambda item, path: [*reader.question(row, item), answer(item, path)])
     return [("", [*reader.question(row), answer(row)])]
 
 
@@ -237,11 +237,13 @@ def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
 
 def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     """Return role-play, one conversation per dialogue, with `name` and `context` as system message."""
-    name, context = reader.optional(row, "name"), reader.optional(row, "context")
+    name, context = reader.optional_text(row, "name"), reader.optional_text(row, "context")
     text = "\n\n".join(text for text in ("" if name in context else name, context) if text.strip())
     system = [{"role": "system", "content": text}]
     if row.get("dialogues"):
-        return _each(row, "dialogues", lambda item, path: [*system, *reader.turns(item.get("chat"), f"{path}.chat")])
+        return _conversations_in(
+            row, "dialogues", lambda item, path: [*system, *reader.turns(item.get("chat"), f"{path}.chat")]
+        )
     if not row.get("example_dialogue"):
         fix = "use dialogues, or remove it"
         raise BadRecord("empty_conversation", f"has neither dialogues nor an example_dialogue; {fix}")
@@ -271,7 +273,9 @@ def _rank(reply: dict[str, Any]) -> float:
     return float(rank) if isinstance(rank, int | float) else float("inf")
 
 
-def _each(row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str], list[Turn]]) -> Iterator[PathTurns]:
+def _conversations_in(
+    row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str], list[Turn]]
+) -> Iterator[PathTurns]:
     """Yield the conversations of a list in a row. A bad one costs only itself."""
     items = row[name]
     if not isinstance(items, list) or not items:
@@ -289,9 +293,9 @@ def _each(row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str],
 
 
 FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
-    "messages": lambda reader, row: _listed(reader, row, "messages"),
+    "messages": lambda reader, row: _turns_of_field(reader, row, "messages"),
     "alpaca": _alpaca,
-    "sharegpt": lambda reader, row: _listed(reader, row, "conversations", "conversation"),
+    "sharegpt": lambda reader, row: _turns_of_field(reader, row, "conversations", "conversation"),
     "dialog": _dialog,
     "character": _character,
     "oasst": _oasst,

@@ -21,9 +21,10 @@ from artel.text.tags import ENTITIES, WORDS, tagged_record, tagged_words
 
 COLUMNS = with_compressed(".conll", ".conllu", ".bio", ".iob")
 """Suffixes of files that are read as columns, whatever the format of their source."""
-_UNIVERSAL = with_compressed(".conllu")
-_DOCUMENT = "-DOCSTART-"
-_FORM, _UPOS, _MISC, _COLUMNS = 1, 3, 9, 10  # of Universal Dependencies: https://universaldependencies.org/format.html
+_UNIVERSAL_SUFFIXES = with_compressed(".conllu")
+_DOCUMENT_START = "-DOCSTART-"
+# Columns of Universal Dependencies: https://universaldependencies.org/format.html
+_FORM, _UPOS, _MISC, _NUM_COLUMNS = 1, 3, 9, 10
 
 
 @dataclass(slots=True)
@@ -34,42 +35,42 @@ class _Sentence:
     """The number of its first line."""
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     """(line number, columns)."""
-    bad: tuple[int, BadRecord] | None = None
+    first_error: tuple[int, BadRecord] | None = None
 
 
 def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per sentence. Its origin is the line of the first word."""
-    universal = file_name(file.origin).endswith(_UNIVERSAL)
-    document, group = False, ""
-    for sentence in _sentences(file, universal):
-        if sentence.bad is None and sentence.rows and sentence.rows[0][1][0] == _DOCUMENT:
-            document, group = True, ""
+    is_universal = file_name(file.origin).endswith(_UNIVERSAL_SUFFIXES)
+    in_document, group = False, ""
+    for sentence in _sentences(file, is_universal):
+        if sentence.first_error is None and sentence.rows and sentence.rows[0][1][0] == _DOCUMENT_START:
+            in_document, group = True, ""
             continue
         origin = f"{file.origin}:{sentence.number}"
         try:
-            if sentence.bad is not None:
-                origin = f"{file.origin}:{sentence.bad[0]}"
-                raise sentence.bad[1]
+            if sentence.first_error is not None:
+                origin = f"{file.origin}:{sentence.first_error[0]}"
+                raise sentence.first_error[1]
             if not sentence.rows:
                 raise BadRecord("no_words", "the sentence has no words; add some, or remove it")
             for number, row in sentence.rows:
                 origin = f"{file.origin}:{number}"
                 _check_columns(row, sentence.rows[0][1], file.source)
             origin = f"{file.origin}:{sentence.number}"
-            record = _record(sentence, file, origin, universal=universal)
+            record = _record(sentence, file, origin, is_universal=is_universal)
         except BadRecord as error:
             yield file.reject(origin, error)
             continue
         group = group or record.text
-        yield record._replace(group=group) if document else record
+        yield record._replace(group=group) if in_document else record
 
 
-def _record(sentence: _Sentence, file: SourceFile, origin: str, *, universal: bool) -> Record:
+def _record(sentence: _Sentence, file: SourceFile, origin: str, *, is_universal: bool) -> Record:
     source, rows = file.source, [row for _, row in sentence.rows]
-    word = int(source.words or (_FORM if universal else 0))
-    tag = int(source.tags or (_UPOS if universal else -1))
+    word = int(source.words or (_FORM if is_universal else 0))
+    tag = int(source.tags or (_UPOS if is_universal else -1))
     spaces = None
-    if universal and len(rows[0]) == _COLUMNS:
+    if is_universal and len(rows[0]) == _NUM_COLUMNS:
         spaces = ["SpaceAfter=No" not in row[_MISC].split("|") for row in rows]
     text, spans = tagged_words([row[word] for row in rows], [row[tag] for row in rows], source.yields, spaces)
     return tagged_record(text, spans, origin, file.set_name)
@@ -78,15 +79,15 @@ def _record(sentence: _Sentence, file: SourceFile, origin: str, *, universal: bo
 def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> None:
     if len(row) != len(first):
         what = f"has {len(row)} columns, but the sentence began with {len(first)}"
-        raise BadRecord("unequal_columns", f"{what}; write the missing ones, or an empty line between sentences")
+        raise BadRecord("unequal_columns", f"{what}; add the missing columns, or an empty line between sentences")
     columns = [int(column) for column in (source.words, source.tags) if column]
-    least = max([2, *(number + 1 if number >= 0 else -number for number in columns)])
-    if len(row) < least:
-        what = f"has {len(row)} column{'s' * (len(row) > 1)} but needs {least}: a word and its tag"
+    min_columns = max([2, *(number + 1 if number >= 0 else -number for number in columns)])
+    if len(row) < min_columns:
+        what = f"has {len(row)} column{'s' * (len(row) > 1)} but needs {min_columns}: a word and its tag"
         raise BadRecord("unequal_columns", f"{what}; separate them by spaces or tabs, or write words and tags: NUMBER")
 
 
-def _sentences(file: SourceFile, universal: bool) -> Iterator[_Sentence]:
+def _sentences(file: SourceFile, is_universal: bool) -> Iterator[_Sentence]:
     sentence: _Sentence | None = None
     for number, line in file.lines():
         if not isinstance(line, BadRecord) and not line.strip():
@@ -94,17 +95,17 @@ def _sentences(file: SourceFile, universal: bool) -> Iterator[_Sentence]:
                 yield _without_comments(sentence)
             sentence = None
             continue
-        if isinstance(line, str) and universal and line.startswith("#"):
+        if isinstance(line, str) and is_universal and line.startswith("#"):
             continue
         sentence = sentence or _Sentence(number)
         if isinstance(line, BadRecord):
-            sentence.bad = sentence.bad or (number, line)
+            sentence.first_error = sentence.first_error or (number, line)
             continue
         row = line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
-        if row and row[0] == _DOCUMENT and not sentence.rows:  # some files have no empty line after it
+        if row and row[0] == _DOCUMENT_START and not sentence.rows:  # some files have no empty line after it
             yield _Sentence(number, [(number, row)])
             sentence = None
-        elif not (universal and ("-" in row[0] or "." in row[0])):  # a range of words, or an empty word
+        elif not (is_universal and ("-" in row[0] or "." in row[0])):  # a range of words, or an empty word
             sentence.rows.append((number, row))
     if sentence is not None:
         yield _without_comments(sentence)
@@ -116,13 +117,13 @@ def _without_comments(sentence: _Sentence) -> _Sentence:
     while len(rows) > 1 and rows[0][1][0].startswith("#") and len(rows[0][1]) != len(rows[-1][1]):
         rows = rows[1:]
     number = rows[0][0] if rows else sentence.number
-    return _Sentence(number, rows, sentence.bad)
+    return _Sentence(number, rows, sentence.first_error)
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return problems of columns that are not numbers, and of parts of speech read as entities."""
     problems = []
-    if file_name(str(path)).endswith(_UNIVERSAL) and not source.tags and source.yields != WORDS:
+    if file_name(str(path)).endswith(_UNIVERSAL_SUFFIXES) and not source.tags and source.yields != WORDS:
         what = f"{path} is from Universal Dependencies, with a tag for each word"
         problems.append(Problem(f"{key}.kind", what, "write kind: words, or tags: NUMBER of a column with names"))
     return problems + [

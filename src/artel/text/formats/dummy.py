@@ -11,7 +11,7 @@ from artel.text.records import AnswerClass, Question, Record
 from artel.text.tags import tagged_record
 
 _PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
-_DEEDS = ["sings", "works", "reads", "sleeps", "writes", "waits"]
+_VERBS = ["sings", "works", "reads", "sleeps", "writes", "waits"]
 _OPENING = "news :"  # every name then follows a space, and is the same token as in the question
 _CLASSES: tuple[AnswerClass, ...] = ("yes", "no", "short", "long", "unknown")
 _SINGULAR = ["miller", "baker", "farmer", "weaver", "sailor", "teacher", "carpenter", "singer", "doctor", "painter"]
@@ -94,7 +94,7 @@ def _fact(person: str, kind: AnswerClass, rng: random.Random) -> str:
     if kind == "short":
         return f"{person} is in the {rng.choice(_PLACES)} ."
     if kind == "long":
-        return f"{person} {rng.choice(_DEEDS)} by the {rng.choice(_PLACES)} ."
+        return f"{person} {rng.choice(_VERBS)} by the {rng.choice(_PLACES)} ."
     return f"{person} is {'happy' if kind == 'yes' else 'sad'} this morning ."
 
 
@@ -117,10 +117,10 @@ def read_dummy(source: SourceConfig) -> Iterator[Record]:
 def _sentence(rng: random.Random) -> str:
     kind = rng.randrange(3)
     if kind == 0:  # the verb agrees with its subject
-        who, does, place = rng.choice(_SINGULAR), rng.choice(_SINGULAR_VERBS), rng.choice(_PLACES)
+        noun, verb, place = rng.choice(_SINGULAR), rng.choice(_SINGULAR_VERBS), rng.choice(_PLACES)
         if rng.random() < 0.5:
-            return f"The {who} {does} by the {place}."
-        return f"The {who}s {does[:-1]} by the {place}."
+            return f"The {noun} {verb} by the {place}."
+        return f"The {noun}s {verb[:-1]} by the {place}."
     if kind == 1:  # counting up from a number
         start = rng.randrange(6)
         return f"Count: {', '.join(_NUMBERS[start : start + rng.randint(3, 4)])}."

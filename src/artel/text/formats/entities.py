@@ -27,12 +27,15 @@ from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Dropped, Record, Rejected
 from artel.text.tags import ENTITIES, WORDS, Span, tagged_record, tagged_words
 
-_WORDS = ("tokens", "words")
-_TAGS = {ENTITIES: ("ner_tags", "tags", "labels", "ner", "label"), WORDS: ("upos", "pos_tags", "tags", "labels", "pos")}
-_SPANS = ("entities", "spans", "labels", "label")
-_STARTS, _ENDS = ("start", "start_offset"), ("end", "end_offset")
-_LABELS = ("label", "labels", "type", "tag", "entity_group")
-_ANSWERS = {"reject": "rejected_by_annotator", "ignore": "ignored_by_annotator"}  # `answer` of Prodigy
+_WORD_FIELDS = ("tokens", "words")
+_TAG_FIELDS = {
+    ENTITIES: ("ner_tags", "tags", "labels", "ner", "label"),
+    WORDS: ("upos", "pos_tags", "tags", "labels", "pos"),
+}
+_SPAN_FIELDS = ("entities", "spans", "labels", "label")
+_START_FIELDS, _END_FIELDS = ("start", "start_offset"), ("end", "end_offset")
+_LABEL_FIELDS = ("label", "labels", "type", "tag", "entity_group")
+_DROP_REASONS = {"reject": "rejected_by_annotator", "ignore": "ignored_by_annotator"}  # `answer` of Prodigy
 
 
 def read_entities(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
@@ -54,7 +57,7 @@ class _EntityReader:
     def __init__(self, file: SourceFile) -> None:
         self._file = file
         self._source = file.source
-        tags = [file.source.tags] if file.source.tags else _TAGS[file.source.yields]
+        tags = [file.source.tags] if file.source.tags else _TAG_FIELDS[file.source.yields]
         self._names: dict[str, list[str]] = {} if has_lines(file) else class_names(file.path, file.origin, tags)
 
     def read(self, row: Any, origin: str) -> Record | Dropped:
@@ -63,14 +66,14 @@ class _EntityReader:
             row = {source.field: row[0], **row[1]}  # training data of spaCy
         entry = object_of(row)
         answer = entry.get("answer")
-        if isinstance(answer, str) and answer in _ANSWERS:
-            return Dropped(_ANSWERS[answer], set_name)
+        if isinstance(answer, str) and answer in _DROP_REASONS:
+            return Dropped(_DROP_REASONS[answer], set_name)
         if is_task(entry):
             text, spans = annotated_spans(entry, source.field)
             if spans is None:
                 return Dropped("not_annotated", set_name)
         elif (
-            (words := _field_of(entry, source.words, _WORDS))
+            (words := _field_of(entry, source.words, _WORD_FIELDS))
             and isinstance(entry[words], list)
             and all(isinstance(word, str) for word in entry[words])
         ):
@@ -79,17 +82,17 @@ class _EntityReader:
             text, spans = self._read_spans(entry)
         return tagged_record(text, spans, origin, set_name)
 
-    def _override(self, setting: str, name: str) -> str:
+    def _override_argument(self, setting: str, name: str) -> str:
         return shlex.quote(f"{self._file.key}.{setting}={name}")
 
     def _read_words(self, entry: dict[str, Any], words: str) -> tuple[str, list[Span]]:
         kind = self._source.yields
-        field = _field_of(entry, self._source.tags, _TAGS[kind])
+        field = _field_of(entry, self._source.tags, _TAG_FIELDS[kind])
         tags = None if field is None else entry[field]
         if field is None or not isinstance(tags, list):
             name = next((name for name, value in entry.items() if isinstance(value, list) and name != words), "NAME")
             what = f"has {words!r} and no list of tags for them (it has: {names_of(entry)})"
-            raise BadRecord("no_field", f"{what}; name it: {self._override('tags', name)}")
+            raise BadRecord("no_field", f"{what}; name it: {self._override_argument('tags', name)}")
         if len(tags) != len(entry[words]):
             what = f"has {len(entry[words])} {words} and {len(tags)} {field}"
             raise BadRecord("unequal_columns", f"{what}; fix it: each word has one tag")
@@ -99,18 +102,20 @@ class _EntityReader:
     def _read_spans(self, entry: dict[str, Any]) -> tuple[str, list[Span]]:
         text = entry.get(self._source.field)
         if not isinstance(text, str):
-            have = ", ".join(f"{name}: {type(value).__name__}" for name, value in entry.items()) or "none"
-            what = f"has no text in {self._source.field!r} (it has: {have})"
+            fields = ", ".join(f"{name}: {type(value).__name__}" for name, value in entry.items()) or "none"
+            what = f"has no text in {self._source.field!r} (it has: {fields})"
             name = next((name for name, value in entry.items() if isinstance(value, str) and value.strip()), "NAME")
-            fix = f"name it: {self._override('field', name)}"
+            fix = f"name it: {self._override_argument('field', name)}"
             raise BadRecord("no_text", f"{what}; {fix}, or words: NAME if it is a list of words")
-        field = _field_of(entry, self._source.tags, _SPANS)
+        field = _field_of(entry, self._source.tags, _SPAN_FIELDS)
         if field is None or not isinstance(entry[field], list):
             what = f"has no list of spans (it has: {names_of(entry)})"
             name = next((name for name, value in entry.items() if isinstance(value, list)), "NAME")
-            fix = f"name it: {self._override('tags', name)}; use an empty list if there are no names"
+            fix = f"name it: {self._override_argument('tags', name)}; use an empty list if there are no names"
             raise BadRecord("no_field", f"{what}; {fix}")
-        return text, [span for number, item in enumerate(entry[field]) for span in _spans(item, f"{field}[{number}]")]
+        return text, [
+            span for number, item in enumerate(entry[field]) for span in _parse_spans(item, f"{field}[{number}]")
+        ]
 
 
 def _field_of(entry: dict[str, Any], setting: str, defaults: Sequence[str]) -> str | None:
@@ -129,24 +134,26 @@ def _tag_name(tag: Any, names: list[str]) -> str:
     return names[tag]
 
 
-def _spans(item: Any, path: str) -> list[Span]:
+def _parse_spans(item: Any, path: str) -> list[Span]:
     """Return the spans of [start, end, label], or of an object, which may have several labels."""
     if isinstance(item, list) and len(item) == 3:
         start, end, labels = item
     elif isinstance(item, dict):
-        start, end = (next((item[name] for name in names if name in item), None) for names in (_STARTS, _ENDS))
-        labels = next((item[name] for name in _LABELS if name in item), None)
+        start, end = (
+            next((item[name] for name in names if name in item), None) for names in (_START_FIELDS, _END_FIELDS)
+        )
+        labels = next((item[name] for name in _LABEL_FIELDS if name in item), None)
     else:
-        raise _no_span(path, item)
+        raise _span_error(path, item)
     labels = labels if isinstance(labels, list) else [labels]
-    if not all(isinstance(origin, int) and not isinstance(origin, bool) for origin in (start, end)):
-        raise _no_span(path, item)
+    if not all(isinstance(offset, int) and not isinstance(offset, bool) for offset in (start, end)):
+        raise _span_error(path, item)
     if not labels or not all(isinstance(label, str) for label in labels):
         raise BadRecord("no_label", f"{path} has the label {str(labels)[:60]}; write it as text")
     return [(start, end, label) for label in labels]
 
 
-def _no_span(path: str, item: Any) -> BadRecord:
+def _span_error(path: str, item: Any) -> BadRecord:
     what = f"{path} is {str(item)[:80]}"
     return BadRecord("no_span", f'{what}; write [start, end, label] or {{"start": 0, "end": 4, "label": "PER"}}')
 
@@ -172,11 +179,11 @@ def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] 
         what = f"its data has {', '.join(data) or 'nothing'}"
         raise BadRecord("no_text", f"{what}; write field: NAME of the text")
     text = data[name]
-    done = [item for item in entry["annotations"] if isinstance(item, dict) and not item.get("was_cancelled")]
-    if not done:
+    annotations = [item for item in entry["annotations"] if isinstance(item, dict) and not item.get("was_cancelled")]
+    if not annotations:
         return text, None
-    chosen = next((item for item in done if item.get("ground_truth")), done[0])
-    results = enumerate(chosen.get("result") or [])
+    annotation = next((item for item in annotations if item.get("ground_truth")), annotations[0])
+    results = enumerate(annotation.get("result") or [])
     return text, [span for number, result in results for span in _result_spans(result, text, f"result[{number}]")]
 
 
@@ -186,13 +193,13 @@ def _result_spans(result: Any, text: str, path: str) -> list[Span]:
     labels = value.get("labels") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(labels, list) or not labels:
         return []
-    start, end, marked = value.get("start"), value.get("end"), value.get("text")
+    start, end, marked_text = value.get("start"), value.get("end"), value.get("text")
     if not isinstance(start, int) or not isinstance(end, int) or not all(isinstance(label, str) for label in labels):
         raise BadRecord("no_span", f"{path} has no start, end and labels; export it again as JSON")
-    if isinstance(marked, str) and _without_spaces(text[start:end]) != _without_spaces(marked):
-        start, end = _characters(text, start), _characters(text, end)
-        if _without_spaces(text[start:end]) != _without_spaces(marked):
-            what = f"{path} marks {marked[:40]!r}, but the text there is {text[start:end][:40]!r}"
+    if isinstance(marked_text, str) and _without_spaces(text[start:end]) != _without_spaces(marked_text):
+        start, end = _count_characters(text, start), _count_characters(text, end)
+        if _without_spaces(text[start:end]) != _without_spaces(marked_text):
+            what = f"{path} marks {marked_text[:40]!r}, but the text there is {text[start:end][:40]!r}"
             raise BadRecord("span_outside", f"{what}; export the task again, or remove it")
     return [(start, end, label) for label in labels]
 
@@ -202,7 +209,7 @@ def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-def _characters(text: str, units: int) -> int:
+def _count_characters(text: str, units: int) -> int:
     """Return the number of characters in the first `units` UTF-16 code units of a text."""
     return len(text.encode("utf-16-le")[: 2 * units].decode("utf-16-le", "ignore"))
 

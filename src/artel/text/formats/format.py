@@ -1,4 +1,4 @@
-"""The declaration of a format: how its files are recognized and read, and what their records are.
+"""Declaration of a format: how to recognize and read its files, and the kinds of its records.
 
 Each format has its own file in this folder and a line in `artel.registry`. `format: auto`, which reads each file by its
 suffix, is in this file.
@@ -13,16 +13,16 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.registry import FORMATS
-from artel.text.reading.files import COMPRESSED, file_name, is_url
+from artel.text.reading.files import COMPRESSED_SUFFIXES, file_name, is_url
 from artel.text.reading.source_file import Items, SourceFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format, as other packages see it."""
+    """The declaration of a format."""
 
     read: Callable[[SourceFile], Items]
-    """Yields the records of a file, and a Rejected for each that cannot be read. Raising BadRecord rejects the file."""
+    """Yield the records of a file, and a Rejected for each unreadable record. Raise BadRecord to reject the file."""
     yields: tuple[str, ...] = ("text",)
     """The kinds of its records. If there are several, `kind` of the source selects one."""
     suffixes: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Format:
     is_plain_text: bool = False
     """True if a file is one document, or can be cut into several (`document`)."""
     is_by_folder: bool = False
-    """True if it also reads plain text, labeled by the name of its folder."""
+    """True if it also reads plain text files, labeled by the names of their folders."""
     is_pages: bool = False
     """True if its files are web pages (`extract`)."""
     is_table: bool = False
@@ -46,7 +46,7 @@ class Format:
     converters: tuple[str, ...] = ()
     """Values of `converter`: forms of rows of JSON or parquet."""
     counts_words: bool = False
-    """True if its official predictions count in words."""
+    """True if its official format of predictions counts in words."""
     description: str = ""
     """Description of the format in the help of `data.sources.format`."""
     has_lines: Callable[[SourceFile], bool] = lambda file: False
@@ -54,20 +54,20 @@ class Format:
     can_be_divided: Callable[[SourceConfig], bool] = lambda source: False
     """True if several workers may read spans of a large file."""
     check: Callable[[Path, SourceConfig, str, DataConfig], list[Problem]] = lambda path, source, key, data: []
-    """Returns the problems of a file before it is read (a missing column). `key`: the source in the run file."""
+    """Return the problems of a file before it is read (a missing column). `key`: the source in the run file."""
 
     @property
     def summary(self) -> str:
         """Its suffixes, without those of compressed files, and its description."""
-        suffixes = " ".join(suffix for suffix in self.suffixes if not suffix.endswith(COMPRESSED))
+        suffixes = " ".join(suffix for suffix in self.suffixes if not suffix.endswith(COMPRESSED_SUFFIXES))
         return ": ".join(filter(None, (suffixes, self.description)))
 
 
 def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Format:
     """Return the format of a file: of the source, else by suffix, else text. URLs without a known suffix are pages."""
-    declared: Format = FORMATS[source.format]
-    if not declared.goes_by_suffix:
-        return declared
+    source_format: Format = FORMATS[source.format]
+    if not source_format.goes_by_suffix:
+        return source_format
     name = file_name(origin)
     by_suffix = next((format for format in detected_formats() if name.endswith(format.suffixes)), None)
     is_page = is_url(origin) and not content_type.startswith("text/plain")

@@ -48,7 +48,7 @@ def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) ->
         yield from parquet_rows(file)
     elif file.span is None and _is_array(file):
         fix = "write a larger data.max_document, or write one object per line: jq -c '.[]'"
-        for number, entry in enumerate(parse_whole(file.text(_max_array_bytes(file), fix), file.origin)):
+        for number, entry in enumerate(parse_full(file.text(_max_array_bytes(file), fix), file.origin)):
             yield f"{file.origin}[{number}]", entry
     else:
         encoding = line_encoding(file.path, file.origin, file.source.encoding)
@@ -69,7 +69,7 @@ def _utf_8_rows(file: SourceFile, parse: Callable[[bytes], Any]) -> Iterator[tup
             try:
                 text = decode(line, "utf-8")
                 if text.strip():
-                    yield number, _parsed(text)
+                    yield number, _parse_line(text)
             except BadRecord as error:
                 yield number, error
 
@@ -80,19 +80,19 @@ def _decoded_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
             yield number, line
         elif line.strip():
             try:
-                yield number, _parsed(line)
+                yield number, _parse_line(line)
             except BadRecord as error:
                 yield number, error
 
 
-def _parsed(text: str) -> Any:
+def _parse_line(text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadRecord("bad_json", f"is not JSON: {error}; write one object per line") from None
 
 
-def parse_whole(text: str, origin: str) -> Any:
+def parse_full(text: str, origin: str) -> Any:
     """Parse a file that is one JSON value. Raise InputError, with line and column, if it is not JSON."""
     try:
         return orjson.loads(text)
@@ -101,8 +101,8 @@ def parse_whole(text: str, origin: str) -> Any:
         if not text[error.pos :].strip():
             raise InputError.at(where, "the JSON is cut off here", "export or download the file again") from None
         fix = "fix it there, or write one object per line (.jsonl), so that a bad line costs only its row"
-        shown = text[error.pos :].split("\n", 1)[0][:40]
-        raise InputError.at(where, f"is not JSON: {error.msg}, at {shown!r}", fix) from None
+        excerpt = text[error.pos :].split("\n", 1)[0][:40]
+        raise InputError.at(where, f"is not JSON: {error.msg}, at {excerpt!r}", fix) from None
 
 
 def _is_array(file: SourceFile) -> bool:

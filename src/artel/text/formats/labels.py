@@ -13,9 +13,9 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.printable import shortened
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES as JSON
+from artel.text.formats.jsonl import SUFFIXES as JSON_SUFFIXES
 from artel.text.formats.jsonl import names_of, object_of, read_rows, text_field
-from artel.text.formats.parquet import SUFFIX as PARQUET
+from artel.text.formats.parquet import SUFFIX as PARQUET_SUFFIX
 from artel.text.formats.parquet import check_parquet_columns, class_names
 from artel.text.formats.table import check_columns, read_csv_rows
 from artel.text.formats.text import read_text
@@ -23,9 +23,9 @@ from artel.text.reading.files import file_name, is_url, with_compressed
 from artel.text.reading.source_file import SourceFile, column_fix
 from artel.text.records import BadRecord, Labeled, Record, Rejected
 
-_TABLES = with_compressed(".csv", ".tsv")
+_TABLE_SUFFIXES = with_compressed(".csv", ".tsv")
 _LIST_AS_TEXT = re.compile(r"""\[\s*(['"\d].*)?\]""", re.DOTALL)  # lists in csv as pandas and `datasets` write them
-_MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+_MARK_VALUES = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
 def read_labels(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -46,8 +46,8 @@ def read_labels(file: SourceFile) -> Iterator[Record | Rejected]:
 def _record(file: SourceFile, origin: str, text: str, second: str, labels: tuple[str, ...]) -> Record:
     texts = (text, second) if file.source.second else (text,)
     if not all(map(str.strip, texts)):
-        which = "second text" if text.strip() else "text"
-        raise BadRecord("empty", f"the {which} is empty; fill it in, or remove the row")
+        role = "second text" if text.strip() else "text"
+        raise BadRecord("empty", f"the {role} is empty; fill it in, or remove the row")
     fields = Labeled(text, second, labels, _number(labels))
     return Record("\n".join(texts), origin, file.set_name, fields, group=text if second else "")
 
@@ -68,7 +68,7 @@ def _read_text_file(file: SourceFile) -> Iterator[Record | Rejected]:
 def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
     """Yield (origin, (text, second text or "", values of the label columns)) of each row."""
     source = file.source
-    if file_name(file.origin).endswith(_TABLES):
+    if file_name(file.origin).endswith(_TABLE_SUFFIXES):
         for origin, values in read_csv_rows(file, _columns(source)):
             if isinstance(values, BadRecord) or source.second:
                 yield origin, values
@@ -109,7 +109,7 @@ def _class_name(value: Any, column: str, names: list[str]) -> Any:
 def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
     """Return the labels of a row from the values of its label columns. Raise BadRecord."""
     if len(source.label) > 1:
-        return tuple(name for name, value in zip(source.label, values, strict=True) if _mark(name, value))
+        return tuple(name for name, value in zip(source.label, values, strict=True) if _parse_mark(name, value))
     (value,) = values
     if isinstance(value, str) and source.separator:
         items: list[Any] = [item for item in value.split(source.separator) if item.strip()]
@@ -130,8 +130,8 @@ def _check_items(value: Any, column: str) -> None:
         raise BadRecord("no_label", f"{what}; write x,y with separator: ',' in the source, or JSON lines")
 
 
-def _mark(name: str, value: Any) -> bool:
-    mark = _MARKS.get(str(value).strip().lower())
+def _parse_mark(name: str, value: Any) -> bool:
+    mark = _MARK_VALUES.get(str(value).strip().lower())
     if mark is None:
         what = f"column {name!r} is {value!r}; several columns of labels hold 0 or 1"
         raise BadRecord("no_label", f"{what}; fix it, or name one column: label: NAME")
@@ -170,11 +170,11 @@ def _columns(source: SourceConfig) -> list[tuple[str, str]]:
 
 def _is_text(origin: str) -> bool:
     """True for files other than tables, JSON and parquet."""
-    return not file_name(origin).endswith((*_TABLES, *JSON, PARQUET))
+    return not file_name(origin).endswith((*_TABLE_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX))
 
 
 def _is_parquet(origin: str) -> bool:
-    return file_name(origin).endswith(PARQUET)
+    return file_name(origin).endswith(PARQUET_SUFFIX)
 
 
 def _has_lines(file: SourceFile) -> bool:
@@ -185,7 +185,7 @@ def _has_lines(file: SourceFile) -> bool:
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return a problem for each column that a table or parquet file lacks."""
-    if file_name(str(path)).endswith(_TABLES):
+    if file_name(str(path)).endswith(_TABLE_SUFFIXES):
         return check_columns(path, source, key, data, _columns(source))
     return check_parquet_columns(path, key, _columns(source)) if _is_parquet(str(path)) else []
 
@@ -193,7 +193,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
 LABELS = Format(
     read=read_labels,
     yields=("labels",),
-    suffixes=(*_TABLES, *JSON, PARQUET, *with_compressed(".txt")),
+    suffixes=(*_TABLE_SUFFIXES, *JSON_SUFFIXES, PARQUET_SUFFIX, *with_compressed(".txt")),
     is_by_folder=True,
     has_lines=_has_lines,
     check=_check,

@@ -1,4 +1,4 @@
-"""Texts that match: queries with what answers them and what does not, pairs with a score, groups of near-duplicates.
+"""Texts that match: queries with positives and negatives, pairs with a score, groups of paraphrases.
 
 Rows of data sets for embeddings and rerankers, as JSON lines, a JSON array, parquet, csv or tsv, with the fields of
 - sentence-transformers: `anchor` (`query`, `question`), `positive`, `negative` (`negative_1`, `negative_2`, …).
@@ -34,27 +34,27 @@ from artel.text.reading.lines import read_lines
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import BadRecord, Dropped, Match, Question, Record, Rejected
 
-_QUERY = ("query", "anchor", "question", "sentence1", "sentence_A", "text1")
-_POSITIVES = ("positive", "positives", "pos", "document", "passage", "answer", "sentence2", "sentence_B", "text2")
-_NEGATIVES = ("negative", "negatives", "neg", "hard_negative", "hard_negatives")
-_SCORES = ("score", "label", "similarity_score", "similarity", "relevance", "relatedness_score")
-_NUMBERED = re.compile(r"(positive|negative|hard_negative)_\d+")
-_TABLES = with_compressed(".csv", ".tsv")
-_LISTS = with_compressed(".txt")
-_MAX_GROUP = 1000
-_KNOWN = frozenset((*_QUERY, *_POSITIVES, *_NEGATIVES, *_SCORES))
-_ROLES = {"query": _QUERY, "positive": _POSITIVES}
+_QUERY_FIELDS = ("query", "anchor", "question", "sentence1", "sentence_A", "text1")
+_POSITIVE_FIELDS = ("positive", "positives", "pos", "document", "passage", "answer", "sentence2", "sentence_B", "text2")
+_NEGATIVE_FIELDS = ("negative", "negatives", "neg", "hard_negative", "hard_negatives")
+_SCORE_FIELDS = ("score", "label", "similarity_score", "similarity", "relevance", "relatedness_score")
+_NUMBERED_FIELD = re.compile(r"(positive|negative|hard_negative)_\d+")
+_TABLE_SUFFIXES = with_compressed(".csv", ".tsv")
+_LIST_SUFFIXES = with_compressed(".txt")
+_MAX_GROUP_LINES = 1000
+_KNOWN_FIELDS = frozenset((*_QUERY_FIELDS, *_POSITIVE_FIELDS, *_NEGATIVE_FIELDS, *_SCORE_FIELDS))
+_ROLE_FIELDS = {"query": _QUERY_FIELDS, "positive": _POSITIVE_FIELDS}
 
 
 def read_matches(file: SourceFile) -> Items:
     """Yield a record per row, per question of SQuAD, or per group of lines."""
     name = file_name(file.origin)
-    if name.endswith(_TABLES):
+    if name.endswith(_TABLE_SUFFIXES):
         yield from _rows(file, read_csv_objects(file))
     elif not name.endswith((*SUFFIXES, SUFFIX)):
         for is_blank, lines in groupby(file.lines(), key=lambda item: isinstance(item[1], str) and not item[1].strip()):
             if not is_blank:
-                yield _group(file, list(lines))
+                yield _group_record(file, list(lines))
     elif _is_squad(file):
         yield from map(_from_question, read_squad(file))
     else:
@@ -65,7 +65,7 @@ def _rows(file: SourceFile, rows: Iterator[tuple[str, Any]]) -> Iterator[Record 
     reader = RowReader(file.source)
     for origin, row in rows:
         try:
-            yield _record(_match(reader.rename_fields(row), file.key), origin, file.set_name)
+            yield _record(_match_of_row(reader.rename_fields(row), file.key), origin, file.set_name)
         except BadRecord as error:
             yield file.reject(origin, error)
 
@@ -75,18 +75,20 @@ def _record(match: Match, origin: str, set_name: str, group: str = "") -> Record
     return Record("\n".join(match.texts), origin, set_name, match, group=group or match.query)
 
 
-def _match(row: dict[str, Any], key: str) -> Match:
+def _match_of_row(row: dict[str, Any], key: str) -> Match:
     """Return the match of a row with renamed fields. `key`: key of the source in the run file. Raise BadRecord."""
-    queries, positives, negatives = (_texts(row, names) for names in (_QUERY, _POSITIVES, _NEGATIVES))
-    have = names_of(row)
+    queries, positives, negatives = (
+        _texts(row, names) for names in (_QUERY_FIELDS, _POSITIVE_FIELDS, _NEGATIVE_FIELDS)
+    )
+    field_names = names_of(row)
     if len(queries) > 1:
-        raise BadRecord("no_query", f"has {len(queries)} queries (its fields: {have}); write a row for each")
+        raise BadRecord("no_query", f"has {len(queries)} queries (its fields: {field_names}); write a row for each")
     if not queries:
         fix = _missing_fix(row, key, ["query"] if positives else ["query", "positive"])
-        raise BadRecord("no_query", f"has no query (its fields: {have}); {fix}")
+        raise BadRecord("no_query", f"has no query (its fields: {field_names}); {fix}")
     if not positives:
         fix = _missing_fix(row, key, ["positive"])
-        raise BadRecord("no_positive", f"has no text that matches the query (its fields: {have}); {fix}")
+        raise BadRecord("no_positive", f"has no text that matches the query (its fields: {field_names}); {fix}")
     score = _score(row)
     if score is not None and (len(positives) > 1 or negatives):
         what = f"has a score with {len(positives)} positives and {len(negatives)} negatives"
@@ -98,10 +100,12 @@ def _match(row: dict[str, Any], key: str) -> Match:
 
 def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
     """Return how to name the fields of missing roles: overrides with the fields that have texts but no role."""
-    empty = next((name for name in _ROLES[roles[0]] if name in row), None)
+    empty = next((name for name in _ROLE_FIELDS[roles[0]] if name in row), None)
     if empty is not None:
         return f"fill in {empty!r}, or remove the row"
-    fields = [name for name, value in row.items() if isinstance(value, str | list) and value and name not in _KNOWN]
+    fields = [
+        name for name, value in row.items() if isinstance(value, str | list) and value and name not in _KNOWN_FIELDS
+    ]
     names = [*fields, *["NAME"] * len(roles)]
     overrides = (shlex.quote(f"{key}.mapping.{role}={name}") for role, name in zip(roles, names, strict=False))
     return f"name {'it' if len(roles) == 1 else 'them'}: {' '.join(overrides)}"
@@ -109,24 +113,24 @@ def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
 
 def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the distinct texts of the first of these fields that the row has, and of numbered fields."""
-    present = [name for name in names if row.get(name) is not None][:1]
-    present += [name for name in row if (match := _NUMBERED.fullmatch(name)) and match[1] in names]
+    present_fields = [name for name in names if row.get(name) is not None][:1]
+    present_fields += [name for name in row if (match := _NUMBERED_FIELD.fullmatch(name)) and match[1] in names]
     texts: list[str] = []
-    for name in present:
+    for name in present_fields:
         value = [] if row[name] is None else row[name]
         for text in value if isinstance(value, list) else [value]:
             if not isinstance(text, str):
                 raise BadRecord("no_text", f"field {name!r} holds {type(text).__name__}, not text; write it in quotes")
             if text.strip():
                 texts.append(text)
-            elif names is not _NEGATIVES:  # a row without negatives has an empty column of them
+            elif names is not _NEGATIVE_FIELDS:  # a row without negatives has an empty column of them
                 raise BadRecord("empty", f"field {name!r} holds an empty text; fill it in, or remove the row")
     return tuple(dict.fromkeys(texts))
 
 
 def _score(row: dict[str, Any]) -> float | None:
     """Return the score of a row; None if it has none. Raise BadRecord."""
-    name = next((name for name in _SCORES if row.get(name) is not None), None)
+    name = next((name for name in _SCORE_FIELDS if row.get(name) is not None), None)
     if name is None:
         return None
     value = row[name]
@@ -165,24 +169,24 @@ def _from_question(item: Record | Rejected) -> Record | Rejected | Dropped:
     return _record(match, item.origin, item.set_name, item.fields.context)
 
 
-def _group(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record | Rejected:
+def _group_record(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record | Rejected:
     """Return the record of a group of lines: the first line is the query, the others match it."""
     origin = f"{file.origin}:{lines[0][0]}"
-    bad = next((line for _, line in lines if isinstance(line, BadRecord)), None)
+    error = next((line for _, line in lines if isinstance(line, BadRecord)), None)
     texts = tuple(dict.fromkeys(line.strip() for _, line in lines if isinstance(line, str)))
-    remedy = "write matching texts on consecutive lines, and a blank line between groups"
-    if bad is None and len(texts) < 2:
-        bad = BadRecord("no_positive", f"has no line that matches it; {remedy}")
-    if bad is None and len(texts) > _MAX_GROUP:
-        bad = BadRecord("group_too_large", f"begins {len(texts):,} lines without a blank one between them; {remedy}")
-    if bad is not None:
-        return file.reject(origin, bad)
+    fix = "write matching texts on consecutive lines, and a blank line between groups"
+    if error is None and len(texts) < 2:
+        error = BadRecord("no_positive", f"has no line that matches it; {fix}")
+    if error is None and len(texts) > _MAX_GROUP_LINES:
+        error = BadRecord("group_too_large", f"begins {len(texts):,} lines without a blank one between them; {fix}")
+    if error is not None:
+        return file.reject(origin, error)
     return _record(Match(texts[0], texts[1:]), origin, file.set_name)
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return the problems of a table or parquet file."""
-    if not file_name(str(path)).endswith(_TABLES):
+    if not file_name(str(path)).endswith(_TABLE_SUFFIXES):
         return check_parquet_rows(path, source, key, data)
     return check_columns(path, source, key, data)
 
@@ -190,7 +194,7 @@ def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list
 MATCHES = Format(
     read=read_matches,
     yields=("matches",),
-    suffixes=(*SUFFIXES, SUFFIX, *_TABLES, *_LISTS),
+    suffixes=(*SUFFIXES, SUFFIX, *_TABLE_SUFFIXES, *_LIST_SUFFIXES),
     has_lines=lambda file: not uncompressed_name(file.origin).endswith(SUFFIX),
     check=_check,
 )

@@ -15,7 +15,7 @@ from artel.text.cleaning.html import encoding_in_header, html_to_text, main_text
 from artel.text.formats.format import Format
 from artel.text.reading.encodings import decode, is_text_encoding
 from artel.text.reading.files import DECOMPRESSION_ERRORS, decompression_error, open_decompressed, with_compressed
-from artel.text.reading.lines import read_whole
+from artel.text.reading.lines import read_full
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import BadRecord, Dropped, Record
 
@@ -24,12 +24,12 @@ _MAX_HEADER_BYTES = 1 << 18
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})\b")
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 # The length of a chunk, after the line end of the chunk before it.
-_CHUNK = re.compile(rb"(?:\r?\n)?[ \t]*([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
-_PAGES = ("text/html", "application/xhtml+xml")
+_CHUNK_SIZE = re.compile(rb"(?:\r?\n)?[ \t]*([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
 
 
 def read_html(file: SourceFile) -> Items:
-    yield from records_of_page(read_whole(file.path, file.origin, file.max_bytes), file.content_type, file.origin, file)
+    yield from records_of_page(read_full(file.path, file.origin, file.max_bytes), file.content_type, file.origin, file)
 
 
 def records_of_page(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
@@ -69,11 +69,11 @@ def read_warc(file: SourceFile) -> Items:
                 address = entry.headers.get("warc-target-uri", "").strip("<>")
                 origin = f"{file.origin}[{number}] {address}".rstrip()
                 try:
-                    page = _page(entry, file.max_bytes)
+                    page = _read_page(entry, file.max_bytes)
                     if page is None:
                         continue
                     content_type, content = page
-                    if _media_type(content_type) in _PAGES:
+                    if _media_type(content_type) in _PAGE_TYPES:
                         yield from records_of_page(content, content_type, origin, file)
                     else:
                         text = _plain_text(content, content_type, file.source.encoding)
@@ -132,7 +132,7 @@ def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
                 raise _BadArchive("truncated", "it ends in a header")
             if len(header) > _MAX_HEADER_BYTES:
                 raise _BadArchive("bad_warc", f"a header has over {_MAX_HEADER_BYTES:,} bytes")
-        headers = _headers(bytes(header))
+        headers = _parse_headers(bytes(header))
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 19):
             raise _BadArchive("bad_warc", "a record does not say its length (Content-Length)")
@@ -142,7 +142,7 @@ def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
             entry.read(1 << 20)
 
 
-def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
+def _read_page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
     """Return (content type, content) of a record that is a page, else None. Raise BadRecord and _BadArchive."""
     kind = entry.headers.get("warc-type", "").lower()
     if kind in ("conversion", "resource"):
@@ -154,29 +154,29 @@ def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
     status, end = _STATUS.match(start), _HEADER_END.search(start)
     if status is None or end is None:
         raise BadRecord("bad_http", "is not an HTTP response with a status line and headers")
-    headers = _headers(start[: end.start()])
+    headers = _parse_headers(start[: end.start()])
     content_type = headers.get("content-type", entry.headers.get("warc-identified-payload-type", ""))
     if status[1] != b"200" or not _is_text(content_type):
         return None
     body = _read_rest(entry, start[end.end() :], max_bytes)
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _without_chunks(body)
-    return content_type, _decoded(body, headers.get("content-encoding", "").strip().lower(), max_bytes)
+    return content_type, _decode_body(body, headers.get("content-encoding", "").strip().lower(), max_bytes)
 
 
 def _read_rest(entry: _Entry, start: bytes, max_bytes: int) -> bytes:
     size = len(start) + entry.remaining
     if size > max_bytes:
-        raise _too_large(f"{size:,}", max_bytes)
+        raise _size_error(f"{size:,}", max_bytes)
     return start + entry.read(entry.remaining)
 
 
-def _too_large(size: str, max_bytes: int) -> BadRecord:
+def _size_error(size: str, max_bytes: int) -> BadRecord:
     detail = f"has {size} bytes, more than data.max_document ({max_bytes:,}) allows in one document"
     return BadRecord("too_large", detail)
 
 
-def _headers(header: bytes) -> dict[str, str]:
+def _parse_headers(header: bytes) -> dict[str, str]:
     """Parse lines `Name: value`. The first line of a name counts. Other lines, such as the status, are ignored."""
     headers: dict[str, str] = {}
     for line in header.decode("utf-8", "replace").split("\n"):
@@ -191,14 +191,14 @@ def _media_type(content_type: str) -> str:
 
 
 def _is_text(content_type: str) -> bool:
-    return _media_type(content_type) in (*_PAGES, "text/plain")
+    return _media_type(content_type) in (*_PAGE_TYPES, "text/plain")
 
 
 def _without_chunks(body: bytes) -> bytes:
     """Join a chunked body. Many crawlers store it already joined, but keep the header."""
     chunks: list[bytes] = []
     position = 0
-    while size := _CHUNK.match(body, position):
+    while size := _CHUNK_SIZE.match(body, position):
         length = int(size[1], 16)
         if length == 0:
             return b"".join(chunks)
@@ -209,14 +209,14 @@ def _without_chunks(body: bytes) -> bytes:
     return body
 
 
-def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
+def _decode_body(body: bytes, coding: str, max_bytes: int) -> bytes:
     """Decode the Content-Encoding of a body. Many crawlers store it already decoded, but keep the header."""
     try:
         if coding in ("gzip", "x-gzip") and body.startswith(b"\x1f\x8b"):
-            content = _inflated(body, zlib.MAX_WBITS | 16, max_bytes)
+            content = _inflate(body, zlib.MAX_WBITS | 16, max_bytes)
         elif coding == "deflate" and not body.lstrip().startswith(b"<"):
             # With a zlib header, as in the standard, or without, as some servers send it.
-            content = _inflated(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, max_bytes)
+            content = _inflate(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, max_bytes)
         elif coding in ("br", "zstd") and not body.lstrip().startswith(b"<"):
             raise BadRecord("unreadable", f"is compressed with {coding}, which is not supported; remove it")
         else:
@@ -224,11 +224,11 @@ def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
     except zlib.error as error:
         raise BadRecord("unreadable", f"is not {coding}, contrary to its header: {error}") from None
     if len(content) > max_bytes:
-        raise _too_large(f"over {max_bytes:,}", max_bytes)
+        raise _size_error(f"over {max_bytes:,}", max_bytes)
     return content
 
 
-def _inflated(body: bytes, window_bits: int, max_bytes: int) -> bytes:
+def _inflate(body: bytes, window_bits: int, max_bytes: int) -> bytes:
     inflate = zlib.decompressobj(window_bits)
     content = inflate.decompress(body, max_bytes + 1)
     if not inflate.eof and len(content) <= max_bytes:

@@ -12,16 +12,17 @@ from artel.errors import InputError, Problem
 from artel.storage import user_path
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import object_of, read_rows, text_field
-from artel.text.formats.parquet import SUFFIX as PARQUET
+from artel.text.formats.parquet import SUFFIX as PARQUET_SUFFIX
 from artel.text.formats.parquet import check_parquet_columns
 from artel.text.formats.table import Row, check_columns, read_csv_rows
-from artel.text.reading.files import COMPRESSED, file_name, unchanged, with_compressed
+from artel.text.reading.files import COMPRESSED_SUFFIXES, file_name, require_unchanged, with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Pair, Record, Rejected
 
-_JSON = (".jsonl", ".ndjson", ".json", *COMPRESSED, PARQUET)  # and files that are read like JSON
-_TABLES = (".csv", ".tsv")
-_COMPRESSED_TABLES = with_compressed(*_TABLES)[len(_TABLES) :]
+# JSON, and files that are read like JSON.
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json", *COMPRESSED_SUFFIXES, PARQUET_SUFFIX)
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_COMPRESSED_TABLE_SUFFIXES = with_compressed(*_TABLE_SUFFIXES)[len(_TABLE_SUFFIXES) :]
 
 
 def read_pairs(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -29,14 +30,14 @@ def read_pairs(file: SourceFile) -> Iterator[Record | Rejected]:
     source = file.source
     outputs = user_path(source.outputs, "outputs") if source.outputs else file.path
     if outputs.resolve() != file.path.resolve():
-        with unchanged(outputs):
-            yield from _two_files(file, replace(file, path=outputs, origin=source.outputs))
+        with require_unchanged(outputs):
+            yield from _read_two_files(file, replace(file, path=outputs, origin=source.outputs))
         return
     for origin, row in _rows(file, [("input", source.input), ("output", source.output)]):
         yield file.reject(origin, row) if isinstance(row, BadRecord) else _pair(file, origin, *row)
 
 
-def _two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Record | Rejected]:
+def _read_two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield pairs of the rows of two files. A row that cannot be read costs only its pair."""
     if not outputs_file.path.is_file():
         fix = "name the file of outputs: outputs: FILE"
@@ -45,8 +46,8 @@ def _two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Re
     outputs = _output_rows(outputs_file)
     for count, (input_row, output_row) in enumerate(zip_longest(inputs, outputs)):
         if input_row is None or output_row is None:
-            longer = count + 1 + sum(1 for _ in (outputs if input_row is None else inputs))
-            counts = (count, longer) if input_row is None else (longer, count)
+            longer_count = count + 1 + sum(1 for _ in (outputs if input_row is None else inputs))
+            counts = (count, longer_count) if input_row is None else (longer_count, count)
             what = f"has {counts[0]:,} rows and {outputs_file.origin} has {counts[1]:,}: they do not match row for row"
             fix = "put the output of each input into the same row of the other file"
             raise InputError.at(inputs_file.origin, what, fix)
@@ -78,16 +79,16 @@ def _pair(file: SourceFile, origin: str, input_text: str, output_text: str) -> R
 def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
     """Yield the values of the columns, given as (key of the source, name of the column), row by row."""
     name = file_name(file.origin)
-    if name.endswith(_COMPRESSED_TABLES):
+    if name.endswith(_COMPRESSED_TABLE_SUFFIXES):
         raise InputError.at(file.origin, "is a compressed csv, which cannot be read", "unpack it")
-    if name.endswith(_JSON):
+    if name.endswith(_JSON_SUFFIXES):
         for origin, row in read_rows(file):
             try:
                 entry = object_of(row)
                 yield origin, tuple(text_field(entry, column, file.key, key) for key, column in columns)
             except BadRecord as error:
                 yield origin, error
-    elif file.source.outputs and not name.endswith(_TABLES):  # parallel texts: every line is a row, even an empty one
+    elif file.source.outputs and not name.endswith(_TABLE_SUFFIXES):  # parallel texts: empty lines are rows, too
         for number, line in file.lines():
             yield f"{file.origin}:{number}", line if isinstance(line, BadRecord) else (line,)
     else:
@@ -96,7 +97,7 @@ def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]
 
 def _has_lines(file: SourceFile) -> bool:
     """False for parquet, and with separate files of outputs, which may have another encoding."""
-    return not (file.source.outputs or file_name(file.origin).endswith(PARQUET))
+    return not (file.source.outputs or file_name(file.origin).endswith(PARQUET_SUFFIX))
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
@@ -114,9 +115,9 @@ def _check_columns(
     path: Path, columns: list[tuple[str, str]], source: SourceConfig, key: str, data: DataConfig
 ) -> list[Problem]:
     name = file_name(str(path))
-    if name.endswith(PARQUET):
+    if name.endswith(PARQUET_SUFFIX):
         return check_parquet_columns(path, key, columns)
-    if name.endswith(_TABLES):
+    if name.endswith(_TABLE_SUFFIXES):
         return check_columns(path, source, key, data, columns)
     return []
 
@@ -124,7 +125,7 @@ def _check_columns(
 PAIRS = Format(
     read=read_pairs,
     yields=("pairs",),
-    suffixes=(".csv", ".tsv", *with_compressed(".jsonl"), PARQUET),
+    suffixes=(".csv", ".tsv", *with_compressed(".jsonl"), PARQUET_SUFFIX),
     has_lines=_has_lines,
     check=_check,
 )

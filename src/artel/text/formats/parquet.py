@@ -19,14 +19,14 @@ from artel.text.reading.subsets import set_column, set_name_of
 from artel.text.records import BadRecord, Record, Rejected
 
 # Rows of a batch. More rows do not make documents of 5 KB faster.
-_ROWS = 128
+_MAX_BATCH_ROWS = 128
 # Bytes of a batch, by the column sizes in the metadata: 32 rows of 1 MB.
 _BATCH_BYTES = 1 << 25
 # Bytes of a batch if each row repeats the largest value.
-_REPEATED_BYTES = 1 << 27
+_MAX_REPEATED_BYTES = 1 << 27
 # Bytes of a column read ahead. A row group of 300 MB of text (226 in the file) then takes 34 MB of memory. Without this
 # buffer pyarrow loads the full column of the group: 253 MB.
-_BUFFER = 1 << 20
+_BUFFER_BYTES = 1 << 20
 SUFFIX = ".parquet"
 _FIX_COLUMN = "set field: to the name of the text column"
 
@@ -45,14 +45,14 @@ def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
         row = 0
         for batch in table.iter_batches(_batch_rows(file.path, table, columns), columns=columns):
             fields = _rows(batch.drop_columns([source.field])) if len(columns) > 1 else None
-            for value in _bytes(batch.column(source.field)):
+            for value in _stored_bytes(batch.column(source.field)):
                 origin = f"{file.origin}[{row}]"
                 row += 1
                 entry = next(fields) if fields else {}
                 set_name = file.set_name
                 try:
                     set_name = set_name_of(entry if isinstance(entry, dict) else {}, source, file.set_name)
-                    text = _decoded(value, encoding, origin, file)
+                    text = _decode_value(value, encoding, origin, file)
                 except BadRecord as error:
                     yield Rejected(origin, error.reason, error.detail, set_name)
                     continue
@@ -63,7 +63,7 @@ def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
         _check_count(row, table, file.origin)
 
 
-def _decoded(value: bytes | None, encoding: str, origin: str, file: SourceFile) -> str:
+def _decode_value(value: bytes | None, encoding: str, origin: str, file: SourceFile) -> str:
     if value is None:
         raise BadRecord("no_text", f"column {file.source.field!r} is empty (null)")
     if len(value) > file.max_bytes:
@@ -86,9 +86,9 @@ def parquet_rows(file: SourceFile) -> Iterator[tuple[str, Any]]:
 def class_names(path: Path, origin: str, columns: Sequence[str]) -> dict[str, list[str]]:
     """Return {column: names of its classes} if Hugging Face `datasets` wrote the file and stores class numbers."""
     with _open(path, origin) as table:
-        written = (table.schema_arrow.metadata or {}).get(b"huggingface")
+        metadata_json = (table.schema_arrow.metadata or {}).get(b"huggingface")
     try:
-        features = orjson.loads(written)["info"]["features"] if written else {}
+        features = orjson.loads(metadata_json)["info"]["features"] if metadata_json else {}
     except (orjson.JSONDecodeError, KeyError, TypeError):  # written by another tool
         return {}
     names = {}
@@ -142,15 +142,15 @@ def _open(path: Path, origin: str) -> Iterator[Any]:
     except ImportError:
         raise missing_extra("pyarrow", "parquet", origin) from None
     try:
-        with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as table:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
             yield table
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names that are not UTF-8
-        raise _damaged(origin, " ".join(str(error).split())[:200] or type(error).__name__) from error
+        raise _damage_error(origin, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
 def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
     """Return the number of rows per batch: about _BATCH_BYTES if rows have equal sizes, and never far more."""
-    rows = _ROWS
+    rows = _MAX_BATCH_ROWS
     with path.open("rb", buffering=0) as file:
         for number in range(table.num_row_groups):
             group = table.metadata.row_group(number)
@@ -162,9 +162,11 @@ def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
                 if chunk.path_in_schema.partition(".")[0] in columns
             ]
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
-            repeated = sum(_dictionary_size(file, chunk) for chunk in chunks)
+            dictionary_bytes = sum(_dictionary_size(file, chunk) for chunk in chunks)
             rows = min(
-                rows, max(1, _BATCH_BYTES * group.num_rows // max(size, 1)), max(1, _REPEATED_BYTES // max(repeated, 1))
+                rows,
+                max(1, _BATCH_BYTES * group.num_rows // max(size, 1)),
+                max(1, _MAX_REPEATED_BYTES // max(dictionary_bytes, 1)),
             )
     return rows
 
@@ -192,10 +194,10 @@ def _dictionary_size(file: IO[bytes], chunk: Any) -> int:
 
 def _check_count(rows: int, table: Any, origin: str) -> None:
     if rows != table.metadata.num_rows:
-        raise _damaged(origin, f"it ends after {rows:,} of {table.metadata.num_rows:,} rows")
+        raise _damage_error(origin, f"it ends after {rows:,} of {table.metadata.num_rows:,} rows")
 
 
-def _damaged(origin: str, what: str) -> InputError:
+def _damage_error(origin: str, what: str) -> InputError:
     fix = "download or write it again, or remove it; if it is not parquet, set its format"
     return InputError.at(origin, f"cannot be read as parquet: {what}", fix)
 
@@ -231,7 +233,7 @@ def _encoding(kind: Any, source: SourceConfig) -> str:
     return source.encoding if types.is_binary(kind) or types.is_large_binary(kind) else ""
 
 
-def _bytes(column: Any) -> Iterator[bytes | None]:
+def _stored_bytes(column: Any) -> Iterator[bytes | None]:
     """Yield the stored bytes of each value of a column."""
     import pyarrow
 

@@ -64,13 +64,13 @@ class PreferenceReader:
         if isinstance(output, list) and len(output) == 2 and "chosen" not in row:
             row = row | {"chosen": output[0], "rejected": output[1]}
         if row.get("chosen") is not None and row.get("rejected") is not None:
-            return self._paired(row)
+            return self._read_paired(row)
         if row.get("label") is not None:
-            return self._unpaired(row)
+            return self._read_unpaired(row)
         fix = "name them in the source: mapping: {chosen: NAME, rejected: NAME} or {completion: NAME, label: NAME}"
         raise BadRecord("no_field", f"has neither chosen and rejected nor a label (it has: {names_of(row)}); {fix}")
 
-    def _paired(self, row: dict[str, Any]) -> Preference:
+    def _read_paired(self, row: dict[str, Any]) -> Preference:
         chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
         if len(chosen) == len(rejected) == 1:
             prompt = self._prompt(row)
@@ -78,29 +78,29 @@ class PreferenceReader:
             common = _common_beginning(chosen, rejected)
             prompt = [*self._rows.messages(self._rows.system(row)), *common]
             chosen, rejected = chosen[len(common) :], rejected[len(common) :]
-        better, worse = _single(chosen, "chosen"), _single(rejected, "rejected")
+        better, worse = _single_answer(chosen, "chosen"), _single_answer(rejected, "rejected")
         prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
-        better, worse = _with_calls(better, tools), _with_calls(worse, tools)
-        if _identity(better) == _identity(worse):
+        better, worse = _extract_calls(better, tools), _extract_calls(worse, tools)
+        if _comparison_key(better) == _comparison_key(worse):
             raise BadRecord("equal_answers", "chosen and rejected are the same; remove the row")
-        return Preference(_checked(prompt), better, worse, tools, _margin(row))
+        return Preference(_check_prompt(prompt), better, worse, tools, _margin(row))
 
-    def _unpaired(self, row: dict[str, Any]) -> Preference:
+    def _read_unpaired(self, row: dict[str, Any]) -> Preference:
         label = row["label"]
         if label not in (True, False):  # 1 and 0 are equal to these
             fix = "write true for a good answer and false for a bad one"
             raise BadRecord("bad_label", f"label is {repr(label)[:80]}; {fix}")
         prompt = self._prompt(row)
         if row.get("completion") is not None:
-            answer = _single(self._answer(row, "completion"), "completion")
+            answer = _single_answer(self._answer(row, "completion"), "completion")
         elif prompt and prompt[-1].role == "assistant":
             answer = prompt.pop()
         else:
             fix = "write completion, or end the messages with the answer"
             raise BadRecord("no_answer", f"has a label and no answer (it has: {names_of(row)}); {fix}")
         prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
-        answer = _with_calls(answer, tools)
-        return Preference(_checked(prompt), answer if label else None, None if label else answer, tools)
+        answer = _extract_calls(answer, tools)
+        return Preference(_check_prompt(prompt), answer if label else None, None if label else answer, tools)
 
     def _answer(self, row: dict[str, Any], name: str) -> list[Message]:
         turns = _transcript(row[name]) or self._turns(row[name], name, "assistant")
@@ -112,9 +112,9 @@ class PreferenceReader:
     def _prompt(self, row: dict[str, Any]) -> list[Message]:
         name = next((name for name in self._prompt_fields if row.get(name) is not None), None)
         if name is None:
-            mapped = self._rows.mapping.get("prompt", self._prompt_fields[0])
+            field_name = self._rows.mapping.get("prompt", self._prompt_fields[0])
             fix = "name it in the source: mapping: {prompt: NAME}"
-            raise BadRecord("no_prompt", f"has no prompt: no field {mapped!r} (it has: {names_of(row)}); {fix}")
+            raise BadRecord("no_prompt", f"has no prompt: no field {field_name!r} (it has: {names_of(row)}); {fix}")
         if name == "instruction":
             return self._rows.messages(self._rows.question(row), "prompt: ")
         return self._rows.messages([*self._rows.system(row), *self._turns(row[name], name, "user")], "prompt: ")
@@ -137,11 +137,11 @@ def _margin(row: dict[str, Any]) -> float:
     return float(margin)
 
 
-def _identity(answer: Message) -> tuple[object, ...]:
+def _comparison_key(answer: Message) -> tuple[object, ...]:
     return answer.content.rstrip(), answer.thought, answer.tool_calls
 
 
-def _with_calls(answer: Message, tools: Tools) -> Message:
+def _extract_calls(answer: Message, tools: Tools) -> Message:
     return extract_tools([answer], tools)[0][0]
 
 
@@ -159,7 +159,7 @@ def _common_beginning(chosen: list[Message], rejected: list[Message]) -> list[Me
     return [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
-def _single(answer: list[Message], name: str) -> Message:
+def _single_answer(answer: list[Message], name: str) -> Message:
     if len(answer) != 1 or answer[0].role != "assistant":
         roles = ", ".join(message.role for message in answer) or "nothing"
         fix = "cut both conversations off after the first answer in which they differ"
@@ -167,10 +167,10 @@ def _single(answer: list[Message], name: str) -> Message:
     return answer[0]
 
 
-def _checked(prompt: list[Message]) -> tuple[Message, ...]:
+def _check_prompt(prompt: list[Message]) -> tuple[Message, ...]:
     if not prompt or prompt[-1].role not in ("user", "tool"):
-        last = f"ends with the {prompt[-1].role}" if prompt else "is empty"
-        raise BadRecord("no_question", f"the prompt {last}; end it with what the user asks")
+        ending = f"ends with the {prompt[-1].role}" if prompt else "is empty"
+        raise BadRecord("no_question", f"the prompt {ending}; end it with what the user asks")
     if sum(message.role == "system" for message in prompt) > 1:
         raise BadRecord("two_systems", "has a system message in 'system' and another in the messages; make them one")
     return tuple(prompt)

@@ -12,7 +12,7 @@ import orjson
 
 from artel.printable import shortened
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import has_lines, names_of, object_of, parse_whole, read_rows
+from artel.text.formats.jsonl import has_lines, names_of, object_of, parse_full, read_rows
 from artel.text.reading.files import with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import AnswerClass, BadRecord, Question, Record, Rejected
@@ -38,7 +38,7 @@ def read_squad(file: SourceFile) -> Iterator[Record | Rejected]:
     fix = "write a larger data.max_document, or cut data up into several files"
     text = file.text(file.max_bytes, fix)
     positions = _Positions(text, file.origin)
-    for path, paragraph, entry in _squad_entries(parse_whole(text, file.origin)):
+    for path, paragraph, entry in _squad_entries(parse_full(text, file.origin)):
         origin = positions.find(entry, path)
         try:
             yield _record(_squad_question(path, paragraph, entry), origin, file.set_name)
@@ -78,14 +78,14 @@ def _nq_question(entry: dict[str, Any], number: str) -> Question:
     document = _nq_document(entry)
     question = _field(entry, "question_text", str)
     if "annotations" in entry:
-        answer_class, answers = _annotated(entry, document)
+        answer_class, answers = _official_answer(entry, document)
     elif "answers" in entry:
         answer_class, answers = _find_texts(_field(entry, "answers", list), document)
     else:
-        raise _no_annotations("it has neither annotations nor answers")
+        raise _annotations_error("it has neither annotations nor answers")
     id_field = next((name for name in ("example_id", "id") if name in entry), None)
-    identity = number if id_field is None else str(_field(entry, id_field, (str, int)))
-    return Question(identity, question, document, answers, answer_class, _candidates(entry))
+    question_id = number if id_field is None else str(_field(entry, id_field, (str, int)))
+    return Question(question_id, question, document, answers, answer_class, _candidates(entry))
 
 
 def _nq_document(entry: dict[str, Any]) -> str:
@@ -102,15 +102,15 @@ def _nq_document(entry: dict[str, Any]) -> str:
     )
 
 
-def _no_annotations(what: str) -> BadRecord:
+def _annotations_error(what: str) -> BadRecord:
     return BadRecord("no_annotations", f"{what}: there is nothing to learn or compare with; use a set with answers")
 
 
-def _annotated(entry: dict[str, Any], document: str) -> _Answers:
+def _official_answer(entry: dict[str, Any], document: str) -> _Answers:
     """Return the answer by the official rule: at least two annotators (or the only one) gave an answer."""
     annotations = _field(entry, "annotations", list)
     if not annotations:
-        raise _no_annotations("its annotations are empty")
+        raise _annotations_error("its annotations are empty")
     words = _Words(document)
     answers = [
         _annotation(annotation, entry, words, f"annotations[{number}]") for number, annotation in enumerate(annotations)
@@ -118,9 +118,9 @@ def _annotated(entry: dict[str, Any], document: str) -> _Answers:
     answered = [answer for answer in answers if answer[0] != "unknown"]
     if len(answered) < min(2, len(answers)):
         return "unknown", ()
-    learned = answered[0][0]
-    spans = [span for answer_class, spans in answered if answer_class == learned for span in spans]
-    return learned, tuple(dict.fromkeys(spans))
+    learned_class = answered[0][0]
+    spans = [span for answer_class, spans in answered if answer_class == learned_class for span in spans]
+    return learned_class, tuple(dict.fromkeys(spans))
 
 
 class _Words:
@@ -150,31 +150,31 @@ def _annotation(annotation: Any, entry: dict[str, Any], words: _Words, path: str
     yes_no = _field(annotation, "yes_no_answer", str, path).upper()
     if yes_no not in ("YES", "NO", "NONE"):
         raise BadRecord("no_field", f"yes_no_answer of {path} is {yes_no!r}; write YES, NO or NONE")
-    short = _field(annotation, "short_answers", list, path)
-    if yes_no == "NONE" and short:
+    short_answers = _field(annotation, "short_answers", list, path)
+    if yes_no == "NONE" and short_answers:
         return "short", tuple(
-            _token_span(answer, words, f"{path}.short_answers[{number}]") for number, answer in enumerate(short)
+            _token_span(answer, words, f"{path}.short_answers[{number}]") for number, answer in enumerate(short_answers)
         )
-    long = _long_answer(annotation, entry, words, path)
+    long_answer = _long_answer(annotation, entry, words, path)
     if yes_no == "NONE":
-        return ("long", long) if long else ("unknown", ())
-    return ("yes" if yes_no == "YES" else "no"), long
+        return ("long", long_answer) if long_answer else ("unknown", ())
+    return ("yes" if yes_no == "YES" else "no"), long_answer
 
 
 def _long_answer(annotation: Any, entry: dict[str, Any], words: _Words, path: str) -> tuple[Span, ...]:
     """Return the span of the long answer, if any: from its words, else from its candidate."""
-    long = _field(annotation, "long_answer", dict, path)
+    long_answer = _field(annotation, "long_answer", dict, path)
     path = f"{path}.long_answer"
-    index = _field(long, "candidate_index", int, path) if "candidate_index" in long else -1
-    if "start_token" not in long and index >= 0:
+    index = _field(long_answer, "candidate_index", int, path) if "candidate_index" in long_answer else -1
+    if "start_token" not in long_answer and index >= 0:
         candidates = _field(entry, "long_answer_candidates", list)
         if index >= len(candidates):
             what = f"candidate_index of {path} is {index} but there are {len(candidates)} long_answer_candidates"
             raise BadRecord("answer_not_in_document", f"{what}; fix it, or remove the line")
         return (_token_span(candidates[index], words, f"long_answer_candidates[{index}]"),)
-    if index < 0 and _field(long, "start_token", int, path) < 0:
+    if index < 0 and _field(long_answer, "start_token", int, path) < 0:
         return ()
-    return (_token_span(long, words, path),)
+    return (_token_span(long_answer, words, path),)
 
 
 def _token_span(entry: Any, words: _Words, path: str) -> Span:
@@ -239,12 +239,12 @@ def _squad_question(path: str, paragraph: Any, entry: Any) -> Question:
     if isinstance(entry, BadRecord):
         raise entry
     context = _field(paragraph, "context", str, path.rsplit(".", 1)[0])
-    identity = str(_field(entry, "id", (str, int), path))
+    question_id = str(_field(entry, "id", (str, int), path))
     question = _field(entry, "question", str, path)
     is_impossible = "is_impossible" in entry and _field(entry, "is_impossible", bool, path)
     answers = [] if is_impossible else _field(entry, "answers", list, path)
     spans = [_squad_span(answer, context, f"{path}.answers[{number}]") for number, answer in enumerate(answers)]
-    return Question(identity, question, context, tuple(dict.fromkeys(spans)), "short" if spans else "unknown")
+    return Question(question_id, question, context, tuple(dict.fromkeys(spans)), "short" if spans else "unknown")
 
 
 def _squad_span(answer: Any, context: str, path: str) -> Span:

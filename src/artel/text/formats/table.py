@@ -12,8 +12,8 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.formats.format import Format
-from artel.text.formats.table_lines import TableRows, is_quoted, too_long
-from artel.text.reading.encodings import BLOCK, other_encoding_check, other_encoding_detail
+from artel.text.formats.table_lines import TableRows, is_quoted, too_long_error
+from artel.text.reading.encodings import BLOCK_BYTES, other_encoding_check, other_encoding_detail
 from artel.text.reading.files import (
     DECOMPRESSION_ERRORS,
     decompression_error,
@@ -28,7 +28,7 @@ from artel.text.records import BadRecord, Record, Rejected
 Row = tuple[str, tuple[str, ...] | BadRecord]
 """The origin of a row (`file:line`), and its values or a BadRecord."""
 
-_UNDECODED = range(0xDC80, 0xDD00)  # bytes that cannot be decoded, after `surrogateescape`
+_SURROGATE_CODES = range(0xDC80, 0xDD00)  # bytes that cannot be decoded, after `surrogateescape`
 
 
 def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -122,7 +122,7 @@ def _is_tsv(file: SourceFile) -> bool:
 def _has_quotes(file: SourceFile) -> bool:
     """True if the file has any quote. Most .tsv files have none, and are read only once."""
     with open_decompressed(file.path, file.origin) as stream, suppress(*DECOMPRESSION_ERRORS):
-        return any(b'"' in block for block in iter(lambda: stream.read1(BLOCK), b""))
+        return any(b'"' in block for block in iter(lambda: stream.read1(BLOCK_BYTES), b""))
     return False
 
 
@@ -139,7 +139,7 @@ def _lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[st
         while line := text.readline(max_characters + 1):
             number += 1
             if len(line) > max_characters:
-                raise too_long(f"{origin}:{number}", "the line", max_characters)
+                raise too_long_error(f"{origin}:{number}", "the line", max_characters)
             yield line.removeprefix("\ufeff")  # also in the middle of joined files
     except UnicodeError as error:  # only in encodings of several bytes per character: UTF-16, UTF-32
         what = f"is not {text.encoding}: {error}"
@@ -172,9 +172,9 @@ def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tu
     values = tuple(row[index].replace("\r\n", "\n").replace("\r", "\n") for index in indices)
     if all(map(str.isascii, values)):
         return values
-    undecoded = next((letter for value in values for letter in value if ord(letter) in _UNDECODED), "")
-    if undecoded:
-        byte = ord(undecoded) - 0xDC00
+    surrogate = next((letter for value in values for letter in value if ord(letter) in _SURROGATE_CODES), "")
+    if surrogate:
+        byte = ord(surrogate) - 0xDC00
         fix = "fix it, or name the encoding of the source"
         return BadRecord("unreadable", f"is not {encoding}: byte {byte:#04x}; {fix}")
     if (check := other_encoding_check(encoding)) is not None:

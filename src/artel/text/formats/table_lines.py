@@ -37,89 +37,91 @@ class TableRows:
         max_characters: int,
         trusts_quotes: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._lines, self._origin, self._delimiter, self._max = lines, origin, delimiter, max_characters
+        self._lines, self._origin, self._delimiter, self._max_characters = lines, origin, delimiter, max_characters
         self._trusts_quotes = trusts_quotes
         self._pushed_back: deque[str] = deque()
-        self._read = self._read_again = 0
+        self._num_read = self._num_read_again = 0
         self._width = 0
         self.quoted = self.literal = 0
         """Number of rows that can be read only with quoting, and only without it."""
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         while (line := self._next_line()) is not None:
-            number = self._read
+            number = self._num_read
             if '"' in line:
                 for offset, cells in enumerate(self._quoted_row(line)):
                     yield number + offset, cells
             elif line.strip("\r\n"):
-                yield number, self._literal(line)
+                yield number, self._split_cells(line)
 
     def without_quoting(self) -> Iterator[tuple[int, Cells]]:
         """Yield the rows with quotes as ordinary characters: one row per line."""
         while (line := self._next_line()) is not None:
             if line.strip("\r\n"):
-                yield self._read, self._literal(line)
+                yield self._num_read, self._split_cells(line)
 
     def _next_line(self) -> str | None:
-        self._read_again += bool(self._pushed_back)
+        self._num_read_again += bool(self._pushed_back)
         line = self._pushed_back.popleft() if self._pushed_back else next(self._lines, None)
-        self._read += line is not None
+        self._num_read += line is not None
         return line
 
-    def _literal(self, line: str) -> list[str]:
+    def _split_cells(self, line: str) -> list[str]:
         cells = line.rstrip("\r\n").split(self._delimiter)
         self._width = self._width or len(cells)
         return cells
 
     def _quoted_row(self, line: str) -> list[Cells]:
         """Return the row that begins with `line`, or a BadRecord for each lost line."""
-        first, taken, like_rows, is_cut = self._read, list[str](), 0, False
+        first, row_lines, num_like_rows, is_cut = self._num_read, list[str](), 0, False
 
         def are_rows() -> bool:
             # Most lines of this row look like rows: an open quote swallowed them.
-            return self._width > 1 and like_rows > 1 and 2 * like_rows > len(taken)
+            return self._width > 1 and num_like_rows > 1 and 2 * num_like_rows > len(row_lines)
 
         def lines() -> Iterator[str]:
-            nonlocal like_rows, is_cut
-            following: str | None = line
-            while following is not None:
-                taken.append(following)
-                like_rows += self._is_row(following)
-                if len(taken) % _CHECK_EVERY == 0:
-                    too_often = self._read_again > _MAX_READS * (self._read + len(self._pushed_back))
+            nonlocal num_like_rows, is_cut
+            next_line: str | None = line
+            while next_line is not None:
+                row_lines.append(next_line)
+                num_like_rows += self._is_row(next_line)
+                if len(row_lines) % _CHECK_EVERY == 0:
+                    too_often = self._num_read_again > _MAX_READS * (self._num_read + len(self._pushed_back))
                     is_cut = too_often or (are_rows() and not self._trusts_quotes())
                 if is_cut:
                     return
-                yield following
-                following = self._next_line()
+                yield next_line
+                next_line = self._next_line()
 
         cells: list[str] = []
-        wrong = ""
+        problem = ""
         try:
             cells = next(csv.reader(lines(), delimiter=self._delimiter, strict=True))
         except csv.Error as error:
-            wrong = str(error)
-        if "field limit" in wrong:
-            raise too_long(f"{self._origin}:{first}", "the row that begins here", self._max) from None
+            problem = str(error)
+        if "field limit" in problem:
+            raise too_long_error(f"{self._origin}:{first}", "the row that begins here", self._max_characters) from None
         is_swallowing = is_cut or are_rows()
-        if wrong and is_swallowing:
-            self._pushed_back.extendleft(reversed(taken[1:]))
-            self._read = first
+        if problem and is_swallowing:
+            self._pushed_back.extendleft(reversed(row_lines[1:]))
+            self._num_read = first
             self.literal += 1
             return [BadRecord("open_quote", f"opens a quote that is never closed; {_FIX}")]
         if is_swallowing and not self._trusts_quotes():
             self.literal += 1
-            lost = f"its quote is closed in line {first + len(taken) - 1} only, and the lines up to there are rows"
-            return [BadRecord("open_quote", f"line {first}: {lost}; {_FIX}")] * len(taken)
-        if "end of data" in wrong:
+            what = f"its quote is closed in line {first + len(row_lines) - 1} only, and the lines up to there are rows"
+            return [BadRecord("open_quote", f"line {first}: {what}; {_FIX}")] * len(row_lines)
+        if "end of data" in problem:
             raise InputError.at(f"{self._origin}:{first}", "a quote is opened in this row and never closed", _FIX)
-        if wrong:
-            self.literal += len(taken) == 1 and self._is_row(line)
-            span = f"lines {first} to {first + len(taken) - 1}: " if len(taken) > 1 else ""
-            bad = BadRecord("bad_row", f'{span}is not csv: {wrong}; a quote inside of a text is written twice: ""')
-            return [bad] * (len(taken) if self._width == 1 else 1)  # with one column, each line may have been a row
+        if problem:
+            self.literal += len(row_lines) == 1 and self._is_row(line)
+            span = f"lines {first} to {first + len(row_lines) - 1}: " if len(row_lines) > 1 else ""
+            what = f"{span}is not csv: {problem}"
+            bad_row = BadRecord("bad_row", f'{what}; a quote inside of a text is written twice: ""')
+            # With one column, each line may have been a row.
+            return [bad_row] * (len(row_lines) if self._width == 1 else 1)
         self._width = self._width or len(cells)
-        self.quoted += len(cells) == self._width and self._needs_quoting(taken, cells)
+        self.quoted += len(cells) == self._width and self._needs_quoting(row_lines, cells)
         return [cells]
 
     def _is_row(self, line: str) -> bool:
@@ -128,7 +130,7 @@ class TableRows:
         return len(cells) == self._width and not any(cell.startswith(" ") for cell in cells[1:])
 
     def _needs_quoting(self, lines: list[str], cells: list[str]) -> bool:
-        literal = self._literal(lines[0])
+        literal = self._split_cells(lines[0])
         return len(lines) > 1 or len(literal) != len(cells) or any('"' in cell for cell in cells if cell not in literal)
 
 
@@ -146,7 +148,7 @@ def is_quoted(rows: TableRows) -> bool:
     return rows.quoted >= rows.literal
 
 
-def too_long(origin: str, what: str, max_characters: int) -> InputError:
+def too_long_error(origin: str, what: str, max_characters: int) -> InputError:
     """Return the error for a line or row that is too long for memory."""
     fix = "close or double the quote, or write a larger data.max_document"
     what = f"{what} is over {max_characters:,} characters (data.max_document), or its quote is never closed"

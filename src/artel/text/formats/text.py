@@ -18,7 +18,7 @@ from artel.registry import FORMATS
 from artel.text.formats.format import Format
 from artel.text.reading.encodings import check_lines, decode, detect_encoding
 from artel.text.reading.files import file_name, uncompressed_name, with_compressed
-from artel.text.reading.lines import read_whole
+from artel.text.reading.lines import read_full
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
 from artel.text.split import Chapters, is_heading
@@ -41,7 +41,7 @@ _FRAMES = (
     ),
 )
 """Frames that tools and sites write around a text, and how to remove them."""
-_GUTENBERG_HEADER = 500
+_MAX_GUTENBERG_HEADER_LINES = 500
 """Number of lines that are searched for the mark."""
 _HEAD_BYTES = 1 << 16
 """Bytes of a file in which JSON, XML and carriage returns are detected."""
@@ -52,14 +52,14 @@ Lines = Iterable[tuple[int, str | BadRecord]]
 def read_text(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield the documents of a text. A span numbers its lines from 1."""
     if file.source.document in ("auto", "file") and not file.is_cut:
-        yield _whole_file(file)
+        yield _read_file(file)
     elif file.source.document == "line":
-        yield from _in_chapters(file, _lines(file))
+        yield from _group_by_chapter(file, _lines(file))
     else:
-        yield from _in_chapters(file, _paragraphs(file))
+        yield from _group_by_chapter(file, _paragraphs(file))
 
 
-def _in_chapters(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterator[Record | Rejected]:
+def _group_by_chapter(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterator[Record | Rejected]:
     """Yield the documents; with `validation.by: chapter`, those of a chapter form a group."""
     if not file.data.by_chapter:
         yield from items
@@ -70,7 +70,7 @@ def _in_chapters(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterat
 
 
 def _lines(file: SourceFile) -> Iterator[Record | Rejected]:
-    for number, line in _lines_of_work(file):
+    for number, line in _work_lines(file):
         origin = f"{file.origin}:{number}"
         if isinstance(line, BadRecord):
             yield file.reject(origin, line)
@@ -88,8 +88,8 @@ def frame_notes(records: Iterable[Record]) -> list[str]:
     return list(notes.values())
 
 
-def _whole_file(file: SourceFile) -> Record:
-    content = read_whole(file.path, file.origin, file.max_bytes)
+def _read_file(file: SourceFile) -> Record:
+    content = read_full(file.path, file.origin, file.max_bytes)
     encoding = file.source.encoding
     if encoding == "auto":
         encoding = detect_encoding(content)
@@ -103,7 +103,7 @@ def _whole_file(file: SourceFile) -> Record:
     return Record(text, file.origin, file.set_name)
 
 
-def _lines_of_work(file: SourceFile) -> Lines:
+def _work_lines(file: SourceFile) -> Lines:
     return _without_gutenberg_frame(file.lines()) if file.source.profile == "gutenberg" else file.lines()
 
 
@@ -111,7 +111,7 @@ def _without_gutenberg_frame(lines: Lines) -> Iterator[tuple[int, str | BadRecor
     """Yield the lines between the Project Gutenberg header and licence; all lines of a text without the marks."""
     rest = iter(lines)
     header: list[tuple[int, str | BadRecord]] = []
-    for item in islice(rest, _GUTENBERG_HEADER):
+    for item in islice(rest, _MAX_GUTENBERG_HEADER_LINES):
         header.append(item)
         if isinstance(item[1], str) and _GUTENBERG_START.search(item[1]):
             header = []
@@ -131,7 +131,7 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
     lines: list[str] = []
     first, length = 1, 0
     try:
-        for number, line in _lines_of_work(file):
+        for number, line in _work_lines(file):
             if isinstance(line, BadRecord):
                 yield file.reject(f"{file.origin}:{number}", line)
                 continue

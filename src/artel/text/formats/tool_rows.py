@@ -27,7 +27,7 @@ _TYPES = {
     "tuple": "array", "set": "array", "any": "any",
 }  # fmt: skip
 # Instructions for calling, up to the end of a system message (Hermes, Qwen).
-_HOW_TO_CALL = re.compile(r"You are a function calling AI model\b.*|#+ Tools\s*\n.*<tools>.*", re.DOTALL)
+_CALL_INSTRUCTIONS = re.compile(r"You are a function calling AI model\b.*|#+ Tools\s*\n.*<tools>.*", re.DOTALL)
 # Single lines of such instructions (variants of Hermes, ToolACE, Glaive).
 _CALLING_LINE = re.compile(
     r"</?tools>|<tool_call>|list of functions in JSON format|\[func(?:_name)?1?\(|NO other text MUST be included|"
@@ -107,17 +107,19 @@ def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message],
     """
     counts = {}
     if messages and messages[0].role == "system":
-        text, described = _without_descriptions(messages[0].content, tools)
+        text, described_tools = _without_descriptions(messages[0].content, tools)
         if text != messages[0].content:
-            tools = tools or described
+            tools = tools or described_tools
             messages = [*([replace(messages[0], content=text)] if text else []), *messages[1:]]
             counts = {"tools_of_system": 1}
     if tools:
-        messages = [item for number, message in enumerate(messages, 1) for item in _read(message, tools, number)]
+        messages = [
+            item for number, message in enumerate(messages, 1) for item in _parse_message(message, tools, number)
+        ]
     return messages, tools, counts
 
 
-def _read(message: Message, tools: Tools, number: int) -> Iterable[Message]:
+def _parse_message(message: Message, tools: Tools, number: int) -> Iterable[Message]:
     if message.role == "assistant" and not message.tool_calls:
         content, calls = read_calls(message.content, tools)
         if not calls and any(mark in message.content for mark in _CALL_MARKS):
@@ -133,7 +135,7 @@ def _read(message: Message, tools: Tools, number: int) -> Iterable[Message]:
 def _without_descriptions(text: str, tools: Tools) -> tuple[str, Tools]:
     """Return a system message without functions and instructions for calling, and the functions that it describes."""
     descriptions: list[Any] = []
-    kept, end = [], 0
+    kept_texts, end = [], 0
     names = {tool["function"]["name"] for tool in tools}
     for match in re.finditer(r"[\[{]", text):
         if match.start() < end:
@@ -145,11 +147,11 @@ def _without_descriptions(text: str, tools: Tools) -> tuple[str, Tools]:
         items = value if isinstance(value, list) else [value]
         if items and all(_is_description(item, names) for item in items):
             descriptions += items
-            kept.append(text[end : match.start()])
+            kept_texts.append(text[end : match.start()])
             end = stop
     if not descriptions:
         return text, ()
-    rest = _HOW_TO_CALL.sub("", "".join([*kept, text[end:]]))
+    rest = _CALL_INSTRUCTIONS.sub("", "".join([*kept_texts, text[end:]]))
     lines = [line for line in rest.split("\n") if not _CALLING_LINE.search(line) and line.strip(" \t,.;") != ""]
     return "\n".join(lines).strip(), tools_of(descriptions, "the functions of the system message")
 

@@ -54,8 +54,8 @@ class RowReader:
     def rename_fields(self, row: Any) -> dict[str, Any]:
         """Return the row with its fields renamed (`mapping`). A dot in the name of a field reaches into an object."""
         row = object_of(row)
-        mapped = {*self.mapping, *self.mapping.values()}
-        fields = {name: value for name, value in row.items() if name not in mapped}
+        mapped_names = {*self.mapping, *self.mapping.values()}
+        fields = {name: value for name, value in row.items() if name not in mapped_names}
         for name, name_in_row in self.mapping.items():
             value = nested_field(row, name_in_row)
             if value is not None:
@@ -70,7 +70,7 @@ class RowReader:
             except (ValueError, RecursionError) as error:
                 raise BadRecord("bad_json", f"{path} is not JSON: {error}; write a list of messages") from None
         if isinstance(value, dict):
-            value = _transposed(value, path)
+            value = _columns_to_turns(value, path)
         if not isinstance(value, list):
             fix = "write a list of messages, each with role and content"
             raise BadRecord("no_messages", f"{path} is {type(value).__name__}; {fix}")
@@ -83,13 +83,13 @@ class RowReader:
             raise BadRecord("no_messages", f"{path} is {type(item).__name__}; write an object with role and content")
         turn = {name: item[name] for name in (*THOUGHT_FIELDS, *_TRAINED_FIELDS, *_CALL_FIELDS) if name in item}
         for field, default_names in (("role", _ROLE_FIELDS), ("content", _CONTENT_FIELDS)):
-            mapped = self.mapping.get(field, default_names[0])
-            name = next((name for name in (mapped, *default_names) if name in item), None)
+            field_name = self.mapping.get(field, default_names[0])
+            name = next((name for name in (field_name, *default_names) if name in item), None)
             if name is None and field == "content" and any(item.get(name) for name in _CALL_FIELDS[:2]):
                 turn[field] = None
                 continue
             if name is None:
-                raise _no_field(mapped, field, item, f"{path} ")
+                raise _missing_field_error(field_name, field, item, f"{path} ")
             turn[field] = item[name]
         return turn
 
@@ -114,7 +114,7 @@ class RowReader:
                 fix = "put it first"
                 raise BadRecord("late_system", f"{where} is a system message, but not the first message; {fix}")
             if messages and message.role == messages[-1].role and message.role in ("user", "assistant"):
-                message = _joined(messages.pop(), message, where)
+                message = _join_messages(messages.pop(), message, where)
             messages.append(message)
         return messages
 
@@ -127,8 +127,8 @@ class RowReader:
             fix = f"known are {', '.join((*_ROLES, *_CALLING_ROLES))}; rename it, or write converter: module:function"
             raise BadRecord("unknown_role", f"{where} has the role {repr(name)[:80]}; {fix}")
         if role == "tool":
-            source, identity = (turn.get(name) for name in ("name", "tool_call_id"))
-            texts = (value if isinstance(value, str) else "" for value in (source, identity))
+            source, call_id = (turn.get(name) for name in ("name", "tool_call_id"))
+            texts = (value if isinstance(value, str) else "" for value in (source, call_id))
             return Message(role, self._fill_in(_result_text(turn["content"], where)), "", None, (), *texts)
         content = self._fill_in(_text_of(turn["content"], f"the content of {where}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
@@ -141,7 +141,7 @@ class RowReader:
                 raise BadRecord("open_thought", f"{where} begins with <think>, which is never closed; write </think>")
             thought, content = match[1] or thought, content[match.end() :]
         calls = turn_calls(turn, where) if role == "assistant" else ()
-        return Message(role, content, thought if thought.strip() else "", _trained(turn, where), calls)
+        return Message(role, content, thought if thought.strip() else "", _is_trained(turn, where), calls)
 
     def _fill_in(self, text: str) -> str:
         return self._placeholders.sub(lambda match: self._fill[match[1]], text) if self._fill else text
@@ -150,10 +150,12 @@ class RowReader:
         """Return a required text of a row."""
         if fields.get(name) is None:
             prefix = f"{path} " if path else ""
-            raise _no_field(self.mapping.get(name, name), name, fields, prefix, ", or converter: module:function")
-        return self.optional(fields, name, path)
+            raise _missing_field_error(
+                self.mapping.get(name, name), name, fields, prefix, ", or converter: module:function"
+            )
+        return self.optional_text(fields, name, path)
 
-    def optional(self, fields: dict[str, Any], name: str, path: str = "") -> str:
+    def optional_text(self, fields: dict[str, Any], name: str, path: str = "") -> str:
         """Return an optional text of a row; empty if it is missing."""
         value = fields.get(name)
         if value is None:
@@ -170,7 +172,7 @@ class RowReader:
 
     def system(self, row: dict[str, Any]) -> list[Turn]:
         """Return the turn of the field `system` of a row, if it has one."""
-        text = self.optional(row, "system")
+        text = self.optional_text(row, "system")
         return [{"role": "system", "content": text}] if text.strip() else []
 
     def question(self, row: dict[str, Any], item: dict[str, Any] | None = None) -> list[Turn]:
@@ -181,16 +183,18 @@ class RowReader:
         turns = self.system(row)
         for question, answer in history:
             turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        texts = (self.text(row, "instruction"), self.optional(row if item is None else item, "input"))
+        texts = (self.text(row, "instruction"), self.optional_text(row if item is None else item, "input"))
         return [*turns, {"role": "user", "content": "\n\n".join(text for text in texts if text.strip())}]
 
 
-def _no_field(mapped: str, name: str, fields: dict[str, Any], prefix: str, otherwise: str = "") -> BadRecord:
-    what = f"{prefix}has no field {mapped!r} (it has: {names_of(fields)})"
-    return BadRecord("no_field", f"{what}; write mapping: {{{name}: NAME}}{otherwise}")
+def _missing_field_error(
+    field_name: str, name: str, fields: dict[str, Any], prefix: str, alternative: str = ""
+) -> BadRecord:
+    what = f"{prefix}has no field {field_name!r} (it has: {names_of(fields)})"
+    return BadRecord("no_field", f"{what}; write mapping: {{{name}: NAME}}{alternative}")
 
 
-def _joined(first: Message, second: Message, where: str) -> Message:
+def _join_messages(first: Message, second: Message, where: str) -> Message:
     if first.trained != second.trained:
         fix = "give both one loss_weight, or join them"
         raise BadRecord("mixed_weights", f"{where} follows another of its role, but only one is learned; {fix}")
@@ -228,7 +232,7 @@ def _text_of(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _trained(turn: Turn, where: str) -> bool | None:
+def _is_trained(turn: Turn, where: str) -> bool | None:
     name = next((name for name in _TRAINED_FIELDS if turn.get(name) is not None), None)
     if name is None:
         return None
@@ -237,7 +241,7 @@ def _trained(turn: Turn, where: str) -> bool | None:
     return bool(turn[name] > 0)
 
 
-def _transposed(columns: dict[str, Any], path: str) -> list[Turn]:
+def _columns_to_turns(columns: dict[str, Any], path: str) -> list[Turn]:
     """Turn columns into turns: {role: [user, assistant], content: [a, b]}."""
     lists = {name: values for name, values in columns.items() if isinstance(values, list)}
     if not lists:

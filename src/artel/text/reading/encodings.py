@@ -22,21 +22,21 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_CYRILLIC = ("windows-1251", "koi8-r", "cp866")
+_CYRILLIC_ENCODINGS = ("windows-1251", "koi8-r", "cp866")
 # Control characters that never occur in text. Form feed, tab, line feeds and escape do occur in real files.
-_BINARY = bytes([*range(0x09), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
+_BINARY_BYTES = bytes([*range(0x09), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 _ASCII = bytes(range(128))
-SAMPLE = 1_000_000
-BLOCK = 1 << 17
+SAMPLE_BYTES = 1_000_000
+BLOCK_BYTES = 1 << 17
 """Bytes of lines that are checked at a time."""
 # Non-ASCII bytes that are enough to decide between encodings.
-_ENOUGH = 1 << 16
+_DECISIVE_BYTES = 1 << 16
 # In UTF-16 without a mark, at least this fraction of the characters is Latin, Cyrillic or punctuation.
-_MIN_WIDE = 0.9
+_MIN_WIDE_FRACTION = 0.9
 _NON_ASCII = re.compile("[^\x00-\x7f\ufffd]")
 _AMONG_LATIN = re.compile(rb"(?:[A-Za-z][\x80-\xff]+|(?<![\x80-\xff])[\x80-\xff]+(?=[A-Za-z]))")
 # Natural logarithm of 64 times the frequency of a letter in Russian, from the 1.3 M letters of Anna Karenina.
-_LIKELIHOOD = {
+_LETTER_LIKELIHOODS = {
     letter: float(likelihood)
     for likelihood, letters in map(
         str.split,
@@ -49,22 +49,22 @@ _ODDITIES = re.compile("[а-яё][А-ЯЁ]|[А-ЯЁ]{2}[а-яё]|[\u2500-\u259f\
 # Lines with fewer letters are never assigned another encoding: all of their letters may be rare ones (Ф-фу!).
 _MIN_LETTERS = 12
 _UTF_8_CHARACTER = re.compile(rb"[\xc2-\xf4][\x80-\xbf]")
-_CYRILLIC_NAMES = {codecs.lookup(name).name: name for name in _CYRILLIC}
+_CYRILLIC_NAMES = {codecs.lookup(name).name: name for name in _CYRILLIC_ENCODINGS}
 # ASCII, and the letters that make up four fifths of Russian text.
-_COMMON = {name: _ASCII + "оеанитслвркдмуп".encode(name) for name in _CYRILLIC}
+_COMMON_BYTES = {name: _ASCII + "оеанитслвркдмуп".encode(name) for name in _CYRILLIC_ENCODINGS}
 _LATIN = re.compile(rb"[A-Za-z]")
 # Without box-drawing characters (cp866).
 _LONG_WORDS = re.compile("[^\x00-\x7f\u2500-\u259f\xa0]{5,}")
-_MIN_BYTES_OF_UNKNOWN = 100
+_MIN_REJECTED_BYTES = 100
 """Files with fewer non-ASCII bytes are never refused: the bytes may be names, signs or box-drawing characters."""
 # Weights of bytes, summed per line: -1 (byte 255) for common letters, 1 for other non-ASCII bytes.
-_WEIGHTS = {
+_BYTE_WEIGHTS = {
     name: bytes(0 if byte < 128 else 255 if byte in common else 1 for byte in range(256))
-    for name, common in _COMMON.items()
+    for name, common in _COMMON_BYTES.items()
 }
 # ASCII notations for program code, addresses and mail. The first three decode to lone surrogates, which cannot be
 # encoded again. Punycode takes quadratic time: 12 s for 240 KB.
-_NOT_FOR_FILES = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode")
+_EXCLUDED_ENCODINGS = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode")
 
 
 def marked_encoding(data: bytes) -> str | None:
@@ -86,13 +86,13 @@ def detect_encoding_of(read: Callable[[int], bytes]) -> str:
     after 64 KB of non-ASCII bytes; an ASCII file is read to its end. Raise BadRecord for binary data, and for a text
     in an unknown encoding.
     """
-    head = read(SAMPLE)
+    head = read(SAMPLE_BYTES)
     encoding = encoding_of_wide_characters(head)
     if encoding:
         return encoding
-    binary = len(head) - len(head.translate(None, _BINARY))  # five times as fast as a regular expression
+    binary = len(head) - len(head.translate(None, _BINARY_BYTES))  # five times as fast as a regular expression
     if b"\0" in head or binary * 100 > len(head):
-        position = next(re.finditer(b"[" + _BINARY + b"]", head)).start()
+        position = next(re.finditer(b"[" + _BINARY_BYTES + b"]", head)).start()
         raise BadRecord("binary", f"holds binary data (byte {head[position]} at {position}), not text")
     sample = _non_ascii_lines(head, read)
     try:
@@ -100,7 +100,7 @@ def detect_encoding_of(read: Callable[[int], bytes]) -> str:
         return "utf-8"
     except UnicodeDecodeError:
         pass
-    sample = sample[:SAMPLE]
+    sample = sample[:SAMPLE_BYTES]
     as_utf_8 = sample.decode("utf-8", "replace")
     if len(_NON_ASCII.findall(as_utf_8)) > 10 * as_utf_8.count("\ufffd"):
         return "utf-8"  # a few damaged bytes: decoding names them, and another encoding would garble the rest
@@ -108,7 +108,7 @@ def detect_encoding_of(read: Callable[[int], bytes]) -> str:
     if 2 * len(_AMONG_LATIN.findall(sample)) > len(re.findall(rb"[\x80-\xff]+", sample)):
         _check_western(sample)
         return "windows-1252"
-    sample = sample[:_ENOUGH] if _non_ascii_count(sample[:_ENOUGH]) > _MIN_BYTES_OF_UNKNOWN else sample
+    sample = sample[:_DECISIVE_BYTES] if _non_ascii_count(sample[:_DECISIVE_BYTES]) > _MIN_REJECTED_BYTES else sample
     _check_cyrillic(sample)
     return _encoding_of_most_lines(sample)
 
@@ -124,8 +124,8 @@ def encoding_of_wide_characters(head: bytes) -> str:
     for name, high, low in (("utf-16-le", units[:, 1], units[:, 0]), ("utf-16-be", units[:, 0], units[:, 1])):
         # Latin, Cyrillic or punctuation, with ASCII among it (spaces, line ends), but no binary control characters.
         ascii_units = low[high == 0]
-        is_text = np.isin(high, (0, 1, 4, 0x20)).mean() > _MIN_WIDE if len(high) else False
-        if is_text and len(ascii_units) * 20 > len(units) and not np.isin(ascii_units, list(_BINARY)).any():
+        is_text = np.isin(high, (0, 1, 4, 0x20)).mean() > _MIN_WIDE_FRACTION if len(high) else False
+        if is_text and len(ascii_units) * 20 > len(units) and not np.isin(ascii_units, list(_BINARY_BYTES)).any():
             return name
     return ""
 
@@ -137,23 +137,23 @@ def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
     while block:
         if not block.isascii():
             rest = bytearray()  # up to an ASCII byte, which is never inside a character
-            while (rest or block)[-1] >= 0x80 and len(rest) < SAMPLE and (more := read(1)):
+            while (rest or block)[-1] >= 0x80 and len(rest) < SAMPLE_BYTES and (more := read(1)):
                 rest += more
             block += rest
-            found = [line for line in block.split(b"\n") if not line.isascii()]
-            lines += found
-            size += sum(map(len, found))
-            count += sum(map(_non_ascii_count, found))
-            if count >= _ENOUGH or size >= 4 * SAMPLE:
+            non_ascii_lines = [line for line in block.split(b"\n") if not line.isascii()]
+            lines += non_ascii_lines
+            size += sum(map(len, non_ascii_lines))
+            count += sum(map(_non_ascii_count, non_ascii_lines))
+            if count >= _DECISIVE_BYTES or size >= 4 * SAMPLE_BYTES:
                 break
-        block = read(SAMPLE)
+        block = read(SAMPLE_BYTES)
     return b"\n".join(lines)
 
 
 def _check_western(sample: bytes) -> None:
     """Raise BadRecord if over two fifths of the letters are not ASCII: it is an encoding of two bytes per character."""
     others, latin = _non_ascii_count(sample), len(_LATIN.findall(sample))
-    if others >= _MIN_BYTES_OF_UNKNOWN and 3 * others > 2 * latin:
+    if others >= _MIN_REJECTED_BYTES and 3 * others > 2 * latin:
         raise _unknown_encoding()
 
 
@@ -168,16 +168,18 @@ def _check_cyrillic(sample: bytes) -> None:
         if not line.isascii():
             letters, line_score = _best_words(line)
             count, score = count + letters, score + line_score
-    if count >= _MIN_BYTES_OF_UNKNOWN and score < 0:
+    if count >= _MIN_REJECTED_BYTES and score < 0:
         raise _unknown_encoding()
 
 
 def _best_words(line: bytes) -> tuple[int, float]:
     """Return the best `_words_score` per letter among the encodings that give the line the most letters."""
-    scores = [_words_score(line.decode(name, "replace")) for name in _CYRILLIC]
-    most = max(letters for letters, _ in scores)
+    scores = [_words_score(line.decode(name, "replace")) for name in _CYRILLIC_ENCODINGS]
+    max_letters = max(letters for letters, _ in scores)
     return max(
-        (score for score in scores if 2 * score[0] > most), key=lambda score: score[1] / score[0], default=(0, 0.0)
+        (score for score in scores if 2 * score[0] > max_letters),
+        key=lambda score: score[1] / score[0],
+        default=(0, 0.0),
     )
 
 
@@ -185,13 +187,13 @@ def _words_score(text: str) -> tuple[int, float]:
     """Return (letters in the longer words, log-likelihood of these letters as Russian)."""
     words = _LONG_WORDS.findall(text)
     letters = "".join(words).lower()
-    likelihood = sum(letters.count(letter) * weight for letter, weight in _LIKELIHOOD.items())
+    likelihood = sum(letters.count(letter) * weight for letter, weight in _LETTER_LIKELIHOODS.items())
     return len(letters), likelihood - 2 * sum(len(_ODDITIES.findall(word)) for word in words)
 
 
 def _unknown_encoding() -> BadRecord:
-    known = "UTF-8, UTF-16, UTF-32, windows-1251, koi8-r, cp866, windows-1252"
-    detail = f"has an unknown encoding (recognized are {known}); name it in the source: encoding: gb18030"
+    supported = "UTF-8, UTF-16, UTF-32, windows-1251, koi8-r, cp866, windows-1252"
+    detail = f"has an unknown encoding (recognized are {supported}); name it in the source: encoding: gb18030"
     return BadRecord("unknown_encoding", detail)
 
 
@@ -217,7 +219,7 @@ def _encoding_of_line(line: bytes) -> str:
 
 
 def _best_cyrillic(data: bytes) -> str:
-    return max(_CYRILLIC, key=lambda name: _russian_score(data.decode(name, "replace")))
+    return max(_CYRILLIC_ENCODINGS, key=lambda name: _russian_score(data.decode(name, "replace")))
 
 
 def _non_ascii_count(data: bytes) -> int:
@@ -232,7 +234,7 @@ def _russian_score(text: str) -> float:
     all in capitals.
     """
     lower = text.lower()
-    score = sum(lower.count(letter) * weight for letter, weight in _LIKELIHOOD.items())
+    score = sum(lower.count(letter) * weight for letter, weight in _LETTER_LIKELIHOODS.items())
     return score - 5 * len(_ODDITIES.findall(text))
 
 
@@ -251,7 +253,7 @@ def other_encoding_check(encoding: str) -> Callable[[bytes], str] | None:
     cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
     if cyrillic is None:
         return _utf_8_or_empty
-    common = _COMMON[cyrillic]
+    common = _COMMON_BYTES[cyrillic]
 
     def check(line: bytes) -> str:
         letters = line.translate(None, _ASCII)
@@ -262,7 +264,7 @@ def other_encoding_check(encoding: str) -> Callable[[bytes], str] | None:
             return "utf-8"
         if count < _MIN_LETTERS or len(set(letters)) < _MIN_LETTERS // 2:
             return ""
-        scores = {name: _russian_score(line.decode(name, "replace")) for name in _CYRILLIC}
+        scores = {name: _russian_score(line.decode(name, "replace")) for name in _CYRILLIC_ENCODINGS}
         best = max(scores, key=lambda name: scores[name])
         # With half this margin Ukrainian, scored as Russian, would win in a wrong encoding.
         return best if scores[best] > scores[cyrillic] + 5 + count / 10 else ""
@@ -306,7 +308,7 @@ def _doubtful_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
     starts = np.concatenate(([0], ends + 1))
     if starts[-1] == len(block):
         starts = starts[:-1]
-    weights = np.frombuffer(block.translate(_WEIGHTS[cyrillic]), np.int8)
+    weights = np.frombuffer(block.translate(_BYTE_WEIGHTS[cyrillic]), np.int8)
     for number in np.flatnonzero(np.add.reduceat(weights, starts, dtype=np.int32) > 0).tolist():
         end = ends[number] if number < len(ends) else len(block)
         yield number, block[starts[number] : end]
@@ -318,7 +320,7 @@ def check_lines(data: bytes, encoding: str) -> None:
         return
     start = 0
     while start < len(data):
-        stop = data.find(b"\n", start + BLOCK) + 1 or len(data)
+        stop = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
         for number, other in lines_in_other_encoding(data[start:stop], encoding).items():
             line = data.count(b"\n", 0, start) + number + 1
             detail = other_encoding_detail(encoding, other)
@@ -328,7 +330,7 @@ def check_lines(data: bytes, encoding: str) -> None:
 
 @cache
 def is_single_byte(encoding: str) -> bool:
-    """True if every non-ASCII byte, or nearly every one, is a character."""
+    """True if (nearly) every non-ASCII byte is a character."""
     try:
         table = bytes(range(256)).decode(encoding, "replace")
     except UnicodeError:
@@ -344,7 +346,7 @@ def is_text_encoding(name: str) -> bool:
     """True if `name` is an encoding of text (`hex` and `zlib` are codecs of bytes)."""
     try:
         b"aa".decode(name, "replace")
-        return codecs.lookup(name).name not in _NOT_FOR_FILES
+        return codecs.lookup(name).name not in _EXCLUDED_ENCODINGS
     except (LookupError, ValueError):
         return False
 

@@ -1,4 +1,4 @@
-"""Files: their names and suffixes, decompression, and detecting changes while a file is read."""
+"""File names and suffixes, decompression, and detection of changes while a file is read."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from urllib.parse import urlsplit
 import zstandard
 
 from artel.errors import ArtelError, WorkError
-from artel.text.reading.encodings import SAMPLE
+from artel.text.reading.encodings import SAMPLE_BYTES
 from artel.text.records import BadRecord
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 # Compressed bytes decompressed at once. zstd may turn them into 128 MB, and 64 KB into 2 GB, at most 10 % faster.
 _COMPRESSED_BYTES = 1 << 12
 DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
-"""Raised by reading a compressed file that is cut off, damaged or in another format."""
+"""Raised by reading a compressed file that is truncated, damaged or in another format."""
 
 
 def with_compressed(*suffixes: str) -> tuple[str, ...]:
     """Return the suffixes, alone and followed by each suffix of a compressed file."""
-    return (*suffixes, *(suffix + compressed for suffix in suffixes for compressed in COMPRESSED))
+    return (*suffixes, *(suffix + compressed for suffix in suffixes for compressed in COMPRESSED_SUFFIXES))
 
 
 def is_url(path: str) -> bool:
@@ -47,7 +47,7 @@ def file_name(origin: str) -> str:
 def uncompressed_name(origin: str) -> str:
     """Return `file_name` without the suffix of a compressed file: `a.csv` for `b/a.csv.gz`."""
     name = file_name(origin)
-    return next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
+    return next((name.removesuffix(suffix) for suffix in COMPRESSED_SUFFIXES if name.endswith(suffix)), name)
 
 
 def decompression_error(error: Exception) -> BadRecord:
@@ -58,11 +58,11 @@ def decompression_error(error: Exception) -> BadRecord:
     return BadRecord("truncated", f"the compressed file is damaged here: {error}; download or pack it again")
 
 
-def open_decompressed(file: Path, origin: str, buffer_bytes: int = SAMPLE) -> io.BufferedReader:
+def open_decompressed(file: Path, origin: str, buffer_bytes: int = SAMPLE_BYTES) -> io.BufferedReader:
     """Open a file, decompressed according to the suffix of `origin`. Reading may raise one of DECOMPRESSION_ERRORS."""
     name = file_name(origin)
     new_frame = next((new for suffix, new in _NEW_FRAME.items() if name.endswith(suffix)), None)
-    raw = _Decompressed(file, new_frame) if new_frame else file.open("rb", buffering=0)
+    raw = _DecompressedFile(file, new_frame) if new_frame else file.open("rb", buffering=0)
     return io.BufferedReader(raw, buffer_bytes)
 
 
@@ -84,7 +84,7 @@ _NEW_FRAME: dict[str, Callable[[], _Frame]] = {
 }
 
 
-class _Decompressed(io.RawIOBase):
+class _DecompressedFile(io.RawIOBase):
     """The content of a file of one or more compressed frames.
 
     The readers of the libraries report a truncated .zst file as complete, and ignore everything after the first frame
@@ -97,7 +97,7 @@ class _Decompressed(io.RawIOBase):
         self._frame = new_frame()
         self._output = memoryview(b"")
         self._input = b""
-        self._started = False
+        self._has_started = False
         self._error: Exception | None = None
 
     def readable(self) -> bool:
@@ -108,18 +108,18 @@ class _Decompressed(io.RawIOBase):
         if self._error is not None:
             raise self._error
         target = memoryview(buffer).cast("B")
-        filled = 0
+        num_filled = 0
         try:
-            while filled < len(target) and self._decompress():
-                count = min(len(target) - filled, len(self._output))
-                target[filled : filled + count] = self._output[:count]
+            while num_filled < len(target) and self._decompress():
+                count = min(len(target) - num_filled, len(self._output))
+                target[num_filled : num_filled + count] = self._output[:count]
                 self._output = self._output[count:]
-                filled += count
+                num_filled += count
         except DECOMPRESSION_ERRORS as error:
-            if filled == 0:
+            if num_filled == 0:
                 raise
             self._error = error
-        return filled
+        return num_filled
 
     def _decompress(self) -> bool:
         """Fill the output. False at the end of the file."""
@@ -127,15 +127,15 @@ class _Decompressed(io.RawIOBase):
             data = self._input or self._file.read(_COMPRESSED_BYTES)
             self._input = b""
             if not data:
-                if self._started and not self._frame.eof:
-                    raise EOFError("it is cut off")
+                if self._has_started and not self._frame.eof:
+                    raise EOFError("it is truncated")
                 return False
             if self._frame.eof:
                 data = data.lstrip(b"\0")  # zeros between frames are padding; no frame begins with one
                 if not data:
                     continue
                 self._frame = self._new_frame()
-            self._started = True
+            self._has_started = True
             self._output = memoryview(self._frame.decompress(data))
             self._input = self._frame.unused_data
         return True
@@ -145,34 +145,34 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
-class unchanged:
+class require_unchanged:
     """Context manager that raises WorkError if `file` changes inside the block, or changed since `version`.
 
     Compares size, inode, mtime and ctime in nanoseconds. (A program can reset mtime, but not ctime.) `version` is the
     mtime seen when the read was planned. An error that the change causes inside the block is reported as the change.
     """
 
-    __slots__ = ("_before", "_file", "_version")
+    __slots__ = ("_file", "_initial_state", "_version")
 
     def __init__(self, file: Path, version: str = "") -> None:
         self._file, self._version = file, version
 
     def __enter__(self) -> None:
-        self._before = _state(self._file)
-        if self._version and self._version != str(self._before[1]):
-            raise _changed(self._file, self._before[0])
+        self._initial_state = _file_state(self._file)
+        if self._version and self._version != str(self._initial_state[1]):
+            raise _change_error(self._file, self._initial_state[0])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and not isinstance(error, ArtelError | OSError):
             return
-        now = _state(self._file)
-        if now != self._before or (isinstance(error, FileNotFoundError) and now[0] < 0):
-            raise _changed(self._file, self._before[0]) from error
+        now = _file_state(self._file)
+        if now != self._initial_state or (isinstance(error, FileNotFoundError) and now[0] < 0):
+            raise _change_error(self._file, self._initial_state[0]) from error
 
 
-def _state(file: Path) -> tuple[int, int, int, int]:
+def _file_state(file: Path) -> tuple[int, int, int, int]:
     try:
         status = os.stat(file)  # noqa: PTH116 - called for every file, and Path.stat takes twice as long
     except OSError:
@@ -180,13 +180,13 @@ def _state(file: Path) -> tuple[int, int, int, int]:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def _changed(file: Path, size: int) -> WorkError:
-    now = _state(file)[0]
+def _change_error(file: Path, size: int) -> WorkError:
+    now = _file_state(file)[0]
     if now < 0:
-        what = "is gone"
+        what = "was removed"
     elif now == size:
         what = "changed (same size, but another modification time or another file)"
     else:
         what = f"changed from {size:,} to {now:,} bytes"
-    fix = "start again when nothing writes to it, or use a copy"
-    return WorkError.at(str(file), f"{what} while it was read", fix)
+    fix = "run again when no process writes to it, or use a copy"
+    return WorkError.at(str(file), f"{what} while it was being read", fix)

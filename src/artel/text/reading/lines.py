@@ -13,8 +13,8 @@ from pathlib import Path
 
 from artel.errors import InputError
 from artel.text.reading.encodings import (
-    BLOCK,
-    SAMPLE,
+    BLOCK_BYTES,
+    SAMPLE_BYTES,
     decode,
     detect_encoding_of,
     encoding_of_wide_characters,
@@ -23,11 +23,17 @@ from artel.text.reading.encodings import (
     other_encoding_detail,
     with_line_feeds,
 )
-from artel.text.reading.files import COMPRESSED, DECOMPRESSION_ERRORS, decompression_error, file_name, open_decompressed
+from artel.text.reading.files import (
+    COMPRESSED_SUFFIXES,
+    DECOMPRESSION_ERRORS,
+    decompression_error,
+    file_name,
+    open_decompressed,
+)
 from artel.text.records import BadRecord
 
 # Decompressed bytes buffered ahead of lines. A megabyte would leave the cache of a core before it is read.
-_READ_AHEAD = 1 << 17
+_READ_AHEAD_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +60,20 @@ def read_lines(
         return
     lines = read_byte_lines(file, origin, max_bytes, span)
     if is_single_byte(name):
-        yield from _single_byte_lines(lines, name)
+        yield from _decode_single_byte(lines, name)
     else:
         for number, line in lines:
-            yield number, line if isinstance(line, BadRecord) else _decoded(line, name)
+            yield number, line if isinstance(line, BadRecord) else _decode_line(line, name)
 
 
-def _decoded(line: bytes, encoding: str) -> str | BadRecord:
+def _decode_line(line: bytes, encoding: str) -> str | BadRecord:
     try:
         return decode(line.rstrip(b"\r\n"), encoding)
     except BadRecord as error:
         return error
 
 
-def _single_byte_lines(
+def _decode_single_byte(
     lines: Iterator[tuple[int, bytes | BadRecord]], encoding: str
 ) -> Iterator[tuple[int, str | BadRecord]]:
     """Decode lines of a single-byte encoding, a block at a time. Lines in another encoding are bad."""
@@ -85,7 +91,7 @@ def _single_byte_lines(
             if index in others:
                 yield number, BadRecord("other_encoding", other_encoding_detail(encoding, others[index]))
             else:
-                yield number, line if isinstance(line, BadRecord) else _decoded(line, encoding)
+                yield number, line if isinstance(line, BadRecord) else _decode_line(line, encoding)
 
 
 def _blocks(lines: Iterator[tuple[int, bytes | BadRecord]]) -> Iterator[list[tuple[int, bytes | BadRecord]]]:
@@ -96,7 +102,7 @@ def _blocks(lines: Iterator[tuple[int, bytes | BadRecord]]) -> Iterator[list[tup
         for number, line in lines:
             block.append((number, line))
             size += len(line) if isinstance(line, bytes) else 0
-            if size >= BLOCK:
+            if size >= BLOCK_BYTES:
                 yield block
                 block, size = [], 0
     except InputError:
@@ -111,7 +117,7 @@ def read_byte_lines(
     file: Path, origin: str, max_bytes: int, span: Span | None = None
 ) -> Iterator[tuple[int, bytes | BadRecord]]:
     """Like `read_lines`, but undecoded and with line ends, for parsers that read UTF-8 faster themselves."""
-    with open_decompressed(file, origin, _READ_AHEAD) as stream:
+    with open_decompressed(file, origin, _READ_AHEAD_BYTES) as stream:
         position = _seek_line(stream, span.start) if span else 0
         stop = span.stop if span else sys.maxsize
         number = 0
@@ -136,13 +142,13 @@ def line_encoding(file: Path, origin: str, encoding: str) -> str:
     if encoding != "auto":
         return encoding
     status = file.stat()
-    if status.st_size <= SAMPLE:
+    if status.st_size <= SAMPLE_BYTES:
         return _detected_encoding(file, origin)
     return _detected_encoding_of_large(file, origin, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)  # each span of a large file asks for it
-def _detected_encoding_of_large(file: Path, origin: str, size: int, changed: int) -> str:
+def _detected_encoding_of_large(file: Path, origin: str, size: int, mtime: int) -> str:
     return _detected_encoding(file, origin)
 
 
@@ -160,17 +166,17 @@ def _detected_encoding(file: Path, origin: str) -> str:
 
 def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
     """True if reading can begin inside the file: not if it is compressed, binary, UTF-16, UTF-32 or a JSON array."""
-    if file_name(origin).endswith(COMPRESSED):
+    if file_name(origin).endswith(COMPRESSED_SUFFIXES):
         return False
     with file.open("rb") as stream:
-        head = stream.read(SAMPLE)
+        head = stream.read(SAMPLE_BYTES)
         name = encoding_of_wide_characters(head) if encoding == "auto" else encoding
         if (b"\0" in head and not name) or not _has_line_feed_byte(name or "utf-8"):
             return False
         if not file_name(origin).endswith(".json"):
             return True
         stream.seek(0)
-        while line := stream.readline(SAMPLE):
+        while line := stream.readline(SAMPLE_BYTES):
             # The same test as in `read_rows`: is the file an array?
             if text := with_line_feeds(line.decode(name or "utf-8", "replace")).strip():
                 return not text.startswith("[")
@@ -186,7 +192,7 @@ def count_lines(file: Path, span: Span) -> int:
         # A line begins after each line feed, and at the beginning of the file.
         count = 1 if span.start == 0 else 0
         position = stream.seek(max(span.start - 1, 0))
-        while position < stop - 1 and (chunk := stream.read(min(SAMPLE, stop - 1 - position))):
+        while position < stop - 1 and (chunk := stream.read(min(SAMPLE_BYTES, stop - 1 - position))):
             count += chunk.count(b"\n")
             position += len(chunk)
     return count
@@ -197,7 +203,7 @@ def _seek_line(stream: io.BufferedReader, start: int) -> int:
     if start == 0:
         return 0
     position = stream.seek(start - 1)
-    while chunk := stream.readline(SAMPLE):
+    while chunk := stream.readline(SAMPLE_BYTES):
         position += len(chunk)
         if chunk.endswith(b"\n"):
             break
@@ -238,28 +244,28 @@ def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:
     return InputError.at(f"{origin}:{number}", what, "write a larger data.max_document")
 
 
-def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
+def read_full(file: Path, origin: str, max_bytes: int) -> bytes:
     """Return the decompressed content of a file that is one document.
 
     Raise BadRecord if it is damaged, InputError if it has more than `max_bytes` bytes, whatever size the file system
     reports.
     """
-    compressed = file_name(origin).endswith(COMPRESSED)
-    with open_decompressed(file, origin) if compressed else file.open("rb", buffering=0) as stream:
-        size = -1 if compressed else os.fstat(stream.fileno()).st_size
+    is_compressed = file_name(origin).endswith(COMPRESSED_SUFFIXES)
+    with open_decompressed(file, origin) if is_compressed else file.open("rb", buffering=0) as stream:
+        size = -1 if is_compressed else os.fstat(stream.fileno()).st_size
         if size > max_bytes:
             raise _file_too_large(origin, f"{size:,} bytes are", max_bytes)
         chunks: list[bytes] = []
         read = 0
         try:
-            while chunk := stream.read(max(size + 1 - read, 0) or SAMPLE):
+            while chunk := stream.read(max(size + 1 - read, 0) or SAMPLE_BYTES):
                 chunks.append(chunk)
                 read += len(chunk)
                 if read > max_bytes:
-                    what = "its unpacked bytes are" if compressed else "its bytes are"
+                    what = "its unpacked bytes are" if is_compressed else "its bytes are"
                     raise _file_too_large(origin, what, max_bytes)
         except DECOMPRESSION_ERRORS as error:
-            if not compressed:
+            if not is_compressed:
                 raise
             raise decompression_error(error) from None
     return b"".join(chunks)

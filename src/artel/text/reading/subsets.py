@@ -1,4 +1,4 @@
-"""The records of a source that are read: a slice of its rows (`rows`), and some of its sets (`include`, `exclude`).
+"""Selection of the records of a source: a slice of its rows (`rows`), and sets (`include`, `exclude`).
 
 Sets are divisions inside a source, such as those of The Pile. `set_field` names the field that holds them.
 """
@@ -17,10 +17,10 @@ from artel.errors import InputError, Problem
 from artel.text.reading.source_file import Items
 from artel.text.records import BadRecord, Dropped, Record
 
-_BOUND = r"\s*(-?\d[\d_]*|-?\d+(?:\.\d+)?%)?\s*"
-_SLICE = re.compile(rf"\[{_BOUND}:{_BOUND}\]")
-_EXAMPLES = 'write rows: "[:1000]", "[10%:]", "[-500:]" or "[100:200]", in quotes: to YAML a bracket begins a list'
-_PILE = "meta.pile_set_name"
+_BOUND_PATTERN = r"\s*(-?\d[\d_]*|-?\d+(?:\.\d+)?%)?\s*"
+_SLICE_PATTERN = re.compile(rf"\[{_BOUND_PATTERN}:{_BOUND_PATTERN}\]")
+_FIX_ROWS = 'write rows: "[:1000]", "[10%:]", "[-500:]" or "[100:200]", in quotes: to YAML a bracket begins a list'
+_PILE_SET_FIELD = "meta.pile_set_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ def check_rows(source: SourceConfig, key: str) -> list[Problem]:
     """Return the problems of `rows` of the source at `key` of the run file."""
     if not source.rows:
         return []
-    if _SLICE.fullmatch(source.rows.strip()) is None:
-        return [Problem(f"{key}.rows", f"{source.rows!r} is not a slice of records", _EXAMPLES)]
+    if _SLICE_PATTERN.fullmatch(source.rows.strip()) is None:
+        return [Problem(f"{key}.rows", f"{source.rows!r} is not a slice of records", _FIX_ROWS)]
     start, stop = _bounds(source.rows)
     if any(bound is not None and bound.is_percent and abs(bound.value) > 100 for bound in (start, stop)):
-        return [Problem(f"{key}.rows", f"{source.rows!r} has more than 100%", _EXAMPLES)]
+        return [Problem(f"{key}.rows", f"{source.rows!r} has more than 100%", _FIX_ROWS)]
     if stop is not None:
         start = start or _Bound(Fraction(0), stop.is_percent)
         is_comparable = stop.is_percent == start.is_percent and (stop.value < 0) == (start.value < 0)
         if is_comparable and start.value >= stop.value:
-            return [Problem(f"{key}.rows", f"{source.rows!r} selects no record", _EXAMPLES)]
+            return [Problem(f"{key}.rows", f"{source.rows!r} selects no record", _FIX_ROWS)]
     return []
 
 
@@ -82,7 +82,7 @@ def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], 
 
 
 def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
-    match = _SLICE.fullmatch(rows.strip())
+    match = _SLICE_PATTERN.fullmatch(rows.strip())
     if match is None:
         raise ValueError(f"{rows!r} did not pass check_rows")
     start, stop = (text and _Bound(Fraction(text.rstrip("%").replace("_", "")), "%" in text) for text in match.groups())
@@ -90,11 +90,11 @@ def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
 
 
 def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
-    """Return the set of a record, from its field `set_field`. Raise BadRecord if it must have one and has none."""
+    """Return the set of a record, from its field `set_field`. Raise BadRecord if the required field is missing."""
     if not source.set_field:
         return default
     value: Any = fields
-    for name in _path(source.set_field):
+    for name in _field_path(source.set_field):
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, str) and value:
         return value
@@ -106,13 +106,13 @@ def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> s
 
 def set_column(source: SourceConfig) -> str:
     """Return the outermost field or column of `set_field`; empty if there is no `set_field`."""
-    return _path(source.set_field)[0]
+    return _field_path(source.set_field)[0]
 
 
 @cache
-def _path(set_field: str) -> tuple[str, ...]:
+def _field_path(set_field: str) -> tuple[str, ...]:
     """Return the names of nested fields, outermost first."""
-    return tuple((_PILE if set_field == "auto" else set_field).split("."))
+    return tuple((_PILE_SET_FIELD if set_field == "auto" else set_field).split("."))
 
 
 def filter_sets(items: Items, source: SourceConfig) -> Items:
@@ -133,5 +133,5 @@ def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:
         if missing:
             have = ", ".join(sorted(seen)[:40]) or "none"
             what = f"no record has the set{'s' * (len(missing) > 1)} {', '.join(missing)} (the sets are: {have})"
-            problems.append(Problem(f"{key}.{name}", what, "use the names of the data, or remove the key"))
+            problems.append(Problem(f"{key}.{name}", what, "use set names of the data, or remove the key"))
     return problems

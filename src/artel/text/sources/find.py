@@ -19,11 +19,11 @@ from artel.storage import is_remote, list_remote, rows_folder, special_kind, use
 from artel.text.formats.chat import check_converter
 from artel.text.formats.format import detected_formats, format_of
 from artel.text.reading.encodings import is_text_encoding
-from artel.text.reading.files import COMPRESSED, is_url, uncompressed_name
+from artel.text.reading.files import COMPRESSED_SUFFIXES, is_url, uncompressed_name
 from artel.text.reading.subsets import check_rows
 from artel.text.sources.walk import files_in, files_matching, unique_files
 
-_REMEDIES = {
+_FIXES = {
     ".docx": "save it as text, or convert it with pandoc",
     ".pdf": "extract its text with pdftotext",
     ".djvu": "extract its text with djvutxt",
@@ -33,7 +33,7 @@ _REMEDIES = {
 }
 _IGNORED_NAMES = frozenset("thumbs.db desktop.ini readme license licence copying notice authors changelog".split())
 """Lower-case names of files in folders of texts that are not reported as unread."""
-_MOST_SUFFIXES = 10  # in a message
+_MAX_LISTED_SUFFIXES = 10  # in a message
 
 
 def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
@@ -52,8 +52,8 @@ def check_sources(data: DataConfig) -> None:
     problems: list[Problem] = []
     for key, source in all_sources(data):
         if source.encoding != "auto" and not is_text_encoding(source.encoding):
-            what = f"there is no encoding {source.encoding!r}"
-            problems.append(Problem(f"{key}.encoding", what, "write utf-8, windows-1251 …"))
+            what = f"unknown encoding {source.encoding!r}"
+            problems.append(Problem(f"{key}.encoding", what, "use utf-8, windows-1251 …"))
         if source.extract == "main" and importlib.util.find_spec("trafilatura") is None:
             problems += missing_extra("trafilatura", "pages", f"{key}.extract").problems
         if key != "data.validation":  # it has the settings of source 0, which are checked
@@ -62,7 +62,7 @@ def check_sources(data: DataConfig) -> None:
             if is_remote(path) and FORMATS[source.format].has_files:
                 problems += _check_remote(path, source, key)
                 continue
-            files, path_problems = _find(source, path, key if key == "data.validation" else f"{key}.path")
+            files, path_problems = _find_files(source, path, key if key == "data.validation" else f"{key}.path")
             problems += path_problems
             for file in files:
                 problems += (
@@ -81,7 +81,7 @@ def check_files(source: SourceConfig, key: str) -> list[Problem]:
         if is_remote(path):
             problems += _check_remote(path, source, key)
             continue
-        files, path_problems = _find(source, path, key)
+        files, path_problems = _find_files(source, path, key)
         problems += path_problems
         for file in files:
             problems += _check_regular(file, key)
@@ -90,13 +90,13 @@ def check_files(source: SourceConfig, key: str) -> list[Problem]:
 
 def files_of(source: SourceConfig, path: str, key: str) -> list[Path]:
     """Return the local files of a path of a source. Raise InputError."""
-    files, problems = _find(source, path, key)
+    files, problems = _find_files(source, path, key)
     if problems:
         raise InputError(problems)
     return files
 
 
-def _find(source: SourceConfig, path: str, key: str) -> tuple[list[Path], list[Problem]]:
+def _find_files(source: SourceConfig, path: str, key: str) -> tuple[list[Path], list[Problem]]:
     if not FORMATS[source.format].has_files or is_url(path):
         return [], []
     if "://" in path:
@@ -124,45 +124,45 @@ def _check_names(files: list[Path], key: str) -> list[Problem]:
 
 def local_path(path: str, key: str) -> Path:
     """Return a path of a run file as a local file, folder or glob. Every machine has the folders in braces."""
-    known = {
+    placeholders = {
         "stdlib": sysconfig.get_path("stdlib"),
         "books": str(package_files("artel") / "books"),
         "rows": str(rows_folder()),
     }
-    for name, folder in known.items():
+    for name, folder in placeholders.items():
         path = path.replace(f"{{{name}}}", folder)
     return user_path(path, key)
 
 
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
-    local = local_path(path, key)
-    if local.is_dir():
+    location = local_path(path, key)
+    if location.is_dir():
         suffixes = _suffixes(source)
-        entries = (entry for entry in files_in(local) if entry.name.lower().endswith(suffixes))
+        entries = (entry for entry in files_in(location) if entry.name.lower().endswith(suffixes))
         files = unique_files(entry for entry in entries if entry.is_file())
         if not files:
-            unread = _unread_in(local, suffixes)
-            others = f", but {_by_suffix(unread)}" if unread else ""
+            unread = _find_unread(location, suffixes)
+            others = f", but {_describe_suffixes(unread)}" if unread else ""
             what = f"the folder {path} holds no file with {_suffix_text(suffixes)}{others}"
-            raise InputError.at(key, what, _remedy_of_folder(unread))
+            raise InputError.at(key, what, _fix_for_folder(unread))
         return files
-    if local.exists():
-        return [local]
-    is_glob = any(mark in str(local) for mark in "*?[")
-    files = unique_files(file for file in files_matching(str(local)) if file.is_file()) if is_glob else []
+    if location.exists():
+        return [location]
+    is_glob = any(mark in str(location) for mark in "*?[")
+    files = unique_files(file for file in files_matching(str(location)) if file.is_file()) if is_glob else []
     if not files:
         what = f"no file matches {path}" if is_glob else f"there is no file {path}"
         fix = f"paths are relative to {Path.cwd()}"
         if path.startswith("{rows}"):
-            fix = "it had rows from Python: call artel.train or artel.prepare with the same rows again"
+            fix = "it contained rows from Python: call artel.train or artel.prepare with the same rows again"
         raise InputError.at(key, what, fix)
     return files
 
 
 def _suffixes(source: SourceConfig) -> tuple[str, ...]:
     """Return the suffixes of the files that a source reads in a folder."""
-    declared = FORMATS[source.format]
-    formats = detected_formats() if declared.goes_by_suffix else [declared]
+    source_format = FORMATS[source.format]
+    formats = detected_formats() if source_format.goes_by_suffix else [source_format]
     return tuple(suffix for format in formats for suffix in format.suffixes)
 
 
@@ -172,49 +172,50 @@ def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, lis
         for path in source.path if FORMATS[source.format].has_files else []:
             if not is_remote(path) and not is_url(path):
                 with suppress(InputError, OSError):  # reported by `check_sources`
-                    local = local_path(path, key)
-                    if local.is_dir() and (files := _unread_in(local, _suffixes(source))):
+                    location = local_path(path, key)
+                    if location.is_dir() and (files := _find_unread(location, _suffixes(source))):
                         yield key, source, path, files
 
 
 def unread_notes(unread: Iterable[tuple[str, SourceConfig, str, list[Path]]]) -> list[str]:
     """Return a note for the user about each folder in `unread_files`."""
     return [
-        f"{path}: not read: {_by_suffix(files)}; {source.format} reads {_suffix_text(_suffixes(source))}; "
-        f"{_remedy_of_folder(files)}"
+        f"{path}: not read: {_describe_suffixes(files)}; {source.format} reads {_suffix_text(_suffixes(source))}; "
+        f"{_fix_for_folder(files)}"
         for _, source, path, files in unread
     ]
 
 
 def _suffix_text(suffixes: tuple[str, ...]) -> str:
     """Return suffixes as text, without those of compressed files."""
-    return " ".join(suffix for suffix in suffixes if not suffix.endswith(COMPRESSED))
+    return " ".join(suffix for suffix in suffixes if not suffix.endswith(COMPRESSED_SUFFIXES))
 
 
-def _by_suffix(files: list[Path]) -> str:
+def _describe_suffixes(files: list[Path]) -> str:
     """Return the number of files by suffix: `12 .epub, 3 .zip`."""
     names = [Path(file.name.lower()) for file in files]
-    counts = Counter("".join(name.suffixes[-2 if name.suffix in COMPRESSED else -1 :]) for name in names)  # .csv.gz
-    commonest = counts.most_common(_MOST_SUFFIXES)
-    shown = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in commonest]
-    others = counts.total() - sum(count for _, count in commonest)
-    return ", ".join([*shown, *([f"{others:,} others"] if others else [])])
+    # Two suffixes of a compressed file: .csv.gz
+    counts = Counter("".join(name.suffixes[-2 if name.suffix in COMPRESSED_SUFFIXES else -1 :]) for name in names)
+    most_common_suffixes = counts.most_common(_MAX_LISTED_SUFFIXES)
+    counts_by_suffix = [f"{count:,} {suffix or 'without a suffix'}" for suffix, count in most_common_suffixes]
+    num_others = counts.total() - sum(count for _, count in most_common_suffixes)
+    return ", ".join([*counts_by_suffix, *([f"{num_others:,} others"] if num_others else [])])
 
 
-def _remedy_of_folder(files: list[Path]) -> str:
+def _fix_for_folder(files: list[Path]) -> str:
     """Return how to read the files, by their most frequent suffix that has a remedy."""
     for suffix, _ in Counter(file.suffix.lower() for file in files).most_common():
-        if suffix in _REMEDIES:
-            return f"to read {suffix} files, {_remedy(suffix)}"
+        if suffix in _FIXES:
+            return f"to read {suffix} files, {_fix_for_suffix(suffix)}"
     return "to read them, set the format of the source, or use a glob: folder/*"
 
 
-def _remedy(suffix: str) -> str:
+def _fix_for_suffix(suffix: str) -> str:
     reading = (f"write format: {name}" for name in FORMATS.names if suffix in FORMATS[name].suffixes)
-    return next(reading, _REMEDIES[suffix])
+    return next(reading, _FIXES[suffix])
 
 
-def _unread_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def _find_unread(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [
         file
         for file in sorted(files_in(folder, include_hidden=False))
@@ -264,9 +265,9 @@ def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
         fix = "write it as JSON lines, an object a line with a field for each column"
         return [Problem(f"{key}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - for every file, as above
-    if suffix not in _REMEDIES or suffix in _suffixes(source):
+    if suffix not in _FIXES or suffix in _suffixes(source):
         return []
-    return [Problem(f"{key}.path", f"{name} is not text", _remedy(suffix))]
+    return [Problem(f"{key}.path", f"{name} is not text", _fix_for_suffix(suffix))]
 
 
 def _check_regular(file: Path, key: str) -> list[Problem]:

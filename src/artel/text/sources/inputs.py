@@ -21,7 +21,7 @@ from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remo
 from artel.text.formats.chat import converter_file
 from artel.text.formats.format import Format, format_of
 from artel.text.formats.text import CUT_CHARACTERS
-from artel.text.reading.files import file_name, is_url, unchanged
+from artel.text.reading.files import file_name, is_url, require_unchanged
 from artel.text.reading.lines import Span, can_be_divided, line_encoding
 from artel.text.reading.source_file import Items, SourceFile, settings_key
 from artel.text.reading.subsets import filter_sets, slice_rows
@@ -197,15 +197,17 @@ class SourcePath:
         """True if the source would read files in `folder`, a real path that need not exist."""
         path = local_path(self.path, self.key)
         parts = path.parts
-        fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+        num_fixed_parts = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
         if path.is_dir():
-            fixed = len(parts)
-        elif path.exists() or fixed == len(parts):
+            num_fixed_parts = len(parts)
+        elif path.exists() or num_fixed_parts == len(parts):
             return False
-        base = Path(os.path.realpath(Path(*parts[:fixed])))
+        base = Path(os.path.realpath(Path(*parts[:num_fixed_parts])))
         if not folder.is_relative_to(base):
             return False
-        return fixed == len(parts) or may_match_inside(folder.relative_to(base).parts, parts[fixed:])
+        return num_fixed_parts == len(parts) or may_match_inside(
+            folder.relative_to(base).parts, parts[num_fixed_parts:]
+        )
 
 
 def source_paths(data: DataConfig) -> Iterator[SourcePath]:
@@ -267,7 +269,7 @@ def read_inputs(
             remote = RemoteFile(entry.address, entry.size, entry.version)
             yield from read(replace(file, path=fetch_remote(remote, cache_folder() / "remote")))
         else:
-            with unchanged(file.path, entry.version):
+            with require_unchanged(file.path, entry.version):
                 yield from read(file)
 
 

@@ -93,7 +93,7 @@ class TurnEnd:
 
 NAMED = ("auto", "chatml", "plain")
 _WHERE = "chat.template"
-_LARGEST_FILE = 2**20
+_MAX_FILE_BYTES = 2**20
 """Bytes. Templates of published models have at most 30,000."""
 
 
@@ -116,8 +116,8 @@ def read_template(file: str, *, trial_seconds: int = TRIAL_SECONDS) -> str:
         status = path.stat()
         if kind := special_kind(status.st_mode):
             raise InputError.at(_WHERE, f"{file} is {kind}, not a regular file", fix)
-        if status.st_size > _LARGEST_FILE:
-            what = f"{file} has {status.st_size:,} bytes, more than the {_LARGEST_FILE:,} of any template"
+        if status.st_size > _MAX_FILE_BYTES:
+            what = f"{file} has {status.st_size:,} bytes, more than the {_MAX_FILE_BYTES:,} of any template"
             raise InputError.at(_WHERE, what, fix)
         template = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -157,11 +157,11 @@ def writes_day(tokenizer: Tokenizer, template: str) -> bool:
     """True if the template inserts today's date into a conversation (`strftime_now`), like those of Llama 3."""
     if "strftime_now" not in template:
         return False
-    marked = "{%- macro strftime_now(form) -%}" + _ASKED + "{%- endmacro -%}" + template
+    marked = "{%- macro strftime_now(form) -%}" + _QUESTION_MARK + "{%- endmacro -%}" + template
     user = {"role": "user", "content": "a"}
     for messages in ([user], [{"role": "system", "content": "a"}, user]):
         with suppress(TemplateRefuses):
-            if _ASKED in render(tokenizer, marked, messages, False):
+            if _QUESTION_MARK in render(tokenizer, marked, messages, False):
                 return True
     return False
 
@@ -169,7 +169,7 @@ def writes_day(tokenizer: Tokenizer, template: str) -> bool:
 def prompt_ids(
     tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
-    """Return the ids of messages and generation prompt. May raise TemplateRefuses.
+    """Return the ids of messages and generation prompt. Raise TemplateRefuses.
 
     The text is encoded in one piece, as in training, and control tokens of the template become tokens. Control tokens
     typed in a message never do: before rendering, a mark is inserted into each of them, and the text is split there and
@@ -180,31 +180,31 @@ def prompt_ids(
     special = tokenizer.control_tokens
     in_template = {content for content in added_tokens(tokenizer) if content in template}
     # The mark must not occur anywhere: a private-use character, of which fonts and icons use a few.
-    taken = {*template, *json.dumps([messages, tools], ensure_ascii=False)}
-    mark = next((chr(code) for code in range(0xE000, 0xF900) if chr(code) not in taken), None)
+    used_characters = {*template, *json.dumps([messages, tools], ensure_ascii=False)}
+    mark = next((chr(code) for code in range(0xE000, 0xF900) if chr(code) not in used_characters), None)
     if mark is None:
         raise TemplateRefuses("the messages have every private-use character of Unicode (U+E000 to U+F8FF)")
 
-    def protected(value: Any, tokens: set[str]) -> Any:
+    def protect(value: Any, tokens: set[str]) -> Any:
         if isinstance(value, str):
             return _with_marks(value, tokens, mark)
         if isinstance(value, list):
-            return [protected(item, tokens) for item in value]
+            return [protect(item, tokens) for item in value]
         if isinstance(value, dict):
-            return {protected(name, tokens): protected(item, tokens) for name, item in value.items()}
+            return {protect(name, tokens): protect(item, tokens) for name, item in value.items()}
         return value
 
-    safe = [
+    safe_messages = [
         {
             name: text
             if name == "role"
-            else protected(text, {*special} if message["role"] == "assistant" else {*special, *in_template})
+            else protect(text, {*special} if message["role"] == "assistant" else {*special, *in_template})
             for name, text in message.items()
         }
         for message in messages
     ]
-    safe_tools = protected(tools, {*special, *in_template})
-    pieces = render(tokenizer, template, safe, True, safe_tools).split(mark)
+    safe_tools = protect(tools, {*special, *in_template})
+    pieces = render(tokenizer, template, safe_messages, True, safe_tools).split(mark)
     return tokenizer.encode_control([piece for piece in pieces if piece])
 
 
@@ -221,13 +221,13 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
     added = added_tokens(tokenizer)
     ids, texts = {tokenizer.end_id}, []
     for tail in _tails(tokenizer, template):
-        follows = tail.lstrip()
-        token = max((content for content in added if follows.startswith(content)), key=len, default=None)
+        suffix = tail.lstrip()
+        token = max((content for content in added if suffix.startswith(content)), key=len, default=None)
         if token is not None:
             ids.add(added[token])
-        elif follows:
+        elif suffix:
             texts.append(_heading(tail, list(added)))
-        if follows:
+        if suffix:
             break
     ids |= _ends_of_calls(tokenizer, template)
     ids -= {added[token] for token in marks_before_calls(tokenizer, template)}
@@ -237,15 +237,17 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
 def marks_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
     """Return the added tokens between the text of an answer and its calls, if both are in one turn."""
     conversation: list[dict[str, Any]] = [
-        {"role": "user", "content": _ASKED},
-        {"role": "assistant", "content": _SAID, "tool_calls": [_CALL]},
+        {"role": "user", "content": _QUESTION_MARK},
+        {"role": "assistant", "content": _TEXT_MARK, "tool_calls": [_CALL]},
     ]
     try:
         text = render(tokenizer, template, conversation, False)
-        question, prompt = (render(tokenizer, template, conversation[:1], begun) for begun in (False, True))
+        question, prompt = (
+            render(tokenizer, template, conversation[:1], begins_answer) for begins_answer in (False, True)
+        )
     except TemplateRefuses:
         return set()
-    between, calls, _ = text.partition(_SAID)[2].partition(_ANSWERED)
+    between, calls, _ = text.partition(_TEXT_MARK)[2].partition(_ANSWER_MARK)
     heading = prompt.removeprefix(question).strip()
     if heading and heading in between:
         return set()  # the call is a separate turn, and the tokens before it end the first one
@@ -259,8 +261,9 @@ def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _tokenizer_template(tokenizer: Tokenizer) -> str:
-    own = tokenizer.hf.chat_template
-    templates = own if isinstance(own, dict) else {"default": own}  # several, by purpose: tool use, documents
+    hf_template = tokenizer.hf.chat_template
+    # Some tokenizers have several templates, by purpose: tool use, documents.
+    templates = hf_template if isinstance(hf_template, dict) else {"default": hf_template}
     if "default" not in templates:
         what = f"the tokenizer has the templates {', '.join(templates)}, but none is the default"
         raise InputError.at(_WHERE, what, "write chatml, or the path of a Jinja file")
@@ -269,16 +272,16 @@ def _tokenizer_template(tokenizer: Tokenizer) -> str:
     if "tool_use" not in templates:
         return str(default)
     _check_tokenizer_template(templates["tool_use"], "the tokenizer's chat template for tools (tool_use)")
-    return _by_tools(default, templates["tool_use"])
+    return _combine_templates(default, templates["tool_use"])
 
 
 def _check_tokenizer_template(template: Any, name: str) -> None:
     if not isinstance(template, str):
-        raise InputError.at(_WHERE, f"{name} is {str(template)[:100]}, no text", "write chatml")
+        raise InputError.at(_WHERE, f"{name} is {str(template)[:100]}, not a text", "write chatml")
     _check(template, name)
 
 
-def _by_tools(default: str, tool_use: str) -> str:
+def _combine_templates(default: str, tool_use: str) -> str:
     """Combine two templates: `tool_use` if there are tools, as transformers chooses, else `default`.
 
     `tool_use` also renders conversations that have calls without tools, since `default` omits calls. `default` comes
@@ -289,7 +292,7 @@ def _by_tools(default: str, tool_use: str) -> str:
     return f"{{% if {is_plain} +%}}{default}{{%+ else %}}{{% set tools = tools or [] +%}}{tool_use}{{%+ endif %}}"
 
 
-_LONGER = "word " * 400
+_LONG_CONTENT = "word " * 400
 """A content that reveals output growing faster than its input."""
 
 
@@ -299,7 +302,7 @@ def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
 
     def write() -> str:
         texts = []
-        for content in ("a", _LONGER):
+        for content in ("a", _LONG_CONTENT):
             turns = [{"role": role, "content": content} for role in ("user", "assistant", "user")]
             for messages in (turns[:1], turns, [{"role": "system", "content": content}, *turns]):
                 with suppress(TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
@@ -307,7 +310,7 @@ def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
         return max(texts, key=len, default="")
 
     if template.encode(errors="replace").decode() != template:
-        raise InputError.at(_WHERE, f"{name} holds half a character", "fix it, or write chatml")
+        raise InputError.at(_WHERE, f"{name} contains half a character", "fix it, or write chatml")
     if template not in (CHATML, PLAIN):
         try_template(write, _WHERE, name, seconds)
     try:
@@ -322,63 +325,63 @@ def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
 def _with_marks(text: str, tokens: set[str], mark: str) -> str:
     """Insert a mark after the first character of each token in `text`, except tokens of one character."""
     breakable = frozenset(token for token in tokens if len(token) > 1)
-    pattern = _any_of(breakable)
+    pattern = _token_pattern(breakable)
     # Continue inside the token: another one may start there and survive the mark.
-    pieces, at = [], 0
-    while breakable and (match := pattern.search(text, at)):
-        pieces.append(text[at : match.start() + 1])
-        at = match.start() + 1
-    return mark.join([*pieces, text[at:]])
+    pieces, position = [], 0
+    while breakable and (match := pattern.search(text, position)):
+        pieces.append(text[position : match.start() + 1])
+        position = match.start() + 1
+    return mark.join([*pieces, text[position:]])
 
 
 @lru_cache(8)
-def _any_of(tokens: frozenset[str]) -> re.Pattern[str]:
+def _token_pattern(tokens: frozenset[str]) -> re.Pattern[str]:
     """Return a pattern for the tokens, grouped by prefix: Gemma's 6,400 are not tried one by one at each `<`."""
 
-    def of(group: set[str]) -> str:
-        shared = commonprefix([*group])  # noqa: RUF071 (by characters)
-        rest = {token[len(shared) :] for token in group}
+    def group_pattern(group: set[str]) -> str:
+        prefix = commonprefix([*group])  # noqa: RUF071 (by characters)
+        rest = {token[len(prefix) :] for token in group}
         if "" in rest:  # a token ends here, so longer ones do not matter
-            return re.escape(shared)
+            return re.escape(prefix)
         first: dict[str, set[str]] = {}
         for token in rest:
             first.setdefault(token[0], set()).add(token)
-        return f"{re.escape(shared)}(?:{'|'.join(map(of, first.values()))})"
+        return f"{re.escape(prefix)}(?:{'|'.join(map(group_pattern, first.values()))})"
 
-    return re.compile(of({*tokens}) if tokens else "(?!)")
+    return re.compile(group_pattern({*tokens}) if tokens else "(?!)")
 
 
 # Marks for the contents of messages: a question, an answer or argument, the next message, text before a call.
-_ASKED, _ANSWERED, _NEXT, _SAID = "\ue000", "\ue001", "\ue002", "\ue003"
-_CALL = {"id": "callcall1", "type": "function", "function": {"name": "f", "arguments": {"a": _ANSWERED}}}
+_QUESTION_MARK, _ANSWER_MARK, _NEXT_MARK, _TEXT_MARK = "\ue000", "\ue001", "\ue002", "\ue003"
+_CALL = {"id": "callcall1", "type": "function", "function": {"name": "f", "arguments": {"a": _ANSWER_MARK}}}
 
 
 def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
     """Yield what the template writes after an answer, first at the end of a conversation, then inside one."""
-    contents = (("user", _ASKED), ("assistant", _ANSWERED), ("user", _NEXT))
+    contents = (("user", _QUESTION_MARK), ("assistant", _ANSWER_MARK), ("user", _NEXT_MARK))
     conversation = [{"role": role, "content": content} for role, content in contents]
     for length in (2, 3):
         try:
             text = render(tokenizer, template, conversation[:length], False)
         except TemplateRefuses:
             continue
-        if _ANSWERED not in text:
+        if _ANSWER_MARK not in text:
             return  # the template omits a last answer: the end token ends it
-        yield text.rpartition(_ANSWERED)[2].partition(_NEXT)[0]
+        yield text.rpartition(_ANSWER_MARK)[2].partition(_NEXT_MARK)[0]
 
 
 def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
     """Return the token that ends a turn with a call (gpt-oss's <|call|>, GLM's <|observation|>), if there are calls."""
     control = tokenizer.control_tokens
     conversation: list[dict[str, Any]] = [
-        {"role": "user", "content": _ASKED},
+        {"role": "user", "content": _QUESTION_MARK},
         {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-        {"role": "tool", "content": _NEXT, "tool_call_id": "callcall1", "name": "f"},
+        {"role": "tool", "content": _NEXT_MARK, "tool_call_id": "callcall1", "name": "f"},
     ]
     for length in (2, 3):
         with suppress(TemplateRefuses):
             text = render(tokenizer, template, conversation[:length], False)
-            tail = text.partition(_ANSWERED)[2].partition(_NEXT)[0]
+            tail = text.partition(_ANSWER_MARK)[2].partition(_NEXT_MARK)[0]
             marks = sorted((tail.find(token), token) for token in control if token in tail)
             if marks:  # the last one at the end of a conversation, the first one inside
                 return {int(tokenizer.hf.convert_tokens_to_ids(marks[-1 if length == 2 else 0][1]))}
@@ -387,7 +390,7 @@ def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
 
 def _heading(tail: str, added: list[str]) -> str:
     """Return the first line of text after an answer, up to a token; or only a marker in brackets."""
-    first = min((at for token in added if (at := tail.find(token)) >= 0), default=len(tail))
+    first = min((position for token in added if (position := tail.find(token)) >= 0), default=len(tail))
     text = tail[:first]
     bracketed = re.match(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])", text)
     if bracketed:

@@ -21,14 +21,14 @@ from artel.tokens.tokenizer.word_cache import WordCache
 
 # Characters encoded by tokenizers, at 1 to 2 MB/s, before another encoder is tried. Loading fastokens takes 0.4 s and
 # 50 MB with GPT-2's vocabulary: too much for a prompt or a small file.
-_BEFORE = 250_000
+_UNDECIDED_CHARACTERS = 250_000
 # Characters of the user's text that are compared before another encoder is used: 0.1 s.
-_FIRST = 150_000
+_COMPARED_CHARACTERS = 150_000
 # The interval of texts compared afterwards. tokenizers is 20 times slower on prose and 100 times on code, so this adds
 # 0.4 % to 2 % to fastokens. A prime, so that it does not coincide with a cycle in the texts.
-_EVERY = 4999
+_COMPARE_EVERY = 4999
 # Characters compared of a single text.
-_LONGEST_COMPARED = 1_000_000
+_MAX_COMPARED_CHARACTERS = 1_000_000
 
 FASTOKENS, BY_WORDS, TOKENIZERS = "fastokens", "tokenizers by words", "tokenizers"
 
@@ -44,52 +44,54 @@ class Encoder:
     a faster encoder before it gave wrong ids for a later text, 0 if it never did. `remedy`: how to avoid that encoder.
     """
 
-    def __init__(self, exact: Encode, backend: Callable[[], Any], longest_compared: int = _LONGEST_COMPARED) -> None:
+    def __init__(
+        self, exact: Encode, backend: Callable[[], Any], longest_compared: int = _MAX_COMPARED_CHARACTERS
+    ) -> None:
         """`exact` encodes with tokenizers, special tokens as plain text. `backend` returns its tokenizer."""
         self.name = TOKENIZERS
-        self.note = f"Tokenizing the first {_BEFORE:,} characters with tokenizers"
+        self.note = f"Tokenizing the first {_UNDECIDED_CHARACTERS:,} characters with tokenizers"
         self.doubtful = 0
         self.remedy = ""
         self._exact = exact
         self._longest_compared = longest_compared
         self._backend = backend
-        self._quick: Encode | None = None
-        self._decided = False
+        self._fast_encode: Encode | None = None
+        self._has_decided = False
         self._characters = 0
         self._texts = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text, int64 (tokens,). A special token written in a text is plain text."""
-        if not self._decided:
+        if not self._has_decided:
             self._characters += sum(map(len, texts))
-            if self._characters >= _BEFORE:
-                self._decided = True
+            if self._characters >= _UNDECIDED_CHARACTERS:
+                self._has_decided = True
                 self._decide(texts)
-        if self._quick is None:
+        if self._fast_encode is None:
             return self._exact(texts)
-        one_in_many = slice((-1 - self._texts) % _EVERY, None, _EVERY)
+        one_in_many = slice((-1 - self._texts) % _COMPARE_EVERY, None, _COMPARE_EVERY)
         try:
-            encoded = self._quick(texts)
-            compared = self._short(texts[one_in_many], encoded[one_in_many])
+            encoded = self._fast_encode(texts)
+            compared = self._cut_long(texts[one_in_many], encoded[one_in_many])
         except BaseException as error:
             if not _is_failure(error):
                 raise
-            self._leave(f"{self.name} failed ({first_line(error)})")
+            self._fall_back(f"{self.name} failed ({first_line(error)})")
             return self._exact(texts)
-        different = self._difference(*compared)
-        if different is not None:
+        different_text = self._first_difference(*compared)
+        if different_text is not None:
             self.doubtful = self._texts
-            self._leave(f"{self.name} gave other ids for {different}")
+            self._fall_back(f"{self.name} gave other ids for {different_text}")
             return self._exact(texts)
         self._texts += len(texts)
         return encoded
 
-    def _short(self, texts: list[str], encoded: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
+    def _cut_long(self, texts: list[str], encoded: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
         """Return texts and ids with long texts cut: tokenizers needs 80 times their memory."""
-        assert self._quick is not None
+        assert self._fast_encode is not None
         short = [text[: self._longest_compared] for text in texts]
         return short, [
-            ids if len(text) == len(full) else self._quick([text])[0]
+            ids if len(text) == len(full) else self._fast_encode([text])[0]
             for text, full, ids in zip(short, texts, encoded, strict=True)
         ]
 
@@ -99,10 +101,10 @@ class Encoder:
         added = [f"a{token['content']}b {token['content']} 1" for token in state["added_tokens"]]
         sample = [*_first_of(texts), *added]
         reasons: list[str] = []
-        for name, make in ((FASTOKENS, self._by_fastokens), (BY_WORDS, self._by_words)):
+        for name, make in ((FASTOKENS, self._make_fastokens), (BY_WORDS, self._make_word_cache)):
             try:
                 quick = make(state)
-                different = self._difference(sample, quick(sample))
+                different_text = self._first_difference(sample, quick(sample))
             except ImportError:
                 missing = "is not installed (pip install 'artel-lm[fast]')"
                 reasons.append(f"{name}, twenty times as fast as tokenizers, {missing}")
@@ -112,22 +114,22 @@ class Encoder:
                     raise
                 reasons.append(f"{name} does not support this tokenizer ({first_line(error)})")
                 continue
-            if different is None:
-                self._quick, self.name = quick, name
+            if different_text is None:
+                self._fast_encode, self.name = quick, name
                 break
-            reasons.append(f"{name} gives other ids for {different}")
-        shown = f"fastokens {version(FASTOKENS)}" if self.name == FASTOKENS else self.name
-        checked = " (checked: same ids as tokenizers)" if self._quick is not None else ""
-        self.note = "; ".join([f"Tokenizing with {shown}{checked}", *reasons])
+            reasons.append(f"{name} gives other ids for {different_text}")
+        encoder_name = f"fastokens {version(FASTOKENS)}" if self.name == FASTOKENS else self.name
+        checked = " (checked: same ids as tokenizers)" if self._fast_encode is not None else ""
+        self.note = "; ".join([f"Tokenizing with {encoder_name}{checked}", *reasons])
 
-    def _by_fastokens(self, state: dict[str, Any]) -> Encode:
+    def _make_fastokens(self, state: dict[str, Any]) -> Encode:
         # Not needed for plain text, and fastokens rejects RoBERTa's post-processor.
-        left_out = dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))
-        kept = json.dumps(state | left_out, ensure_ascii=False)
-        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(kept)
+        removed = dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))
+        state_json = json.dumps(state | removed, ensure_ascii=False)
+        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(state_json)
         return lambda texts: _encode(fast, texts)
 
-    def _by_words(self, state: dict[str, Any]) -> Encode:
+    def _make_word_cache(self, state: dict[str, Any]) -> Encode:
         words = WordCache(self._backend(), state)
 
         def encode(texts: list[str]) -> list[np.ndarray]:
@@ -137,16 +139,16 @@ class Encoder:
 
         return encode
 
-    def _difference(self, texts: list[str], encoded: list[np.ndarray]) -> str | None:
+    def _first_difference(self, texts: list[str], encoded: list[np.ndarray]) -> str | None:
         """Return the first text with other ids than from tokenizers, shortened; None if all are equal."""
         for text, ids, expected in zip(texts, encoded, self._exact(texts), strict=True):
             if not np.array_equal(ids, expected):
                 return repr(text if len(text) <= 60 else text[:60] + "…")
         return None
 
-    def _leave(self, reason: str) -> None:
+    def _fall_back(self, reason: str) -> None:
         self.remedy = f"pip uninstall {FASTOKENS}" if self.name == FASTOKENS else "pip install 'artel-lm[fast]'"
-        self._quick = None
+        self._fast_encode = None
         self.name = TOKENIZERS
         after = f"; the {self.doubtful:,} texts that it encoded before may have wrong ids too" if self.doubtful else ""
         self.note = f"{reason}: tokenizing with tokenizers from there on{after}"
@@ -170,14 +172,14 @@ def _encode(fast: Any, texts: list[str]) -> list[np.ndarray]:
 
 
 def _first_of(texts: list[str]) -> list[str]:
-    """Return the first texts, `_FIRST` characters in total; the last one is cut."""
+    """Return the first texts, `_COMPARED_CHARACTERS` characters in total; the last one is cut."""
     first: list[str] = []
-    left = _FIRST
+    num_left = _COMPARED_CHARACTERS
     for text in texts:
-        if left <= 0:
+        if num_left <= 0:
             break
-        first.append(text[:left])
-        left -= len(text)
+        first.append(text[:num_left])
+        num_left -= len(text)
     return first
 
 

@@ -39,16 +39,16 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     folder = Path(name)
     check_regular_in(folder)
     if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
-        raise _no_tokenizer(where, folder)
+        raise _missing_tokenizer_error(where, folder)
     if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
         raise InputError.at(where, f"{name} is not a folder", "use a folder with a tokenizer, or a hub id")
     try:
         with hide_panics():
-            hf = _open_own(name) if runs_code else _open(name, folder)
+            hf = _open_with_code(name) if runs_code else _open(name, folder)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:  # of the hub, the file system, JSON or Rust, whose panics are BaseExceptions
-        fix = trust_fix(name) if "trust_remote_code" in str(error) else _remedy(folder)
+        fix = trust_fix(name) if "trust_remote_code" in str(error) else _fix_for(folder)
         raise InputError.at(where, f"{name} cannot be opened: {first_line(error)}", fix) from None
     if not hasattr(hf, "backend_tokenizer"):
         raise InputError.at(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")
@@ -66,9 +66,10 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     except BaseException as error:
         fix = "check that its vocabulary has the unknown token that it names, and the tokens of its post_processor"
         raise InputError.at(where, f"{name} cannot encode any text: {first_line(error)}", fix) from None
-    beyond = [token for token in (*frame.before, *frame.after) if token >= tokenizer.vocabulary]
-    if beyond:
-        what = f"{name} puts the id {beyond[0]:,} around each text, but its largest id is {tokenizer.vocabulary - 1:,}"
+    invalid_ids = [token for token in (*frame.before, *frame.after) if token >= tokenizer.vocabulary]
+    if invalid_ids:
+        largest_id = tokenizer.vocabulary - 1
+        what = f"{name} puts the id {invalid_ids[0]:,} around each text, but its largest id is {largest_id:,}"
         raise InputError.at(where, what, "write the ids of its own tokens into post_processor in its tokenizer.json")
     if not 0 < len(ids) <= _MAX_TEST_TOKENS:
         what = f"{name} makes {len(ids):,} tokens of {_TEST_TEXT!a}"
@@ -76,7 +77,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     return tokenizer
 
 
-def _no_tokenizer(where: str, folder: Path) -> InputError:
+def _missing_tokenizer_error(where: str, folder: Path) -> InputError:
     subject = "" if where == str(folder) else f"{folder} "  # `where` already names the folder
     gguf = min((file.name for file in folder.glob("*.gguf")), default=None)
     if gguf is None:
@@ -110,7 +111,7 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
     return type(hf).from_pretrained(name, **roles) if roles else hf
 
 
-def _open_own(name: str) -> PreTrainedTokenizerFast:
+def _open_with_code(name: str) -> PreTrainedTokenizerFast:
     """Open a tokenizer with its own code, and return it without the code, so that saved files open everywhere."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
@@ -124,7 +125,7 @@ def _open_own(name: str) -> PreTrainedTokenizerFast:
     )
 
 
-def _remedy(folder: Path) -> str:
+def _fix_for(folder: Path) -> str:
     if folder.is_dir():
         return "check its tokenizer.json, or vocab.json and merges.txt"
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
@@ -149,13 +150,13 @@ def roles_by_config(hf: PreTrainedTokenizerFast, name: str) -> dict[str, str]:
     except OSError:  # a tokenizer without a model
         return {}
     tokens = {number: token for token, number in vocabulary.items()}
-    named = {role: tokens[ids[f"{role}_id"]] for role in _ROLES if ids.get(f"{role}_id") in tokens}
-    if "eos_token" not in named:
+    named_roles = {role: tokens[ids[f"{role}_id"]] for role in _ROLES if ids.get(f"{role}_id") in tokens}
+    if "eos_token" not in named_roles:
         return {}
-    roles = {role: named.get(role, named["eos_token"]) for role in ("bos_token", "eos_token")}
+    roles = {role: named_roles.get(role, named_roles["eos_token"]) for role in ("bos_token", "eos_token")}
     if hf.unk_token in added:
-        roles["unk_token"] = "<unk>" if "<unk>" in vocabulary else named["eos_token"]
-    return roles | ({"pad_token": named["pad_token"]} if "pad_token" in named else {})
+        roles["unk_token"] = "<unk>" if "<unk>" in vocabulary else named_roles["eos_token"]
+    return roles | ({"pad_token": named_roles["pad_token"]} if "pad_token" in named_roles else {})
 
 
 def is_of_gpt2(folder: Path) -> bool:
@@ -173,8 +174,8 @@ def _texts(name: str) -> list[str]:
     """Read the files of a tokenizer that may name special tokens, without its vocabulary."""
     from transformers.utils import cached_file
 
-    found = (cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in _FILES)
-    return [Path(file).read_text(encoding="utf-8") for file in found if file is not None]
+    files = (cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in _FILES)
+    return [Path(file).read_text(encoding="utf-8") for file in files if file is not None]
 
 
 def trust_fix(name: str) -> str:

@@ -104,11 +104,11 @@ class _Trials:
         messages = self._style.linked([Message("user", "triedquestion"), Message("assistant", "", tool_calls=calls)])
         self._call_ids = [call.id for call in messages[1].tool_calls]
         try:
-            prompt, whole = self._render(messages[:1], tools, True), self._render(messages, tools, False)
+            prompt, conversation = self._render(messages[:1], tools, True), self._render(messages, tools, False)
         except TemplateRefuses:
             return None
-        begin = _answer_begin(prompt, whole)
-        answer = whole[begin:]
+        begin = _answer_begin(prompt, conversation)
+        answer = conversation[begin:]
         words = [word for call in calls for word in (call.name, *call.arguments, *call.arguments.values())]
         last = max(map(answer.rfind, words))
         end = self.end_at(answer[last:])
@@ -123,8 +123,8 @@ class _Trials:
 
     def without_ids(self, text: str) -> str:
         """Remove ids that models do not write (Mistral), and put NUMBER into those that contain the name."""
-        for identity in self._call_ids if self._style.ids == "nine" else ():
-            text = re.sub(rf',\s*"id":\s*"{identity}"|\[CALL_ID\]{identity}', "", text)
+        for call_id in self._call_ids if self._style.ids == "nine" else ():
+            text = re.sub(rf',\s*"id":\s*"{call_id}"|\[CALL_ID\]{call_id}', "", text)
         return re.sub(r"^:\d+", f":{NUMBER}", text) if self._style.ids == "named" else text
 
     def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]], begin_answer: bool) -> str:
@@ -132,13 +132,13 @@ class _Trials:
         return render(self._tokenizer, self._template, fields, begin_answer, tools)
 
 
-def _answer_begin(prompt: str, whole: str) -> int:
+def _answer_begin(prompt: str, conversation: str) -> int:
     """Return where the answer begins, not inside a mark, even if the conversation does not begin with the prompt."""
-    if whole.startswith(prompt):
+    if conversation.startswith(prompt):
         return len(prompt)
-    common = next(at for at, sign in enumerate(prompt) if whole[at : at + 1] != sign)
-    opened = re.search(r"[<\[][^<>\[\]]*$", prompt[:common])
-    return common if opened is None else opened.start()
+    common = next(at for at, sign in enumerate(prompt) if conversation[at : at + 1] != sign)
+    open_mark = re.search(r"[<\[][^<>\[\]]*$", prompt[:common])
+    return common if open_mark is None else open_mark.start()
 
 
 def _tool(call: ToolCall) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def _tag_form(one: str, trials: _Trials) -> CallForm | None:
     if empty is None or more is None or not _CLOSING_TAG.match(last) or value.strip() in ("", ":", "="):
         return None
     begin = f"{opens}triedname{first}triedkey{value}triedvalue"
-    following = more.removeprefix(begin).partition("laidkey")[0]
-    if more != f"{begin}{following}laidkey{value}laid{last}":
+    next_text = more.removeprefix(begin).partition("laidkey")[0]
+    if more != f"{begin}{next_text}laidkey{value}laid{last}":
         return None
-    tags = ArgumentTags(empty.removeprefix(opens + "triedname"), first, value, following, last)
+    tags = ArgumentTags(empty.removeprefix(opens + "triedname"), first, value, next_text, last)
     two = trials.answer(_FIRST, _SECOND)
     between = two.removeprefix(one).partition("laidname")[0] if two is not None and two.startswith(one) else None
     return CallForm(opens, "", between, "", tags)

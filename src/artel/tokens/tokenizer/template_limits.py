@@ -19,17 +19,17 @@ from pathlib import Path
 
 from artel.errors import InputError
 
-_MEMORY = 2**30
+_MAX_MEMORY_BYTES = 2**30
 """Bytes that a trial may allocate in addition to this process's memory."""
-_TEXT = 2**24
+_MAX_CHARACTERS = 2**24
 """Characters of output for a few short messages."""
-_LONGEST_RESULT = 1000
+_MAX_RESULT_BYTES = 1000
 """Bytes of a child's result."""
 TRIAL_SECONDS = 5
 """Seconds of CPU time."""
-_BUSY = 20
+_MAX_SLOWDOWN = 20
 """Wall-clock time over CPU time: on a busy machine a trial gets a small share of the processors."""
-_SECONDS = 60.0
+_RENDER_SECONDS = 60.0
 """For one conversation; the longest take milliseconds."""
 _FIX = "fix it, or write chat.template: chatml"
 
@@ -40,11 +40,11 @@ class EndlessTemplate(Exception):
 
 def try_template(write: Callable[[], str], where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
     """Run `write`, which renders a template, in its own process. Raise InputError if it exceeds its limits."""
-    result = run_in_child(lambda: "text" if len(write()) > _TEXT else "fine", seconds)
+    result = run_in_child(lambda: "text" if len(write()) > _MAX_CHARACTERS else "fine", seconds)
     if result != "fine":
         what = {
-            "memory": f"takes more than {_MEMORY // 2**30} GiB of memory for a few words",
-            "text": f"makes more than {_TEXT:,} characters of a few words",
+            "memory": f"takes more than {_MAX_MEMORY_BYTES // 2**30} GiB of memory for a few words",
+            "text": f"makes more than {_MAX_CHARACTERS:,} characters of a few words",
             "recursion": "calls itself without end",
         }.get(result, f"does not end within {seconds} s for a few words")
         raise InputError.at(where, f"{name} {what}", _FIX)
@@ -55,31 +55,31 @@ def run_in_child(work: Callable[[], str], seconds: int, *, otherwise: str = "fin
 
     Return "memory", "recursion" or "end" if it exceeds its memory, its depth, or `seconds` of CPU time.
     """
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child needs no threads
         child = os.fork()
     if child == 0:
-        os.close(reading)
-        _run_child(work, writing, seconds, otherwise)
-    os.close(writing)
+        os.close(read_end)
+        _run_child(work, write_end, seconds, otherwise)
+    os.close(write_end)
     try:
-        ended, _, _ = select.select([reading], [], [], _BUSY * seconds)
-        result = os.read(reading, _LONGEST_RESULT).decode(errors="replace") if ended else "end"
+        is_ready, _, _ = select.select([read_end], [], [], _MAX_SLOWDOWN * seconds)
+        result = os.read(read_end, _MAX_RESULT_BYTES).decode(errors="replace") if is_ready else "end"
     finally:
-        os.close(reading)
+        os.close(read_end)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return result or "end"
 
 
-def _run_child(work: Callable[[], str], writing: int, seconds: int, result: str) -> None:
-    """In the child: set the limits, run `work`, report its result (`result` if it fails) and exit."""
+def _run_child(work: Callable[[], str], write_end: int, seconds: int, result: str) -> None:
+    """Set the limits in the child, run `work`, report its result (`result` if it fails) and exit."""
     try:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + _MEMORY)
-        _lower(resource.RLIMIT_CPU, seconds + int(time.process_time()) + 1)
+        _lower_limit(resource.RLIMIT_AS, pages * resource.getpagesize() + _MAX_MEMORY_BYTES)
+        _lower_limit(resource.RLIMIT_CPU, seconds + int(time.process_time()) + 1)
         result = work()
     except MemoryError:
         result = "memory"
@@ -88,26 +88,26 @@ def _run_child(work: Callable[[], str], writing: int, seconds: int, result: str)
     except BaseException:  # it will be reported when the template is used
         pass
     finally:
-        os.write(writing, result.encode()[:_LONGEST_RESULT])
+        os.write(write_end, result.encode()[:_MAX_RESULT_BYTES])
         os._exit(0)
 
 
-def _lower(limit: int, value: int) -> None:
-    _, most = resource.getrlimit(limit)
-    resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+def _lower_limit(limit: int, value: int) -> None:
+    _, hard_limit = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit), hard_limit))
 
 
 _running: dict[int, float] = {}
 """Threads that render a template, and their deadlines."""
-_watch: threading.Thread | None = None
+_watchdog: threading.Thread | None = None
 
 
-def run_with_deadline(write: Callable[[], str], seconds: float = _SECONDS) -> str:
+def run_with_deadline(write: Callable[[], str], seconds: float = _RENDER_SECONDS) -> str:
     """Return the result of `write`. Raise EndlessTemplate inside it if it takes too long."""
-    global _watch
-    if _watch is None or not _watch.is_alive():  # also after a fork, which does not copy threads
-        _watch = threading.Thread(target=_enforce_deadlines, name="chat templates", daemon=True)
-        _watch.start()
+    global _watchdog
+    if _watchdog is None or not _watchdog.is_alive():  # also after a fork, which does not copy threads
+        _watchdog = threading.Thread(target=_enforce_deadlines, name="chat templates", daemon=True)
+        _watchdog.start()
     thread = threading.get_ident()
     _running[thread] = time.monotonic() + seconds
     try:

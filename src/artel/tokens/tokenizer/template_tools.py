@@ -19,7 +19,7 @@ from artel.text import Message, ToolCall, Tools
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, render
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
-_NINE = re.compile(r"[A-Za-z0-9]{9}")
+_MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TOOL = {
     "type": "function",
@@ -53,13 +53,15 @@ class ToolStyle:
         for number, message in enumerate(messages):
             if message.tool_calls:
                 calls = message.tool_calls
-                renamed = [self._with_id(call, f"{number} {index}", count + index) for index, call in enumerate(calls)]
-                by_id = {call.id: call for call in renamed} | {
-                    old.id: new for old, new in zip(calls, renamed, strict=True) if old.id
+                calls_with_ids = [
+                    self._with_id(call, f"{number} {index}", count + index) for index, call in enumerate(calls)
+                ]
+                by_id = {call.id: call for call in calls_with_ids} | {
+                    old.id: new for old, new in zip(calls, calls_with_ids, strict=True) if old.id
                 }
                 count += len(calls)
-                open_calls = list(renamed)
-                message = replace(message, tool_calls=tuple(renamed))
+                open_calls = list(calls_with_ids)
+                message = replace(message, tool_calls=tuple(calls_with_ids))
             elif message.role == "tool":
                 message = self._with_call(message, open_calls, by_id)
             linked.append(message)
@@ -68,20 +70,20 @@ class ToolStyle:
     def _with_id(self, call: ToolCall, position: str, number: int) -> ToolCall:
         """Return the call with the id that a template needs. `number` counts the calls of a conversation from 0."""
         if self.ids == "nine":
-            return replace(call, id=_nine(call.id or f"{position} {call.written()}"))
+            return replace(call, id=_mistral_id(call.id or f"{position} {call.as_json()}"))
         return replace(call, id=f"functions.{call.name}:{number}") if self.ids == "named" else call
 
     def _with_call(self, message: Message, open_calls: list[ToolCall], by_id: dict[str, ToolCall]) -> Message:
         """Return a result with the name and id of its call: the one with its id, else the next open one."""
-        identity = message.tool_call_id
-        call = by_id.get(identity) if identity else None
+        call_id = message.tool_call_id
+        call = by_id.get(call_id) if call_id else None
         if call not in open_calls:
             call = open_calls[0] if open_calls else None
         if call is None:
-            return replace(message, tool_call_id=_nine(identity) if self.ids == "nine" and identity else identity)
+            return replace(message, tool_call_id=_mistral_id(call_id) if self.ids == "nine" and call_id else call_id)
         open_calls.remove(call)
-        identity = call.id if self.ids != "own" else identity or call.id
-        return replace(message, name=message.name or call.name, tool_call_id=identity)
+        call_id = call.id if self.ids != "own" else call_id or call.id
+        return replace(message, name=message.name or call.name, tool_call_id=call_id)
 
     def fields(self, message: Message) -> dict[str, Any]:
         """Convert a message to the template's format, without its thought."""
@@ -97,15 +99,15 @@ class ToolStyle:
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         arguments = json.dumps(call.arguments, ensure_ascii=False) if self.arguments_as_text else call.arguments
-        identity = {"id": call.id} if call.id else {}
-        return {**identity, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+        id_field = {"id": call.id} if call.id else {}
+        return {**id_field, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _nine(identity: str) -> str:
+def _mistral_id(call_id: str) -> str:
     """Return the id if it is nine letters and digits, else nine derived from it."""
-    if _NINE.fullmatch(identity):
-        return identity
-    number, letters = xxhash.xxh3_64_intdigest(identity.encode()), ""
+    if _MISTRAL_ID.fullmatch(call_id):
+        return call_id
+    number, letters = xxhash.xxh3_64_intdigest(call_id.encode()), ""
     for _ in range(9):
         number, letter = divmod(number, len(_LETTERS))
         letters += _LETTERS[letter]
@@ -119,27 +121,31 @@ def tool_style(tokenizer: Tokenizer, template: str) -> ToolStyle | None:
     ids: tuple[Literal["own", "nine", "named"], ...] = ("own", "nine", "named")
     for kind, as_text, content in product(ids, (False, True), contents):
         style = ToolStyle(as_text, content, kind)
-        text = _rendered(tokenizer, template, style, [Message("user", "triedquestion"), call])
-        called = text.partition("triedquestion")[2]
-        is_repr = "{'triedkey': 'triedvalue'}" in called and not as_text
-        is_object_or_text = not is_repr and '\\"triedkey' not in called
-        if is_object_or_text and all(mark in called for mark in ("triedname", "triedkey", "triedvalue")):
+        text = _try_render(tokenizer, template, style, [Message("user", "triedquestion"), call])
+        call_text = text.partition("triedquestion")[2]
+        is_repr = "{'triedkey': 'triedvalue'}" in call_text and not as_text
+        is_object_or_text = not is_repr and '\\"triedkey' not in call_text
+        if is_object_or_text and all(mark in call_text for mark in ("triedname", "triedkey", "triedvalue")):
             return _with_abilities(tokenizer, template, style, call)
     return None
 
 
 def _with_abilities(tokenizer: Tokenizer, template: str, style: ToolStyle, call: Message) -> ToolStyle:
     """Return the style with `writes_tools` and `writes_results` set by trying."""
-    asked = Message("user", "triedquestion")
+    question = Message("user", "triedquestion")
     system = Message("system", "triedsystem")  # some templates render tools only with a system message
-    texts = (_rendered(tokenizer, template, style, messages, (_TOOL,)) for messages in ([asked], [system, asked]))
-    described = "".join(texts)
-    results = [asked, call, Message("tool", "triedresult"), Message("assistant", "triedanswer")]
-    answered = _rendered(tokenizer, template, style, results, (_TOOL,))
-    return replace(style, writes_tools="trieddescription" in described, writes_results="triedresult" in answered)
+    texts = (
+        _try_render(tokenizer, template, style, messages, (_TOOL,)) for messages in ([question], [system, question])
+    )
+    tools_text = "".join(texts)
+    results = [question, call, Message("tool", "triedresult"), Message("assistant", "triedanswer")]
+    results_text = _try_render(tokenizer, template, style, results, (_TOOL,))
+    return replace(style, writes_tools="trieddescription" in tools_text, writes_results="triedresult" in results_text)
 
 
-def _rendered(tokenizer: Tokenizer, template: str, style: ToolStyle, messages: list[Message], tools: Tools = ()) -> str:
+def _try_render(
+    tokenizer: Tokenizer, template: str, style: ToolStyle, messages: list[Message], tools: Tools = ()
+) -> str:
     """Render messages; return "" if the template refuses them."""
     try:
         fields = [style.fields(message) for message in style.linked(messages)]

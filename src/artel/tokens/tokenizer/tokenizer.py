@@ -68,10 +68,10 @@ class Tokenizer:
         self.end_id: int = int(end)
         self._where = where
         self._encoder: Encoder | None = None
-        self._added = 0
-        self._renamed: tuple[frozenset[str], Any] | None = None
-        self._unspaced: tuple[int, Any] | None = None
-        self._counted: tuple[tuple[int, int], int] | None = None
+        self._num_added = 0
+        self._renamed_backend: tuple[frozenset[str], Any] | None = None
+        self._unspaced_backend: tuple[int, Any] | None = None
+        self._cached_size: tuple[tuple[int, int], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the encoder, which each process creates for itself: fastokens cannot be pickled."""
@@ -81,14 +81,14 @@ class Tokenizer:
     def vocabulary(self) -> int:
         """The number of embedding rows it needs: its largest id plus one. Cached: the search takes 35 ms."""
         sizes = (self._backend.get_vocab_size(with_added_tokens=False), len(self._backend.get_added_tokens_decoder()))
-        if self._counted is None or self._counted[0] != sizes:
-            self._counted = sizes, max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
-        return self._counted[1]
+        if self._cached_size is None or self._cached_size[0] != sizes:
+            self._cached_size = sizes, max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        return self._cached_size[1]
 
     @property
     def fingerprint(self) -> str:
         """A hash: tokenizers with equal fingerprints give equal ids for every text."""
-        return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
+        return xxhash.xxh3_128_hexdigest(self._full_backend.to_str().encode() + str(self.end_id).encode())
 
     def documents(self, texts: list[str]) -> Iterator[np.ndarray]:
         """Yield transformers' `tokenizer(text)` of each text, int64 (tokens,), plus the end token if it adds none."""
@@ -109,14 +109,14 @@ class Tokenizer:
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
         """Yield the ids of each text, int64 (tokens,), without special tokens, from the fastest exact encoder."""
         added = len(self._backend.get_added_tokens_decoder())
-        if self._encoder is None or added != self._added:  # tokens were added through `hf` after it was created
-            self._encoder, self._added = Encoder(self.exact_ids, lambda: self._whole), added
+        if self._encoder is None or added != self._num_added:  # tokens were added through `hf` after it was created
+            self._encoder, self._num_added = Encoder(self.exact_ids, lambda: self._full_backend), added
         return iter(self._encoder.encode(texts))
 
     def exact_ids(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text from `tokenizers`, in its own threads."""
         with self._special_tokens_parsed(False):
-            encodings = self._for_texts.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._text_backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     @property
@@ -126,7 +126,7 @@ class Tokenizer:
 
     @property
     def encoder_note(self) -> str:
-        """Why that encoder is used, as a sentence for the user; empty before the choice."""
+        """The reason for the encoder, as a note for the user; empty before it is chosen."""
         return "" if self._encoder is None else self._encoder.note
 
     @property
@@ -142,7 +142,9 @@ class Tokenizer:
     def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
         """Yield ids and character offsets of each text. With `control`, special tokens in it become these tokens."""
         with self._special_tokens_parsed(control):
-            encodings = (self._whole if control else self._for_texts).encode_batch(texts, add_special_tokens=False)
+            encodings = (self._full_backend if control else self._text_backend).encode_batch(
+                texts, add_special_tokens=False
+            )
         return self._with_offsets(texts, encodings)
 
     def encode_continuations(self, texts: list[str]) -> Iterator[Encoded]:
@@ -152,15 +154,15 @@ class Tokenizer:
         tokenizers also add one after each special token, which stays.
         """
         added = [*self._backend.get_added_tokens_decoder()]
-        if self._unspaced is None or self._unspaced[0] != len(added):
-            self._unspaced = len(added), _without_added_space(self._whole)
-        spaced = self.encode_with_offsets(texts, control=True)
-        if self._unspaced[1] is self._backend:
-            yield from spaced
+        if self._unspaced_backend is None or self._unspaced_backend[0] != len(added):
+            self._unspaced_backend = len(added), _without_added_space(self._full_backend)
+        spaced_encodings = self.encode_with_offsets(texts, control=True)
+        if self._unspaced_backend[1] is self._backend:
+            yield from spaced_encodings
             return
         with self._special_tokens_parsed(True):
-            encodings = self._unspaced[1].encode_batch(texts, add_special_tokens=False)
-        for first, rest in zip(self._with_offsets(texts, encodings), spaced, strict=True):
+            encodings = self._unspaced_backend[1].encode_batch(texts, add_special_tokens=False)
+        for first, rest in zip(self._with_offsets(texts, encodings), spaced_encodings, strict=True):
             end, begin = (int(np.append(np.isin(one.ids, added), True).argmax()) for one in (first, rest))
             yield Encoded(
                 np.append(first.ids[:end], rest.ids[begin:]),
@@ -170,16 +172,16 @@ class Tokenizer:
 
     def _with_offsets(self, texts: list[str], encodings: list[Any]) -> Iterator[Encoded]:
         added = self._backend.get_added_tokens_decoder()
-        stripping = [number for number, token in added.items() if token.lstrip or token.rstrip]
+        stripping_ids = [number for number, token in added.items() if token.lstrip or token.rstrip]
         for text, encoding in zip(texts, encodings, strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             encoded = Encoded(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
             # Tokens with lstrip or rstrip include adjacent white space, which may belong to another turn: their offsets
             # are reduced to their own letters.
-            for at in np.flatnonzero(np.isin(encoded.ids, stripping)) if stripping else ():
-                covered = text[encoded.starts[at] : encoded.ends[at]]
-                encoded.starts[at] += len(covered) - len(covered.lstrip())
-                encoded.ends[at] -= len(covered) - len(covered.rstrip())
+            for position in np.flatnonzero(np.isin(encoded.ids, stripping_ids)) if stripping_ids else ():
+                token_text = text[encoded.starts[position] : encoded.ends[position]]
+                encoded.starts[position] += len(token_text) - len(token_text.lstrip())
+                encoded.ends[position] -= len(token_text) - len(token_text.rstrip())
             yield encoded
 
     def encode_control(self, texts: list[str]) -> list[int]:
@@ -188,7 +190,7 @@ class Tokenizer:
         Offsets are a pair of Python objects per token: creating two million holds the GIL for seconds.
         """
         with self._special_tokens_parsed(True):
-            encodings = self._whole.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._full_backend.encode_batch_fast(texts, add_special_tokens=False)
         return [token for encoding in encodings for token in encoding.ids]
 
     @contextmanager
@@ -211,20 +213,20 @@ class Tokenizer:
             self._backend.encode_special_tokens = before
 
     @property
-    def _for_texts(self) -> Any:
+    def _text_backend(self) -> Any:
         """The backend for texts, which never produces special tokens.
 
         A Unigram model also has them as pieces of its vocabulary, so it is copied with these pieces renamed.
         """
-        whole, special = self._whole, frozenset(self.control_tokens)
-        if type(whole.model).__name__ != "Unigram":
-            return whole
-        if self._renamed is None or self._renamed[0] != special:
-            self._renamed = special, _without_special_tokens(whole, special)
-        return self._renamed[1]
+        backend, special = self._full_backend, frozenset(self.control_tokens)
+        if type(backend.model).__name__ != "Unigram":
+            return backend
+        if self._renamed_backend is None or self._renamed_backend[0] != special:
+            self._renamed_backend = special, _without_special_tokens(backend, special)
+        return self._renamed_backend[1]
 
     @property
-    def _whole(self) -> Any:
+    def _full_backend(self) -> Any:
         """The backend without truncation and padding, which its file or a call of `hf` may have enabled."""
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -264,14 +266,14 @@ class Tokenizer:
     def frame(self, pair: bool = False, *, needed: bool = True) -> Frame:
         """Return the special tokens around one text (`<s> … </s>`) or two. Raise InputError if they are `needed`."""
         arguments = ("a", "a") if pair else ("a",)
-        encoding = self._whole.encode(*arguments)
+        encoding = self._full_backend.encode(*arguments)
         pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
-        at = 0
+        position = 0
         for token, text, special in zip(encoding.ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True):
             if special:
-                pieces[at].append(token)
+                pieces[position].append(token)
             else:
-                at = int(text or 0) + 1
+                position = int(text or 0) + 1
         second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
         if needed and (not pieces[0] or not pieces[-1] or (pair and not pieces[1])):
             what = "the tokenizer puts no special tokens around a text, as encoders need them"
@@ -319,27 +321,27 @@ class Tokenizer:
     @property
     def spacing_is_lost(self) -> bool:
         """True if decoding changes white space, as with pattern whitespace and BERT's tokenizers."""
-        white = " ", "  ", "\n\n", " "
-        decoded = self.decode(self.exact_ids(["a".join(["", *white, ""])])[0])
-        return [c for c in decoded if c.isspace()] != list("".join(white))
+        spaces = " ", "  ", "\n\n", " "
+        decoded = self.decode(self.exact_ids(["a".join(["", *spaces, ""])])[0])
+        return [c for c in decoded if c.isspace()] != list("".join(spaces))
 
     @property
     def changed_letters(self) -> dict[str, str]:
         """Letters that decoding changes: to lower case, or without accents (й to и in BERT's tokenizers)."""
-        changed = {}
+        changes = {}
         for letter, ids in zip(_LETTERS, self.exact_ids(list(_LETTERS)), strict=True):
             decoded = unicodedata.normalize("NFC", self.decode(ids).strip())
             if decoded != letter and len(ids) and self.unknown_id not in ids:
-                changed[letter] = decoded
-        return changed
+                changes[letter] = decoded
+        return changes
 
     @property
     def odd_frame(self) -> list[str]:
         """Tokens added around each text that are not special tokens, formatted for messages."""
         frame = self.frame(needed=False)
         special = {*self.special_ids, *map(self.hf.convert_tokens_to_ids, self.control_tokens)}
-        odd = [token for token in (*frame.before, *frame.after) if token not in special]
-        return [f"{self.hf.convert_ids_to_tokens(token)!r} ({token})" for token in odd]
+        plain_ids = [token for token in (*frame.before, *frame.after) if token not in special]
+        return [f"{self.hf.convert_ids_to_tokens(token)!r} ({token})" for token in plain_ids]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids, including special tokens, without clean-up of spaces."""
@@ -390,7 +392,7 @@ def _state_without_added_space(step: Any) -> Any:
         return None
     for parts in ("normalizers", "pretokenizers"):
         if parts in step:
-            kept = (part for one in step[parts] if (part := _state_without_added_space(one)) is not None)
-            step = step | {parts: list(kept)}
-    off = {"prepend_scheme": "never", "add_prefix_space": False}
-    return step | {key: value for key, value in off.items() if key in step}
+            remaining_steps = (part for one in step[parts] if (part := _state_without_added_space(one)) is not None)
+            step = step | {parts: list(remaining_steps)}
+    settings = {"prepend_scheme": "never", "add_prefix_space": False}
+    return step | {key: value for key, value in settings.items() if key in step}

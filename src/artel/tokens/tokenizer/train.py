@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
-_SMALLEST_AUTO, LARGEST_AUTO = 1024, 32768
+_MIN_AUTO_VOCABULARY, MAX_AUTO_VOCABULARY = 1024, 32768
 TRAINING_BYTES = 2_000_000_000
 """Bytes of text, at most, that a tokenizer is trained on."""
 _MIN_FREQUENCY = 2  # pairs seen less often are not merged
@@ -43,36 +43,36 @@ def train_tokenizer(texts: Iterator[str], settings: TokenizerTraining, *, encode
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-    bytewise = settings.pattern != "whitespace"
+    is_bytewise = settings.pattern != "whitespace"
     names = _special_tokens(settings.pattern, encoder)
     special = list(dict.fromkeys([*names.values(), *settings.special]))
-    backend = Backend(models.BPE(unk_token=None if bytewise else names["unk_token"]))
+    backend = Backend(models.BPE(unk_token=None if is_bytewise else names["unk_token"]))
     backend.pre_tokenizer = _pre_tokenizer(settings.pattern)
-    if bytewise:
+    if is_bytewise:
         backend.decoder = decoders.ByteLevel()
     if encoder:
-        around = [(names[role], special.index(names[role])) for role in ("eos_token", "bos_token")]
-        backend.post_processor = processors.RobertaProcessing(around[0], around[1], add_prefix_space=False)
-    elif bytewise:
+        frame_tokens = [(names[role], special.index(names[role])) for role in ("eos_token", "bos_token")]
+        backend.post_processor = processors.RobertaProcessing(frame_tokens[0], frame_tokens[1], add_prefix_space=False)
+    elif is_bytewise:
         backend.post_processor = processors.ByteLevel(trim_offsets=False)
     size = 0
 
-    def counted() -> Iterator[str]:
+    def count_bytes() -> Iterator[str]:
         nonlocal size
-        for text in _up_to(texts, TRAINING_BYTES):
+        for text in _take_bytes(texts, TRAINING_BYTES):
             size += len(text.encode("utf-8", "surrogatepass"))
             yield text
 
     trainer = trainers.BpeTrainer(
-        vocab_size=LARGEST_AUTO if settings.vocab == "auto" else settings.vocab,
+        vocab_size=MAX_AUTO_VOCABULARY if settings.vocab == "auto" else settings.vocab,
         min_frequency=_MIN_FREQUENCY,
         special_tokens=[mask_token(name) if name == names.get("mask_token") else name for name in special],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if bytewise else [],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if is_bytewise else [],
         show_progress=False,
     )
-    backend.train_from_iterator(counted(), trainer)
+    backend.train_from_iterator(count_bytes(), trainer)
     if settings.vocab == "auto":  # the amount of text was not known before
-        backend = _cut(backend, auto_vocabulary(size))
+        backend = _cut_vocabulary(backend, auto_vocabulary(size))
     return Tokenizer(_as_transformers(backend, names), "tokenizer.train")
 
 
@@ -90,7 +90,7 @@ def _pre_tokenizer(pattern: str) -> Any:
 def auto_vocabulary(text_bytes: int) -> int:
     """Return the size of a vocabulary for a text of `text_bytes`: a power of two, about one id per 700 bytes."""
     power = round(math.log2(max(1, text_bytes / _BYTES_PER_ID)))
-    return min(LARGEST_AUTO, max(_SMALLEST_AUTO, 2**power))
+    return min(MAX_AUTO_VOCABULARY, max(_MIN_AUTO_VOCABULARY, 2**power))
 
 
 def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern: str) -> str:
@@ -100,13 +100,13 @@ def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern:
     if reached < requested:
         return f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: this text yields no more"
     if reached > requested:
-        other = "" if pattern != "whitespace" else "; tokenizer.train.pattern: gpt4 begins with the 256 bytes instead"
+        advice = "" if pattern != "whitespace" else "; tokenizer.train.pattern: gpt4 begins with the 256 bytes instead"
         what = f"tokenizer.train.vocab: {reached:,} instead of {requested:,}: the text has so many characters"
-        return f"{what}, with the special tokens, and none are merged{other}"
+        return f"{what}, with the special tokens, and none are merged{advice}"
     return ""
 
 
-def _cut(backend: Any, size: int) -> Any:
+def _cut_vocabulary(backend: Any, size: int) -> Any:
     """Return the tokenizer cut to its first `size` ids, which is the one that training for that size gives."""
     from tokenizers import Tokenizer as Backend
 
@@ -114,36 +114,38 @@ def _cut(backend: Any, size: int) -> Any:
     model = tree["model"]
     vocabulary, merges = model["vocab"], model["merges"]
     size = max(size, len(vocabulary) - len({"".join(merge) for merge in merges}))  # the alphabet stays
-    kept = next((at for at, merge in enumerate(merges) if vocabulary["".join(merge)] >= size), len(merges))
-    model["merges"] = merges[:kept]
+    num_merges = next(
+        (position for position, merge in enumerate(merges) if vocabulary["".join(merge)] >= size), len(merges)
+    )
+    model["merges"] = merges[:num_merges]
     model["vocab"] = {token: number for token, number in vocabulary.items() if number < size}
     return Backend.from_str(orjson.dumps(tree).decode())
 
 
-def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
+def _take_bytes(texts: Iterator[str], budget: int) -> Iterator[str]:
     """Yield texts, long ones in pieces, until they sum to `budget` bytes of UTF-8."""
     for text in texts:
-        yield from pieces_of(text)
+        yield from split_long_text(text)
         budget -= len(text.encode("utf-8", "surrogatepass"))
         if budget <= 0:
             return
 
 
 # Characters that tokenizers splits at a time: each of its threads needs 60 to 120 bytes of memory per character.
-_PIECE = 100_000
+_PIECE_CHARACTERS = 100_000
 # Positions where every pattern ends a word: between other characters, after a line feed or before a space.
 _END_OF_WORD = re.compile(r"\S\n(?=\S)|\S(?= \S)")
 
 
-def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
+def split_long_text(text: str, size: int = _PIECE_CHARACTERS) -> Iterator[str]:
     """Yield the text, or pieces of a long one with the same words. A word is cut only if a piece has no other end."""
-    at = 0
-    while len(text) - at > 2 * size:
-        end = _END_OF_WORD.search(text, at + size, at + 2 * size)
-        stop = end.end() if end else at + 2 * size
-        yield text[at:stop]
-        at = stop
-    yield text[at:] if at else text
+    position = 0
+    while len(text) - position > 2 * size:
+        end = _END_OF_WORD.search(text, position + size, position + 2 * size)
+        stop = end.end() if end else position + 2 * size
+        yield text[position:stop]
+        position = stop
+    yield text[position:] if position else text
 
 
 def _special_tokens(pattern: str, encoder: bool) -> dict[str, str]:

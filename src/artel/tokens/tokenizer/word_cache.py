@@ -22,10 +22,10 @@ import regex
 # The pattern of tokenizers' ByteLevel, from GPT-2 (github.com/openai/gpt-2, src/encoder.py).
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Longer texts are split lazily, without a list of all words.
-_LISTED_CHARACTERS = 1_000_000
+_MAX_LISTED_CHARACTERS = 1_000_000
 # Limits of the cache, up to 60 MB: unique words, and their ids.
-_KNOWN_WORDS, _KNOWN_IDS = 200_000, 2_000_000
-_LONG = 100  # characters; longer words rarely repeat
+_MAX_WORDS, _MAX_IDS = 200_000, 2_000_000
+_MAX_WORD_CHARACTERS = 100  # characters; longer words rarely repeat
 
 
 class NotCacheable(Exception):
@@ -35,50 +35,50 @@ class NotCacheable(Exception):
 class WordCache:
     """Encodes texts word by word."""
 
-    def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _KNOWN_WORDS) -> None:
-        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. May raise NotCacheable."""
+    def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _MAX_WORDS) -> None:
+        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. Raise NotCacheable."""
         self._pattern = _pattern(state)
-        self._known = _Words(backend.model, known_words)
+        self._words = _Words(backend.model, known_words)
 
     def encode(self, texts: list[str]) -> list[np.ndarray | None]:
         """Return the ids of each text, int64 (tokens,); None for a text that `tokenizers` must encode."""
         return [None if _is_doubtful(text) else self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> np.ndarray | None:
-        self._known.shrink()
+        self._words.shrink()
         pieces: Iterable[str]
-        if len(text) <= _LISTED_CHARACTERS:
+        if len(text) <= _MAX_LISTED_CHARACTERS:
             pieces = self._pattern.findall(text)
         else:
             pieces = map(itemgetter(0), self._pattern.finditer(text))
-        numbers = np.fromiter(map(self._known.__getitem__, pieces), np.int64)
-        return self._known.ids(numbers, characters=len(text))
+        numbers = np.fromiter(map(self._words.__getitem__, pieces), np.int64)
+        return self._words.ids(numbers, characters=len(text))
 
 
 class _Words(dict[str, int]):
     """Numbers words in the order of their appearance. The ids of word n end at `_ends[n]`."""
 
-    def __init__(self, model: Any, most: int) -> None:
-        self._model, self._most = model, most
-        self._forget()
+    def __init__(self, model: Any, max_words: int) -> None:
+        self._model, self._max_words = model, max_words
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.clear()
-        self._all = array("q")
+        self._word_ids = array("q")
         self._ends = array("q", [0])
         self._lengths = array("q", [0])
 
     def shrink(self) -> None:
-        if len(self) > self._most or len(self._all) > _KNOWN_IDS:
-            self._forget()
+        if len(self) > self._max_words or len(self._word_ids) > _MAX_IDS:
+            self._reset()
 
     def __missing__(self, word: str) -> int:
         number = len(self._ends)
         letters = word.encode().decode("latin-1").translate(letters_of_bytes())
-        self._all.extend(token.id for token in self._model.tokenize(letters))
-        self._ends.append(len(self._all))
+        self._word_ids.extend(token.id for token in self._model.tokenize(letters))
+        self._ends.append(len(self._word_ids))
         self._lengths.append(len(word))
-        if len(word) <= _LONG:
+        if len(word) <= _MAX_WORD_CHARACTERS:
             self[word] = number
         return number
 
@@ -89,8 +89,8 @@ class _Words(dict[str, int]):
         ends = np.frombuffer(self._ends, np.int64)
         starts = ends[numbers - 1]
         counts = ends[numbers] - starts
-        places = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        return np.frombuffer(self._all, np.int64)[places]
+        positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return np.frombuffer(self._word_ids, np.int64)[positions]
 
 
 def _pattern(state: dict[str, Any]) -> Any:
@@ -117,22 +117,22 @@ def _pattern(state: dict[str, Any]) -> Any:
 
 def _is_doubtful(text: str) -> bool:
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return bool(np.take(_doubtful(), codes).any())
+    return bool(np.take(_doubtful_characters(), codes).any())
 
 
 @cache
-def _doubtful() -> np.ndarray:
+def _doubtful_characters() -> np.ndarray:
     """Return bool (characters,): True for unassigned characters, and for letters, digits and spaces added since 2002.
 
     `regex` and `tokenizers` may have different versions of Unicode, and disagree about which characters are letters.
     """
     doubtful = np.ones(sys.maxunicode + 1, bool)
-    old, counted = unicodedata.ucd_3_2_0, regex.compile(r"[\p{L}\p{N}\p{Z}\p{Cn}]")
+    old, pattern = unicodedata.ucd_3_2_0, regex.compile(r"[\p{L}\p{N}\p{Z}\p{Cn}]")
     characters = "".join(map(chr, range(0x40000)))  # all assigned characters
     doubtful[: len(characters)] = [old.category(character) == "Cn" for character in characters]
-    is_counted = np.zeros(len(characters), bool)
-    is_counted[[match.start() for match in counted.finditer(characters)]] = True
-    doubtful[: len(characters)] &= is_counted
+    matches_pattern = np.zeros(len(characters), bool)
+    matches_pattern[[match.start() for match in pattern.finditer(characters)]] = True
+    doubtful[: len(characters)] &= matches_pattern
     return doubtful
 
 

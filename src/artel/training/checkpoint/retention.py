@@ -11,7 +11,7 @@ from artel.config import TrainConfig
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import InputError
 from artel.messages import logger
-from artel.storage import discard, disk_errors, point
+from artel.storage import discard, disk_errors, replace_link
 from artel.training.checkpoint.format import Progress, checkpoint_path, list_checkpoints
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.optim.optimizer import state_bytes
@@ -22,9 +22,9 @@ def commit(folder: Path, progress: Progress, config: CheckpointConfig) -> None:
 
     Called again when a run resumes, since a kill may have prevented it.
     """
-    point(folder / "latest", checkpoint_path(folder, progress.step))
+    replace_link(folder / "latest", checkpoint_path(folder, progress.step))
     if progress.best_step is not None and (best := checkpoint_path(folder, progress.best_step)).is_dir():
-        point(folder / "best", best)
+        replace_link(folder / "best", best)
     retain(folder, config)
 
 
