@@ -91,7 +91,7 @@ class _Records:
 
     def _discard(self, document: Document, result: Rejected | Dropped) -> None:
         set_name = document.record.set_name
-        counts = self.ledger.of(set_name)
+        counts = self.ledger.counts_of(set_name)
         counts.kept -= 1
         counts.splits[document.split]["documents"] -= 1
         if isinstance(result, Rejected):

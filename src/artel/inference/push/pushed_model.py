@@ -235,7 +235,9 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
         name_base(folder, model.base_model)
     card_file = model.folder.model / CARD
-    has_user_card = card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_model_files()
+    has_user_card = (
+        card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_model_files()
+    )
     if model.checkpoint is None and has_user_card:
         shutil.copyfile(card_file, folder / CARD)
     else:

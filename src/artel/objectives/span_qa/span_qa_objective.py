@@ -68,7 +68,9 @@ class SpanQA(Objective, Decoding):
         span_qa, block = config.span_qa, config.data.block
         room = block - span_qa.question - 4  # [CLS] and up to three [SEP]
         if room < _MIN_WINDOW_TOKENS:
-            what = f"{block} tokens leave no room beside a question of {span_qa.question} (span_qa.question)"
+            what = (
+                f"{block} tokens leave no room for a document with a question of {span_qa.question} (span_qa.question)"
+            )
             problems.append(Problem("data.block", what, f"write {span_qa.question + 4 + _MIN_WINDOW_TOKENS} or more"))
         elif span_qa.stride > room:
             what = (
