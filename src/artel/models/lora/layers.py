@@ -3,8 +3,8 @@
 Linear layers compute the same as peft's: outputs = x W' + s (x A') B'. Autograd and autocast treat it as seven
 operators: each layer rounds its input to 16 bits twice and keeps its own copy for the gradient of A, though queries,
 keys and values have the same input; scaling and adding are separate passes over the outputs, forward and backward. Here
-layers share the copy of their input, and a power-of-two scale, which is exact, is fused into other operations. Outputs are bitwise those of peft, and so are the gradients, except for the order of summation in an
-input's gradient.
+layers share the copy of their input, and a power-of-two scale, which is exact, is fused into other operations. Outputs
+are bitwise those of peft, and so are the gradients, except for the order of summation in an input's gradient.
 
 Adapters of tensors with all experts of a layer are computed only for the chosen experts (`models/experts.py`).
 """
