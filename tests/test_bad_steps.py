@@ -146,7 +146,7 @@ def test_rewind_without_a_checkpoint_skips(place):
     folder, said = run(place, "none-yet", bad, train=train)
     assert equal(bad.weights[1], bad.weights[2])
     assert [line["did"] for line in written(folder)] == ["skip"]
-    assert any("no checkpoint yet" in text for text in said)
+    assert any("there is no checkpoint to return to yet" in text for text in said)
 
 
 def test_a_spike_is_found_once_enough_steps_are_known(place):

@@ -253,7 +253,7 @@ def test_targets_that_are_not_aligned_have_the_cross_entropy_alone(tmp_path):
     assert 0 < sums["aligned"] == is_aligned.sum() < sums["targets"] == len(labels)
     figures = objective.metrics(sums, np.zeros((3, 0)), store.validation)
     assert figures["divergence"] == pytest.approx(float(apart[is_aligned].mean()), rel=1e-5)
-    (note,) = (text for text in messages if "of the targets are its tokens, too" in text)
+    (note,) = (text for text in messages if "of the targets are also its tokens" in text)
     assert "of its ids have a counterpart" in note
 
 
@@ -301,7 +301,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
     learner = f"distill.teacher={teacher.with_suffix('')}"
     run = objective_run(tmp_path / "run.yaml", "distill_by_text", **changes)
     done = succeed("train", run, learner)
-    note = next(line for line in done.stderr.splitlines() if "of the targets are its tokens, too" in line)
+    note = next(line for line in done.stderr.splitlines() if "of the targets are also its tokens" in line)
     lines = [line["validation"] for line in metrics(run.with_suffix("")) if "validation" in line]
     assert lines[-1]["divergence"] < 0.7 * lines[0]["divergence"]
     assert lines[-1]["cross_entropy"] < lines[0]["cross_entropy"]

@@ -82,7 +82,7 @@ def test_what_was_not_accepted_stands_in_the_ledger_and_in_the_list(tmp_path):
     ("text", "spans", "said"),
     [
         ("text {}", [], "no record has a marked span"),
-        ("Мама {} дома", [[0, 4, "O"]], "names have the label 'O'"),
+        ("Мама {} дома", [[0, 4, "O"]], "a label is 'O'"),
         ("Мама {}", [[0, 4, "S"], [5, 7, "N"]], "every word of every record is marked"),
     ],
 )

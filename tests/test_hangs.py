@@ -19,7 +19,7 @@ from artel.parallel.process_group import threads_of
 from artel.storage import lock
 from artel.training import RunFolder
 from artel.training.faults.watchdog import _WatchdogProcess
-from artel.training.faults.watchdog_process import IGNORED
+from artel.training.faults.watchdog_process import IGNORED_SIGNALS
 from support import WORKERS
 from support.runs import ENVIRONMENT, artel, end, metrics, start, succeed, wait_for_step, workers_of, write_run
 from support.waiting import LIMIT, wait_until_gone
@@ -86,7 +86,7 @@ def test_neither_who_is_slow_nor_who_was_stopped_hangs_and_collectives_wait_as_l
 def test_an_overseer_that_is_interrupted_while_it_starts_goes_on(tmp_path):
     """Ctrl-C reaches all processes of a terminal; this one would write a traceback of its imports."""
     overseer = _WatchdogProcess(0, 60.0, 1.0, tmp_path)
-    for number in IGNORED:
+    for number in IGNORED_SIGNALS:
         os.kill(overseer._process.pid, number)
     overseer._process.stdin.close()  # as when the process has ended
     status = overseer._process.wait(LIMIT)

@@ -81,7 +81,7 @@ def test_a_task_that_fails_is_said_and_the_run_goes_on(tmp_path):
     ("changes", "where", "what"),
     [
         ({"validate": {"tasks": ["nothing.yaml"]}}, "validate.tasks", "there is no file nothing.yaml"),
-        ({"objective": "masked", "model": {"config": {"model_type": "bert"}}}, "validate.tasks", "writes text"),
+        ({"objective": "masked", "model": {"config": {"model_type": "bert"}}}, "validate.tasks", "generates text"),
         ({"checkpoint": {"best": "counting/acc_nrm"}}, "checkpoint.best", "'counting/acc_nrm' is not a metric of"),
         ({"checkpoint": {"best": "count/acc"}}, "checkpoint.best", "'count/acc' is not a metric of"),
     ],

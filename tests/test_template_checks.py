@@ -69,12 +69,12 @@ def test_a_store_without_a_target_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("family", "conversation", "turn", "says"),
     [
-        ("qwen3", THOUGHT, 1, "its thought, or its tags, are dropped"),
-        ("gpt_oss", THOUGHT, 1, "its thought, or its tags, are dropped"),
+        ("qwen3", THOUGHT, 1, "its reasoning, or the tags around it, are dropped"),
+        ("gpt_oss", THOUGHT, 1, "its reasoning, or the tags around it, are dropped"),
         ("mistral_nemo", SYSTEM, 1, "the text before it changes"),
         ("deepseek_r1", ONE, 1, "the generation prompt begins a thought"),
         ("gemma4", TWO, 1, "the generation prompt begins a thought"),
-        ("yandexgpt5", TWO, 1, "only the last turn of each conversation is learned"),
+        ("yandexgpt5", TWO, 1, "only the last turn of each conversation is a target"),
     ],
 )
 def test_a_template_that_writes_a_history_otherwise_is_told(tmp_path, family, conversation, turn, says):
@@ -146,7 +146,7 @@ def test_an_end_that_also_stands_before_calls_is_told(tmp_path):
         notes = check_records(run)
         assert len(notes) == count, notes
     assert "'<|message_sep|>\\n\\n'" in notes[0]
-    assert "the call would not be written" in notes[0]
+    assert "the call would be cut off" in notes[0]
     in_russian = Language("ru").phrase(notes[0])
     assert in_russian.startswith("Генерация останавливается на '<|message_sep|>\\n\\n'")
     assert "call" not in in_russian

@@ -198,7 +198,7 @@ def end_server():
     assert done.returncode == 0, done.stderr
     assert len(metrics(tmp_path / "mine")) == 9
     for name in ("wandb", "mlflow", "trackio"):
-        assert done.stderr.count(f"tracker {name} failed and is left out") == 1, done.stderr
+        assert done.stderr.count(f"tracker {name} failed and is disabled") == 1, done.stderr
     assert "wrong-key" not in done.stderr
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_said_once_by_each_and_without_a_traceback(tmp_path):
         done = train(tmp_path, env=CLEAN | variables)
     assert done.returncode == 0, done.stderr
     for name in ("tensorboard", "wandb", "trackio"):
-        assert done.stderr.count(f"tracker {name} failed and is left out") == 1, done.stderr
+        assert done.stderr.count(f"tracker {name} failed and is disabled") == 1, done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -258,7 +258,7 @@ def gather_sequence_around(module: nn.Module, mesh: DeviceMesh, sequence: Sequen
 def split_sequence(first: nn.Module, last: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit) -> None:
     """Shard the sequence from the input of the first layer to the output of the last.
 
-    Sequences whose length is no multiple of the processes stay complete, such as prompts and generated tokens.
+    Sequences whose length is not a multiple of the number of processes are not split (prompts, generated tokens).
     """
 
     def before(hidden: torch.Tensor) -> torch.Tensor:

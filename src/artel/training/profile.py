@@ -1,11 +1,11 @@
-"""Profiles a few steps: `profile: true` writes a Chrome trace and a table of the time of a step into RUN/profile.
+"""Profile a few steps: `profile: true` writes a Chrome trace and a table of the time per step into RUN/profile.
 
 PyTorch's profiler runs only for these steps and in the first process. Otherwise the cost is one call of the callback
 per step, and a check in each range (`artel.models.forward_pass`).
 
-The table sums the time by kind of work. On a CPU an operator counts with its own time, on a GPU a kernel does. What no
-row accounts for is the host's own time: on a GPU, all the time in which the GPU waits. Communication counts in full,
-also while something else runs.
+The table sums the time by kind of work. On a CPU rows are operators (self time), on a GPU kernels. Time that no row
+accounts for is the host's own: on a GPU, all the time in which the GPU waits. Communication counts in full, even while
+something else runs.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ HOST = "the host's own time"
 
 
 class StepProfiler:
-    """A callback that records steps 6 to 8 of this start, or fewer and earlier steps if the run is shorter.
+    """A callback that profiles steps 6 to 8 after a start or resume, or earlier ones if the run is shorter.
 
     It comes last, so that a recorded step includes the other callbacks. Always call `close` at the end.
     """
 
     def __init__(self, run: Run) -> None:
-        """Prepare the recording, before the first step. Starts it if the run has a single step."""
+        """Prepare the recording, before the first step. Start it if the run has a single step."""
         self._run = run
         self._enabled = run.config.profile and run.world.first
         self._profiler: profile | None = None
@@ -112,13 +112,13 @@ class StepProfiler:
         self._profiler.start()
 
     def _wait_for_device(self) -> None:
-        """Synchronize at both ends of the recording, so that it has only the kernels of its own steps."""
+        """Synchronize at both ends of the recording, so that it contains only the kernels of its steps."""
         if self._run.world.device.type == "cuda":
             torch.cuda.synchronize(self._run.world.device)
 
 
 def _write(profiler: profile, folder: Path, steps: int) -> TimeTable:
-    """Write trace.json, table.json and table.txt, all or none. Replaces an earlier profile."""
+    """Write trace.json, table.json and table.txt, all or none. Replace an earlier profile."""
     with new_folder(folder, replace=True) as partial:
         profiler.export_chrome_trace(str(partial / "trace.json"))
         table = time_table(profiler, steps)
@@ -157,7 +157,7 @@ class TimeTable:
     text: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return what table.json holds."""
+        """Return the content of table.json."""
         kinds = [
             {"kind": kind, "milliseconds": round(value, 4), "percent": self._percent(value)}
             for kind, value in self.kinds.items()

@@ -256,7 +256,7 @@ def _kimi_thought(thought: str, answers: Sequence[Message]) -> str:
 
 _LEFT_OUT = dict.fromkeys(("spoken call", "call thoughts"), "omits what the assistant says")
 _UNTHOUGHT = "what the assistant thinks"
-_ONE_CALL = {"parallel": "leaves out calls of tools"}
+_ONE_CALL = {"parallel": "omits or repeats tool calls"}
 _ALTERNATE = {"questions": "must alternate", "answers": "must alternate", "first": "must alternate"}
 _CHATML = ("<|im_start|>",)
 _LLAMA_3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>", "<|end_of_text|>")
@@ -295,7 +295,7 @@ FAMILIES = {family.name: family for family in (
     Family("mistral_small", "</s>", _MISTRAL, begin="<s>", refuses=_ALTERNATE | _LEFT_OUT, calls=_mistral_calls),
     Family("phi4", "<|im_end|>", ("<|im_start|>", "<|im_sep|>")),
     Family("phi4_first", "<|im_end|>", ("<|im_start|>", "<|im_sep|>"),
-           refuses={"first": "no place for an assistant that speaks first"}),
+           refuses={"first": "does not support a conversation that begins with the assistant"}),
     Family("phi4_mini", "<|end|>", ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|/tool|>"),
            end_token="<|endoftext|>"),
     Family("glm4_5", "<|user|>", ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>", "<|observation|>"),

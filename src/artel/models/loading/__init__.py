@@ -1,4 +1,4 @@
-"""From a configuration or a folder to a model with weights, and back to a folder.
+"""Build, load and save models.
 
 `build.py` is the entry: `build_model` for training, `load_model` for use. `check.py` checks before any text is read.
 """

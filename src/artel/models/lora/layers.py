@@ -3,9 +3,8 @@
 Linear layers compute the same as peft's: outputs = x W' + s (x A') B'. Autograd and autocast treat it as seven
 operators: each layer rounds its input to 16 bits twice and keeps its own copy for the gradient of A, though queries,
 keys and values have the same input; scaling and adding are separate passes over the outputs, forward and backward. Here
-layers share the copy of their input, and a scale that is a power of two, which is exact, is folded into other
-operations. Outputs are bitwise those of peft, and so are the gradients, except for the order of summation in an
-input's gradient.
+layers share the copy of their input, and a power-of-two scale, which is exact, is fused into other operations. Outputs
+are bitwise those of peft, and so are the gradients, except for the order of summation in an input's gradient.
 
 Adapters of tensors with all experts of a layer are computed only for the chosen experts (`models/experts.py`).
 """
@@ -80,7 +79,9 @@ class LoraLinear(Linear):
 
 
 class _LoraLinearFunction(torch.autograd.Function):
-    """x (…, inputs), also in the dtype of the products; weight (outputs, inputs), lora_a (rank, inputs)."""
+    """LoRA forward and backward. Shapes: x and `rounded`, which is x in the dtype of the products, (…, inputs); weight
+    (outputs, inputs); lora_a (rank, inputs).
+    """
 
     @staticmethod
     def forward(
@@ -98,7 +99,7 @@ class _LoraLinearFunction(torch.autograd.Function):
         outputs = F.linear(rounded, matrix, None if bias is None else bias.to(dtype))
         low_rank = F.linear(rounded, lora_a.to(dtype))
         change = F.linear(low_rank, lora_b.to(dtype))
-        # Save the 16-bit version: of a float32 matrix its rounded copy, of a 16-bit matrix not its float32 copy.
+        # Save 16 bits: the rounded copy of a float32 matrix, or a 16-bit matrix itself (not its float32 copy).
         saved_weight = weight if dtype == torch.float32 else matrix
         ctx.save_for_backward(rounded, saved_weight, lora_a, lora_b, low_rank)
         return torch.add(outputs, change, alpha=scaling) if _is_power_of_two(scaling) else outputs + change * scaling

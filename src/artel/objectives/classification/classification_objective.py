@@ -1,6 +1,6 @@
 """Classification: one label per text (Devlin et al. 2019, section 4.1), several labels, or a number.
 
-The head is that of transformers' `AutoModelForSequenceClassification`, and so is the default loss, a mean over texts.
+Head and default loss (mean over texts) are those of transformers' `AutoModelForSequenceClassification`.
 A sample is a text or a pair with its target.
 """
 
@@ -238,7 +238,7 @@ class Classification(Objective, Decoding):
         return [TokenView(ids, np.full(len(ids), IGNORED), goal=goal)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the sums; a target is a text."""
+        """Return the sums. Each text is one target."""
         return self.evaluate_batch(model, batch)[0]
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

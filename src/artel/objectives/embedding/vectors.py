@@ -234,9 +234,9 @@ class TextEncoder:
             raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
         result = np.empty((len(rows), dimensions or size), dtype=np.float32)
         with evaluating(model):
-            for chosen in batches_by_length([len(row) for row in rows]):
-                grouped = group_rows([rows[row] for row in chosen], 1, self._tokenizer.pad_id)
+            for indices in batches_by_length([len(row) for row in rows]):
+                grouped = group_rows([rows[row] for row in indices], 1, self._tokenizer.pad_id)
                 tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}
                 outputs = group_vectors(model, tensors, grouped.groups, self._embedding.pooling)[:, :dimensions]
-                result[chosen] = finalize_vectors(outputs, self._embedding).cpu().numpy()
+                result[indices] = finalize_vectors(outputs, self._embedding).cpu().numpy()
         return result
