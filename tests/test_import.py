@@ -122,7 +122,7 @@ def both_forms(tokenizer, ids, tmp_path):
 
 
 def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, both_forms, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{import_tokens.__module__}.PIECE", 50)
+    monkeypatch.setattr(f"{import_tokens.__module__}.CHUNK_TOKENS", 50)
     for name in ("train.bin", "corpus"):
         made = import_tokens(str(tmp_path / name), tmp_path / f"store-{name}", str(tokenizer), 0.0)
         store = TokenStore(tmp_path / f"store-{name}")
