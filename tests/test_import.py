@@ -122,7 +122,7 @@ def both_forms(tokenizer, ids, tmp_path):
 
 
 def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, both_forms, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{import_tokens.__module__}.PIECE", 50)
+    monkeypatch.setattr(f"{import_tokens.__module__}.CHUNK_TOKENS", 50)
     for name in ("train.bin", "corpus"):
         made = import_tokens(str(tmp_path / name), tmp_path / f"store-{name}", str(tokenizer), 0.0)
         store = TokenStore(tmp_path / f"store-{name}")
@@ -237,8 +237,8 @@ HOSTILE = {
     "cut index": (lambda b, i: cut(i, 90), "has 90 bytes, but its header says 3 sequences and 3 ends"),
     "absurd counts": (lambda b, i: patch(i, 18, eight(2**62)), "4,611,686,018,427,387,904 sequences"),
     "version": (lambda b, i: patch(i, 9, eight(2)), "is of version 2"),
-    "floats": (lambda b, i: patch(i, 17, b"\6"), "are of type 6, which is not a token type"),
-    "images": (lambda b, i: i.write_bytes(i.read_bytes() + bytes(3)), "it also has images"),
+    "floats": (lambda b, i: patch(i, 17, b"\6"), "has the token type 6"),
+    "images": (lambda b, i: i.write_bytes(i.read_bytes() + bytes(3)), "images"),
     "cut tokens": (lambda b, i: cut(b, 200), "has 200 bytes, but its sequences in corpus.idx need 240"),
     "cut within a token": (lambda b, i: cut(b, 239), "its 239 bytes are not 3 sequences"),
     "empty tokens": (lambda b, i: cut(b, 0), "is empty"),
@@ -262,7 +262,7 @@ def test_a_damaged_megatron_pair_is_refused(tokenizer, tmp_path, name):
 def test_other_files_that_are_none_are_refused(tokenizer, tmp_path):
     store = tmp_path / "store"
     (tmp_path / "odd.bin").write_bytes(b"\1\0\2")
-    assert "has 3 bytes, not a multiple of the token size" in refusal(tmp_path / "odd.bin", tokenizer, store)
+    assert "odd.bin: has 3 bytes" in refusal(tmp_path / "odd.bin", tokenizer, store)
     cut(write_llm_c(tmp_path / "short.bin", range(100)), 1100)
     assert "has 1,100 bytes, but its header says 100 tokens" in refusal(tmp_path / "short.bin", tokenizer, store)
     write_llm_c(tmp_path / "new.bin", range(5), version=2)

@@ -77,8 +77,8 @@ def open_remote(path: str) -> Iterator[Any]:
 def remote_errors(path: str, *permissions: str) -> Iterator[None]:
     """Turn errors of the file systems into errors with the address and a fix. `permissions`: the required ones.
 
-    Raise InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
-    WorkError (anything else).
+    Raise InputError (no such file or bucket, no permission, not an address), ServiceUnreachable (the network, the
+    server), WorkError (anything else).
     """
     try:
         yield
