@@ -11,7 +11,7 @@ from artel.secrets import hide_secrets
 
 
 def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
-    """Return `key: before -> now` for each differing key that shapes the result. Hidden secrets are not compared."""
+    """Return `key: before -> now` for each differing key that shapes the result. A changed secret is no difference."""
     return list(_differences(before, now, ""))
 
 

@@ -31,10 +31,10 @@ def profiler_range(name: str) -> AbstractContextManager[object]:
 
 
 def architecture_error(error: Exception, model: PreTrainedModel) -> InputError | None:
-    """Return an InputError for an error raised by transformers' code of an architecture; None for any other error.
+    """Return an InputError for an error from a model's code in transformers; None for any other error.
 
     An architecture may need more than token ids, and only its authors know what. Errors of other libraries that it
-    calls count too: a shape that does not fit was made by the architecture.
+    calls count too: a shape mismatch in torch still comes from that code.
     """
     place = None
     for frame in traceback.extract_tb(error.__traceback__):

@@ -85,7 +85,7 @@ def _at_places(
 def _arguments(
     hidden: torch.Tensor, head: torch.nn.Linear
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Products]:
-    """Return the first arguments of `ChunkedHead`: hidden states, weight, bias, and the settings of the products."""
+    """Return the first arguments of `ChunkedHead`: hidden states, weight, bias, settings of the head's matmul."""
     chunk_bytes = _CHUNK_BYTES.get(hidden.device.type, 2**24)
     no_targets = hidden.new_empty(0)
     states, weight, bias, _, products = head_arguments(hidden, head.weight, head.bias, no_targets, False, chunk_bytes)

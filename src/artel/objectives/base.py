@@ -112,7 +112,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
-        """Return what in the run file does not fit this objective. Called before any text is read."""
+        """Return the problems of the run file under this objective. Called before any text is read."""
         best, problems = config.checkpoint.best, []
         if best is not None and best not in cls.better and not ("/" in best and config.validate_.tasks):
             fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
@@ -131,7 +131,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @classmethod
     def _packing_problems(cls, config: RunConfig) -> list[Problem]:
-        """Return what does not fit separate samples."""
+        """Return problems with packing options that need packed samples."""
         data, problems = config.data, []
         reason = "does not apply: each sample has its own row"
         if data.packing == "best_fit" and not cls.packs_samples:
@@ -165,7 +165,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @abstractmethod
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
-        """Yield the samples of each document, or why it has none."""
+        """Yield the samples of each document, or the reason it was rejected or dropped."""
 
     def outputs_of(self, sample: Sample) -> np.ndarray | None:
         """Return the ids (tokens,) of a stored sample that the model learns to write; None if it learns all."""
@@ -176,10 +176,10 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         return UnpackedSamples(split)
 
     def check_store(self, store: TokenStore) -> None:  # most objectives learn of every sample
-        """Raise InputError if a run would learn nothing from its store, or not what it must. Called before use."""
+        """Raise InputError if the store has no targets for this objective, or the wrong ones. Called before use."""
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
-        """Return sentences for the user about the first documents, if what is learned of them may surprise."""
+        """Return notes for the user if the first documents would be learned in an unexpected way."""
         return frame_notes(document.record for document in documents)
 
     def order(self, split: StoreSplit, samples: int) -> Order | BalancedOrder:
@@ -198,7 +198,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @abstractmethod
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Return what the model reads and learns in the first row, without padding, for `artel data show`."""
+        """Return the inputs and targets of the first row, without padding, for `artel data show`."""
 
     @abstractmethod
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -215,5 +215,5 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @property
     def decoding(self) -> Decoding:
-        """How its models answer. Without a decoding of its own, an objective has one that refuses all prompts."""
+        """The objective itself if it can decode, else a Decoding that refuses every prompt."""
         return self if isinstance(self, Decoding) else Decoding(self.config, self.tokenizer)

@@ -47,10 +47,10 @@ class Causal(NextTokenTexts, Decoding):
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Return loss, perplexity and accuracy per token, and bits per byte, which compare across tokenizers.
+        """Return loss, perplexity and accuracy per token, and bits per byte, which is comparable across tokenizers.
 
         Bits per byte = mean loss in nats x tokens per byte of the split / ln 2 (Gao et al. 2020, "The Pile", section
-        3.1). End tokens count as tokens, and as no bytes. The few tokens that no block predicts (the first of the
+        3.1). End tokens count as tokens but add no bytes. The few tokens that no block predicts (the first of the
         split; in packed blocks the first of each) are assumed to cost the mean.
         """
         metrics = token_metrics(totals)

@@ -1,4 +1,4 @@
-"""How the models of an objective answer, and examples of their use."""
+"""Inference for objectives: answers to prompts, sampling defaults, and usage examples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
 
 
 class Decoding:
-    """A second base class of objectives whose models answer. This one refuses all prompts."""
+    """Mixin for objectives whose models answer prompts. The defaults refuse every prompt."""
 
     continues: ClassVar[bool] = True
     """True if the output continues the prompt; False if it answers it."""
@@ -54,11 +54,11 @@ class Decoding:
         return None
 
     def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
-        """Return what to generate for a split in an evaluation, and how to score it; None for most objectives."""
+        """Return the prompts and scoring of a generation eval for `split`; None if the objective has none."""
         return None
 
     def turn_end(self) -> TurnEnd | None:
-        """Return what ends an assistant's turn; None for other texts than conversations."""
+        """Return the token sequences that end an assistant turn; None unless the texts are conversations."""
         return None
 
     def default_sampling(self) -> Sampling:

@@ -1,4 +1,4 @@
-"""Ring attention: keys and values travel round the processes, and none ever holds more than two shards of them.
+"""Ring attention: each process passes its keys and values around the ring and holds at most two shards at a time.
 
 Each process computes its queries with one process's keys and values at a time, while the next ones arrive. Results are
 merged by their log-sum-exp, and the backward pass goes round again with the gradients of keys and values (Liu et al.
@@ -37,7 +37,7 @@ class Ring:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         if options.mask is not None or options.dropout:
-            raise ValueError("ring attention has no mask and no dropout")
+            raise ValueError("ring attention supports neither masks nor dropout")
         query, key, value = in_autocast(query, key, value)
         if query.device.type == "cuda" and query.dtype == torch.float32:
             fix = "write train.precision: bf16, or parallel.exchange: gather"

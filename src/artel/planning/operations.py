@@ -79,7 +79,7 @@ class OperationRecorder(TorchDispatchMode):
     """Records the operations that run inside its block. Enter it inside of FakeTensorMode.
 
     With `compiled`, the operations between two products in the layers of `model` count as one fused operation. With
-    `on_gpu`, extra work of a CPU is not counted, although the tensors are a CPU's.
+    `on_gpu`, work that only CPU kernels do is not counted, even though the tensors are on the CPU.
     """
 
     def __init__(self, model: nn.Module, *, compiled: bool = False, on_gpu: bool = False) -> None:

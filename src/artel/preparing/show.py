@@ -1,4 +1,4 @@
-"""Samples as text for people, as a run's model reads them or as a token store has them."""
+"""Samples decoded to text: as the model reads them, or as the token store holds them."""
 
 from __future__ import annotations
 

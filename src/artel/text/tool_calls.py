@@ -17,7 +17,8 @@
     <|function_call|>{"name": "f", "arguments": {"a": 1}}                                      GigaChat 3.1
     {"name": "f", "parameters": {"a": 1}}   [f(a=1)]                                           Llama 3 and 4, ToolACE
 
-The last line has no mark: a text is a call if all of it calls tools that were offered. A malformed call stays text.
+The last line has no mark: a text counts as calls only if all of it parses as calls of offered tools. A malformed
+call stays text.
 
 transformers' `parse_response` does less: it needs a `response_template` for each tokenizer, which few ship and data
 sets lack, raises ValueError at a malformed call, and reads neither calls without a mark nor Python literals (Hermes).
@@ -385,7 +386,7 @@ class CallReader:
         return self._pending
 
     def _close(self, body: str, closing: str) -> str:
-        """Take the calls of a body and return its text: all of it if the calls are malformed."""
+        """Collect the calls in `body` and return the remaining text: all of it if the calls are malformed."""
         item = self._open_format
         assert item is not None
         self._open_format = None

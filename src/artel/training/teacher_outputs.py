@@ -8,7 +8,7 @@ A shard holds `counts`, uint32 (samples,): the number of targets of each sample;
 over samples. A sample is one of the objective's dataset: a block or a conversation.
 
 A shard file is complete or absent (`write_file`). The folder is called `KEY.parts` until all shards are there; then it
-gets a manifest and is renamed. So a start after a kill computes only the missing shards.
+gets a manifest and is renamed. After a kill, only missing shards are computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from artel.tokens.manifest import manifest_checksum
 
 _SHARD_BYTES = 64 * 2**20
 _MIN_SHARDS = 32
-"""Shards of a split, if it has that many samples: enough for all ranks, and a kill costs little work."""
+"""Shards of a split, if it has that many samples: enough for all ranks, and little work is lost in a kill."""
 _COUNTS_NAME = "counts"
 
 
@@ -52,7 +52,7 @@ class Shard:
 
 
 def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
-    """Return the shards of a split, the same for any number of ranks. `sample_bytes`: the largest of a sample."""
+    """Return the shards of a split, the same for any number of ranks. `sample_bytes`: bytes of the largest sample."""
     size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), -(-samples // _MIN_SHARDS)))
     starts = range(0, samples, size)
     return [Shard(split, number, start, min(start + size, samples)) for number, start in enumerate(starts)]
@@ -61,7 +61,7 @@ def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
 def write_shard(
     folder: Path, shard: Shard, counts: np.ndarray, arrays: dict[str, np.ndarray], metadata: dict[str, Any]
 ) -> None:
-    """Write a complete shard or nothing. `metadata`: facts about it as plain values."""
+    """Write a complete shard or nothing. `metadata`: JSON-compatible values stored with the shard."""
     content = {
         _COUNTS_NAME: counts.astype(np.uint32),
         **{name: np.ascontiguousarray(each) for name, each in arrays.items()},
@@ -94,7 +94,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return a folder's manifest. Raise ValueError or OSError if it is damaged."""
     manifest = orjson.loads((folder / "manifest.json").read_bytes())
     if not isinstance(manifest, dict) or manifest.get("checksum") != manifest_checksum(manifest):
-        raise ValueError("does not have the checksum it was written with")
+        raise ValueError("does not match its checksum")
     return manifest
 
 

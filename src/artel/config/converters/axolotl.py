@@ -22,7 +22,7 @@ _NAMES = {
     "optimizer": "optim",
 }
 _LORA = "lora_r lora_alpha lora_dropout peft_use_rslora peft_use_dora lora_modules_to_save"
-_CONFIG = "the files of model and tokenizer say so"
+_CONFIG = "set by the files of the model and tokenizer"
 _TOKENS = "the tokenizer's own files define the special tokens"
 _KERNEL = "artel chooses kernels by device and model; the results are the same"
 _LOADED_IN_PLACE = "weights are loaded directly to where they stay"
@@ -66,7 +66,7 @@ TABLE = KeyTable(
         "eval_sample_packing pad_to_sequence_len pad_to_multiple_of streaming sample_packing_* multipack_real_batches":
             _SPEED,
         "train_on_inputs": "applies to conversations",
-        "chat_template datasets.*.chat_template": "the objective causal has no conversations",
+        "chat_template datasets.*.chat_template": "does not apply to plain text (objective: causal)",
         "bfloat16 float16 float32 fp8": "train.precision sets the precision",
         "use_tensorboard use_mlflow use_trackio use_wandb": "is off",
         "dp_shard_size dp_replicate_size": "is 1",
@@ -155,7 +155,7 @@ TABLE = KeyTable(
         "num_labels": "a language model has no labels",
         "use_onebitllms": "artel trains 32-bit or 16-bit weights",
         "gptq gptq_* nvfp4_* quantize_moe_experts": _QUANTIZED,
-        "model_quantization_config*": "artel reads quantized models as their files say",
+        "model_quantization_config*": "the model's own files define its quantization",
         "bnb_config_kwargs*": "artel's 4 bits are nf4 with double quantization",
         "qat.* quantization.*":
             "artel has no quantization-aware training; artel export RUN DIR --gguf q4_k_m quantizes a trained model",
@@ -202,13 +202,13 @@ TABLE = KeyTable(
         "use_ray ray_* resources_per_worker*": _RAY,
         "profiler_steps": "write profile: true",
         "deepcompile torch_compile_options": "train.compile is on, off or auto, for each layer",
-        "activation_offloading": "kept activations stay on the device",
+        "activation_offloading": "saved activations stay on the device",
         "layer_offloading": "to offload layers write parallel.offload: cpu",
         "selective_checkpointing": "write train.activation_checkpointing: selective",
         "max_memory gpu_memory_limit": _MEMORY,
         "lora_on_cpu experimental_skip_move_to_device": _LOADED_IN_PLACE,
         "llama4_linearized_experts scaling_softmax*": "artel uses the model code of transformers",
-        "use_pose* pose_*": "artel does not change positions",
+        "use_pose* pose_*": "artel does not support PoSE",
         "fp8_enable_fsdp_float8_all_gather": "the all-gather of FSDP2 is set automatically",
         "fp32_norms": "trained weights are in fp32; train.precision sets the dtype of computation",
         "expert_parallel_*": "artel has no such options for experts",
@@ -254,7 +254,7 @@ def convert_axolotl(text: str, location: str) -> Converted:
 
 
 def _normalize(conversion: Conversion) -> None:
-    """Replace values by those of TrainingArguments."""
+    """Rewrite axolotl's keys as the TrainingArguments that `trainer` converts."""
     batch, micro = (
         conversion.get("batch_size", read.at_least_one),
         conversion.get("per_device_train_batch_size", read.at_least_one),
@@ -368,7 +368,7 @@ def _convert_intervals(conversion: Conversion) -> None:
     if conversion.raw_value("val_set_size") and not any(
         map(conversion.has, ("eval_strategy", "eval_steps", "evals_per_epoch"))
     ):
-        what = "axolotl then never validates, artel once at the end; to validate more often, write validate.every"
+        what = "axolotl would never validate, artel does once at the end; to validate more often, write validate.every"
         conversion.note(f"val_set_size is given without evals_per_epoch or eval_steps: {what}")
     if (
         conversion.raw_value("lr_scheduler_type") != "constant"

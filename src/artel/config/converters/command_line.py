@@ -211,9 +211,7 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
     block = conversion.get(key, read.at_least_one)
     conversion.put("data.block", block or _BLOCKS[objective], key)
     if block is None:
-        conversion.note(
-            f"{key} is not given: data.block is {_BLOCKS[objective]}; the script uses the tokenizer's value"
-        )
+        conversion.note(f"{key} is not given: data.block is {_BLOCKS[objective]}; the script uses model_max_length")
     if objective == "masked":
         conversion.convert("mlm_probability", "masked.rate", read.fraction)
     conversion.put("data.dedup.exact", False)
@@ -338,7 +336,7 @@ def read_command(text: str, location: str) -> Command:
     starts = [number for number, line in enumerate(lines) if SCRIPT.search(line) and not is_comment[number]]
     if not starts:
         fix = "use the full command: python run_clm.py --model_name_or_path gpt2 …"
-        raise InputError.at(location, "has run_clm.py or run_mlm.py in comments only", fix)
+        raise InputError.at(location, "mentions run_clm.py or run_mlm.py only in comments", fix)
     first = last = starts[0]  # all lines of a command except the last end with a backslash
     while first > 0 and lines[first - 1].rstrip().endswith("\\"):
         first -= 1
@@ -361,7 +359,7 @@ def read_command(text: str, location: str) -> Command:
 
 
 def _words(lines: list[str], number: int, values: dict[str, str]) -> Iterator[Word]:
-    """Yield the words of a command that starts at line `number`. Raise ValueError if a quotation is open."""
+    """Yield the words of a command that starts at line `number`. Raise ValueError if a quote is not closed."""
     joined = "\n".join(re.sub(r"\\\s*$", "", line) for line in lines)
     stream = StringIO(joined)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)

@@ -1,4 +1,4 @@
-"""Readers of other tools' values."""
+"""Parse values from the configuration files of other tools."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from_zero = _bounded(read_count, lambda n: n >= 0, "is below zero")
 
 
 def one_of(choices: dict[str, Any] | str) -> Reader:
-    """Return a reader of given words: a dict of words and their values, or one string of words."""
+    """Return a reader that accepts only some words: a dict of words and their values, or one string of words."""
     values = dict(zip(choices.split(), choices.split(), strict=True)) if isinstance(choices, str) else choices
 
     def read(value: object) -> Any:
@@ -65,7 +65,7 @@ def flag(value: object) -> bool:
 
 
 def switch(on: Any, off: Any) -> Reader:
-    """Return a reader of true and false."""
+    """Return a reader that maps true to `on` and false to `off`."""
     return lambda value: on if flag(value) else off
 
 

@@ -58,7 +58,7 @@ TABLE = KeyTable(
         "token use_auth_token hf_use_auth_token hf_hub_token": "artel uses the token of hf auth login",
         "do_train": "artel train trains",
         "do_eval": "artel train validates as set by validate.every",
-        "eval_accumulation_steps prediction_loss_only": "validation keeps only sums",
+        "eval_accumulation_steps prediction_loss_only": "validation keeps only running sums, never predictions",
         "dataloader_*": "blocks are read from the token store without workers",
         "hub_token hub_strategy hub_private_repo": "nothing is uploaded",
         "bf16_full_eval fp16_full_eval": "validation uses the precision of training",
@@ -107,7 +107,7 @@ TABLE = KeyTable(
         "overwrite_output_dir": "artel train --restart starts over",
         "save_only_model": "checkpoints always contain everything needed to resume",
         "label_smoothing_factor": "artel has no label smoothing for language models",
-        "neftune_noise_alpha noisy_embedding_alpha": "artel has no noise on embeddings",
+        "neftune_noise_alpha noisy_embedding_alpha": "artel does not support NEFTune",
         "group_by_length curriculum_sampling": "the order of samples depends on the seed only, never on lengths",
         "dataloader_drop_last": "artel drops no samples",
         "tf32": "train.precision sets the precision: bf16, fp32",
@@ -172,7 +172,7 @@ def _convert_batch(conversion: Conversion, processes: int | None) -> None:
         conversion.put("train.batch", micro * parts * (processes or 1), key, accumulated)
         conversion.put("train.micro_batch", micro, key)
         if processes is None:
-            fix = "the batch of one process; multiply it by your number of processes"
+            fix = "the batch of one process; multiply it by the number of processes"
             conversion.report(key, f"train.batch is {micro * parts}, this times {accumulated}: {fix}")
     if conversion.get("per_device_eval_batch_size", read.at_least_one) == micro:
         conversion.mark_implied("per_device_eval_batch_size", "validation uses the micro-batch of training")

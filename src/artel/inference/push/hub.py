@@ -67,7 +67,7 @@ class Hub:
     def upload(self, folder: Path, repo: str, revision: str, message: str) -> Uploaded:
         """Upload the folder as a commit on a branch, which is created if missing.
 
-        The commit removes weights and configurations of an earlier model: loaders would prefer them.
+        The commit also deletes files of an earlier model that loaders would otherwise pick up.
         """
         with hub_errors(repo), _progress():
             if revision != MAIN:

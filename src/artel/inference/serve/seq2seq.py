@@ -133,7 +133,7 @@ def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) ->
     """Return the objective's input for each text. Raise ApiError."""
     for name, neutral in _NEUTRAL_VALUES.items():
         if getattr(body, name) not in (None, neutral):
-            raise ApiError(400, f"{served.name} transforms texts and does not support {name}", name)
+            raise ApiError(400, f"{served.name} is an encoder-decoder model and does not support {name}", name)
     sampling = served.opened.decoding.sampling(
         new_tokens=body.max_tokens,
         temperature=body.temperature,

@@ -37,7 +37,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first turn that training has in another form than inference."""
+    """The first turn whose text differs between training and inference."""
 
     turn: int
     """Its number among the assistant's turns, from 1."""
@@ -49,7 +49,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class WrittenOut:
-    """A conversation as its template writes it."""
+    """A rendered conversation, with its turns."""
 
     text: str
     turns: tuple[Turn, ...]
@@ -82,9 +82,9 @@ class Frame:
     places: dict[int, tuple[int, int]]
     """For each learned assistant message its slots [first, end); empty if it only calls tools."""
     prompts: dict[int, str]
-    """For each the text between the slot before it and its turn."""
+    """Per learned assistant message: text from the previous slot to the turn."""
     rests: dict[int, str]
-    """For each the text between its turn and the next slot, or the end."""
+    """Per learned assistant message: text from the turn to the next slot, or the end."""
     closed: dict[int, bool]
     open_end: int
     difference: Difference | None
@@ -159,4 +159,4 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) ->
 
 
 def _unexpected() -> Unfit:
-    return Unfit("the chat template writes this conversation differently from others with the same roles")
+    return Unfit("the chat template renders this conversation differently from others with the same roles")

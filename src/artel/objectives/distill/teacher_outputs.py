@@ -1,6 +1,6 @@
 """A teacher's cached outputs, divergences between distributions, and the loss of hidden states.
 
-Cached are the k likeliest ids of the teacher. The probability of the rest is one more class ("ghost token", Anshumann
+The cache holds the teacher's k most likely ids. The probability of the rest is one more class ("ghost token", Anshumann
 et al. 2025, "Sparse Logit Sampling"). The student's distribution is reduced to the same k + 1 classes. Nothing is
 renormalized: a divergence of the classes never exceeds that of the full distributions, and the student learns how
 likely the rest is in total.
@@ -108,7 +108,7 @@ class TeacherOutputs:
 
 
 def all_classes(answers: PositionLogits, vocabulary: int, temperature: float) -> Classes:
-    """Return classes that are all ids."""
+    """Return one class per id, without a rest class."""
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits = answers.read(chunk)[:, :vocabulary]

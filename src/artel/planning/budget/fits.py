@@ -8,7 +8,8 @@ The loss of a model with N parameters in its layers that has seen D tokens is E 
 - repeated tokens are worth less than new ones: U + U R* (1 - exp(-R / R*)) for R further passes over U tokens
   (Muennighoff et al. 2023, "Scaling Data-Constrained Language Models", section 3).
 
-That law only falls. On a novel the loss rises again after about three passes, sooner for a larger model. The rise is
+This law never predicts overfitting. On a novel the loss rises again after about three passes, sooner for a larger
+model. The rise is
 C passes^p (parameters / U)^q, where the parameters include embeddings and head, which overfit too. A weight decay with
 a timescale of half a pass nearly removes the rise, and costs a little if there are few passes, so a run has one or the
 other (`Regularization`). The timescale is 1 / (learning rate x weight decay) steps. That its best value is a constant
@@ -66,7 +67,7 @@ class Regularization:
     """R*: number of repeated passes until another one is worth 1 / e of a pass over new text."""
     overfit: Overfit
     cost: float
-    """Bits per byte, for any number of passes."""
+    """Loss added by the decay, in bits per byte."""
 
     def decay(self, rate: float, steps_a_pass: float) -> float:
         """Return the weight decay for a peak learning rate."""
@@ -84,7 +85,7 @@ class Regularization:
 @dataclass(frozen=True, slots=True)
 class Fits:
     bytes_per_character: float
-    """In UTF-8, of the text of the fitted runs, a Russian novel."""
+    """UTF-8 bytes per character of the fitted text, a Russian novel."""
     floor: float
     """E, bits per byte."""
     size: PowerLaw

@@ -181,7 +181,7 @@ class ActivationModel:
     def lower_bound(self, layout: Layout, mode: Recompute, rows: int) -> float:
         """Return the minimum bytes of activations."""
         points = self._points_for(layout, mode)
-        if len(points) == 1:  # more rows need at least as much; of fewer rows a part is constant
+        if len(points) == 1:  # more rows need at least as much; with fewer rows, part of the memory stays the same
             known_rows, size = points[0]
             return size * min(1.0, rows / known_rows)
         return self.estimate(layout, mode, rows) or 0.0

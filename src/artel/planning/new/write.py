@@ -56,9 +56,9 @@ def _head(answers: Answers, name: str) -> Iterator[str]:
         processes = f" --nproc {count}" if count > 1 else ""
     yield "# Written by artel new."
     yield f"#   {f'artel config check {quoted}':<48} says what is wrong with it"
-    yield f"#   {f'artel plan {quoted}{hardware_option}':<48} what it needs, and whether it fits"
-    yield f"#   {f'artel train {quoted}{processes}':<48} trains; killed, the same command resumes"
-    yield "# What the file does not set is chosen, printed and recorded in the run's folder: artel config explain"
+    yield f"#   {f'artel plan {quoted}{hardware_option}':<48} predict memory, disk and time"
+    yield f"#   {f'artel train {quoted}{processes}':<48} train; run it again to resume after an interruption"
+    yield "# Keys not set here are chosen for you and recorded in the run folder; artel config explain shows them"
 
 
 def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
@@ -86,7 +86,9 @@ def _model(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[st
 
 def _automatic(answers: Answers, does: str) -> Iterator[str]:
     yield _tokenizer()
-    yield _line("model: {auto: true}", "from scratch: its size, batch and rates are chosen for text, time and machine")
+    yield _line(
+        "model: {auto: true}", "from scratch; size, batch and learning rates are chosen for this text, time and machine"
+    )
     yield _line(f"objective: {answers.objective}", does)
     yield from _train(answers, {})
 
@@ -113,7 +115,7 @@ def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iter
         yield _line("  lora: {rank: 16, alpha: 32}", "small trainable matrices; the model's own are frozen")
     yield _line(f"objective: {answers.objective}", does)
     if not uses_adapters and _too_large_for_one(answers, parameters):
-        yield _line("parallel: {data: fsdp}", "too large for one GPU: each has a shard")
+        yield _line("parallel: {data: fsdp}", "too large for one GPU, so its weights are sharded")
     yield from _train(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
 
 
@@ -147,12 +149,14 @@ def _too_large_for_one(answers: Answers, parameters: int) -> bool:
 
 
 def _tokenizer() -> str:
-    return _line("tokenizer: {train: {vocab: auto}}", "pieces of words, found in this text; as many as suit its size")
+    return _line(
+        "tokenizer: {train: {vocab: auto}}", "subword tokenizer trained on this text; the vocabulary size is chosen"
+    )
 
 
 def _train(answers: Answers, keys: dict[str, Any]) -> Iterator[str]:
     yield "train:"
-    yield _line(f"  budget: {answers.time}", "from loading the model to its last save")
+    yield _line(f"  budget: {answers.time}", "total time, including loading and saving the model")
     for key, value in keys.items():
         yield f"  {key}: {_flow(value)}"
 

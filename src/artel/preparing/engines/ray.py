@@ -62,7 +62,7 @@ def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
                 break
             if end_time is not None and (failures or time.monotonic() > end_time + UNSEEN_SECONDS):
                 reason = f": {failures[0]}" if failures else ""
-                raise lost_tasks_error(work, missing, f"the tasks of Ray ended{reason}", "fix what the log reports")
+                raise lost_tasks_error(work, missing, f"the Ray tasks ended{reason}", "fix what the log reports")
 
 
 def _run_rank(work: Work, rank: int, ranks: int) -> int:

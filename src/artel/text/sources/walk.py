@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def files_in(folder: Path, *, include_hidden: bool = True) -> Iterator[Path]:
-    """Yield everything in a folder and its subfolders, except folders.
+    """Yield the files in a folder and its subfolders.
 
     Linked folders are entered once, after folders that need no link. Links to a parent folder are ignored: a glob would
     follow them until the kernel stops it. Links to higher folders are ignored too: they have far more files than meant.
@@ -87,7 +87,7 @@ def may_match_inside(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def unique_files(files: Iterable[Path]) -> list[Path]:
-    """Sort the files. If links make several of them the same, keep the real file, or else the first link."""
+    """Sort the files. If several paths resolve to one file, keep the real file, or else the first link."""
     ordered = sorted(files)
     links = {file for file in ordered if os.path.islink(file)}  # noqa: PTH114 - for every file: Path takes twice as long
     folders: dict[str, str] = {}

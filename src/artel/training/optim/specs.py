@@ -28,23 +28,23 @@ class OptimizerSpec:
     summary: str
     """A line for `artel doctor` and the help of `train.optimizer`."""
     state_bytes: Callable[[TrainConfig], float]
-    """Bytes of state per number of a parameter."""
+    """Optimizer state in bytes per parameter."""
     keys: tuple[str, ...] = ()
-    """Keys of `train` that it reads in addition to those of every optimizer. Keys of others get a note."""
+    """Keys of `train` that apply to this and some other optimizers. Keys that do not apply get a note."""
     build_for_matrices: Callable[[Groups, torch.dtype], torch.optim.Optimizer] | None = None
-    """Steps the matrices of the layers, multiplying in this dtype; `build` then steps the other parameters."""
+    """Builds the optimizer of the layers' matrices, which multiplies in this dtype. `build` gets the others."""
     matrix_bytes: float = 0.0
-    """Bytes of state per number of those matrices."""
+    """Bytes of state per element of those matrices."""
     steps_shards: bool = True
     """False if it needs full matrices, but processes hold shards of them (FSDP, tensor parallelism)."""
     steps_flat_shards: bool = False
-    """True if it treats each number by itself, and artel compares its settings with those of a DeepSpeed file."""
+    """True if it is elementwise, so that it can step DeepSpeed's flat shards, and the DeepSpeed file is checked."""
     rounds_to_bf16: bool = False
     """True if steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
-    """True if its state is Adam's two averages in float32, as in DeepSpeed's checkpoints."""
+    """True if its state is Adam's two moments in float32, as in DeepSpeed's checkpoints."""
     other_names: tuple[tuple[str, str], ...] = ()
-    """(pattern, difference): its other names in other tools, and how it differs from the optimizer there, or ""."""
+    """(pattern, difference): the optimizer's names in other tools, and how theirs differs from artel's, or ""."""
     package: str = ""
     """The package that it needs, if that comes with an extra."""
     extra: str = ""
@@ -85,7 +85,7 @@ def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer
 
     sgd = torch.optim.SGD(groups, momentum=train.momentum, fused=True)
     if train.momentum:
-        # A fused SGD allocates its averages at the first step and leaves them uninitialized if that step is skipped
+        # A fused SGD allocates its momentum buffers at the first step and leaves them unset if it is skipped
         # (1e36 was found in them, torch 2.13). Zeros give the same first step.
         for parameter in (p for group in sgd.param_groups for p in group["params"]):
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -110,7 +110,7 @@ ADAMW = OptimizerSpec(
 )
 ADAMW_8BIT = OptimizerSpec(
     build=_adamw_8bit,
-    summary="AdamW of bitsandbytes, its averages in 8 bits; extra `quantize`",
+    summary="AdamW from bitsandbytes, with 8-bit state; needs the extra `quantize`",
     state_bytes=lambda train: 2.0,
     keys=("betas", "epsilon"),
     steps_shards=False,
@@ -124,7 +124,7 @@ ADAMW_8BIT = OptimizerSpec(
 )
 ADAFACTOR = OptimizerSpec(
     build=_adafactor,
-    summary="Adafactor of PyTorch, its averages by rows and columns",
+    summary="PyTorch's Adafactor, with a factored second moment",
     state_bytes=lambda train: 0.1,
     steps_shards=False,
     other_names=(
