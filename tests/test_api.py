@@ -529,7 +529,7 @@ def test_a_run_of_rows_is_resumed_without_them(tmp_path, monkeypatch):
         ({"text": "abc"}, {}, "is a str, not a column"),
         (7, {}, "is an int"),
         ([{"text": object()}], {}, r"rows\[0\]: has a value that JSON cannot store"),
-        (["\ud800"], {}, r"rows\[0\]: holds a value"),
+        (["\ud800"], {}, r"rows\[0\]: has a value"),
         ([{1: "a"}], {}, "has the field 1, int"),
         (["a"], {"path": "a.txt"}, "has both rows and path"),
         (["a"], {"format": "csv"}, "csv reads files, not rows"),

@@ -214,7 +214,7 @@ def test_auto_and_a_model_of_ones_own_exclude_each_other():
     with pytest.raises(InputError) as error:  # a budget beside epochs is one contradiction
         run_from(tree, {}, dict(PLACE))
     (problem,) = error.value.problems
-    assert "epochs and budget are given together" in problem.what
+    assert "epochs and budget cannot be combined" in problem.what
 
 
 @pytest.mark.slow

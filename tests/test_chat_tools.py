@@ -171,7 +171,7 @@ def test_what_a_function_raises_is_told_to_the_model(tmp_path):
     assert [tool["function"]["name"] for tool in functions.tools] == ["weather"]
     assert functions.result(ToolCall("weather", {"city": "Tomsk"})) == '{"nothing": "known"}'
     assert functions.result(ToolCall("weather", {"town": "Omsk"})).startswith("error: TypeError: ")
-    assert functions.result(ToolCall("rain", {})) == "error: there is no function rain; there are weather"
+    assert functions.result(ToolCall("rain", {})) == "error: there is no function rain; the functions are weather"
 
 
 @pytest.mark.parametrize("page", ["docs/chat.md", "docs/ru/chat.md"])
@@ -224,7 +224,7 @@ def test_calls_are_those_of_the_record_or_wrong(calling, packing):
     not_learned = [QUESTION, {**TO_TOMSK, "weight": 0}, *TALK[2:]]
     rows = [TALK, [QUESTION, TO_TOMSK], spoken, not_learned, {"messages": spoken}]
     result, told = evaluated(calling, rows, **{"data.packing": packing})
-    assert any("writes calls in 5 turns" in line for line in told)
+    assert any("calls in 5 turns" in line for line in told)
     figures = result.metrics
     assert (figures["calls"], figures["calls_named"], figures["calls_expected"]) == (3 / 5, 4 / 5, 1 / 2)
     shown = [(row["record"], row["model"]) for row in result.details["tables"]["Wrong calls"]]
@@ -234,7 +234,7 @@ def test_calls_are_those_of_the_record_or_wrong(calling, packing):
 
 def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path):
     result, told = evaluated(calling, [TALK, TALK])
-    assert any("writes calls in 4 turns" in line for line in told)
+    assert any("calls in 4 turns" in line for line in told)
     assert {name: figure for name, figure in result.metrics.items() if name.startswith("calls")} == {
         "calls": 1.0, "calls_named": 1.0, "calls_expected": 1.0
     }  # fmt: skip
@@ -255,7 +255,7 @@ def test_no_more_turns_are_taken_than_asked_for():
 def test_without_tools_nothing_is_written(calling):
     result, told = evaluated(calling, [{"messages": TALK[::3]}])
     assert result.metrics.keys() == {"loss", "perplexity", "accuracy"}
-    assert not any("writes" in line for line in told)
+    assert not any("calls in" in line for line in told)
 
 
 def test_a_folder_is_judged_on_a_chat_runs_own_part_and_on_no_preferences(calling):
@@ -270,7 +270,7 @@ def test_a_folder_is_judged_on_a_chat_runs_own_part_and_on_no_preferences(callin
     told = logged()
     result = evaluate(opened, "chat.yaml", {}, alone)
     assert 0 < result.documents < 6
-    assert any(f"writes calls in {2 * result.documents} turns" in line for line in told)
+    assert any(f"calls in {2 * result.documents} turns" in line for line in told)
     assert {"calls", "calls_named", "calls_expected"} <= result.metrics.keys()
     with pytest.raises(InputError, match="is for preference"):
         evaluate(opened, "preference.yaml", {}, alone)

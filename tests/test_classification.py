@@ -99,7 +99,7 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
     [([{"text": f"a {number}", "label": "x"} for number in range(9)], {}, "all 9 texts have the label 'x'"),
      ([{"text": f"a {number}", "label": f"id-{number}"} for number in range(99)], {},
       "99 different labels: id-0, id-1"),
-     (one_label(40), {"checkpoint": {"best": "rmse"}}, "'rmse' is not a metric of what these texts have"),
+     (one_label(40), {"checkpoint": {"best": "rmse"}}, "'rmse' is not a metric of this task"),
      (ROWS["number"](40), {"classification": {"balanced_sampling": True}}, "these texts have numbers"),
      (one_label(40), {"classification": {"kind": "number", "loss": "focal"}}, "kind: number has none"),
      (one_label(40), {"classification": {"loss": "focal", "smoothing": 0.1}}, "remove one of them"),
@@ -198,9 +198,9 @@ def test_a_column_of_another_name_can_be_named_on_the_command_line(tmp_path, con
 @pytest.mark.parametrize(
     ("labels", "notes"),
     [
-        (["0", "1", "2", "-1"], ["'-1' is used as a label"]),  # SNLI: no gold label
+        (["0", "1", "2", "-1"], ["'-1' is used as a label, but often marks missing labels"]),  # SNLI: no gold label
         (["-1", "0", "1"], []),  # a mood
-        (["entailment", "neutral", "-"], ["'-' is used as a label"]),
+        (["entailment", "neutral", "-"], ["'-' is used as a label, but often marks missing labels"]),
         (
             ["Good", "good", "bad", "BAD"],
             ["'BAD' and 'bad', 'Good' and 'good' differ only in case and are used as different labels"],

@@ -146,7 +146,7 @@ def test_what_an_engine_cannot_compute_is_refused(tokenizer, monkeypatch):
     ids = torch.tensor([prompt_of(6, 1), prompt_of(6, 2)])
     one = model(ids[:1]).logits
     with closing(make_engine(model, tokenizer, 2, CONTEXT)):
-        with pytest.raises(CannotSlot, match="need a mask"):  # a padded batch beside the engine
+        with pytest.raises(CannotSlot, match="needs a mask"):  # a padded batch beside the engine
             model(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))
         torch.testing.assert_close(model(ids[:1]).logits, one)
     with pytest.raises(InputError) as error:
@@ -166,7 +166,7 @@ def test_what_fails_does_not_end_the_engine(tokenizer):
     with closing(make_engine(model, tokenizer, 2, CONTEXT)) as engine:
         assert isinstance(together(engine, tokenizer, [[ROWS + 7]], 4)[0], EngineError)  # it has no embedding
         assert together(engine, tokenizer, [prompt], 4) == [expected]
-        with pytest.raises(EngineError, match="room for 512"):
+        with pytest.raises(EngineError, match="context has 512"):
             together(engine, tokenizer, [prompt], CONTEXT)
     with pytest.raises(EngineError, match="stopping"):
         together(engine, tokenizer, [prompt], 4)

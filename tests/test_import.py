@@ -269,7 +269,7 @@ def test_other_files_that_are_none_are_refused(tokenizer, tmp_path):
     assert "is llm.c's format in version 2" in refusal(tmp_path / "new.bin", tokenizer, store)
     write_llm_c(tmp_path / "none.bin", [])
     assert "holds no tokens" in refusal(tmp_path / "none.bin", tokenizer, store)
-    assert "there are no such files" in refusal(tmp_path / "x*.bin", tokenizer, store)
+    assert "no such token files" in refusal(tmp_path / "x*.bin", tokenizer, store)
     assert "is a folder" in refusal(tmp_path, tokenizer, store)
     np.array([1, 2, 3], "<u2").tofile(tmp_path / "good.bin")
     assert "none can be held out" in refusal(tmp_path / "good.bin", tokenizer, store, 0.05)

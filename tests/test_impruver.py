@@ -270,8 +270,8 @@ trainer:
         ("trainer: {}\ndatasets: {name: a}\nmodel: {name: m}\n", "is not a list of data sets"),
         ("trainer: {}\ndatasets: [\n", r"old\.yaml:3: is not valid YAML"),
         ("trainer: {}\ntrainer: {}\ndatasets: []\n", "is given twice"),
-        ("data: {sources: []}\nmodel: {from: m}\ntrainer: {}\nlora: {}\n", "is not a configuration that artel knows"),
-        ("model: {from: m}\ntokenizer: {from: m}\ntrain: {}\n", "is not a configuration that artel knows"),
+        ("data: {sources: []}\nmodel: {from: m}\ntrainer: {}\nlora: {}\n", "is not a known configuration"),
+        ("model: {from: m}\ntokenizer: {from: m}\ntrain: {}\n", "is not a known configuration"),
     ],
 )
 def test_what_is_no_training_configuration(text, message):

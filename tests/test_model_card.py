@@ -302,7 +302,7 @@ def test_a_model_that_artel_did_not_write(run):
     mark = json.loads((run / ".artel-run.json").read_text())
     (run / ".artel-run.json").write_text(json.dumps(mark | {"model": []}))
     said = refused(run, "me/novel", "--dry-run", "out")
-    assert "novel/model: does not hold the model that artel wrote there; artel did not write config.json" in said
+    assert "novel/model: does not contain the model that artel wrote there; artel did not write config.json" in said
 
 
 def test_a_dry_run_writes_over_nothing(trained):

@@ -143,7 +143,7 @@ def test_every_kind_of_record(tmp_path, format, row, texts):
 
 
 def test_what_is_wrong_is_said():
-    for pii, says in [({"mask": "all", "drop": "ip"}, "ip cannot be both"), ({}, "write mask: all"),
+    for pii, says in [({"mask": "all", "drop": "ip"}, "ip cannot be both"), ({}, "mask: all"),
                       ({"mask": "name"}, "'email', 'phone', 'card'")]:  # fmt: skip
         with pytest.raises(ValueError, match=says):
             DataConfig.model_validate({"clean": {"pii": pii}})

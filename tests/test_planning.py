@@ -52,7 +52,7 @@ WRONG = {
     "a batch that nothing holds": (sections(train={"batch": 10**18}), ["train.batch"]),
     "a vocabulary of 10**12": (sections(tokenizer={"train": {"vocab": 10**12}}), ["tokenizer.train.vocab"]),
     "threads": (sections(train={"threads": 10**6}), ["train.threads"]),
-    "threads on such a machine": (sections(train={"threads": 4096}), ["train.threads: 4,096 threads would wait"],
+    "threads on such a machine": (sections(train={"threads": 4096}), ["train.threads: 4,096 threads would"],
                                   ("config check", "train")),
     "a seed of 70 bits": (sections(seed=2**70), ["seed"]),
     "a long store": (sections(data={"store": "x" * 300}), ["data.store"]),
@@ -301,7 +301,7 @@ def test_a_model_or_tokenizer_that_no_hub_has_is_refused_at_once(hub, caplog, mo
         said = absent(wrong, wrong)
         assert said.keys() == {"model.from", "tokenizer.from"}
         assert all(
-            f"no folder {wrong} here, and the hub has no visible model of that name" in what for what in said.values()
+            f"no folder {wrong}, and the hub has no visible model of that name" in what for what in said.values()
         )
     teacher = {"objective": "distill", "distill": {"teacher": "no/teacher"}}
     assert absent("me/base", None, **teacher).keys() == {"distill.teacher"}

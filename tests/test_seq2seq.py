@@ -185,7 +185,7 @@ def test_what_is_cut_is_counted(tokenizer):
     assert dropped[1] == Dropped("longer_than_block")
     dropped = made_of(objective_of(tokenizer, block=64, target=8, too_long="drop"), PAIRS[1:2])
     assert dropped == [Dropped("longer_than_target")]
-    assert made_of(objective, PAIRS[:1], "validation")[0].source == {"input": TEXTS[0], "output": PAIRS[0].output}
+    assert made_of(objective, PAIRS[:1], "validation")[0].reference == {"input": TEXTS[0], "output": PAIRS[0].output}
     with pytest.raises(InputError, match="leaves no room between 2 special tokens"):
         objective_of(tokenizer, target=2)
     with pytest.raises(InputError, match=r"^seq2seq\.target: 80 tokens are more than the model's 64 positions"):
@@ -384,7 +384,7 @@ def test_an_adapter_over_a_pretrained_model(tokenizer, tmp_path):
         ({"data.packing": "best_fit"}, "each sample has its own row"),
         ({"model.config": {"model_type": "gpt2"}}, "no head for texts written for texts"),
         ({"seq2seq.generate": 0, "checkpoint.best": "chrf"}, "seq2seq.generate is 0"),
-        ({"seq2seq.source_language": "ru_RU"}, "marks no languages"),
+        ({"seq2seq.source_language": "ru_RU"}, "no language tokens"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_first_step(tmp_path, changes, message):

@@ -232,7 +232,7 @@ def test_answers_to_a_request_are_its_prompts_times_n(served, prompt):
         assert len(client.post("/v1/completions", json=body | {"n": 2}).json()["choices"]) == 6
         refused = client.post("/v1/completions", json=body | {"n": 3})
         assert error_of(refused) == (422, "prompt", "invalid_request")
-        assert "3 prompts with n: 3 ask for more than 8 answers" in refused.json()["error"]["message"]
+        assert "3 prompts with n: 3 need more than 8 answers" in refused.json()["error"]["message"]
 
 
 def test_what_is_refused_before_it_is_read_is_counted_by_the_status_that_clients_see(served):

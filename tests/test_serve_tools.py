@@ -92,7 +92,7 @@ def test_arguments_may_hold_the_marks_of_the_form():
     ("parameters", "what"),
     [
         ({"type": "array"}, "'array'"),
-        ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "f: a: a pattern"),
+        ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "f: a: pattern"),
         ({"properties": {"a b": {}}}, "'a b'"),
         ({"anyOf": []}, "'anyOf'"),
         ({"properties": ["a"]}, "properties must be an object"),

@@ -298,7 +298,7 @@ def test_set_fields_that_are_missing(tmp_path):
     [
         ({"include": ["A"]}, "write set_field: auto"),
         ({"include": ["A"], "exclude": ["B"], "set_field": "kind"}, "keep one"),
-        ({"set_field": "kind", "format": "text"}, "does not apply to format: text"),
+        ({"set_field": "kind", "format": "text"}, "set_field has no meaning for format: text"),
         ({"set_field": "auto", "format": "csv"}, "write the name of the column"),
     ],
 )

@@ -101,7 +101,7 @@ def test_the_accuracy_stands_beside_that_of_always_guessing_the_commonest_tag(tm
     (made,) = tagging.samples([Document(document("Anna Berg met him in Oslo", (0, 9, "PER")).record, "validation")])
     (tmp_path / "store").mkdir()
     writer = StoreWriter(tmp_path / "store", tokenizer.vocabulary)
-    writer.add("validation", made.samples, 1, "a.jsonl:1", made.source)
+    writer.add("validation", made.samples, 1, "a.jsonl:1", made.reference)
     writer.close({"key": "k", "tokenizer": "t", "vocabulary": tokenizer.vocabulary})
     (sample,) = made.samples
     assert np.count_nonzero(sample.flags != NO_WORD) == 6

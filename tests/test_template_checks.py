@@ -105,10 +105,10 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {}}
         (calling(CITY, {"city": "a"}, {"days": 3}), "1 of 3 calls in the first 2 conversations do not fit the "
          "parameters that their tool declares, the first {origin}: get_weather lacks city"),
         (calling(CITY, {"town": "a"}, {"city": "a", "town": "b", "at": 1}), "2 of 3 calls in the first 2 conversations "
-         "do not fit the parameters that their tool declares, the first {origin}: get_weather lacks city and has town, "
-         "which it does not declare"),
+         "do not fit the parameters that their tool declares, the first {origin}: get_weather lacks city and has "
+         "undeclared parameters: town"),
         (calling(CITY, {"city": "a", "x": 1, "y": 2}), "1 of 2 calls in the first 2 conversations do not fit the "
-         "parameters that their tool declares, the first {origin}: get_weather has x, y, which it does not declare"),
+         "parameters that their tool declares, the first {origin}: get_weather has undeclared parameters: x, y"),
         (calling({**CITY, "additionalProperties": True}, {"city": "a", "x": 1}), None),
         (calling({"type": "object", "properties": {}}, {"x": 1}), None),
         (calling({}, {"x": 1}), None),

@@ -131,7 +131,7 @@ def test_exactly_the_assistants_turns_are_learned(objectives, name, kind):
 def test_calls_are_learned_and_what_tools_return_is_not(objectives, name, kind):
     family, objective, messages = FAMILIES[name], objectives(name), TOOL_KINDS[kind]
     if family.calls is None:
-        with pytest.raises(InputError, match=r"the template does not write tool calls, and a\.jsonl:7 has them"):
+        with pytest.raises(InputError, match=r"the template does not write tool calls, but a\.jsonl:7 has them"):
             one(objective, messages, (WEATHER,))
         return
     if not family.describes:

@@ -170,7 +170,7 @@ def test_tools_that_all_rows_share_and_a_converter_of_ones_own(tmp_path):
     row = {"m": row["messages"], "t": [WEATHER]}
     (record,) = read(read_chat, rows_of(tmp_path, [row]), format="chat", converter="ones_own:read")
     assert record.fields.tools == (AS_TOOL,)
-    with pytest.raises(ValueError, match="no function; write"):
+    with pytest.raises(ValueError, match="not a function; write"):
         read(read_chat, rows_of(tmp_path, [row]), format="chat", tools=[{"title": "x"}])
 
 
@@ -338,7 +338,7 @@ def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
 def test_a_template_without_tools_is_refused_once_by_name(tokenizer, tmp_path):
     chat = objective(tokenizer, tmp_path, LLAMA_3)
     plain = {"messages": messages(("user", "a"), ("assistant", "b"))}
-    with pytest.raises(InputError, match=r"chat\.template: .* no calls of tools, but a\.jsonl:2 has them") as error:
+    with pytest.raises(InputError, match=r"chat\.template: .* tool calls, but a\.jsonl:2 has them") as error:
         list(chat.samples(documents_of(tmp_path, plain, ROWS["openai"], ROWS["hermes"])))
     assert "chatml" in error.value.problems[0].fix
     no_results = TOOLS_AS_TEXT.replace("'<result>' + message.content", "''")

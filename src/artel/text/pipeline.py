@@ -247,8 +247,8 @@ _MAX_DROPPED_FRACTION = 1 / 3
 _LENGTH_NOTES = {
     "longer_than_block": "{count:,} of {read:,} documents are dropped, since they have more than {block:,} tokens: "
     "set a larger data.block, or use shorter texts",
-    "longer_than_target": "{count:,} of {read:,} documents are dropped, since their outputs are too long: write a "
-    "larger seq2seq.target, or give shorter outputs",
+    "longer_than_target": "{count:,} of {read:,} documents are dropped, since their outputs are too long: set a "
+    "larger seq2seq.target, or use shorter outputs",
 }
 
 _FIXES = {
