@@ -260,7 +260,7 @@ def st_folder(folder, file, **changes):
     ("file", "changes", "said"),
     [
         ("1_Pooling/config.json", {"include_prompt": False}, "1_Pooling: include_prompt: false leaves the prompt"),
-        ("sentence_bert_config.json", {"do_lower_case": True}, "sentence_bert_config.json: do_lower_case: true makes"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "sentence_bert_config.json: do_lower_case: true"),
     ],
 )
 def test_a_folder_that_reads_texts_in_another_way_is_refused(tmp_path, file, changes, said):
