@@ -52,7 +52,7 @@ COMMANDS = {
     "generate ./none": ["is not a folder"],
     "generate no/such": ["needs network"],
     "generate run.yaml": ["is a file, not a run"],
-    "report .": ["neither a file nor a recipe"],
+    "report .": ["metrics.jsonl: no such file"],
     "recipes cp demo run.yaml": ["exists already"],
     "train run.yaml --nproc 1000000": ["GiB in 1,000,000 processes here", "start at most"],
 }
