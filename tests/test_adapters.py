@@ -258,7 +258,7 @@ def test_wrong_adapters_are_refused_before_any_text_is_read(base, tmp_path):
     assert "model.lora.target: no linear layer is named q_proj" in refused("train", run).stderr
     assert not (tmp_path / "stores").exists()
     both = write_tuning(tmp_path / "both.yaml", base, model={"freeze": ["*wte*"]})
-    assert "leave freeze out" in refused("train", both).stderr
+    assert "remove freeze" in refused("train", both).stderr
 
 
 @pytest.mark.processes

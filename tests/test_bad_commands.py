@@ -19,7 +19,7 @@ from support.runs import TINY, artel, write_run
 COMMANDS = {
     "train run.yaml --train.steps 10": ["write train.steps=10"],
     "train run.yaml --train.steps=10": ["write train.steps=10"],
-    "train run.yaml --lr 3e-4 --nproc 2": ["write train.learning_rate=3e-4"],
+    "train run.yaml --lr 3e-4 --nproc 2": ["train.learning_rate=3e-4"],
     "train run.yaml --learning-rate": ["write train.learning_rate=…"],
     "prepare run.yaml --max_seq_length=5": ["write data.block=5"],
     "config check run.yaml --data.blocks=5": ["write data.block=5"],

@@ -328,7 +328,7 @@ def test_thresholds_decide_which_labels_a_text_has(trained, tmp_path):
     file.write_bytes(orjson.dumps({"food": 0, "law": 1, "sport": 1.0}))
     assert [answer["labels"] for answer in artel.open(folder).classify(TEXTS[:2])] == [["food"], ["food"]]
     file.write_text("[]")
-    with pytest.raises(InputError, match="holds no thresholds"):
+    with pytest.raises(InputError, match="does not contain valid thresholds"):
         artel.open(folder)
     file.unlink()  # as in a foreign folder: half of a probability
     (answer,) = artel.open(folder).classify(TEXTS[:1])

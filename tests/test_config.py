@@ -313,7 +313,7 @@ def test_keys_that_yaml_takes_for_something_else():
 def test_all_that_is_wrong_is_said_in_one_round_and_nothing_that_follows_from_it(text, overrides, said):
     error = str(refused(text, *overrides))
     assert all(each in error for each in said), error
-    for follows in ("lora changes", "the run has no text", "needs a path"):
+    for follows in ("lora adapts", "the run has no text", "needs a path"):
         assert follows not in error
 
 

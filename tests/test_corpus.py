@@ -136,7 +136,7 @@ def test_documents_that_are_judged_and_missing_are_never_found_and_told(tmp_path
     corpus = read_beir(beir(tmp_path / "numbers", judged=judged, split="dev"))
     assert corpus.judged == [{0: 1.0, 30: 1.0}]
     assert corpus.queries == ["What is one?"]
-    assert "1 documents that answer a query are not in corpus.jsonl" in said[0]
+    assert "1 relevant documents are not in corpus.jsonl" in said[0]
 
 
 def test_bad_lines_of_a_folder_are_named_all_at_once(tmp_path):
@@ -156,7 +156,7 @@ def test_bad_lines_of_a_folder_are_named_all_at_once(tmp_path):
 
 @pytest.mark.parametrize(("words", "says"), [
     ([], "has texts, but no queries"),
-    (["--data", "x.jsonl"], "has queries of its own"),
+    (["--data", "x.jsonl"], "has its own queries"),
 ])  # fmt: skip
 def test_what_does_not_go_with_a_corpus(models, tmp_path, words, says):
     (tmp_path / "texts.txt").write_text("one\ntwo\n")
@@ -185,4 +185,4 @@ def test_tasks_that_mteb_does_not_know_or_that_are_not_here(models, monkeypatch)
     with pytest.raises(InputError, match="the data of NFCorpus cannot be read"):
         run_mteb(opened, ["NFCorpus"])
     done = artel("evaluate", models["embedding"], "--tasks", "NFCorpus", "--limit", "3")
-    assert "MTEB's tasks are run whole" in done.stderr
+    assert "MTEB's tasks are run in full" in done.stderr

@@ -168,5 +168,5 @@ def test_a_base_in_another_dtype_than_deepspeed_s_is_refused(tmp_path):
         if base == precision:
             assert read_deepspeed(str(file), run, 2, GPU).precision == precision
         else:
-            with pytest.raises(InputError, match=f"model.lora.base: {base} beside {precision}, in which DeepSpeed"):
+            with pytest.raises(InputError, match=f"model.lora.base: is {base}, but DeepSpeed"):
                 read_deepspeed(str(file), run, 2, GPU)

@@ -281,8 +281,8 @@ def test_another_tokenizer_is_refused_with_what_differs(tmp_path):
     [(["distill.teacher=null"], "distill.teacher: is required"),
      (["distill.teacher=./nowhere"], "distill.teacher: there is no folder ./nowhere"),
      (["distill.hidden.loss=mse"], "distill.hidden: hidden states are not cached"),
-     (["distill.top_k=null", "parallel.pipeline=2"], "parallel.pipeline: no stage has the model"),
-     (["distill.top_k=null", "parallel.context=2"], "parallel.context: no process has the sequence"),
+     (["distill.top_k=null", "parallel.pipeline=2"], "parallel.pipeline: must be 1"),
+     (["distill.top_k=null", "parallel.context=2"], "parallel.context: must be 1"),
      (["distill.top_k=5000"], "distill.top_k: 5,000 are more than the"),
      (["distill.beta=1"], "distill.beta"), (["distill.alpha=1"], "distill.alpha")],
 )  # fmt: skip

@@ -319,7 +319,7 @@ def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(tmp_path):
     [(["distill.top_k=null"], "distill.top_k: null runs the teacher in training"),
      (["distill.hidden.loss=mse"], "distill.hidden: hidden states of other tokens cannot be compared"),
      (["distill.on=masked", "distill.top_k=null"], "distill.on: masked hides the student's tokens"),
-     (["tokenizer.train.pattern=whitespace"], "tokenizer.train.pattern: whitespace makes tokens that do not join")],
+     (["tokenizer.train.pattern=whitespace"], "tokenizer.train.pattern: with whitespace")],
 )  # fmt: skip
 def test_what_another_tokenizer_cannot_teach_is_refused_before_text_is_read(tmp_path, changes, said):
     run = objective_run(tmp_path / "run.yaml", "distill_by_text")

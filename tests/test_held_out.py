@@ -137,7 +137,7 @@ def test_conversations_and_groups(tmp_path):
     prepared = prepare(run_of(tmp_path, **CHAT, data={"sources": [source], "validation": 0.05, "block": 128}))
     assert prepared.open().validation.samples == 4
     same = [{"messages": [message("user", "who?"), message("assistant", f"me {number}")]} for number in range(9)]
-    for rows, what in ((same, "9 documents are all of one group"), (same[:1], "the only document")):
+    for rows, what in ((same, "9 documents are in one group"), (same[:1], "the only document")):
         source = {"path": str(rows_of(tmp_path, rows, "same.jsonl")), "format": "chat"}
         share = 0.05 if not is_held_out(split_hash("who?"), 0.05) else split_hash("who?") / 2**65
         with pytest.raises(InputError) as refused:

@@ -280,7 +280,7 @@ def test_a_text_of_which_no_sample_is_made_stands_for_no_other(read):
 def test_what_shares_a_document_or_a_prompt_is_refused(source):
     with pytest.raises(InputError, match=r"(?s)data.*dedup\.near.*sources\.1") as error:
         run_from({"data": {"sources": [{"path": "x.txt"}, source], "dedup": {"near": {}}}}, {}, {(): "run.yaml"})
-    assert "leave dedup.near out" in str(error.value)
+    assert "remove dedup.near" in str(error.value)
 
 
 def test_a_missing_package_is_told_before_any_text_is_read(tmp_path, read, monkeypatch):

@@ -168,7 +168,7 @@ def together(rank, world):
     except OutOfMemory as error:
         messages += [str(error), error.exit_code]
     except RuntimeError:
-        messages.append("lost the other")
+        messages.append("lost its peers")
     limit_memory(None)
     dist.destroy_process_group()
     where = Path(os.environ["PLACE"], "meeting").as_uri()
@@ -183,11 +183,11 @@ def test_of_several_processes_all_start_again_with_less(tmp_path):
     config = load_run(str(write_run(tmp_path / "two.yaml", **changes)), {})
     prepare(config)
     first, second = run_ranks(2, __file__, "together", seconds=200, PLACE=str(tmp_path), **MEMORY)
-    assert "lost the other" in first
+    assert "lost its peers" in first
     assert second[-1] == 76
     assert "step 4: out of memory on process 1 with micro-batches of 32" in second[0]
     assert "resumes with micro-batches of 16" in second[0]
-    after = "\n".join(str(line) for line in first[first.index("lost the other") :])
+    after = "\n".join(str(line) for line in first[first.index("lost its peers") :])
     assert "micro-batches of 16, not 32" in after
     assert "resuming from step 2" in after
     (remembered,) = (tmp_path / "two" / "micro_batches").glob("limit-*.json")

@@ -180,7 +180,7 @@ def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, said):
         (["--min_lr", "6e-5"], "write train.minimum_learning_rate=…: a fraction of the peak"),
         (["--gradient_accumulation_steps", "4"], "write train.batch=…: samples per optimizer step"),
         (["--load_in_8bit", "true"], "write model.quantize=…: int8"),
-        (["--lr", "1e-3"], "write train.learning_rate=1e-3"),
+        (["--lr", "1e-3"], "train.learning_rate=1e-3"),
         (["-r"], ""),
     ],
 )

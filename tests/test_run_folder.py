@@ -158,7 +158,7 @@ def test_runs_that_lost_their_mark_go_on(artel):
         Path("run", name).unlink()
     before = contents(Path())
     status, said = artel("train", file)
-    assert (status, said.count("did not make it"), f"artel: {Path('run/model')}:" in said) == (2, 1, True)
+    assert (status, said.count("is not from artel"), f"artel: {Path('run/model')}:" in said) == (2, 1, True)
     assert contents(Path()) == before
     shutil.rmtree("run/model")
     shutil.rmtree("run/checkpoints")  # its ledger alone tells, then
@@ -184,7 +184,7 @@ def test_checkpoints_on_another_disk(artel, tmp_path):
     there.joinpath("latest").unlink()
     lay(there, {"latest/x": b"x"})
     before = contents(tmp_path / "work") | contents(there)
-    says(artel("train", file), 2, "latest: is a folder or a file, where artel keeps a link")
+    says(artel("train", file), 2, "latest: is a folder or a file, but artel keeps a link")
     assert contents(tmp_path / "work") | contents(there) == before
 
 
@@ -306,7 +306,7 @@ def test_checkpoints_model_and_config_of_another_run_are_refused(artel):
 
     shutil.copyfile("b/model/model.safetensors", "a/model/model.safetensors")
     for words in (["train", "a"], ["generate", "a", "--prompt", "x"], ["export", "a", "out"]):
-        says(artel(*words), 2, "a/model/model.safetensors: is not what this run wrote")
+        says(artel(*words), 2, "a/model/model.safetensors: was not written by this run")
     Path("a/model/model.safetensors").unlink()  # the weights are gone: the run is not complete, and writes them again
     status, said = artel("train", file)
     assert (status, "is complete" in said) == (0, False), said
@@ -315,7 +315,7 @@ def test_checkpoints_model_and_config_of_another_run_are_refused(artel):
     Path("a/config.yaml").unlink()
     for words in (["seed=7"], ["train.learning_rate=0.5"], ["seed=7", "train.learning_rate=0.5"]):
         status, said = artel("train", file, *words)
-        counts = (said.count("the run began with"), said.count("set it back"))
+        counts = (said.count("the run began with"), said.count("change it back"))
         assert (status, counts) == (2, (len(words), 1)), said
     shutil.copyfile("b/config.yaml", "a/config.yaml")
     says(artel("train", "a"), 2, "the run began with seed: 42 -> 7")

@@ -286,7 +286,10 @@ def test_the_run_writes_what_transformers_writes(capsys):
     assert model.generate(texts[0], beams=3) == written(texts[0], num_beams=3)
     assert model.generate(texts[0], beams=2, temperature=0) == written(texts[0], num_beams=2)
     out_of_range = [({"beams": beams}, f"beams: {beams} is out of range") for beams in (0, -2, 101)]
-    for wrong, message in (*out_of_range, ({"beams": 4, "temperature": 0.7}, "beams: .* a temperature samples")):
+    for wrong, message in (
+        *out_of_range,
+        ({"beams": 4, "temperature": 0.7}, "beams: cannot be combined with a temperature"),
+    ):
         with pytest.raises(InputError, match=message):
             model.generate(texts[0], **wrong)
     before = torch.random.get_rng_state()

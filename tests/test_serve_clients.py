@@ -303,7 +303,7 @@ def test_weights_that_are_written_over_at_the_same_length_are_noticed(tmp_path):
             file.seek(-1000, os.SEEK_END)
             file.write(bytes(1000))
         for _ in range(2):
-            with pytest.raises(openai.InternalServerError, match="was written over") as refused:
+            with pytest.raises(openai.InternalServerError, match="was overwritten") as refused:
                 client.chat.completions.create(**QUESTION)
         assert (refused.value.status_code, refused.value.code) == (503, "weights_changed")
         with pytest.raises(urllib.error.HTTPError, match="503"):

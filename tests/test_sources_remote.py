@@ -164,8 +164,8 @@ def test_a_data_set_by_its_name_in_another_tool(hub, tmp_path):
 def test_the_hub_offline_and_out_of_reach(tmp_path):
     path = "hf://datasets/me/texts/a.txt"
     (output,) = on_the_hub("http://127.0.0.1:9", tmp_path, path, HF_HUB_OFFLINE="1")
-    assert output.startswith(f"InputError data.sources.0.path: {path}: is on the hub, and HF_HUB_OFFLINE says")
-    assert "give the folder" in output
+    assert output.startswith(f"InputError data.sources.0.path: {path}: is on the hub, but HF_HUB_OFFLINE is set")
+    assert "use the folder" in output
     (output,) = on_the_hub("http://127.0.0.1:9", tmp_path, path)
     assert output.startswith(f"WorkError {path}: cannot be reached: ")
     assert "HF_ENDPOINT" in output

@@ -117,7 +117,7 @@ def test_the_hub_offline_says_what_it_said_last_and_a_killed_fetch_goes_on(hub, 
     assert subprocess.run(**on_the_hub(relay.address, tmp_path, path), **run).stdout == expected
     assert relay.passed["down"] < 17 << 20
     said = subprocess.run(**on_the_hub(relay.address, tmp_path, path, HF_HUB_OFFLINE="1"), **run).stdout
-    offline = rf"told: {path} is on the hub, and HF_HUB_OFFLINE .*; the listing of .* is used\n"
+    offline = rf"told: {path} is on the hub, but HF_HUB_OFFLINE .*; the listing of .* is used\n"
     assert re.fullmatch(offline + expected, said)
     relay.close()
 

@@ -144,7 +144,7 @@ def best_of(checkpoints):
 def test_no_stage_of_a_pipeline_is_asked(tmp_path):
     run = write_run(tmp_path / "run.yaml", validate={"tasks": [counting(tmp_path)]}, parallel={"pipeline": 2})
     done = refused("config", "check", run)
-    assert "validate.tasks: no stage of a pipeline can answer alone" in done.stderr
+    assert "validate.tasks: a pipeline stage holds only a part" in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["data", "yaml"])

@@ -183,7 +183,7 @@ def host_of_two(environment: dict[str, str], word: str, place: Place) -> Steps:
 
 family.each("pod-of-two-{}", host_of_two, {
     "by-its-rank": ({"RANK": "0", "WORLD_SIZE": "2"}, "waits for the other"),
-    "of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "waits for the first one"),
+    "of-kubeflow": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, "waiting for the first host"),
 }, quick=False)  # fmt: skip
 
 

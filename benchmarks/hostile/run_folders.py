@@ -214,7 +214,7 @@ _OPENED = (("train", "run"), ("generate", "run", "--prompt", "a"), ("export", "r
 family.each("{}-of-another-run", of_another_run, {
     "checkpoint": ("checkpoints/step-000000004", "checkpoints/step-000000099",
                    (("train", "run.yaml", "train.steps=100"),), "is a checkpoint of another run"),
-    "weights": ("model/model.safetensors", "", _OPENED, "is not what this run wrote"),
+    "weights": ("model/model.safetensors", "", _OPENED, "was not written by this run"),
     "config": ("config.yaml", "", (("train", "run"),), "the run began with seed"),
 })  # fmt: skip
 

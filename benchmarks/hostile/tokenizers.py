@@ -160,5 +160,5 @@ def of_words(lines: list[str], verdict: Callable[..., Command], says: str, place
 
 
 _UNKNOWN = ["სახლი", "წყალი", "მზე"] * 9
-family.add("words-that-are-all-unknown", of_words, _UNKNOWN, refused, "documents become the same")
+family.add("words-that-are-all-unknown", of_words, _UNKNOWN, refused, "documents get the same ids")
 family.add("a-word-that-is-unknown", of_words, ["a word of it", "a mill of it"], works, "are unknown")
