@@ -11,6 +11,7 @@ import yaml
 
 import artel as artel_package
 from artel.config import load_run, run_from
+from artel.config.converters.conversion import Conversion, KeyTable
 from artel.config.converters.tools import convert, tool_of
 from artel.config.converters.yaml_text import flat, with_comments
 from artel.errors import InputError
@@ -401,3 +402,9 @@ def test_the_command_reads_files_and_standard_input():
     printed = json.loads(done.stdout)
     assert printed["run"]["data"]["sources"] == [{"path": "a"}]
     assert printed["carried"]["model_name_or_path"] == ["model.from"]
+
+
+def test_a_converter_may_write_any_section():
+    conversion = Conversion.from_yaml("kind: number\n", "old.yaml", KeyTable())
+    conversion.put("classification.kind", conversion.output_value("kind"), "kind")
+    assert conversion.finish().run == {"classification": {"kind": "number"}}

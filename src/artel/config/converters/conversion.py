@@ -24,6 +24,7 @@ _SECTION_ORDER = tuple(
     "run seed objective data prepare tokenizer model span_qa masked chat preference train validate parallel checkpoint "
     "log track".split()
 )
+"""Order of sections in a converted run file. Others follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +301,7 @@ class Conversion:
                 self._classify(name, key)
         keys = self._keys.values()
         return Converted(
-            run={key: self._run[key] for key in _SECTION_ORDER if key in self._run},
+            run={key: self._run[key] for key in [*_SECTION_ORDER, *self._run] if key in self._run},
             not_carried=[_line(key) for key in keys if key.reasons and not key.converted_to],
             differs=[*(_line(key) for key in keys if key.reasons and key.converted_to), *self._notes],
             same={key.name: key.implied_by for key in keys if key.implied_by and not key.converted_to},
