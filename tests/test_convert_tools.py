@@ -406,5 +406,5 @@ def test_the_command_reads_files_and_standard_input():
 
 def test_a_converter_may_write_any_section():
     conversion = Conversion.from_yaml("kind: number\n", "old.yaml", KeyTable())
-    conversion.put("classification.kind", conversion.output_value("kind"), "kind")
+    conversion.put("classification.kind", conversion.raw_value("kind"), "kind")
     assert conversion.finish().run == {"classification": {"kind": "number"}}
