@@ -181,9 +181,9 @@ def test_a_text_that_plays_a_role_is_left_out(tokenizer, tmp_path):
 
 @pytest.mark.parametrize(
     ("template", "says"),
-    [("{{ messages[0].nothing.at.all }}", "refuses"), ("{% for m in messages %}", "template.jinja"),
-     ("{{ raise_exception('never') }}", "never"), ("{{ messages[0].content }}", "leaves out"),
-     ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "leaves out"),
+    [("{{ messages[0].nothing.at.all }}", "raises an error"), ("{% for m in messages %}", "template.jinja"),
+     ("{{ raise_exception('never') }}", "never"), ("{{ messages[0].content }}", "omits"),
+     ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "omits"),
      ("{% for m in messages %}{{ m.role + m.content }}{% endfor %}{% if add_generation_prompt %}{{ 'bot' }}{% endif %}",
       "generation prompt")],
 )  # fmt: skip

@@ -103,14 +103,14 @@ def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
     talk = talk_with(folder, system="Speak Russian.", new_tokens=40, top_k=0, temperature=1.0)
     for number in range(5):
         said(talk.answer(f"Message {number}"))
-    left = [note for note in notes if "left out" in note]
+    left = [note for note in notes if "exchanges dropped" in note]
     assert left, notes
     assert left[0].startswith("the context of 120 tokens is full; earlier exchanges dropped: 1 of")
     assert not any("the answer is limited" in note for note in notes)  # exchanges leave before the answer loses room
     said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
     assert any("tokens: the context has 120" in note for note in notes)
     before = talk.messages
-    with pytest.raises(InputError, match="the model supports 120"):
+    with pytest.raises(InputError, match="the model accepts 120"):
         talk.answer("a " * 200)
     assert talk.messages == before
 

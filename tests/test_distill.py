@@ -294,9 +294,9 @@ def test_what_does_not_go_together_is_refused_before_text_is_read(tmp_path, chan
 
 @pytest.mark.parametrize(
     ("case", "on", "said"),
-    [("distill", "chat", "chat learns from conversations, and the sources yield text"),
-     ("distill_beside", "causal", "causal learns from text, and the sources yield conversations"),
-     ("distill_beside", "masked", "masked learns from text, and the sources yield conversations")],
+    [("distill", "chat", "chat needs conversations, but the sources contain text"),
+     ("distill_beside", "causal", "causal needs text, but the sources contain conversations"),
+     ("distill_beside", "masked", "masked needs text, but the sources contain conversations")],
 )  # fmt: skip
 def test_sources_that_what_is_taught_does_not_learn_from_are_refused(tmp_path, case, on, said):
     done = refused("config", "check", objective_run(tmp_path / "run.yaml", case), f"distill.on={on}")

@@ -30,10 +30,10 @@ def test_real_names_come_back_from_their_windows_character_for_character(shared_
         assert len(made.samples) > 1
         assert made.counted.get("cut_words", 0) == 0
         left_out += made.counted.get("overlapping_left_out", 0)
-        starts, ends = made.source["starts"], made.source["ends"]
+        starts, ends = made.reference["starts"], made.reference["ends"]
         found = entities_of(tags_of(made, tagging.tags.tags))
         spans = [(starts[first], ends[end - 1], label) for first, end, label in found]
-        assert spans == [tuple(span) for span in made.source["spans"]]
+        assert spans == [tuple(span) for span in made.reference["spans"]]
         assert set(spans) <= set(each.record.fields.spans)
         count += len(spans)
     assert count + left_out == 2_608
@@ -116,7 +116,7 @@ def test_a_word_that_begins_within_another_is_neither_learned_nor_judged(small, 
     assert made.counted == {"cut_words": 2}
     (tmp_path / "store").mkdir()
     writer = StoreWriter(tmp_path / "store", small.vocabulary)
-    writer.add("validation", made.samples, 1, "a.conllu:1", made.source)
+    writer.add("validation", made.samples, 1, "a.conllu:1", made.reference)
     writer.close({"key": "k", "tokenizer": "t", "vocabulary": small.vocabulary})
     (sample,) = made.samples
     taught = np.where(sample.flags == NO_WORD, 0, sample.flags - 1.0)[None]

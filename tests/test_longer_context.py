@@ -120,7 +120,7 @@ def test_what_cannot_be_extended_is_refused_by_name(folders, tokenizer, tmp_path
     assert "gpt2 has no rotary positions" in refusal(folders("gpt2"), rope=yarn)
     assert "gptj has no rotary positions" in refusal(folders("gptj"), rope=yarn)
     assert "gpt2 has no sliding-window attention" in refusal(folders("gpt2"), attention={"window": 4})
-    assert "qwen3_next has no attention within a window" in refusal(folders("qwen3_next"), attention={"window": 4})
+    assert "qwen3_next has no sliding-window attention" in refusal(folders("qwen3_next"), attention={"window": 4})
     model = build_model(request(folders("llama"), rope=yarn), tokenizer).model
     save_model(model, tokenizer, tmp_path / "llama")
     told = refusal(tmp_path / "llama", rope={"type": "linear", "factor": 8})

@@ -75,7 +75,7 @@ def test_documents_may_be_objects_with_a_text(reranker):
     ("changes", "said"),
     [
         ({"query": " "}, "query is empty"),
-        ({"documents": ["", {"text": " "}]}, "all documents are empty"),
+        ({"documents": ["", {"text": " "}]}, "documents are all empty"),
         ({"documents": []}, "documents: has too few entries; give 1 or more"),
         ({"documents": [3]}, "documents.0: must be a string; documents.0: must be an object"),
         ({"documents": ["a", {"txt": "b"}]}, "documents.1.text: is missing; documents.1.txt: is unknown here"),

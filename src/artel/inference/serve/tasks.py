@@ -177,7 +177,7 @@ def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
     documents = body.texts
     _check_not_empty(body.query, "query")
     if not any(document.strip() for document in documents):
-        raise ApiError(400, "all documents are empty", "documents")
+        raise ApiError(400, "documents are all empty", "documents")
     answers = run_task(served, "rerank", [[body.query, document] for document in documents])
     scores = [float(answer["score"]) for answer in answers]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
