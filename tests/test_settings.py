@@ -129,3 +129,9 @@ def test_asking_all_entries_for_their_settings_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_settings_of_a_tracker_do_not_shape_the_result():
+    """It can be added to a run under way."""
+    before, now = (run_from({**copy.deepcopy(TINY), **changes}, {}, {}) for changes in ({}, {"track": ["wobbly"]}))
+    assert result_differences(before, now) == []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from artel.config.schema.registered import NamingSection
 from artel.config.schema.run import RunConfig
 from artel.secrets import hide_secrets
 
@@ -51,6 +52,8 @@ def _to_plain(value: object) -> object:
 
 
 def _runtime_only_keys(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a section that do not shape the result."""
+    """Return the keys of a section that do not shape the result, with the settings of what these keys name."""
     extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
-    return {name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("shapes_result") is False}
+    keys = {name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("shapes_result") is False}
+    registries = section.registries if issubclass(section, NamingSection) else {}  # settings of trackers, callbacks
+    return keys.union(*(registry.names_with_settings for key, registry in registries.items() if key in keys))
