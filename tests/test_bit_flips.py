@@ -134,6 +134,6 @@ def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, artel
     done = artel_here("train", file)
     assert done.returncode == 0, done.stderr
     checksum = f"{tokens} does not have the checksum"
-    for part in (checksum, "made again", "step-000000006 is damaged", "resuming from step 4"):
+    for part in (checksum, "rebuilding the store", "step-000000006 is damaged", "resuming from step 4"):
         assert part in done.stderr
     assert (folder / "model" / "model.safetensors").read_bytes() == expected

@@ -164,8 +164,8 @@ ENDLESS = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
         ({"type": "integer", "multipleOf": 10**18}, "too many digits"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
         ({"type": "string", "pattern": r"[^\s\S]"}, "Regex is empty"),
-        pytest.param({"type": "integer", "multipleOf": 999983}, "more than 3 s of work", marks=pytest.mark.slow),
-        pytest.param(MANY_PATTERNS, "more than 3 s of work", marks=pytest.mark.slow),
+        pytest.param({"type": "integer", "multipleOf": 999983}, "more than 3 s", marks=pytest.mark.slow),
+        pytest.param(MANY_PATTERNS, "more than 3 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_schema_that_nothing_can_satisfy_is_refused_with_the_reason(client, schema, why):
