@@ -171,7 +171,7 @@ def _launch(ranks: list[BaseProcess], let_go: int, shared: _Shared, *_: object) 
 
 def _work(rank: int, ranks: int, file: Path, ports: int, let_go: int) -> None:
     """A rank, with the environment in which torchrun starts one."""
-    from artel.launching.start_run import LED
+    from artel.launching.start_run import LAUNCHED
 
     leader = os.getppid()
     os.close(let_go)
@@ -179,7 +179,7 @@ def _work(rank: int, ranks: int, file: Path, ports: int, let_go: int) -> None:
     if not port:  # the leader has ended
         return
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LED: str(leader)}  # fmt: skip
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCHED: str(leader)}  # fmt: skip
     _artel("train", str(file))
 
 

@@ -244,7 +244,7 @@ def test_a_run_slower_than_planned_says_so_after_ten_seconds_of_steps_and_has_on
     (at,) = [number for number, line in enumerate(said) if line.startswith("measured after step 21: ")]
     assert "tokens/s, planned 1,000,000 (-100%)" in said[at]
     assert "at this speed about 1" in said[at + 1]
-    assert "more steps fit into the 0:01:" in said[at + 1]
+    assert "more steps fit into the remaining 0:01:" in said[at + 1]
     assert " were planned" in said[at + 1]
 
     rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]

@@ -185,11 +185,11 @@ def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
     assert planned_text(planned)[0].batch(2).tensors["input_ids"].shape == (2, 192)
     done = succeed("train", file, "--json")
     assert "data.packing=best_fit: samples of" in done.stderr
-    said = r"\d+ samples packed into \d+ blocks of 192 tokens, .*% filler; a step of 4 blocks holds \d+ samples"
+    said = r"\d+ samples packed into \d+ blocks of 192 tokens, .*% padding; a step of 4 blocks holds \d+ samples"
     assert re.search(said, done.stderr)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["packing"] == "best_fit"
     filler = [line.get("filler", 0.0) for line in metrics(tmp_path / "run") if "loss" in line]
-    printed = float(re.search(r"([\d.]+)% filler", done.stderr)[1]) / 100
+    printed = float(re.search(r"([\d.]+)% padding", done.stderr)[1]) / 100
     assert np.mean(filler) == pytest.approx(printed, abs=0.03)
     assert printed < 0.3
     assert planned_text(planned)[1].tokens == pytest.approx(json.loads(done.stdout)["tokens"], rel=0.02)

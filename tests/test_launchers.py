@@ -234,7 +234,7 @@ def test_a_process_that_failed_is_named(tmp_path):
         end(launcher)
     assert launcher.returncode == 1
     host = re.escape(socket.gethostname())
-    assert re.search(rf"artel: process \d on {host}: was killed by SIGKILL\n.*takes too much memory", output), output
+    assert re.search(rf"artel: process \d on {host}: was killed by SIGKILL\n.*uses too much memory", output), output
 
 
 def worker_of(launcher):

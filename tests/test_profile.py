@@ -100,7 +100,7 @@ def test_a_short_run_records_what_there_is_and_says_so(tmp_path, watched, steps,
     seen, messages = watched(file)
     assert [step for step, ran in seen.ran.items() if ran] == list(range(first, steps + 1))
     assert read(file)[0]["steps"] == recorded
-    assert f"of the {steps} steps left, {recorded} from step {first} on" in messages[0]
+    assert f"recording {recorded} of the {steps} steps left, from step {first};" in messages[0]
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ def test_the_folder_gives_transformers_the_same_scores(architecture):
     assert alone.score([{"role": "user", "content": PROMPT}], ANSWERS) == pytest.approx(scores, abs=1e-6)
     with pytest.raises(artel.InputError, match="has no role and content"):
         alone.score([{"role": "user"}], ANSWERS)
-    with pytest.raises(artel.InputError, match="the model takes"):
+    with pytest.raises(artel.InputError, match="the model accepts"):
         alone.score(PROMPT, "long " * 2000)
 
 

@@ -141,7 +141,7 @@ def test_a_folder_without_a_manifest_is_not_pushed(bucket, small):
     [
         (lambda bucket: bucket.delete_object(Bucket="texts", Key="store/ledger.json"), "is missing"),
         (lambda bucket: bucket.put_object(Bucket="texts", Key="store/ledger.json", Body=b"{} "), "has 3 bytes"),
-        (lambda bucket: bucket.put_object(Bucket="texts", Key="store/ledger.json", Body=b"[]"), "does not have the ch"),
+        (lambda bucket: bucket.put_object(Bucket="texts", Key="store/ledger.json", Body=b"[]"), "does not match the c"),
     ],
 )
 def test_a_damaged_store_is_not_pulled(bucket, small, damage, said):

@@ -47,7 +47,7 @@ def test_a_run_that_never_learns_the_end_of_a_turn_is_refused_with_the_row_and_t
         prepare(run)
     (problem,) = refused.value.problems
     assert problem.where == "chat.template"
-    assert f"In {tmp_path}/a.jsonl:1 '<|end|>' follows the answer, and generation stops at '<|return|>'" in problem.what
+    assert f"In {tmp_path}/a.jsonl:1 '<|end|>' follows the answer, but generation stops at '<|return|>'" in problem.what
     (number,) = (at for at, line in enumerate(FAMILIES["gpt_oss"].template.splitlines(), 1)
                  if "final<|message|>' + message.content + '<|end|>'" in line)  # fmt: skip
     assert f"; the tokenizer's chat template:{number} writes it: {{{{- '<|start|>assistant<|channel|>" in problem.what

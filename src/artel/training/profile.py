@@ -54,8 +54,8 @@ class StepProfiler:
         if self._enabled and steps_left < _WARMUP_STEPS + _ACTIVE_STEPS:
             logger.info(
                 "profile: recording %s of the %s steps left, from step %s; %s or more give a more reliable profile",
-                steps_left,
                 self._last_step - self._first_step,
+                steps_left,
                 self._first_step + 1,
                 _WARMUP_STEPS + _ACTIVE_STEPS,
             )
