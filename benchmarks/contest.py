@@ -70,7 +70,7 @@ class Training:
         """Write the model and tokenizer of artel's run before its first step. Return their folder."""
         from artel.config import load_run
         from artel.inference import open_untrained
-        from artel.objectives import objective_of
+        from artel.objectives import build_objective
 
         place = self.folder / "untrained"
         place.mkdir()
@@ -79,7 +79,7 @@ class Training:
         opened = open_untrained(config)
         opened.model.save_pretrained(place)
         opened.tokenizer.save(place)
-        for name, content in objective_of(config, opened.tokenizer).model_files(opened.model).items():
+        for name, content in build_objective(config, opened.tokenizer).model_files(opened.model).items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(content)
         return place

@@ -48,7 +48,7 @@ from artel.models.device import pick_precision
 from artel.models.flops import device_name, estimate_flops_per_token, peak_flops, utilization
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.registry import OBJECTIVES
 from artel.tokens import Sample, StoreWriter, TokenStore, load_tokenizer, micro_batches, step_numbers
 
@@ -89,7 +89,7 @@ def make_inputs(work: Work, model: dict[str, Any], steps: int) -> Any:
     (folder / "store" / "ledger.json").write_text("{}")
 
     # The global batches in artel's order, for the peers.
-    learned = objective_of(run_of(work), tokenizer)
+    learned = build_objective(run_of(work), tokenizer)
     part = TokenStore(folder / "store").train
     samples = learned.dataset(part)
     order = learned.order(part, len(samples))

@@ -517,7 +517,9 @@ def test_a_run_of_rows_is_resumed_without_them(tmp_path, monkeypatch):
         text_alone(data={"sources": [{"rows": TALKS, "format": "chat"}], "validation": 0}, objective="chat",
                    tokenizer={"train": {"vocab": 270, "special": ["<|im_start|>", "<|im_end|>"]}})
     )  # fmt: skip
-    assert "  3\n\n!<|im_end|>" in "".join(talks.tokenizer().decode(ids) for _, ids in talks.open().train.each_sample())
+    assert "  3\n\n!<|im_end|>" in "".join(
+        talks.tokenizer().decode(ids) for _, ids in talks.open().train.iter_samples()
+    )
 
 
 @pytest.mark.parametrize(

@@ -135,18 +135,18 @@ def test_a_conversation_too_long_is_left_out_split_or_cut(tokenizer, tmp_path):
     block = len(whole.ids) // 3
     assert one(chat(tokenizer, tmp_path, block=block), long) == Dropped("longer_than_block")
     split = one(chat(tokenizer, tmp_path, block=block, too_long="split"), long)
-    assert split.counted == {"split": 1}
+    assert split.counts == {"split": 1}
     assert len(split.samples) > 2
     assert all(len(sample.ids) <= block for sample in split.samples)
     assert all("Be brief." in tokenizer.decode(sample.ids) for sample in split.samples)
     texts = [text for sample in split.samples for text in learned(tokenizer, sample)]
     assert texts == [f"Answer {i}.<|im_end|>" for i in range(6)]
     cut = one(chat(tokenizer, tmp_path, block=block, too_long="truncate_left"), long)
-    assert cut.counted == {"truncated": 1}
+    assert cut.counts == {"truncated": 1}
     assert cut.samples[0].ids.tolist() == whole.ids[-block:].tolist()
     giant = document(("user", "a"), ("assistant", "word " * 200), ("user", "b"), ("assistant", "Short."))
     split = one(chat(tokenizer, tmp_path, block=60, too_long="split"), giant)
-    assert split.counted == {"split": 1, "exchanges_left_out": 1}
+    assert split.counts == {"split": 1, "exchanges_left_out": 1}
     assert learned(tokenizer, split.samples[0]) == ["Short.<|im_end|>"]
 
 

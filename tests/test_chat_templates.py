@@ -8,11 +8,11 @@ from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import (
     CHATML,
     PLAIN,
-    TemplateRefuses,
+    TemplateRejection,
     TurnEnd,
     prompt_ids,
     render,
-    template_of,
+    resolve_template,
     turn_end,
 )
 from support.chat_models import MARKS, as_messages, trained_tokenizer, user
@@ -20,21 +20,21 @@ from support.chat_models import MARKS, as_messages, trained_tokenizer, user
 
 def test_which_template(tmp_path):
     tokenizer = trained_tokenizer(MARKS)
-    assert template_of(tokenizer, "auto") == template_of(tokenizer, "chatml") == CHATML
-    assert template_of(trained_tokenizer([]), "auto") == template_of(tokenizer, "plain") == PLAIN
+    assert resolve_template(tokenizer, "auto") == resolve_template(tokenizer, "chatml") == CHATML
+    assert resolve_template(trained_tokenizer([]), "auto") == resolve_template(tokenizer, "plain") == PLAIN
     tokenizer.hf.chat_template = "{{ messages[0]['content'] }}"
-    assert template_of(tokenizer, "auto") == "{{ messages[0]['content'] }}"
+    assert resolve_template(tokenizer, "auto") == "{{ messages[0]['content'] }}"
     tokenizer.hf.chat_template = {"rag": "a", "default": "b"}
-    assert template_of(tokenizer, "auto") == "b"
+    assert resolve_template(tokenizer, "auto") == "b"
     file = tmp_path / "mine.jinja"
     file.write_text(
         "{% for message in messages %}\n{{ message.content }}{% generation %}!{% endgeneration %}{% endfor %}"
     )
-    assert template_of(tokenizer, str(file)) == file.read_text()
+    assert resolve_template(tokenizer, str(file)) == file.read_text()
     file.write_text("{% for message in messages %}\n{{ message.content }\n{% endfor %}")
     for name, what in ((str(file), f"{file}:2: "), (str(tmp_path / "none.jinja"), "none.jinja cannot be read")):
         with pytest.raises(InputError, match=r"^chat\.template: ") as wrong:
-            template_of(tokenizer, name)
+            resolve_template(tokenizer, name)
         assert what in str(wrong.value)
 
 
@@ -48,7 +48,7 @@ def test_a_template_writes_or_refuses():
         ("{{ raise_exception('no system role') }}", "no system role"),
         ("{{ 1 + messages[0] }}", "int"),
     ):
-        with pytest.raises(TemplateRefuses, match=why):
+        with pytest.raises(TemplateRejection, match=why):
             render(tokenizer, template, user("Hi"), False)
 
 

@@ -14,7 +14,7 @@ from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, evaluate, open_model
 from artel.inference.chat_functions import read_functions
 from artel.objectives import Chat
-from artel.objectives.conversation.calls import CallTurn, call_metrics, call_turns, same_calls, source_of
+from artel.objectives.conversation.calls import CallTurn, call_metrics, call_turns, conversation_reference, same_calls
 from artel.parallel import World
 from artel.text import Conversation, Document, Message, Record, ToolCall
 from artel.tokens.tokenizer.chat_template import CHATML
@@ -247,7 +247,7 @@ def test_by_heart_all_calls_are_right_and_untrained_none(calling, tmp_path):
 
 def test_no_more_turns_are_taken_than_asked_for():
     talk = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("assistant", "d"))
-    stored = source_of(Conversation(talk, (FUNCTION,)))
+    stored = conversation_reference(Conversation(talk, (FUNCTION,)))
     turns, left_out = call_turns([stored, stored], lambda before, tools: [len(before)], 3)
     assert ([turn.answer.content for turn in turns], left_out) == (["b", "d", "b"], 0)
 

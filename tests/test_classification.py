@@ -121,7 +121,7 @@ def splits(prepared_run, rows):
     """{split: texts} by the origins of the store."""
     store = prepared_run.open()
     return {
-        split: [rows[int(origin.rpartition(":")[2]) - 1]["text"] for origin, _ in getattr(store, split).each_sample()]
+        split: [rows[int(origin.rpartition(":")[2]) - 1]["text"] for origin, _ in getattr(store, split).iter_samples()]
         for split in ("train", "validation")
     }
 
@@ -290,7 +290,7 @@ def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name, tm
     assert artel.open(folder).evaluate().metrics == pytest.approx(expected, abs=1e-5)
     rows = ROWS[name]()
     store = prepare(load_run(str(folder / "config.yaml"))).open()
-    held = [rows[int(origin.rpartition(":")[2]) - 1] for origin, _ in store.validation.each_sample()]
+    held = [rows[int(origin.rpartition(":")[2]) - 1] for origin, _ in store.validation.iter_samples()]
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
     pair = [row["then"] for row in held] if name == "pairs" else None

@@ -14,7 +14,7 @@ from artel.config import PrepareConfig
 from artel.errors import ArtelError, InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.engines import check_engine
-from artel.preparing.engines.cluster import Work, lost_tasks_error, new_work, rank_command
+from artel.preparing.engines.cluster import Submission, create_submission, lost_tasks_error, rank_command
 from artel.preparing.engines.slurm import job_script
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
@@ -67,7 +67,7 @@ def run_submission(work, ranks):
 
 def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
     tasks = lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts")
-    work = new_work(tasks, "lines", processes=2)
+    work = create_submission(tasks, "lines", processes=2)
     assert len(work.numbers) > 10
     assert run_submission(work, 2) == [0, 0]
     assert sorted(file.name for file in Path(work.folder, "succeeded").iterdir()) == ["0", "1"]
@@ -75,12 +75,12 @@ def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
     claims = {claim.name: str(claim.readlink()) for claim in Path(work.folder, "claims").iterdir()}
     assert sorted(map(int, claims)) == work.numbers
     assert len(set(claims.values())) > 1
-    assert new_work(tasks, "lines").folder != work.folder
+    assert create_submission(tasks, "lines").folder != work.folder
 
 
 def test_a_rank_that_is_started_again_does_what_it_took(tmp_path, texts):
     """As Slurm does with a job whose node was lost; what others took it leaves to them."""
-    work = new_work(lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts"), "lines")
+    work = create_submission(lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts"), "lines")
     before = work._claim_tasks("1.0", first=4)
     others = work._claim_tasks("0.0", first=0)
     assert [next(before), next(before), next(others)] == [4, 5, 0]
@@ -94,24 +94,24 @@ def test_an_error_of_a_task_is_the_users_to_see(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "word " * 500}) for _ in range(9)))
     data = {"sources": [{"path": str(tmp_path / "a.jsonl")}], "max_document": 1000}
     tasks = lines_left(run_of(tmp_path, data=data), tmp_path / "key.parts")
-    run_submission(new_work(tasks, "text"), 1)
+    run_submission(create_submission(tasks, "text"), 1)
     with pytest.raises(InputError, match="the line is over 1,000 bytes"):
         tasks.workspace.raise_errors()
 
 
 def test_a_node_that_does_not_see_the_workspace(tmp_path):
-    work = Work(str(tmp_path / "elsewhere"), "text", [1, 2], str(tmp_path / "jobs"), str(tmp_path))
+    work = Submission(str(tmp_path / "elsewhere"), "text", [1, 2], str(tmp_path / "jobs"), str(tmp_path))
     with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*elsewhere\n.*a disk that all nodes"):
         work.run(0, 1)
     with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*jobs\n"):
-        Work.read(tmp_path / "jobs")
+        Submission.read(tmp_path / "jobs")
     error = str(lost_tasks_error(work, 2, "the job 7 ended as FAILED", "mend it"))
     assert "2 of 2 tasks (text) were not done: the job 7 ended as FAILED and left no log" in error
     assert "data.store" in error
 
 
 def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
-    work = Work(str(tmp_path), "text", [0, 1], str(tmp_path), str(tmp_path))
+    work = Submission(str(tmp_path), "text", [0, 1], str(tmp_path), str(tmp_path))
     for folder, name, log in (
         ("logs", "7_0.log", "well\n"),
         ("logs", "7_1.log", "a\n\n" * 30 + "why\n"),
@@ -132,7 +132,7 @@ def test_the_script_for_slurm(tmp_path):
         "slurm": {"memory": "3G", "cpus": 8, "setup": ["module load python", "echo ready"],
                   "options": {"account": "nlp", "time": "2:00:00"}},
     })  # fmt: skip
-    work = Work(str(tmp_path), "near", [0, 1, 2, 3], str(tmp_path), str(tmp_path), 8)
+    work = Submission(str(tmp_path), "near", [0, 1, 2, 3], str(tmp_path), str(tmp_path), 8)
     lines = job_script(work, 5, config.slurm).splitlines()
     for line in ("job-name=artel-near", "array=0-4", "cpus-per-task=8", "mem-per-cpu=2862M", "time=2:00:00",
                  "account=nlp", "requeue", "nodes=1"):  # fmt: skip
@@ -145,7 +145,7 @@ def test_the_script_for_slurm(tmp_path):
 
 def test_a_path_that_no_script_can_name_is_told(tmp_path):
     folder = tmp_path / 'a"b'
-    work = Work(str(folder), "near", [0], str(folder), str(folder), 1)
+    work = Submission(str(folder), "near", [0], str(folder), str(folder), 1)
     with pytest.raises(InputError, match=r"data\.store: .* has a quote or a backslash"):
         job_script(work, 1, PrepareConfig(engine="slurm").slurm)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from artel.config import RunConfig
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.preparing import prepare
 from artel.training.evaluation import ProgressMessages
 from artel.training.metrics.trackers import ConsoleTracker
@@ -185,7 +185,7 @@ def test_a_run_says_what_it_does_and_ends_with_a_command_that_works(tmp_path, ob
 def last_command(run):
     """The words of the command that a run ends with."""
     prepared = prepare(run)
-    objective = objective_of(prepared.config, prepared.tokenizer())
+    objective = build_objective(prepared.config, prepared.tokenizer())
     return shlex.split(objective.command("runs/x", objective.dataset(prepared.open().train)))
 
 

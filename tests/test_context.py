@@ -30,7 +30,7 @@ from artel.models.attention_masks import allow_block_masks
 from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
 from artel.objectives import Batch
-from artel.objectives.chat import shifted
+from artel.objectives.chat import shift_rows
 from artel.objectives.collate import document_tensors, target_tensors
 from artel.objectives.per_token import inputs_of, token_sums
 from artel.parallel.context_exchange import SequenceShard
@@ -216,7 +216,7 @@ def test_a_batch_is_split_with_every_target_once(kind):
         is_target = part.tensors["targets"].flatten() != IGNORED
         assert part.targets == int(is_target.sum())
         if kind == "answers":
-            assert part.tensors["places"].tolist() == is_target.nonzero()[:, 0].tolist()
+            assert part.tensors["target_positions"].tolist() == is_target.nonzero()[:, 0].tolist()
         if kind == "documents":
             assert part.tensors["documents"].shape[1] == filled
 
@@ -226,7 +226,7 @@ def test_conversations_and_rows_of_padding_are_split():
     ids = np.arange(14).reshape(2, 7) + 5
     valid = np.array([True, False])
     rows = Rows(ids, np.array([7, 7]), valid, np.arange(2), np.zeros(2, np.int64), flags, np.zeros((2, 0), np.int64))
-    batch = shifted(rows)
+    batch = shift_rows(rows)
     parts = [split_batch(batch, rank, 2, True) for rank in range(2)]
     assert sum(part.targets for part in parts) == batch.targets == 3
     assert sum(part.tokens for part in parts) == batch.tokens == 6

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.objectives.distill.other_tokenizer import TokenMap
 from artel.objectives.distill.teacher_outputs import divergence, in_classes, mapped_classes
 from artel.objectives.types import Batch
@@ -49,7 +49,7 @@ def aligned(student, teacher, texts, **more):
     batch = batch_of(student, texts, more.pop("drop", 0))
     token_map = TokenMap(student, teacher, packs_text=True, key="distill.teacher")
     reading = token_map.read(batch, more.pop("limit", None), isolated_documents=False)
-    assert (reading.batch.tensors["input_ids"].flatten()[reading.places + 1] == reading.labels).all()
+    assert (reading.batch.tensors["input_ids"].flatten()[reading.positions + 1] == reading.labels).all()
     targets = batch.tensors["targets"].flatten()[reading.targets]
     assert (token_map.ids[reading.labels.numpy()] == targets.numpy()).all()
     return set(reading.targets.tolist()), reading
@@ -143,8 +143,8 @@ def test_rows_longer_than_the_teacher_reads_are_read_in_parts():
     assert in_parts == found
     assert len(reading.targets) == len(set(reading.targets.tolist()))
     assert reading.batch.tensors["input_ids"].shape[1] == 64 < whole.batch.tensors["input_ids"].shape[1]
-    columns = reading.places.numpy() % 64
-    assert ((columns >= 31) | (reading.places.numpy() < 64)).all()  # half of what it can read stands before
+    columns = reading.positions.numpy() % 64
+    assert ((columns >= 31) | (reading.positions.numpy() < 64)).all()  # half of what it can read stands before
 
 
 def test_a_teacher_is_given_the_beginning_token_that_its_tokenizer_puts_before_a_text():
@@ -350,7 +350,7 @@ def test_another_tokenizer_is_another_key(tmp_path):
     for vocab in (290, 280):
         file = objective_run(tmp_path / f"{vocab}.yaml", "distill_by_text")
         run = load_run(str(file), {"tokenizer.train.vocab": vocab})
-        objective = objective_of(run, byte_level(ENGLISH, vocab))
+        objective = build_objective(run, byte_level(ENGLISH, vocab))
         assert objective.teacher.reads_text
         keys.add(json.dumps(objective.teacher.settings))
     assert len(keys) == 2

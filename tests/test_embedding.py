@@ -15,7 +15,7 @@ import artel as api
 from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.inference.retrieval import paragraphs
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.objectives.embedding.embedding_objective import Embedding, usage
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import DOCUMENT, HASH, choose_texts
@@ -316,7 +316,7 @@ def test_the_command_at_the_end_has_a_query_of_the_data(tmp_path):
                  "store": str(tmp_path / "stores")},
     })  # fmt: skip
     made = prepare(run)
-    objective = objective_of(run, made.tokenizer())
+    objective = build_objective(run, made.tokenizer())
     *_, prompt, json_flag = shlex.split(objective.command("runs/x", objective.dataset(made.open().train)))
     assert prompt in {f"Где дом {n}?" for n in range(20)}
     assert json_flag == "--json"
@@ -325,7 +325,7 @@ def test_the_command_at_the_end_has_a_query_of_the_data(tmp_path):
 def test_a_validation_has_the_texts_of_one_match_at_least(tmp_path):
     """Of fewer not all vectors would be there, and their loss would be 0."""
     prepared = prepare(load_run(str(objective_run(tmp_path / "run.yaml", "embedding"))))
-    validation = Validation(objective_of(prepared.config, prepared.tokenizer()), prepared.open().validation)
+    validation = Validation(build_objective(prepared.config, prepared.tokenizer()), prepared.open().validation)
     documents = validation.part.numbers()[:, DOCUMENT]
     assert validation.count(1) == (documents == documents[0]).sum() > 1
     assert validation.count(None) == len(documents)

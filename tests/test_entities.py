@@ -16,7 +16,7 @@ from artel.inference import open_model
 from artel.objectives.tokens.word_windows import NO_WORD
 from artel.text import Ledger, read_documents
 from artel.tokens import evaluation_rows, load_tokenizer, train_tokenizer
-from artel.tokens.batches import one_row
+from artel.tokens.batches import single_row
 from support.entities import document, foreign, objective
 from support.reading import rows_of
 from support.runs import artel as command
@@ -53,7 +53,7 @@ def test_each_row_of_a_micro_batch_is_what_it_is_alone(tmp_path):
     assert batch.targets == sum(np.count_nonzero(sample.flags) for sample in samples)
     with torch.no_grad():
         sums, tags = made.evaluate_batch(model, batch)
-        alone = [made.evaluate_batch(model, made.batch(one_row(sample))) for sample in samples]
+        alone = [made.evaluate_batch(model, made.batch(single_row(sample))) for sample in samples]
         logits = model(input_ids=torch.from_numpy(samples[3].ids)[None]).logits[0]
     assert torch.allclose(sums, torch.stack([each for each, _ in alone]).sum(dim=0), rtol=1e-5)
     assert torch.equal(tags[:13], torch.cat([each for _, each in alone]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from artel.config import RunConfig, TokenizerTraining
-from artel.objectives.tokens.word_windows import NO_WORD, window_of_words
+from artel.objectives.tokens.word_windows import NO_WORD, best_windows
 from artel.registry import FORMATS
 from artel.text import Document, Ledger, read_documents
 from artel.text.tags import entities_of
@@ -28,8 +28,8 @@ def test_real_names_come_back_from_their_windows_character_for_character(shared_
     left_out = count = 0
     for each, made in zip(documents, tagging.samples(documents), strict=True):
         assert len(made.samples) > 1
-        assert made.counted.get("cut_words", 0) == 0
-        left_out += made.counted.get("overlapping_left_out", 0)
+        assert made.counts.get("cut_words", 0) == 0
+        left_out += made.counts.get("overlapping_left_out", 0)
         starts, ends = made.reference["starts"], made.reference["ends"]
         found = entities_of(tags_of(made, tagging.tags.tags))
         spans = [(starts[first], ends[end - 1], label) for first, end, label in found]
@@ -59,7 +59,7 @@ def test_a_span_within_a_word_is_learned_by_the_whole_word_and_counted(roberta):
     tagging = objective(roberta, labels=["LOC"])
     made = next(tagging.samples([document("Moscowbased firms", (0, 6, "LOC"))]))
     assert tags_of(made, tagging.tags.tags) == ["B-LOC", "O"]
-    assert made.counted == {"cut_words": 1}
+    assert made.counts == {"cut_words": 1}
 
 
 def around(word, start, room, tokens):
@@ -75,7 +75,7 @@ def test_a_word_is_judged_in_the_first_of_the_windows_with_most_around_it():
         room = chance.randint(2, 12)
         stride, tokens = chance.randint(1, room), chance.randint(1, 60)
         starts = list(range(0, max(1, tokens - room + stride), stride))
-        owners = window_of_words(np.arange(tokens), np.array(starts), room, tokens)
+        owners = best_windows(np.arange(tokens), np.array(starts), room, tokens)
         for word, owner in enumerate(owners):
             most = [around(word, start, room, tokens) for start in starts]
             assert owner == most.index(max(most))
@@ -113,7 +113,7 @@ def test_a_word_that_begins_within_another_is_neither_learned_nor_judged(small, 
     tagging = objective(small, labels=["NOUN", "PART", "PRON", "VERB"], scheme="words")
     (made,) = tagging.samples([Document(record, "validation")])
     assert tags_of(made, tagging.tags.tags) == ["PRON", "VERB", "VERB", "PRON", "PRON", "PRON"]  # it - now
-    assert made.counted == {"cut_words": 2}
+    assert made.counts == {"cut_words": 2}
     (tmp_path / "store").mkdir()
     writer = StoreWriter(tmp_path / "store", small.vocabulary)
     writer.add("validation", made.samples, 1, "a.conllu:1", made.reference)

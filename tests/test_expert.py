@@ -23,7 +23,7 @@ from artel.models.compile import repeated_layers
 from artel.models.experts import experts_of
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives.causal import Causal
-from artel.objectives.chat import shifted
+from artel.objectives.chat import shift_rows
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums
 from artel.objectives.types import Batch
 from artel.parallel.expert_parallel import expert_meshes, expert_problems, split_experts
@@ -151,7 +151,7 @@ def test_padding_is_reported() -> None:
     ids, numbers = np.ones((2, 6), dtype=np.int64), np.empty((2, 0), dtype=np.int64)
     lengths, valid, indices = np.array([6, 3]), np.array([True, True]), np.arange(2)
     rows = Rows(ids, lengths, valid, indices, indices, np.ones((2, 6), dtype=np.uint8), numbers)
-    assert shifted(rows).tensors["real"].tolist() == [[True] * 5, [True, True, False, False, False]]
+    assert shift_rows(rows).tensors["real"].tolist() == [[True] * 5, [True, True, False, False, False]]
     flags = np.array([[2, 3, 4, 5, 5, 5], [2, 3, 3, 0, 0, 0]], dtype=np.uint32)
     causal = Causal.__new__(Causal)
     causal.isolated_documents = False

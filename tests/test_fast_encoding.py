@@ -218,7 +218,7 @@ def test_what_it_cannot_read_is_encoded_by_tokenizers(kind):
         assert last == end
     assert tokenizer.encoder == "tokenizers"
     assert tokenizer.encoder_note.startswith("Tokenizing with tokenizers; fastokens does not support this tokenizer (")
-    assert tokenizer.doubtful_texts == 0
+    assert tokenizer.suspect_texts == 0
 
 
 def test_another_answer_on_the_first_of_the_text_is_found():
@@ -232,7 +232,7 @@ def test_another_answer_on_the_first_of_the_text_is_found():
     )
     reason = "it changes texts before it splits them, or splits them at random"
     assert tokenizer.encoder_note.endswith(f"by words does not support this tokenizer ({reason})")
-    assert tokenizer.doubtful_texts == 0
+    assert tokenizer.suspect_texts == 0
 
 
 @pytest.mark.parametrize(("quick", "remedy"), [("fastokens", "pip uninstall fastokens"), ("by words", "pip install")])
@@ -245,7 +245,7 @@ def test_another_answer_later_on_is_found_and_said(quick, remedy):
     assert ids_of(tokenizer, before) == wanted_ids(tokenizer, before)
     assert ids_of(tokenizer, last) == wanted_ids(tokenizer, last)
     assert tokenizer.encoder == "tokenizers"
-    assert tokenizer.doubtful_texts == len(ENOUGH) + 1000
+    assert tokenizer.suspect_texts == len(ENOUGH) + 1000
     assert tokenizer.encoder_note == (
         f"{name} gave other ids for 'похожи 12345': tokenizing with tokenizers from there on; the 4,500 texts that it "
         "encoded before may have wrong ids too"
@@ -318,7 +318,7 @@ def _state_of(tokenizer):
 )  # fmt: skip
 def test_what_words_do_not_take(change, why):
     backend, state = _state_of(trained("gpt2"))
-    with pytest.raises(by_words.NotCacheable, match=why):
+    with pytest.raises(by_words.UnsupportedTokenizer, match=why):
         by_words.WordCache(backend, {**state, **change})
 
 

@@ -110,10 +110,10 @@ def test_what_is_held_out_is_as_if_the_larger_share_had_been_asked_for(tmp_path)
     asked = prepare(run_of(tmp_path, data={**data, "validation": share, "store": str(tmp_path / "two")}, **sections))
     stores = [prepared.open() for prepared in (made, asked)]
     assert stores[0].manifest["tokenizer"] == stores[1].manifest["tokenizer"]
-    assert [[ids.tolist() for _, ids in store.validation.each_sample()] for store in stores] == [
+    assert [[ids.tolist() for _, ids in store.validation.iter_samples()] for store in stores] == [
         [[*next(made.tokenizer().encode([lowest])), made.tokenizer().end_id]]
     ] * 2
-    assert [[origin for origin, _ in store.train.each_sample()] for store in stores] == [
+    assert [[origin for origin, _ in store.train.iter_samples()] for store in stores] == [
         [f"{file}:{number}" for number, line in enumerate(none, 1) if line != lowest]
     ] * 2
 

@@ -30,7 +30,7 @@ from artel.models.document_mask import check_documents, document_inputs
 from artel.models.hybrid_state import document_split, state_modules
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.objectives.collate import document_tensors
 from artel.planning import Start, check_run
 from support.runs import losses, write_run
@@ -174,7 +174,7 @@ def test_the_loop_packs_them(model_type, tmp_path):
     )  # fmt: skip
     prepared = artel.prepare(str(run))
     config = load_run(str(run))
-    objective = objective_of(config, prepared.tokenizer())
+    objective = build_objective(config, prepared.tokenizer())
     blocks = objective.dataset(prepared.open().train)
     request = ModelRequest(config.model, objective.auto_class, objective.heads, config.data.block, config.seed)
     model = build_model(request, prepared.tokenizer()).model

@@ -11,7 +11,7 @@ import yaml
 from artel.config import Overrides, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.preparing import prepare
-from artel.preparing.import_tokens import import_tokens, open_token_files, text_size
+from artel.preparing.import_tokens import import_tokens, make_text_sizer, open_token_files
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
 from support.messages import logged
 from support.runs import TINY, refused, succeed
@@ -60,7 +60,7 @@ def texts_of(folder, part="train"):
     """The text of each document, having checked that it ends with the one end token."""
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
     results = []
-    for _, document in getattr(TokenStore(folder), part).each_sample():
+    for _, document in getattr(TokenStore(folder), part).iter_samples():
         assert document.tolist().count(tokenizer.end_id) == 1
         assert document[-1] == tokenizer.end_id
         results.append(tokenizer.decode(document[:-1]))
@@ -177,7 +177,7 @@ def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
 
 def test_the_size_of_text_is_exact_also_where_a_character_is_cut(tokenizer):
     loaded = load_tokenizer(str(tokenizer))
-    size_of, text = text_size(loaded), "naïve 🙂 ю <|endoftext|> <|pad|>"
+    size_of, text = make_text_sizer(loaded), "naïve 🙂 ю <|endoftext|> <|pad|>"
     (encoded,) = loaded.encode([text])
     assert size_of(encoded) == (len(text), len(text.encode()))
     sizes = [size_of(encoded[at : at + 1]) for at in range(len(encoded))]  # of each token by itself
@@ -195,7 +195,7 @@ def test_the_size_of_text_of_a_vocabulary_that_is_not_of_bytes():
     backend = Backend(models.WordLevel({"▁я": 0, "▁иду": 1, "</s>": 2, "?": 3}, unk_token="?"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"), "here")
-    assert text_size(tokenizer)(np.array([0, 1, 2])) == (5, 9)
+    assert make_text_sizer(tokenizer)(np.array([0, 1, 2])) == (5, 9)
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_named(tokenizer, ids, tmp_path):

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 
 from artel.config import RunConfig
 from artel.objectives.embedding.vectors import group_vectors
-from artel.objectives.length_groups import batches_by_length, group_count, group_rows, logits_of_rows, row_logits
+from artel.objectives.length_groups import batches_by_length, group_count, group_rows, predict_logits, row_logits
 
 LENGTHS = (9, 30, 1, 17, 30, 2, 3)
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -48,7 +48,7 @@ def test_logits_of_rows_do_not_depend_on_those_beside_them(model, types, count):
     assert len(calls) == count
     expected = alone(made, **({} if types is None else {"token_type_ids": types}))
     assert torch.allclose(together, expected, atol=1e-6)
-    assert np.allclose(logits_of_rows(made, ROWS, 0, types), expected, atol=1e-6)
+    assert np.allclose(predict_logits(made, ROWS, 0, types), expected, atol=1e-6)
 
 
 def test_rows_begin_where_they_are_said_to():

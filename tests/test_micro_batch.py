@@ -20,7 +20,7 @@ from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.host import memory, process_memory
 from artel.models.activation_checkpointing import NotSelective, recompute
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.preparing import prepare
 from artel.tokens import train_tokenizer
 from artel.training import micro_batch
@@ -280,7 +280,7 @@ def test_blocks_are_all_alike(tmp_path, objective):
     model = {"config": {"model_type": "gpt2" if objective == "causal" else "roberta"}}
     run = load_run(str(write_run(tmp_path / "run.yaml", objective=objective, model=model)), {})
     prepared = prepare(run)
-    made = objective_of(run, prepared.tokenizer())
+    made = build_objective(run, prepared.tokenizer())
     samples = made.dataset(prepared.open().train)
     assert longest_sample(made, samples) == (0, 32)
     assert micro_batch.repeat_sample(made, samples, 0, 3).tensors["input_ids"].shape == (3, 32)

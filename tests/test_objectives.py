@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from artel.config import TokenizerTraining, load_run
-from artel.objectives import objective_of, objective_type
+from artel.objectives import build_objective, objective_type
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.objectives import KINDS, OBJECTIVES, objective_run
@@ -95,7 +95,7 @@ def test_each_says_its_own_loss(tmp_path):
     for name in (*OBJECTIVES, *KINDS):
         decided = {"classification.labels": ["one", "two"]} if "label" in name else {}
         run = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)), decided)
-        words[name] = objective_of(run, tokenizer).loss_description
+        words[name] = build_objective(run, tokenizer).loss_description
     assert {name for name, loss in words.items() if not loss} == TOKENS
     said = {"several_labels": "focal, gamma 2", "labels_of_pairs": "smoothing 0.1, weighed by label",
             "embedding": "at 32, 16 numbers",

@@ -101,7 +101,7 @@ def test_without_lookahead_each_token_is_in_one_block(tmp_path_factory, lengths,
             assert len(set(document_numbers(sample.flags)[mine])) == 1
             assert not np.isin(document_numbers(sample.flags)[~mine], document_numbers(sample.flags)[mine]).any()
     assert blocks.padding == pytest.approx(1 - sum(lengths) / (len(blocks) * length))
-    assert blocks.left_over == 0
+    assert blocks.leftover_tokens == 0
 
 
 def test_packing_is_the_same_each_time_and_nearly_without_padding(tmp_path):

@@ -51,7 +51,7 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
     store, tokenizer, record = prepared.open(), prepared.tokenizer(), prepared.ledger()
     for part in ("train", "validation"):
         expected = [(d.record.origin, d.record.text) for d in cleaned if d.split == part]
-        documents = getattr(store, part).each_sample()
+        documents = getattr(store, part).iter_samples()
         for (origin, text), (stored_origin, ids) in zip(expected, documents, strict=True):
             assert ids[-1] == tokenizer.end_id
             assert (stored_origin, tokenizer.decode(ids[:-1])) == (origin, text)

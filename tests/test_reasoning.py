@@ -58,7 +58,7 @@ def made_of(tokenizer, tmp_path, messages, template="chatml", **chat):
 def test_which_thoughts_stay(tokenizer, tmp_path, reasoning, turns, left_out):
     made = made_of(tokenizer, tmp_path, TALK, reasoning=reasoning)
     assert learned_texts(made, tokenizer) == turns
-    assert made.counted == ({"thoughts_left_out": left_out} if left_out else {})
+    assert made.counts == ({"thoughts_left_out": left_out} if left_out else {})
 
 
 @pytest.mark.parametrize("said", ["", "Let me see."])
@@ -73,7 +73,7 @@ def test_thoughts_that_the_template_leaves_out_are_counted(tokenizer, tmp_path):
     talk = [TALK[0], TALK[1], TALK[2], Message("assistant", "Two.", "third")]
     made = made_of(tokenizer, tmp_path, talk, QWEN)
     assert learned_texts(made, tokenizer) == ["One.<|im_end|>", thinks("third", "Two.")]
-    assert made.counted == {"thoughts_left_out": 1}
+    assert made.counts == {"thoughts_left_out": 1}
 
 
 def test_tags_of_an_empty_thought_are_learned_only_with_the_whole_text(tokenizer, tmp_path):

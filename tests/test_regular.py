@@ -7,7 +7,7 @@ import pytest
 
 from artel.errors import InputError
 from artel.models.loading.model_folder import read_config
-from artel.preparing.run_mark import check_own_checkpoints, claim
+from artel.preparing.run_mark import check_own_checkpoints, claim_folder
 from artel.storage import lock
 from artel.tokens import TokenStore, load_tokenizer
 from artel.training.checkpoint.format import read_progress
@@ -51,7 +51,7 @@ def test_in_a_store_and_as_a_lock(tmp_path, special):
 
 def test_in_a_checkpoint(tmp_path, special):
     make, kind = special
-    claim(tmp_path)
+    claim_folder(tmp_path)
     step = tmp_path / "checkpoints" / "step-000000001"
     step.mkdir(parents=True)
     make(step / "state.json")

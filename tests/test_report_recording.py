@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from artel.errors import InputError, Interrupted, WorkError
-from artel.preparing.run_mark import claim
+from artel.preparing.run_mark import claim_folder
 from artel.reports.run_data import read_run
 from artel.reports.status import RankStatus, SignsOfLife, status_of
 from artel.training.faults.rank_status import rank_status
@@ -60,7 +60,7 @@ def process(tmp_path):
     import torch
 
     folder = RunFolder(tmp_path / "run")
-    claim(folder.path)
+    claim_folder(folder.path)
     world = SimpleNamespace(rank=0, size=1, first=True, device=torch.device("cpu"), barrier=lambda: None)
     return SimpleNamespace(folder=folder, world=world, step=7)
 
@@ -170,7 +170,7 @@ def test_nothing_is_written_where_the_folder_is_gone_or_another(process, made_an
     with rank_status(process.folder, process.world):
         shutil.rmtree(process.folder.path)
         if made_anew:
-            claim(process.folder.path)
+            claim_folder(process.folder.path)
             process.folder.ranks.mkdir()
     assert not process.folder.ranks.exists() or list(process.folder.ranks.iterdir()) == []
     assert process.folder.path.exists() == made_anew

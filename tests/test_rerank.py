@@ -12,7 +12,7 @@ import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives.rerank import Rerank, ndcg, ranking_metrics, ranks
-from artel.objectives.rerank_samples import DrawnNegatives
+from artel.objectives.rerank_samples import NegativeSampler
 from artel.objectives.statistics import spearman
 from artel.text import Document, Match, Record, Rejected
 from artel.tokens import TokenStore, evaluation_rows, micro_batches, train_tokenizer
@@ -64,8 +64,8 @@ def test_a_record_has_a_sample_for_each_document_that_matches(tokenizer):
     objective = ranking(tokenizer)
     assert [len(made_of(objective, match).samples) for match in MATCHES] == [1, 1, 2, 1]
     cut = made_of(ranking(tokenizer, block=32), Match("one?", ("the first is one " * 20,), ("two " * 60, "no")))
-    assert cut.counted == {"truncated": 2}
-    assert made_of(objective, Match("one?", ("the first is one",), ("", "no"))).counted == {"negatives_left_out": 1}
+    assert cut.counts == {"truncated": 2}
+    assert made_of(objective, Match("one?", ("the first is one",), ("", "no"))).counts == {"negatives_left_out": 1}
     for match, reason in (
         (Match("one?"), "no_positive"),
         (Match("", ("one",)), "empty"),
@@ -84,7 +84,7 @@ def test_a_record_has_a_sample_for_each_document_that_matches(tokenizer):
 def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(tokenizer, tmp_path):
     objective = ranking(tokenizer)
     part = stored_documents(objective, tmp_path / "store", MATCHES)
-    drawing, again = DrawnNegatives(part, 1), DrawnNegatives(part, 1)
+    drawing, again = NegativeSampler(part, 1), NegativeSampler(part, 1)
     texts = [tokenizer.decode(ids).strip() for ids in drawing.draw(2, 0, 4)]
     backwards = [again.draw(sample, epoch, 4) for epoch in (3, 0) for sample in (4, 2)]
     assert [tokenizer.decode(ids).strip() for ids in backwards[3]] == texts
@@ -93,7 +93,7 @@ def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(tokenizer, tmp_pat
     by_epoch, by_seed = (
         {tuple(tuple(ids.tolist()) for ids in drawn) for drawn in draws}
         for draws in ((drawing.draw(2, epoch, 2) for epoch in range(20)),
-                      (DrawnNegatives(part, seed).draw(2, 0, 2) for seed in range(20)))
+                      (NegativeSampler(part, seed).draw(2, 0, 2) for seed in range(20)))
     )  # fmt: skip
     assert len(by_epoch) > 3
     assert by_seed >= by_epoch
@@ -109,7 +109,7 @@ def test_a_split_without_samples_has_nothing_to_draw(tokenizer, tmp_path):
 def test_what_a_record_names_itself_is_not_drawn_for_it(tokenizer, tmp_path):
     """Negatives that were mined are documents of the same corpus."""
     part = stored_documents(ranking(tokenizer), tmp_path / "store", MATCHES)
-    drawing = DrawnNegatives(part, 1)
+    drawing = NegativeSampler(part, 1)
     _, other, *_ = all_drawn = drawing.draw(2, 0, 4)
     drawn = drawing.draw(2, 0, 4, [other])
     assert [ids.tolist() for ids in drawn] == [ids.tolist() for ids in all_drawn if ids is not other]

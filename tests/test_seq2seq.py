@@ -55,7 +55,7 @@ def tokenizer():
     return train_tokenizer(iter(TEXTS * 20), TokenizerTraining(vocab=270), encoder=True)
 
 
-def objective_of(tokenizer, block=64, **more):
+def build_objective(tokenizer, block=64, **more):
     run = RunConfig.model_validate({"objective": "seq2seq", "data": {"block": block}, "seq2seq": more})
     return SequenceToSequence(run, tokenizer)
 
@@ -101,7 +101,7 @@ def model_of(kind, tokenizer):
 @pytest.mark.parametrize("kind", ["t5", "t5, scaled otherwise", "bart", "mbart", "marian", "m2m"])
 def test_loss_and_gradients_are_those_of_the_model_itself(tokenizer, kind, smoothing):
     """Of pairs of unequal length, in groups and with rows of padding, as model(labels=…) has them of one batch."""
-    objective, model = objective_of(tokenizer, smoothing=smoothing), model_of(kind, tokenizer)
+    objective, model = build_objective(tokenizer, smoothing=smoothing), model_of(kind, tokenizer)
     use_artel_attention(model)
     objective.check(model)
     rows = training_rows(Samples(objective), np.arange(len(PAIRS)), len(PAIRS) + 9)
@@ -132,7 +132,7 @@ def test_loss_and_gradients_are_those_of_the_model_itself(tokenizer, kind, smoot
 
 
 def test_outputs_are_kept_of_the_pairs_that_are_written(tokenizer):
-    objective, model = objective_of(tokenizer, generate=3, target=8), model_of("t5", tokenizer)
+    objective, model = build_objective(tokenizer, generate=3, target=8), model_of("t5", tokenizer)
     samples = Samples(objective)
     batches = [
         (objective.batch(evaluation_rows(samples, indices, 2)), indices)
@@ -150,7 +150,7 @@ def test_outputs_are_kept_of_the_pairs_that_are_written(tokenizer):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_writing_ends_when_nobody_waits(tokenizer, beams):
-    objective, model = objective_of(tokenizer, target=20), model_of("t5", tokenizer)
+    objective, model = build_objective(tokenizer, target=20), model_of("t5", tokenizer)
     sampling, seen = Sampling(20, temperature=0.0, beams=beams), []
 
     def is_over():
@@ -175,31 +175,31 @@ def test_an_encoder_of_t5_keeps_its_positions_in_training(tokenizer):
 
 
 def test_what_is_cut_is_counted(tokenizer):
-    objective = objective_of(tokenizer, block=12, target=8)
+    objective = build_objective(tokenizer, block=12, target=8)
     made = made_of(objective, PAIRS[:2])
-    assert [one.counted for one in made] == [{}, {"input_truncated": 1, "output_truncated": 1}]
+    assert [one.counts for one in made] == [{}, {"input_truncated": 1, "output_truncated": 1}]
     (sample,) = made[1].samples
     assert (sample.numbers, len(sample.ids), sample.ids[-1]) == ((12,), 20, tokenizer.end_id)
-    dropped = made_of(objective_of(tokenizer, block=12, target=64, too_long="drop"), PAIRS[:2])
+    dropped = made_of(build_objective(tokenizer, block=12, target=64, too_long="drop"), PAIRS[:2])
     assert isinstance(dropped[0], DocumentSamples)
     assert dropped[1] == Dropped("longer_than_block")
-    dropped = made_of(objective_of(tokenizer, block=64, target=8, too_long="drop"), PAIRS[1:2])
+    dropped = made_of(build_objective(tokenizer, block=64, target=8, too_long="drop"), PAIRS[1:2])
     assert dropped == [Dropped("longer_than_target")]
     assert made_of(objective, PAIRS[:1], "validation")[0].reference == {"input": TEXTS[0], "output": PAIRS[0].output}
     with pytest.raises(InputError, match="leaves no room between 2 special tokens"):
-        objective_of(tokenizer, target=2)
+        build_objective(tokenizer, target=2)
     with pytest.raises(InputError, match=r"^seq2seq\.target: 80 tokens are more than the model's 64 positions"):
-        objective_of(tokenizer, target=80).check(model_of("bart", tokenizer))
+        build_objective(tokenizer, target=80).check(model_of("bart", tokenizer))
 
 
 def test_a_prefix_is_a_part_of_the_text_and_its_special_tokens_are_tokens(tokenizer):
     for prefix in ("count: ", "<mask>", "<mask>count: "):
-        objective = objective_of(tokenizer, prefix=prefix)
+        objective = build_objective(tokenizer, prefix=prefix)
         sample = Samples(objective).read(0)
         assert sample.ids[: sample.numbers[0]].tolist() == tokenizer.hf(prefix + TEXTS[0])["input_ids"]
         assert repr(prefix + "He come home yesterday.")[1:-1] in objective.usage()
     plain = train_tokenizer(iter(TEXTS * 20), TokenizerTraining(vocab=265))  # puts nothing around a text
-    sample = Samples(objective_of(plain)).read(0)
+    sample = Samples(build_objective(plain)).read(0)
     assert sample.ids[: sample.numbers[0]].tolist() == plain.hf(TEXTS[0])["input_ids"]
     assert sample.ids[-1] == plain.end_id
 
@@ -213,7 +213,7 @@ def several_languages(kind):
 @pytest.mark.parametrize("kind", [MBartTokenizer, MBart50Tokenizer])
 def test_languages_stand_where_the_tokenizer_puts_them_and_begin_what_is_written(kind):
     tokenizer = several_languages(kind)
-    objective = objective_of(tokenizer, source_language="ru_RU", target_language="en_XX")
+    objective = build_objective(tokenizer, source_language="ru_RU", target_language="en_XX")
     samples = Samples(objective)
     hf = several_languages(kind).hf
     hf.src_lang, hf.tgt_lang = "ru_RU", "en_XX"
@@ -232,7 +232,7 @@ def test_languages_stand_where_the_tokenizer_puts_them_and_begin_what_is_written
                               decoder_start_token_id=began[0], forced_bos_token_id=began[1])  # fmt: skip
     assert text["text"] == hf.decode(expected[0], skip_special_tokens=True).strip()
     with pytest.raises(InputError, match="has no language 'xx'"):
-        objective_of(several_languages(kind), source_language="xx")
+        build_objective(several_languages(kind), source_language="xx")
 
 
 def test_chrf_is_that_of_sacrebleu():

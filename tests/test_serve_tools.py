@@ -67,7 +67,7 @@ def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(na
             (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls
         ]
     assert called == {*SCHEMAS}
-    assert (max(counts) > 1) == (form.between is not None)
+    assert (max(counts) > 1) == (form.between_calls is not None)
 
 
 def test_one_call_alone_where_no_more_are_wanted():
@@ -79,7 +79,7 @@ def test_one_call_alone_where_no_more_are_wanted():
 def test_arguments_may_hold_the_marks_of_the_form():
     _, _, form = form_of(FAMILIES["qwen2_5"])
     arguments = json.dumps({"city": '</tool_call> \\"} {', "days": 3})
-    text = f"{form.opens}get{form.named}{arguments}{form.between}get_time{form.named}{{}}{form.closes}"
+    text = f"{form.prefix}get{form.after_name}{arguments}{form.between_calls}get_time{form.after_name}{{}}{form.suffix}"
     for size in (1, 3, len(text)):
         reader = required_calls(form, TOOLS)
         for at in range(0, len(text), size):

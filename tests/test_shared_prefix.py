@@ -67,7 +67,7 @@ def logits_of_targets(model, tensors):
     inputs = {"input_ids": tensors["input_ids"], "use_cache": False}
     if "branches" in tensors:
         inputs |= shared_prefix_inputs(model, *(tensors[name] for name in ("documents", "branches", "positions")))
-    return model(**inputs).logits.flatten(0, 1)[tensors["places"]], inputs
+    return model(**inputs).logits.flatten(0, 1)[tensors["target_positions"]], inputs
 
 
 @pytest.mark.parametrize("config", OBEYING, ids=lambda config: config.model_type)
@@ -77,7 +77,7 @@ def test_each_answer_gets_the_logits_and_gradients_of_its_own_row(config):
     samples = answers(np.random.default_rng(0))
     gradients, logits = [], []
     for shared in (False, True):
-        tensors = answer_tensors(samples, shared=shared)
+        tensors = answer_tensors(samples, share_prompts=shared)
         found, _ = logits_of_targets(model, tensors)
         model.zero_grad()
         (found * torch.linspace(-1, 1, len(found))[:, None]).sum().backward()
@@ -97,11 +97,11 @@ def test_block_masks_say_the_same(config):
     """As on a GPU: FlexAttention runs on a processor too, uncompiled and without backward."""
     model = built(config)
     samples = answers(np.random.default_rng(0))
-    expected, _ = logits_of_targets(model, answer_tensors(samples, shared=False))
+    expected, _ = logits_of_targets(model, answer_tensors(samples, share_prompts=False))
     allow_block_masks(model, True)
     assert obeys_shared_prefixes(model)
     with torch.no_grad():
-        actual, inputs = logits_of_targets(model, answer_tensors(samples, shared=True))
+        actual, inputs = logits_of_targets(model, answer_tensors(samples, share_prompts=True))
     assert isinstance(inputs["attention_mask"], BlockMask)
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
@@ -121,15 +121,15 @@ def test_models_that_do_not_obey_are_found(config):
 
 def test_what_answers_begin_with_is_read_once():
     samples = answers(np.random.default_rng(0))
-    tensors = answer_tensors(samples[:1], shared=True)
+    tensors = answer_tensors(samples[:1], share_prompts=True)
     one, other = (answer.ids for answer in samples[0])
     row = tensors["input_ids"][0, : int(tensors["documents"].sum())].tolist()
     assert row == [*one[:-1], *other[13:-1]]
     assert tensors["positions"][0, : len(row)].tolist() == [*range(21), *range(13, 26)]
-    chosen, rejected = (tensors["members"][0, side] for side in (0, 1))
+    chosen, rejected = (tensors["answer_targets"][0, side] for side in (0, 1))
     assert tensors["targets"][chosen[chosen < 23]].tolist() == one[13:].tolist()
     assert tensors["targets"][rejected].tolist() == other[13:].tolist()
-    assert tensors["places"][[0, 9]].tolist() == [12, 12]  # the end of the prompt predicts both
+    assert tensors["target_positions"][[0, 9]].tolist() == [12, 12]  # the end of the prompt predicts both
 
 
 def test_samples_share_rows_as_long_as_they_fit():
@@ -138,17 +138,17 @@ def test_samples_share_rows_as_long_as_they_fit():
         [Answer(random.integers(5, 120, 4 + length), np.repeat([0, 1], [4, length]).astype(np.uint8))] * 2
         for length in (60, 20, 27, 8)
     ]
-    tensors = answer_tensors(pairs, shared=True)
+    tensors = answer_tensors(pairs, share_prompts=True)
     rows, length = tensors["input_ids"].shape
     sizes = [int((tensors["documents"] == number).sum()) for number in range(1, 4)]
     assert (rows, length) == (2, 64)
     assert sum(sizes) == int((tensors["documents"] > 0).sum()) == sum(len(pair[0].ids) - 1 for pair in pairs)
-    for pair, members in zip(pairs, tensors["members"], strict=True):
+    for pair, members in zip(pairs, tensors["answer_targets"], strict=True):
         for answer, own in zip(pair, members, strict=True):
             own = own[own < len(tensors["targets"])]
             learned = answer.ids[answer.flags > 0]
             assert tensors["targets"][own].tolist() == learned.tolist()
-            before = tensors["input_ids"].flatten()[tensors["places"][own]]
+            before = tensors["input_ids"].flatten()[tensors["target_positions"][own]]
             assert before.tolist() == [answer.ids[3], *learned[:-1]]
 
 

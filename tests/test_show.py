@@ -8,7 +8,7 @@ import pytest
 
 from artel.config.load import run_from
 from artel.preparing import prepare
-from artel.preparing.show import SampleViews, show_stored
+from artel.preparing.sample_text import SampleViews, stored_sample_text
 from support.reading import message, rows_of, written
 from support.runs import artel, succeed
 from support.stores import run_of
@@ -153,7 +153,7 @@ def test_the_command(tmp_path, what):
 
 def test_a_document_of_a_store(tmp_path):
     prepared = prepare(run_of(tmp_path, model=GPT2, data=lines(tmp_path)))
-    assert show_stored(prepared.open().train, 1, prepared.tokenizer()).pieces[0].text == "four five<|endoftext|>"
+    assert stored_sample_text(prepared.open().train, 1, prepared.tokenizer()).pieces[0].text == "four five<|endoftext|>"
 
 
 @pytest.mark.processes

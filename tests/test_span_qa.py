@@ -298,7 +298,7 @@ def test_early_stopping_keeps_the_best_model(tmp_path):
 
 def test_balanced_sampling_draws_the_classes_equally_often(tmp_path):
     from artel.config import load_run
-    from artel.objectives import objective_of
+    from artel.objectives import build_objective
     from artel.preparing import prepare
 
     run = load_run(
@@ -306,6 +306,6 @@ def test_balanced_sampling_draws_the_classes_equally_often(tmp_path):
     )
     prepared = prepare(run)
     part = prepared.open().train
-    order = objective_of(run, prepared.tokenizer()).order(part, part.samples)
+    order = build_objective(run, prepared.tokenizer()).order(part, part.samples)
     classes = part.numbers()[order.at(np.arange(500)), -1]
     assert (np.bincount(classes) == 100).all()

@@ -44,7 +44,7 @@ def parameters(config, auto_class, without):
     [
         (GPT2, AutoModelForCausalLM, ["wpe"], 1024, 1 / 2),
         (LLAMA, AutoModelForCausalLM, ["embed_tokens"], 4096, 1 / 2),
-        (ROBERTA, AutoModelForMaskedLM, ["position_embeddings", "token_type"], 512, 1),
+        (ROBERTA, AutoModelForMaskedLM, ["position_embeddings", "id_dtype"], 512, 1),
     ],
 )
 def test_the_closed_formula(config, auto_class, without, length, shown):

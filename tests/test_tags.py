@@ -12,9 +12,9 @@ from seqeval.metrics.sequence_labeling import get_entities
 from artel.config import RunConfig
 from artel.objectives.tokens.entities import Scores
 from artel.objectives.tokens.tag_set import TagSet
-from artel.objectives.tokens.word_windows import window_of_words, without_overlaps, words_of
+from artel.objectives.tokens.word_windows import best_windows, find_words, without_overlaps
 from artel.text.tags import entities_of
-from artel.tokens import Encoded
+from artel.tokens import Encoding
 
 TAGS = ["O", *(f"{prefix}-{label}" for prefix in "BIES" for label in ("PER", "LOC", "A-B"))]
 sequences = st.lists(st.sampled_from(TAGS), max_size=12)
@@ -72,21 +72,21 @@ def test_figures_are_those_of_seqeval(drawn):
 )  # fmt: skip
 def test_words_of_tokens(text, places, expected):
     starts, ends = map(np.array, zip(*places, strict=True))
-    found = words_of(text, Encoded(np.arange(len(places)), starts, ends))
+    found = find_words(text, Encoding(np.arange(len(places)), starts, ends))
     words = zip(found.tokens.tolist(), found.starts, found.ends, strict=True)
     assert [(token, text[start:end]) for token, start, end in words] == expected
 
 
 def test_a_word_is_judged_where_most_stands_around_it():
     starts = np.array([0, 4, 8])
-    owners = window_of_words(np.arange(16), starts, 8, 16)
+    owners = best_windows(np.arange(16), starts, 8, 16)
     assert owners.tolist() == [0] * 6 + [1] * 4 + [2] * 6
     chance = random.Random(0)
     for _ in range(50):
         room, stride = chance.randint(4, 20), chance.randint(1, 4)
         tokens = chance.randint(room + 1, 60)
         starts = np.arange(0, tokens - room + stride, stride)
-        owners = window_of_words(np.arange(tokens), starts, room, tokens)
+        owners = best_windows(np.arange(tokens), starts, room, tokens)
         assert (np.diff(owners) >= 0).all(), "words come in order"
         for token, owner in enumerate(owners):
             assert starts[owner] <= token < starts[owner] + room
@@ -99,15 +99,15 @@ def test_of_spans_that_overlap_the_outermost_or_the_innermost_is_taken():
 
 
 def tag_set(**tokens):
-    return TagSet.of_run(RunConfig.model_validate({"objective": "tokens", "tokens": tokens}))
+    return TagSet.from_config(RunConfig.model_validate({"objective": "tokens", "tokens": tokens}))
 
 
 def test_the_tags_of_a_head():
     bio, bilou = tag_set(labels=["LOC", "PER"]), tag_set(labels=["PER"], scheme="bilou")
     assert bio.tags == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert bio.names(bio.ids_of("PER", 3)) == ["B-PER", "I-PER", "I-PER"]
+    assert bio.names(bio.tag_ids("PER", 3)) == ["B-PER", "I-PER", "I-PER"]
     assert bilou.tags == ("O", "B-PER", "I-PER", "L-PER", "U-PER")
-    assert [bilou.names(bilou.ids_of("PER", count)) for count in (1, 2, 3)] == [
+    assert [bilou.names(bilou.tag_ids("PER", count)) for count in (1, 2, 3)] == [
         ["U-PER"], ["B-PER", "L-PER"], ["B-PER", "I-PER", "L-PER"]]  # fmt: skip
 
 
@@ -115,12 +115,12 @@ def test_the_tags_of_another_head_in_its_order():
     tags = tag_set(labels=["B-PER", "I-PER", "O", "B-LOC", "I-LOC"])
     assert tags.outside == 2
     assert tags.labels == ["PER", "LOC"]
-    assert tags.ids_of("LOC", 2) == [3, 4]
+    assert tags.tag_ids("LOC", 2) == [3, 4]
     only_inside = tag_set(labels=["O", "I-PER", "I-LOC"])
-    assert only_inside.ids_of("PER", 2) == [1, 1]
+    assert only_inside.tag_ids("PER", 2) == [1, 1]
     bioes = tag_set(labels=["O", "S-PER", "B-PER", "E-PER", "I-PER"])
-    assert bioes.ids_of("PER", 1) == [1]
-    assert bioes.ids_of("PER", 2) == [2, 3]
+    assert bioes.tag_ids("PER", 1) == [1]
+    assert bioes.tag_ids("PER", 2) == [2, 3]
     parts_of_speech = tag_set(labels=["NOUN", "VERB"], scheme="words")
     assert parts_of_speech.outside is None
-    assert parts_of_speech.ids_of("VERB", 2) == [1, 1]
+    assert parts_of_speech.tag_ids("VERB", 2) == [1, 1]

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from artel.errors import InputError
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.planning import check_records
 from artel.preparing import prepare
-from artel.preparing.show import SampleViews
+from artel.preparing.sample_text import SampleViews
 from artel.reports.page import Language
 from artel.tokens import TokenStore
-from artel.tokens.tokenizer.chat_template import writes_day
+from artel.tokens.tokenizer.chat_template import inserts_date
 from support.chat_templates import FAMILIES
 from support.messages import logged
 from support.reading import message, rows_of
@@ -63,7 +63,7 @@ def test_a_store_without_a_target_is_refused(tmp_path):
     np.zeros(flags.stat().st_size, np.uint8).tofile(flags)
     store = TokenStore(prepared.folder)
     with pytest.raises(InputError, match=r"no token of the 1 training samples is a target; the first is .*a.jsonl:1"):
-        objective_of(run, prepared.tokenizer()).check_store(store)
+        build_objective(run, prepared.tokenizer()).check_store(store)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,10 @@ def test_texts_with_the_day_of_preparing_are_told_and_dated(tmp_path):
     dated = {name for name in FAMILIES if "strftime_now" in FAMILIES[name].template}
     assert {"llama3", "mistral_small", "gpt_oss"} <= dated
     for name in FAMILIES:
-        assert writes_day(FAMILIES[name].tokenizer(), FAMILIES[name].template) == (name in dated), name
-    assert not writes_day(FAMILIES["llama3"].tokenizer(), "{% set day = strftime_now('%d') %}{{ messages[0].content }}")
+        assert inserts_date(FAMILIES[name].tokenizer(), FAMILIES[name].template) == (name in dated), name
+    assert not inserts_date(
+        FAMILIES["llama3"].tokenizer(), "{% set day = strftime_now('%d') %}{{ messages[0].content }}"
+    )
 
 
 def test_a_store_has_the_day_that_its_texts_have(tmp_path):

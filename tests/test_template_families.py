@@ -14,7 +14,7 @@ from artel.objectives.preference import PreferenceOptimization
 from artel.text import Conversation, Document, Message, Preference, Record, Rejected, ToolCall
 from artel.text.tool_calls import read_calls
 from artel.tokens import Tokenizer
-from artel.tokens.tokenizer.chat_template import prompt_ids, render, template_of, turn_end
+from artel.tokens.tokenizer.chat_template import prompt_ids, render, resolve_template, turn_end
 from support.chat_models import trained_tokenizer
 from support.chat_templates import FAMILIES
 from support.tokenizer_families import bytewise, gemma, llama_2, mistral, sentencepiece
@@ -66,7 +66,7 @@ def messages_of(kind):
     return [Message(*message) for message in KINDS[kind]]
 
 
-def objective_of(family):
+def build_objective(family):
     run = RunConfig.model_validate({"objective": "chat", "data": {"block": 100_000}})
     return Chat(run, family.tokenizer())
 
@@ -74,7 +74,7 @@ def objective_of(family):
 @pytest.fixture(scope="module")
 def objectives():
     made = {}
-    return lambda name: made.setdefault(name, objective_of(FAMILIES[name]))
+    return lambda name: made.setdefault(name, build_objective(FAMILIES[name]))
 
 
 def document_of(messages, tools=()):
@@ -187,7 +187,7 @@ def test_of_several_templates_the_one_is_taken_that_transformers_takes(templates
     tokenizer = FAMILIES["hermes2_pro"].tokenizer()
     if isinstance(templates, tuple):
         tokenizer.hf.chat_template = dict(zip(("default", "tool_use"), templates, strict=True))
-    own, template = tokenizer.hf.chat_template, template_of(tokenizer, "auto")
+    own, template = tokenizer.hf.chat_template, resolve_template(tokenizer, "auto")
     for asks in (False, True):
         expected = tokenizer.hf.apply_chat_template(USER_ASKS, tools=tools, tokenize=False, add_generation_prompt=asks)
         assert render(tokenizer, template, USER_ASKS, asks, tools) == expected
@@ -212,7 +212,7 @@ def test_templates_that_cannot_be_taken_are_named(templates, says):
     tokenizer = FAMILIES["hermes2_pro"].tokenizer()
     tokenizer.hf.chat_template = templates
     with pytest.raises(InputError, match=says):
-        template_of(tokenizer, "auto")
+        resolve_template(tokenizer, "auto")
 
 
 def test_what_stands_before_a_call_ends_no_turn():

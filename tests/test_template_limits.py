@@ -7,7 +7,7 @@ import pytest
 
 from artel.errors import InputError
 from artel.tokens.tokenizer import chat_template, template_limits
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, read_template, render, template_of
+from artel.tokens.tokenizer.chat_template import TemplateRejection, read_template, render, resolve_template
 from support.templates import MISTRAL, QWEN
 
 LOOP = "{% for a in range(99999) %}"
@@ -50,7 +50,7 @@ def test_files_that_are_no_templates(tmp_path):
 def test_a_tokenizers_own_template_is_tried(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer.hf, "chat_template", BOMBS["calls itself"][0])
     with pytest.raises(InputError, match="the tokenizer's chat template calls itself"):
-        template_of(tokenizer, "auto")
+        resolve_template(tokenizer, "auto")
 
 
 def test_templates_in_use_pass_and_what_refuses_is_refused_where_it_is_used(tokenizer, tmp_path):
@@ -58,9 +58,9 @@ def test_templates_in_use_pass_and_what_refuses_is_refused_where_it_is_used(toke
         file = tmp_path / "chat.jinja"
         file.write_text(template)
         assert read_template(str(file)) == template
-    with pytest.raises(TemplateRefuses, match="division by zero"):
+    with pytest.raises(TemplateRejection, match="division by zero"):
         render(tokenizer, "{{ 1 / 0 }}", [{"role": "user", "content": "a"}], False)
-    with pytest.raises(TemplateRefuses, match="recursion"):
+    with pytest.raises(TemplateRejection, match="recursion"):
         render(tokenizer, BOMBS["calls itself"][0], [{"role": "user", "content": "a"}], False)
 
 

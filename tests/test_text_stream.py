@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from artel.models.text_stream import TextStream
 from artel.tokens.tokenizer.tokenizer import Tokenizer
-from artel.tokens.tokenizer.word_cache import bytes_of_piece, letters_of_bytes
+from artel.tokens.tokenizer.word_cache import byte_letters, piece_bytes
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_prompt_that_ends_within_a_character_is_not_shown_again(tokenizer):
 
 
 def test_bytes_of_pieces():
-    assert bytes_of_piece("<0xD0>") == b"\xd0"
-    letters = "".join(chr(letters_of_bytes()[byte]) for byte in " €".encode()[:2])
-    assert bytes_of_piece(letters) == " €".encode()[:2]
-    assert bytes_of_piece("\u2581a") is None
+    assert piece_bytes("<0xD0>") == b"\xd0"
+    letters = "".join(chr(byte_letters()[byte]) for byte in " €".encode()[:2])
+    assert piece_bytes(letters) == " €".encode()[:2]
+    assert piece_bytes("\u2581a") is None

@@ -95,7 +95,7 @@ def test_places_hold_for_every_pattern(trained, pattern):
     (encoded,) = trained(pattern).encode_with_offsets([text])
     places = zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True)
     assert {at for start, end in places for at in range(start, end)} == set(range(len(text)))
-    first, last = encoded.tokens_of(6, 11)
+    first, last = encoded.token_range(6, 11)
     assert trained(pattern).decode(encoded.ids[first : last + 1]).strip() == "12345"
 
 
@@ -134,7 +134,7 @@ def test_whitespace_is_the_quick_tours_tokenizer():
 
 def test_whitespace_loses_spacing_and_unknown_characters_and_says_so(trained):
     tokenizer = trained("whitespace")
-    assert tokenizer.spacing_is_lost
+    assert tokenizer.loses_spacing
     ids = [ids.tolist() for ids in tokenizer.encode(["семья  \n несчастлива.", "семья несчастлива .", "☃"])]
     assert ids[0] == ids[1]
     assert ids[2] == [tokenizer.hf.unk_token_id]
@@ -144,7 +144,7 @@ def test_whitespace_loses_spacing_and_unknown_characters_and_says_so(trained):
 
 def test_spacing_is_kept_where_it_is(trained, shared_data):
     real = (load_tokenizer(str(shared_data / "tokenizers" / name)) for name in ("gpt2", "roberta-base"))
-    assert not any(each.spacing_is_lost for each in (trained("gpt2"), trained("gpt4", True), *real))
+    assert not any(each.loses_spacing for each in (trained("gpt2"), trained("gpt4", True), *real))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_post_processor_of_another_vocabulary_is_noticed(trained, tmp_path, be
         return
     tokenizer = load_tokenizer(str(tmp_path))
     named = tokenizer.hf.convert_ids_to_tokens(begin)
-    assert tokenizer.odd_frame == ([f"{named!r} (77)"] if begin == 77 else [])
+    assert tokenizer.plain_frame_tokens == ([f"{named!r} (77)"] if begin == 77 else [])
 
 
 def test_a_russian_alphabet_does_not_make_spaces_look_lost():
@@ -194,7 +194,7 @@ def test_a_russian_alphabet_does_not_make_spaces_look_lost():
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     backend.decoder = decoders.Metaspace(prepend_scheme="never")
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<unk>"), "here")
-    assert not tokenizer.spacing_is_lost
+    assert not tokenizer.loses_spacing
 
 
 def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
@@ -224,8 +224,8 @@ def test_the_run_file_chooses_the_pattern():
     Path("a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
     prepared = prepared_with("tokenizer.train={pattern: whitespace, vocab: 300}")
     tokenizer = prepared.tokenizer()
-    assert tokenizer.spacing_is_lost
-    (_, ids), *_ = prepared.open().train.each_sample()
+    assert tokenizer.loses_spacing
+    (_, ids), *_ = prepared.open().train.iter_samples()
     assert ids[-1] == tokenizer.end_id
     assert tokenizer.decode(ids[:-1]).startswith("Слово номер ")  # one space of the two
 

@@ -123,7 +123,7 @@ def test_store_gives_back_what_was_written_across_shards(store):
     for start in range(len(stream)):
         for count in range(1, len(stream) - start + 1):
             assert (opened.train.read(start, count) == stream[start : start + count]).all()
-    for (origin, ids), (number, expected) in zip(opened.train.each_sample(), enumerate(documents), strict=True):
+    for (origin, ids), (number, expected) in zip(opened.train.iter_samples(), enumerate(documents), strict=True):
         assert origin == f"a.txt:{number}"
         assert (ids == expected).all()
     for number, expected in enumerate(documents):
@@ -143,8 +143,8 @@ def test_blocks_predict_every_token_but_the_first_once(store):
     blocks = TokenBlocks(opened.train, length=4, lookahead=1)
     targets = np.concatenate([blocks.read(index).ids[1:] for index in range(len(blocks))])
     assert (targets == stream[1 : 1 + len(targets)]).all()
-    assert len(blocks) * 4 + blocks.left_over == len(stream)
-    assert 1 <= blocks.left_over <= 4
+    assert len(blocks) * 4 + blocks.leftover_tokens == len(stream)
+    assert 1 <= blocks.leftover_tokens <= 4
 
 
 def test_tokens_beyond_the_vocabulary_are_found(store):

@@ -7,7 +7,7 @@ import json
 import jsonschema
 
 from artel.tokens.tokenizer.chat_template import turn_end
-from artel.tokens.tokenizer.template_calls import call_form
+from artel.tokens.tokenizer.template_calls import find_call_form
 from artel.tokens.tokenizer.template_tools import tool_style
 
 WEATHER = {
@@ -37,7 +37,7 @@ TOOLS = (tool("get", WEATHER), tool("get_time"))
 def form_of(family):
     tokenizer = family.tokenizer()
     style, end = tool_style(tokenizer, family.template), turn_end(tokenizer, family.template)
-    return tokenizer, end, call_form(tokenizer, family.template, style, end)
+    return tokenizer, end, find_call_form(tokenizer, family.template, style, end)
 
 
 def assert_called(calls, names=SCHEMAS):

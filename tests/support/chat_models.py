@@ -9,7 +9,7 @@ from artel.config import TokenizerTraining
 from artel.inference import ChatSession, ChatSettings, open_model
 from artel.objectives import DocumentSamples
 from artel.tokens import Tokenizer, train_tokenizer
-from artel.tokens.tokenizer.chat_template import render, template_of
+from artel.tokens.tokenizer.chat_template import render, resolve_template
 
 # For commands in processes of their own, as `_one_thread` in conftest.py is for tests in this one.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -65,7 +65,7 @@ def learned_by_heart(
     """A model that knows `CONVERSATIONS`, or others; its tokenizer has the marks as tokens and a template, or not."""
     tokenizer = trained_tokenizer(special)
     tokenizer.hf.chat_template = own_template
-    template = template_of(tokenizer, "auto")
+    template = resolve_template(tokenizer, "auto")
     model = llama(tokenizer, **sizes).train()
     conversations = conversations or [as_messages(conversation) for conversation in CONVERSATIONS]
     texts = [render(tokenizer, template, conversation, False, tools) for conversation in conversations]

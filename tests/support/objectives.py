@@ -10,7 +10,7 @@ import yaml
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining, load_run
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.tokens import train_tokenizer
@@ -284,7 +284,7 @@ def taught(folder, name, **changes):
     """(run, objective, store) of a run with a teacher, which the objective has as in training."""
     run = load_run(str(objective_run(folder / f"{name}.yaml", name)), changes)
     prepared = prepare(run)
-    objective, store = objective_of(prepared.config, prepared.tokenizer()), prepared.open()
+    objective, store = build_objective(prepared.config, prepared.tokenizer()), prepared.open()
     alone = World(0, 1, 0, torch.device("cpu"))
     set_teacher(objective, prepared.config, store, alone, folder / "teacher.json", False)
     return run, objective, store

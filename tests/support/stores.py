@@ -48,7 +48,7 @@ def stored(folder: Path, **sections):
     documents = [
         Stored(origin, tokenizer.decode(ids[:-1] if ids[-1] == tokenizer.end_id else ids), part)
         for part in ("validation", "train")
-        for origin, ids in getattr(store, part).each_sample()
+        for origin, ids in getattr(store, part).iter_samples()
     ]
     return documents, from_json(prepared.ledger())
 

@@ -27,10 +27,10 @@ from transformers import (
     T5Tokenizer,
 )
 
-from artel.tokens.tokenizer.word_cache import letters_of_bytes
+from artel.tokens.tokenizer.word_cache import byte_letters
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-BYTE_LETTERS = [chr(letter) for letter in letters_of_bytes().values()]
+BYTE_LETTERS = [chr(letter) for letter in byte_letters().values()]
 FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
 BEGINNING = (
     "{{ bos_token or '' }}{% for m in messages %}[{{ m['role'] }}]\n{{ m['content'] }}{{ eos_token }}\n{% endfor %}"

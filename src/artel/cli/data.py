@@ -16,7 +16,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
-    from artel.preparing.show import TextPiece
+    from artel.preparing.sample_text import TextPiece
 
 app = typer.Typer(help="Inspect a token store, or import tokens into one.", no_args_is_help=True)
 
@@ -58,7 +58,7 @@ def show(
     else:
         prepared = prepare(config)
         config, store = prepared.config, prepared.open()
-    from artel.preparing.show import SampleViews, show_stored
+    from artel.preparing.sample_text import SampleViews, stored_sample_text
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     split = store.train if part == "train" else store.validation
@@ -71,7 +71,7 @@ def show(
         echo(f"the {part} split has no samples: {split.tokens:,} tokens of {split.documents:,} documents")
     numbers = range(min(count, num_samples)) if document is None else [document]
     if read is None:
-        samples = [show_stored(split, number, tokenizer) for number in numbers]
+        samples = [stored_sample_text(split, number, tokenizer) for number in numbers]
     else:
         samples = [sample for number in numbers for sample in read.views(number)]
     if as_json:

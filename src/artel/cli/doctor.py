@@ -80,9 +80,9 @@ def _try_parallel(name: str, overrides: list[str], nproc: int | None, as_json: b
         raise InputError.at("--parallel", "needs a run file", "use e.g. artel doctor run.yaml --parallel")
     config = load_run(name, Overrides.parse(overrides))
     quiet_libraries()
-    from artel.diagnostics.parallel_check import try_parallel
+    from artel.diagnostics.parallel_check import check_parallel
 
-    agreement = try_parallel(config, nproc or max(2, config.parallel.processes))
+    agreement = check_parallel(config, nproc or max(2, config.parallel.processes))
     if as_json:
         print_json(agreement.to_json())
     else:

@@ -43,7 +43,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class DoctorReport:
     """Facts by section and name, in the order of printing, and warnings."""
 
     sections: dict[str, dict[str, Fact]]
@@ -69,7 +69,7 @@ class Examination:
         return "\n".join(lines).replace(f"{home}/", "~/") if home and home != Path("/") else "\n".join(lines)
 
 
-def examine(config: RunConfig | None, variables: Mapping[str, str]) -> Examination:
+def examine(config: RunConfig | None, variables: Mapping[str, str]) -> DoctorReport:
     """Examine this machine, for a run or for artel's defaults. `variables`: the environment as set by the user.
 
     Raise InputError for a run that cannot be started. Write nothing and use no network, if before the import of this
@@ -91,7 +91,7 @@ def examine(config: RunConfig | None, variables: Mapping[str, str]) -> Examinati
         **({"run": _run(config, model)} if config is not None else {}),
         "choices": {name: Fact(f"{choice.value} · {choice.why}", asdict(choice)) for name, choice in choices.items()},
     }
-    return Examination(sections, machine_problems(examined_run, device, gpus, disks, variables))
+    return DoctorReport(sections, machine_problems(examined_run, device, gpus, disks, variables))
 
 
 def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:

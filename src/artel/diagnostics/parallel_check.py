@@ -81,7 +81,7 @@ class Agreement:
         )
 
 
-def try_parallel(config: RunConfig, processes: int) -> Agreement:
+def check_parallel(config: RunConfig, processes: int) -> Agreement:
     """Train a small copy of the run's model twice and compare. Raise InputError for an impossible strategy."""
     dims = read_parallel_dims(config.parallel, processes, processes)
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= processes

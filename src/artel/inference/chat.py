@@ -26,7 +26,7 @@ from artel.storage import check_new_file, check_regular, user_path, write_output
 from artel.text import Message, ToolCall, Tools
 from artel.text.records import BadRecord
 from artel.text.tool_calls import CallReader, parse_call
-from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
+from artel.tokens.tokenizer.chat_template import CHATML, TemplateRejection, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _CONTEXT = 4096
@@ -297,7 +297,7 @@ class ChatSession:
         try:
             messages = self._messages(exchanges, self._tool_style)[:-1]
             return prompt_ids(self._tokenizer, self._template, messages, list(self._tools) or None)
-        except TemplateRefuses as refusal:
+        except TemplateRejection as refusal:
             fix = (
                 "many templates do not support a system message: try without it"
                 if self.system

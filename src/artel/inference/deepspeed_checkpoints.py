@@ -38,7 +38,7 @@ from artel.messages import logger
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.pretrained import read_generation_config
 from artel.models.loading.structure import without_weights
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.parallel.deepspeed.checkpoint import AVERAGES, ZeroCheckpoint, model_files, read_zero_checkpoint
 from artel.preparing import PreparedText
 from artel.registry import OPTIMIZERS
@@ -269,7 +269,7 @@ def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]
 
 def _next_rate(run: RunConfig, prepared: PreparedText, progress: Progress) -> float:
     """Return the learning rate of the next step."""
-    objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
+    objective, store = build_objective(run, prepared.tokenizer()), prepared.open()
     steps = run_length(run, objective.dataset(store.train), store.train).steps
     if steps is None:
         return run.train.learning_rate * rate_by_time(run.train, progress.step, progress.share, progress.warmup)

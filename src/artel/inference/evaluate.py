@@ -20,7 +20,7 @@ from artel.models.loading.check import check_positions
 from artel.models.loading.structure import position_limit
 from artel.models.quantization import set_compute_precision
 from artel.notebooks import html_table
-from artel.objectives import Objective, objective_of, objective_type
+from artel.objectives import Objective, build_objective, objective_type
 from artel.objectives.types import GenerationEval, GenerationPrompt
 from artel.parallel import DataParallel, World
 from artel.preparing import PreparedText, prepare
@@ -77,7 +77,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
     check_positions(opened.model, run.data.block)
     prepared = _prepare(opened, run, data)
     run = prepared.config
-    objective = objective_of(run, opened.tokenizer)
+    objective = build_objective(run, opened.tokenizer)
     objective.check(opened.model)
     if note := objective.calibrate(opened.objective.calibration()):
         logger.info(note)

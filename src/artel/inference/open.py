@@ -21,13 +21,13 @@ from artel.models.loading.model_folder import read_config
 from artel.models.loading.structure import position_limit
 from artel.models.lora.adapter_folder import read_adapter
 from artel.models.quantization import set_compute_precision
-from artel.objectives import Objective, objective_of
+from artel.objectives import Objective, build_objective
 from artel.objectives.decoding import Decoding
 from artel.preparing import PreparedText, prepare, prepare_silently
 from artel.preparing.run_mark import check_own_checkpoints
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
-from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end
+from artel.tokens.tokenizer.chat_template import TurnEnd, resolve_template, turn_end
 from artel.training import RunFolder
 from artel.training.checkpoint.format import load_weights, read_progress
 
@@ -58,7 +58,7 @@ class OpenedModel:
 
     def chat_template(self) -> str:
         """Return the model's chat template. Raise InputError if it is wrong."""
-        return template_of(self.tokenizer, self.template_setting)
+        return resolve_template(self.tokenizer, self.template_setting)
 
     def turn_end(self, template: str) -> TurnEnd:
         """Return what ends an answer, from the template, the tokenizer and generation_config.json."""
@@ -146,7 +146,7 @@ def open_untrained(run: RunConfig) -> OpenedModel:
 def open_fresh(run: RunConfig, prepared: PreparedText) -> OpenedModel:
     """Open a run's model before its first step, with the tokenizer of its prepared text."""
     tokenizer = prepared.tokenizer()
-    objective = objective_of(run, tokenizer)
+    objective = build_objective(run, tokenizer)
     request = objective.model_request(run.model, run.data.block, run.seed)
     model = build_model(request, tokenizer).model
     return OpenedModel(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
@@ -187,7 +187,7 @@ def _limit_to_positions(objective: Objective, model: PreTrainedModel) -> Objecti
     if limit is None or limit >= run.data.block:
         return objective
     data = run.data.model_copy(update={"block": limit})
-    return objective_of(run.model_copy(update={"data": data}), objective.tokenizer)
+    return build_objective(run.model_copy(update={"data": data}), objective.tokenizer)
 
 
 def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
@@ -195,7 +195,7 @@ def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer
     if run is None:
         adapter = read_adapter(folder)
         run = _run_of_folder(folder if adapter is None else adapter.base)
-    return objective_of(run, tokenizer)
+    return build_objective(run, tokenizer)
 
 
 def _run_of_folder(folder: str) -> RunConfig:

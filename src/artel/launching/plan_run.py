@@ -185,14 +185,14 @@ def _check_budget(plan: dict[str, Any], config: RunConfig) -> None:
 def _is_short(config: RunConfig, prepared: PreparedText) -> bool:
     """True if the run takes about a minute at most, by its budget or by 6 N D FLOPs (Kaplan et al. 2020)."""
     quiet_libraries()
-    from artel.objectives import objective_of
+    from artel.objectives import build_objective
     from artel.planning.outline import outline_model
     from artel.training.schedule import run_length
 
     if config.train.budget is not None:
         return config.train.budget < _SHORT_SECONDS
     try:
-        objective = objective_of(config, prepared.tokenizer())
+        objective = build_objective(config, prepared.tokenizer())
         parameters = sum(parameter.numel() for parameter in outline_model(config, objective.auto_class).parameters())
     except InputError:  # the model is unknown here
         return False

@@ -49,7 +49,7 @@ def splits_by_label(config: RunConfig) -> bool:
     return config.data.may_split_by_label and objective_type(config).has_classes(config)
 
 
-def objective_of(config: RunConfig, tokenizer: Tokenizer) -> Objective:
+def build_objective(config: RunConfig, tokenizer: Tokenizer) -> Objective:
     """Return the run's objective with its tokenizer. Raise InputError if they do not fit each other."""
     return objective_type(config)(config, tokenizer)
 
@@ -66,7 +66,7 @@ __all__ = [
     "Reply",
     "SpanQA",
     "Tokens",
-    "objective_of",
+    "build_objective",
     "objective_type",
     "splits_by_label",
 ]

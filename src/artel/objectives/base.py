@@ -48,7 +48,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     """Its section of the run file; empty if it has none."""
     generates: ClassVar[bool] = False
     """True if its models generate text token by token, as `artel chat` and lm-eval need."""
-    writes_day: bool = False
+    inserts_date: bool = False
     """True if samples contain the date of their preparation (a chat template with `strftime_now`)."""
     is_per_token: ClassVar[bool] = False
     """True if the loss is a sum over tokens, so that ranks can share a sequence (parallel.context)."""
@@ -167,7 +167,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         """Yield the samples of each document, or the reason it was rejected or dropped."""
 
-    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+    def output_ids(self, sample: Sample) -> np.ndarray | None:
         """Return the ids (tokens,) of a stored sample that the model learns to write; None if it learns all."""
         return None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from artel.objectives.base import directions
 from artel.objectives.collate import NextTokenTexts
-from artel.objectives.decoding import Decoding, generation_usage, in_python
+from artel.objectives.decoding import Decoding, generation_usage, python_literal
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.types import Batch, GenerationPrompt, Presentation, Reply
 from artel.tokens import StoreSplit, TokenBlocks
@@ -34,7 +34,7 @@ class Causal(NextTokenTexts, Decoding):
         block, words = self.config.data.block, self.prompt(None).split(" ")
         while self._length(words) > block // 2 and len(words) > 1:  # models with absolute positions take no more
             words.pop()
-        inputs = f'inputs = tokenizer({in_python(" ".join(words))}, return_tensors="pt")'
+        inputs = f'inputs = tokenizer({python_literal(" ".join(words))}, return_tensors="pt")'
         return "\n".join([inputs, *generation_usage(block - self._length(words))])
 
     def _length(self, words: list[str]) -> int:

@@ -27,11 +27,11 @@ from artel.objectives.collate import (
     packed_views,
     target_tensors,
 )
-from artel.objectives.conversation.calls import call_metrics, call_turns, source_of
-from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
+from artel.objectives.conversation.calls import call_metrics, call_turns, conversation_reference
+from artel.objectives.conversation.frame import ConversationError, Difference, RenderedConversation
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding, generation_usage, in_python
+from artel.objectives.decoding import Decoding, generation_usage, python_literal
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.types import (
@@ -49,14 +49,14 @@ from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Token
 from artel.tokens.tokenizer.chat_template import (
     CHATML,
     CHATML_TOKENS,
-    NAMED,
     PLAIN,
+    TEMPLATE_NAMES,
     TurnEnd,
+    inserts_date,
     prompt_ids,
     read_template,
-    template_of,
+    resolve_template,
     turn_end,
-    writes_day,
 )
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ class Chat(Objective, Decoding):
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self.isolated_documents = self.isolates_documents(config)
-        self.template = template_of(tokenizer, config.chat.template)
+        self.template = resolve_template(tokenizer, config.chat.template)
         tokenizer.hf.chat_template = self.template  # saved with the model
-        self.writes_day = writes_day(tokenizer, self.template)
+        self.inserts_date = inserts_date(tokenizer, self.template)
         self._writer = ConversationWriter(tokenizer, self.template)
 
     @classmethod
@@ -116,7 +116,7 @@ class Chat(Objective, Decoding):
         prompt_tokens = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
         ends = turn_end(self.tokenizer, self.template).ids
         lines = [
-            f'messages = [{{"role": "user", "content": {in_python(prompt)}}}]',
+            f'messages = [{{"role": "user", "content": {python_literal(prompt)}}}]',
             "inputs = tokenizer.apply_chat_template(",
             '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
             ")",
@@ -135,10 +135,10 @@ class Chat(Objective, Decoding):
                 result = self._convert(record.fields)
                 if isinstance(result, DocumentSamples) and document.split == "validation":
                     messages = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
-                    source = source_of(replace(record.fields, messages=tuple(messages)))
+                    source = conversation_reference(replace(record.fields, messages=tuple(messages)))
                     result = replace(result, reference=source)
                 yield result
-            except Unfit as unfit:
+            except ConversationError as unfit:
                 detail = f"{unfit}; fix it, or use another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
 
@@ -159,7 +159,7 @@ class Chat(Objective, Decoding):
     def _differences(self, document: Document) -> list[Difference]:
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
-        with suppress(Unfit):  # reported by `samples`
+        with suppress(ConversationError):  # reported by `samples`
             messages = _with_thoughts(conversation.messages, self.config.chat.reasoning)
             written = self._writer.write(messages, conversation.tools)
             differences = (written.difference, self._writer.token_difference(written))
@@ -173,23 +173,23 @@ class Chat(Objective, Decoding):
         kept_messages = _with_thoughts(messages, self.config.chat.reasoning)
         written = self._writer.write(kept_messages, tools)
         thoughts = sum(bool(message.thought) for message in messages) - written.thoughts
-        counted = {"thoughts_left_out": thoughts} if thoughts else {}
+        counts = {"thoughts_left_out": thoughts} if thoughts else {}
         sample = self._sample(kept_messages, written)
         if not _learns(sample):
-            raise Unfit("no turn of it is a target (chat.train_on, loss_weight)")
+            raise ConversationError("no turn of it is a target (chat.train_on, loss_weight)")
         block = self.config.data.block
         if len(sample.ids) <= block:
-            return DocumentSamples([sample], counted=counted)
+            return DocumentSamples([sample], counts=counts)
         if self.config.chat.too_long == "truncate_left":
             assert sample.flags is not None
             truncated = Sample(sample.ids[-block:], sample.flags[-block:])
-            counted["truncated"] = 1
-            return DocumentSamples([truncated], counted=counted) if _learns(truncated) else Dropped("longer_than_block")
+            counts["truncated"] = 1
+            return DocumentSamples([truncated], counts=counts) if _learns(truncated) else Dropped("longer_than_block")
         if self.config.chat.too_long == "split":
-            return self._split(kept_messages, tools, counted)
+            return self._split(kept_messages, tools, counts)
         return Dropped("longer_than_block")
 
-    def _sample(self, messages: Sequence[Message], written: WrittenOut) -> Sample:
+    def _sample(self, messages: Sequence[Message], written: RenderedConversation) -> Sample:
         """Return ids, and flags uint8 (tokens,): 1 if the token is learned."""
         train_on = self.config.chat.train_on
         last = max(number for number, message in enumerate(messages) if message.role == "assistant")
@@ -200,7 +200,7 @@ class Chat(Objective, Decoding):
         }
         return self._writer.to_sample(written, learned, everything=train_on == "all")
 
-    def _split(self, messages: Sequence[Message], tools: Tools, counted: dict[str, int]) -> DocumentSamples | Dropped:
+    def _split(self, messages: Sequence[Message], tools: Tools, counts: dict[str, int]) -> DocumentSamples | Dropped:
         """Split into conversations of whole exchanges, each with the system message and as long as fits."""
         system, exchanges = _exchanges(messages)
         samples: list[Sample] = []
@@ -227,9 +227,9 @@ class Chat(Objective, Decoding):
         if not samples:
             return Dropped("longer_than_block")
         left = {"exchanges_left_out": left_out} if left_out else {}
-        return DocumentSamples(samples, counted={"split": 1} | left | counted)
+        return DocumentSamples(samples, counts={"split": 1} | left | counts)
 
-    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+    def output_ids(self, sample: Sample) -> np.ndarray | None:
         return None if sample.flags is None else sample.ids[sample.flags > 0]
 
     def dataset(self, split: StoreSplit) -> Samples:
@@ -242,7 +242,7 @@ class Chat(Objective, Decoding):
             check_packed(model, causal=True)
 
     def batch(self, rows: Rows) -> Batch:
-        return packed_batch(rows, self.config.data.block) if self.isolated_documents else shifted(rows)
+        return packed_batch(rows, self.config.data.block) if self.isolated_documents else shift_rows(rows)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         if self.isolated_documents:
@@ -303,7 +303,7 @@ class Chat(Objective, Decoding):
 
 def template_problems(config: RunConfig) -> list[Problem]:
     """Return what is wrong with a template file. Called before any text is read."""
-    if config.chat.template in NAMED:
+    if config.chat.template in TEMPLATE_NAMES:
         return []
     try:
         read_template(config.chat.template)
@@ -314,13 +314,13 @@ def template_problems(config: RunConfig) -> list[Problem]:
 
 def template_version(config: RunConfig) -> list[Any]:
     """Return a version of the template: its file's size and modification time, or a digest of the built-in ones."""
-    if config.chat.template in NAMED:
+    if config.chat.template in TEMPLATE_NAMES:
         return [_IDS_VERSION, xxhash.xxh3_64_hexdigest((CHATML + PLAIN).encode())]
     file = user_path(config.chat.template, "chat.template")
     return [_IDS_VERSION, *([file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else [])]
 
 
-def shifted(rows: Rows) -> Batch:
+def shift_rows(rows: Rows) -> Batch:
     """Return rows for a causal model: each flagged token is the target of the token before it."""
     assert rows.flags is not None
     targets = np.where(rows.flags[:, 1:] > 0, rows.ids[:, 1:], IGNORED)

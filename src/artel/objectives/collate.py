@@ -114,13 +114,13 @@ def _next_tokens(rows: Rows) -> np.ndarray:
 
 
 def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
-    """Return `targets` int64 (rows, length), and if few positions have one, their `places`, int64 (targets,).
+    """Return `targets` int64 (rows, length), and if few positions have one, their `target_positions`, int64 (targets,).
 
     Places are found on the host: on a GPU, finding them would make the host wait.
     """
-    places = np.flatnonzero(targets != IGNORED)
-    is_sparse = len(places) < _SPARSE_FRACTION * targets.size
-    return as_tensors({"targets": targets, "places": places} if is_sparse else {"targets": targets})
+    positions = np.flatnonzero(targets != IGNORED)
+    is_sparse = len(positions) < _SPARSE_FRACTION * targets.size
+    return as_tensors({"targets": targets, "target_positions": positions} if is_sparse else {"targets": targets})
 
 
 def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
@@ -169,11 +169,11 @@ def packed_batch(rows: Rows, length: int) -> Batch:
     numbers, targets = np.zeros_like(ids), np.full_like(ids, IGNORED)
     learned = sample_flags(rows.flags) > 0
     for row, followed in enumerate(is_followed):
-        places = np.flatnonzero(followed)
-        count = len(places)
-        ids[row, :count] = rows.ids[row, places]
-        numbers[row, :count] = stored[row, places]
-        targets[row, :count] = np.where(learned[row, places + 1], rows.ids[row, places + 1], IGNORED)
+        positions = np.flatnonzero(followed)
+        count = len(positions)
+        ids[row, :count] = rows.ids[row, positions]
+        numbers[row, :count] = stored[row, positions]
+        targets[row, :count] = np.where(learned[row, positions + 1], rows.ids[row, positions + 1], IGNORED)
     targets[~rows.valid] = IGNORED
     tensors = as_tensors({"input_ids": ids, "real": numbers > 0})
     tensors |= document_tensors(numbers) | target_tensors(targets)

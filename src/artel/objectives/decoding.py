@@ -79,7 +79,8 @@ class Decoding:
 
     def usage(self) -> str:
         """Return Python for the model card that runs `model` with transformers, `tokenizer` and `torch` only."""
-        return f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")\nprint(model(**inputs).logits)'
+        inputs = f'inputs = tokenizer({python_literal(self.prompt(None))}, return_tensors="pt")'
+        return f"{inputs}\nprint(model(**inputs).logits)"
 
     def prompt(self, samples: Samples | None) -> str:
         """Return a text to continue: the first of `validate.prompts`, or the first words of the training text."""
@@ -99,7 +100,7 @@ class Decoding:
 _MAX_TOKENS, _MAX_WORDS = 40, 12
 
 
-def in_python(text: str) -> str:
+def python_literal(text: str) -> str:
     """Return a text as a Python literal in double quotes."""
     return json.dumps(text, ensure_ascii=False)
 

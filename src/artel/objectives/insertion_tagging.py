@@ -17,12 +17,12 @@ import numpy as np
 from artel.config import RunConfig
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Pair, Rejected
-from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer
+from artel.tokens import Encoding, Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class InsertionTagging(Objective, Decoding):
 
     def usage(self) -> str:
         return cleandoc(f"""
-            inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")
+            inputs = tokenizer({python_literal(_EXAMPLE)}, return_tensors="pt")
             with torch.no_grad():
                 guesses = model(**inputs).logits[0].argmax(dim=-1)
             restored = []
@@ -85,14 +85,14 @@ class InsertionTagging(Objective, Decoding):
             else:
                 yield DocumentSamples([self._sample(record.fields.input, encoded, inserted)])
 
-    def _align(self, pair: Pair, encoded: Encoded) -> dict[int, int] | None:
+    def _align(self, pair: Pair, encoded: Encoding) -> dict[int, int] | None:
         """Return the tokens to insert, by the input token before; None if insertions cannot make the output."""
         missing = missing_after(pair.input, pair.output)
         if missing is None or -1 in missing:
             return None
         inserted: dict[int, int] = {}
         for place, text in missing.items():
-            token = encoded.tokens_of(place, place + 1)[1]
+            token = encoded.token_range(place, place + 1)[1]
             number = self._single_token(text)
             if number is None or pair.input[place + 1 : int(encoded.ends[token])].strip():  # inside a token
                 return None
@@ -109,8 +109,8 @@ class InsertionTagging(Objective, Decoding):
             self._single[text] = None if number == self.tokenizer.hf.unk_token_id else number
         return self._single[text]
 
-    def _sample(self, text: str, encoded: Encoded, inserted: dict[int, int]) -> Sample:
-        by_rule = {encoded.tokens_of(place, place + 1)[1] for place in comma_positions(text)}
+    def _sample(self, text: str, encoded: Encoding, inserted: dict[int, int]) -> Sample:
+        by_rule = {encoded.token_range(place, place + 1)[1] for place in comma_positions(text)}
         ids, flags = list(self._frame.before), [0] * len(self._frame.before)
         for token, number in enumerate(encoded.ids.tolist()):
             ids.append(number)

@@ -159,10 +159,10 @@ def row_logits(
     import torch
 
     logits = [model(**inputs).logits.float() for inputs in group_inputs(model, tensors, groups)]
-    return torch.cat(logits)[tensors["places"]]
+    return torch.cat(logits)[tensors["unsorted_indices"]]
 
 
-def logits_of_rows(
+def predict_logits(
     model: PreTrainedModel, rows: Sequence[np.ndarray], pad_id: int, types: Sequence[np.ndarray] | None = None
 ) -> np.ndarray:
     """Return `row_logits` of any number of rows, without gradient, float64 (rows, outputs)."""

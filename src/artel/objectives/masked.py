@@ -19,7 +19,7 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
 from artel.objectives.collate import Texts, document_tensors, target_tensors
-from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
 from artel.objectives.types import Batch, Presentation, Reply, TokenView
@@ -79,7 +79,7 @@ class Masked(Texts, Decoding):
 
     def usage(self) -> str:
         return cleandoc(f"""
-            inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")
+            inputs = tokenizer({python_literal(self.prompt(None))}, return_tensors="pt")
             with torch.no_grad():
                 logits = model(**inputs).logits[0]
             for position in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:
@@ -168,14 +168,14 @@ class Masked(Texts, Decoding):
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class FilledText:
     """A text with its masks filled by the likeliest tokens, and the candidates for each mask with probabilities."""
 
     text: str
     candidates: list[list[tuple[str, float]]]
 
 
-def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count: int = 5) -> Filled:
+def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count: int = 5) -> FilledText:
     """Fill each mask independently. Raise InputError if the text has no mask, or is too long for the model."""
     import torch
 
@@ -200,4 +200,4 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
         for tokens, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
     ids[0, positions] = best.indices[:, 0]
-    return Filled(tokenizer.hf.decode(ids[0], skip_special_tokens=True), candidates)
+    return FilledText(tokenizer.hf.decode(ids[0], skip_special_tokens=True), candidates)

@@ -33,9 +33,9 @@ def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> 
 
     from artel.models.loss import model_losses
 
-    targets, places = batch.tensors["targets"], batch.tensors.get("places")
-    loss, guesses = model_losses(model, inputs, targets, places)
-    right = (guesses == (targets if places is None else targets.flatten()[places])).sum()  # no guess is `IGNORED`
+    targets, positions = batch.tensors["targets"], batch.tensors.get("target_positions")
+    loss, guesses = model_losses(model, inputs, targets, positions)
+    right = (guesses == (targets if positions is None else targets.flatten()[positions])).sum()  # no guess is `IGNORED`
     return torch.stack([loss, torch.full_like(loss, batch.targets), right.float()])
 
 

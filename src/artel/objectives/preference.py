@@ -23,7 +23,7 @@ from artel.objectives.answer_rows import Answer, AnswerSums, answer_tensors
 from artel.objectives.base import Objective, directions
 from artel.objectives.chat import Chat, template_problems, template_version
 from artel.objectives.collate import next_token_view
-from artel.objectives.conversation.frame import Unfit
+from artel.objectives.conversation.frame import ConversationError
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
 from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
@@ -54,7 +54,7 @@ class PreferenceOptimization(Objective):
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._chat = Chat(config, tokenizer)
-        self.writes_day = self._chat.writes_day
+        self.inserts_date = self._chat.inserts_date
         self._writer = ConversationWriter(tokenizer, self._chat.template)
         self._preference = config.preference
         self._beta = _BETA[config.preference.loss] if config.preference.beta is None else config.preference.beta
@@ -100,7 +100,7 @@ class PreferenceOptimization(Objective):
         """Its models answer as those of `chat` do."""
         return self._chat
 
-    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+    def output_ids(self, sample: Sample) -> np.ndarray | None:
         return None if sample.flags is None else sample.ids[sample.flags > 0]
 
     def check_store(self, store: TokenStore) -> None:
@@ -131,13 +131,13 @@ class PreferenceOptimization(Objective):
             self._writer.check_tools(_messages(record.fields), record.fields.tools, record.origin)
             try:
                 yield self._convert(record.fields)
-            except Unfit as unfit:
+            except ConversationError as unfit:
                 yield Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
 
     def _convert(self, pair: Preference) -> DocumentSamples | Dropped:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
         if len(answers) < 2 and self._preference.loss != "kto":
-            raise Unfit(
+            raise ConversationError(
                 f"it has one answer, but {self._preference.loss} needs two (preference.loss: kto accepts such rows)"
             )
         if self._writer.has_control_token(_messages(pair), pair.tools):
@@ -182,8 +182,8 @@ class PreferenceOptimization(Objective):
         count = int(rows.numbers[rows.valid][:, :_OTHER].sum())
         return Batch(tensors, targets=int(units), tokens=count)
 
-    def _tensors(self, samples: list[list[Answer]], least_length: int = 1) -> dict[str, torch.Tensor]:
-        return answer_tensors(samples, shared=self._shares_prompts, least_length=least_length)
+    def _tensors(self, samples: list[list[Answer]], min_length: int = 1) -> dict[str, torch.Tensor]:
+        return answer_tensors(samples, share_prompts=self._shares_prompts, min_length=min_length)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         names = ("chosen", "rejected", "of another prompt")
@@ -233,9 +233,9 @@ class PreferenceOptimization(Objective):
             shared = (tensors[name] for name in ("documents", "branches", "positions"))
             inputs |= shared_prefix_inputs(model, *shared)
         log_probs, entropies = target_log_probs(
-            model, inputs, tensors["targets"], tensors["places"], with_entropies=with_entropies
+            model, inputs, tensors["targets"], tensors["target_positions"], with_entropies=with_entropies
         )
-        return AnswerSums.from_log_probs(log_probs, entropies, tensors["members"])
+        return AnswerSums.from_log_probs(log_probs, entropies, tensors["answer_targets"])
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return self._sums(self._logps(model, batch), batch)

@@ -35,7 +35,7 @@ def base_labels(config: RunConfig, auto_class: str) -> list[str]:
     return [names[number] for number in sorted(names)] if has_head and has_names else []
 
 
-def in_order_of(labels: Sequence[str], base: Sequence[str]) -> list[str]:
+def order_like(labels: Sequence[str], base: Sequence[str]) -> list[str]:
     """Return `labels` with those of `base` first, in its order. Ignores case."""
     order = {label.casefold(): number for number, label in reversed(list(enumerate(base)))}
     return sorted(labels, key=lambda label: order.get(label.casefold(), len(base)))
@@ -54,14 +54,14 @@ def _config_file(name: str | None) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def gives_a_score(architecture: str, folder: str) -> bool:
+def has_score_head(architecture: str, folder: str) -> bool:
     """True if a model returns one number per text: a reward model, a reranker, a regression."""
     from artel.models.loading.model_folder import read_config
 
     return architecture.endswith("ForSequenceClassification") and read_config(folder)[0].num_labels == 1
 
 
-def reads_conversations(folder: str) -> bool:
+def has_chat_template(folder: str) -> bool:
     """True if its tokenizer has a chat template, as reward models do."""
     from artel.tokens import load_tokenizer
 
@@ -79,7 +79,7 @@ def score_config(name: str, problem_type: str | None, tokenizer: Tokenizer) -> d
     }
 
 
-def names_its_problem(folder: str) -> bool:
+def has_problem_type(folder: str) -> bool:
     """True if its configuration has a `problem_type`; rerankers have none."""
     from artel.models.loading.model_folder import read_config
 

@@ -18,10 +18,18 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding, in_python
-from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
-from artel.objectives.pretrained_heads import gives_a_score, names_its_problem, reads_conversations, score_config
-from artel.objectives.rerank_samples import COLUMNS, HAS_SCORE, QUERY, DrawnNegatives, PairWriter, parts_of, scores_in
+from artel.objectives.decoding import Decoding, python_literal
+from artel.objectives.length_groups import as_tensors, group_rows, predict_logits, row_logits
+from artel.objectives.pretrained_heads import has_chat_template, has_problem_type, has_score_head, score_config
+from artel.objectives.rerank_samples import (
+    COLUMNS,
+    HAS_SCORE,
+    QUERY,
+    NegativeSampler,
+    PairWriter,
+    scores_in,
+    split_texts,
+)
 from artel.objectives.statistics import sigmoid, spearman
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Match, Rejected
@@ -57,13 +65,13 @@ class Rerank(Objective, Decoding):
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
-        return gives_a_score(architecture, folder) and not names_its_problem(folder) and not reads_conversations(folder)
+        return has_score_head(architecture, folder) and not has_problem_type(folder) and not has_chat_template(folder)
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._rerank = config.rerank
         self._writer = PairWriter(tokenizer, config.data.block)
-        self._splits: list[DrawnNegatives] = []
+        self._splits: list[NegativeSampler] = []
         self.outputs = tuple(f"score_{number}" for number in range(_MAX_CANDIDATES))
 
     @classmethod
@@ -86,7 +94,7 @@ class Rerank(Objective, Decoding):
 
     def usage(self) -> str:
         return cleandoc(f"""
-            inputs = tokenizer({in_python(_QUERY)}, {in_python(_DOCUMENT)}, return_tensors="pt")
+            inputs = tokenizer({python_literal(_QUERY)}, {python_literal(_DOCUMENT)}, return_tensors="pt")
             with torch.no_grad():
                 print(model(**inputs).logits[0, 0].sigmoid().item())
         """)
@@ -108,7 +116,7 @@ class Rerank(Objective, Decoding):
         numbers = store.train.numbers()
         if not store.train.samples or numbers[:, HAS_SCORE].any():
             return
-        drawn = DrawnNegatives(store.train, self.config.seed)
+        drawn = NegativeSampler(store.train, self.config.seed)
         samples = range(min(store.train.samples, _MAX_LISTED))
         if not any(drawn.own_negatives(sample) or drawn.draw(sample, 0, 1) for sample in samples):
             what = "no record has negatives, and there are no other documents to draw them from"
@@ -117,7 +125,7 @@ class Rerank(Objective, Decoding):
     # samples -> batch -> loss
 
     def dataset(self, split: StoreSplit) -> UnpackedSamples:
-        self._splits.append(DrawnNegatives(split, self.config.seed))
+        self._splits.append(NegativeSampler(split, self.config.seed))
         return _OfSplit(split, len(self._splits) - 1)
 
     def batch(self, rows: Rows) -> Batch:
@@ -156,7 +164,7 @@ class Rerank(Objective, Decoding):
             return 1
         return _MAX_CANDIDATES if (rows.epochs < 0).any() else self._max_learned
 
-    def _drawn_negatives(self, rows: Rows) -> DrawnNegatives | None:
+    def _drawn_negatives(self, rows: Rows) -> NegativeSampler | None:
         """Return the source of drawn negatives; None for the made-up rows of a plan."""
         return self._splits[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
 
@@ -164,7 +172,7 @@ class Rerank(Objective, Decoding):
         """Return a sample's query and its documents, the matching one first."""
         assert rows.flags is not None
         length, index, epoch = (int(array[row]) for array in (rows.lengths, rows.indices, rows.epochs))
-        query, document, *negatives = parts_of(rows.ids[row, :length], rows.flags[row, :length])
+        query, document, *negatives = split_texts(rows.ids[row, :length], rows.flags[row, :length])
         if rows.numbers[row, HAS_SCORE]:
             return [query, document]
         drawn = self._drawn_negatives(rows)
@@ -256,7 +264,7 @@ class Rerank(Objective, Decoding):
                 raise InputError.at("query", f"has {len(query):,} tokens, more than {longest:,}", "shorten it")
         rows = [self._writer.row(query, document) for query, document in zip(queries, documents, strict=True)]
         ids, types = [ids for ids, _ in rows], [types for _, types in rows]
-        logits = logits_of_rows(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
+        logits = predict_logits(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
         return [{"score": float(score)} for score in sigmoid(logits[:, 0])]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xxhash
 
-from artel.objectives.statistics import float_bits, floats_of_bits
+from artel.objectives.statistics import bits_to_floats, float_to_bits
 from artel.objectives.types import DocumentSamples
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Sample, StoreSplit, Tokenizer
@@ -68,18 +68,18 @@ class PairWriter:
             return Rejected(record.origin, "bad_score", detail, record.set_name)
         longest = self._block - self._frame.size - len(query)
         num_truncated = sum(len(each) > longest for each in (*positives, *negatives))
-        counted = {"truncated": num_truncated} if num_truncated else {}
+        counts = {"truncated": num_truncated} if num_truncated else {}
         left_out = without_token + max(0, len(negatives) - MAX_NEGATIVES)
         if left_out:
-            counted["negatives_left_out"] = left_out
+            counts["negatives_left_out"] = left_out
         kept_negatives = [each[: self._block] for each in negatives[:MAX_NEGATIVES]]
-        numbers = _hash(match.query), float_bits(match.score or 0.0), int(match.score is not None)
+        numbers = _hash(match.query), float_to_bits(match.score or 0.0), int(match.score is not None)
         samples = []
         for text, positive in zip(match.positives, positives, strict=True):
             parts = [query, positive[: self._block], *kept_negatives]
             flags = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in parts])
             samples.append(Sample(np.concatenate(parts), flags, (numbers[0], _hash(text), *numbers[1:])))
-        return DocumentSamples(samples, counted=counted)
+        return DocumentSamples(samples, counts=counts)
 
     def row(self, query: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids, token types), int64 (tokens,) each. A long document is cut at its end."""
@@ -90,7 +90,7 @@ class PairWriter:
         return np.array([*first, *second], dtype=np.int64), types
 
 
-def parts_of(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
+def split_texts(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
     """Return the query, the document, and each negative of a sample."""
     ends = np.flatnonzero(np.diff(flags)) + 1
     return np.split(ids, ends)
@@ -98,7 +98,7 @@ def parts_of(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
 
 def scores_in(numbers: np.ndarray) -> np.ndarray:
     """Return the scores in samples' numbers, float64 (samples,); NaN for those without."""
-    scores = floats_of_bits(numbers[:, SCORE])
+    scores = bits_to_floats(numbers[:, SCORE])
     return np.where(numbers[:, HAS_SCORE] > 0, scores, np.nan)
 
 
@@ -110,7 +110,7 @@ _MAX_TRIES = 8
 """Rounds of drawing, each with four times as many numbers as documents needed."""
 
 
-class DrawnNegatives:
+class NegativeSampler:
     """Draws documents of other records as negatives, by (seed, epoch, sample) only."""
 
     def __init__(self, split: StoreSplit, seed: int) -> None:
@@ -126,7 +126,7 @@ class DrawnNegatives:
         """Return the negatives in a sample's record."""
         sample = self._split.sample(index)
         assert sample.flags is not None
-        return parts_of(sample.ids, sample.flags)[2:]
+        return split_texts(sample.ids, sample.flags)[2:]
 
     def choose(self, negatives: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
         """Return up to `count` of a record's negatives; a different choice in each epoch if it has more."""

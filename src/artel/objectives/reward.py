@@ -22,16 +22,16 @@ from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.chat import Chat, template_problems, template_version
-from artel.objectives.conversation.frame import Unfit
+from artel.objectives.conversation.frame import ConversationError
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding, in_python
-from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
-from artel.objectives.pretrained_heads import gives_a_score, reads_conversations, score_config
-from artel.objectives.statistics import calibration_bins, calibration_error, float_bits, floats_of_bits
+from artel.objectives.decoding import Decoding, python_literal
+from artel.objectives.length_groups import as_tensors, group_rows, predict_logits, row_logits
+from artel.objectives.pretrained_heads import has_chat_template, has_score_head, score_config
+from artel.objectives.statistics import bits_to_floats, calibration_bins, calibration_error, float_to_bits
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
-from artel.tokens.tokenizer.chat_template import template_of, writes_day
+from artel.tokens.tokenizer.chat_template import inserts_date, resolve_template
 
 if TYPE_CHECKING:
     import torch
@@ -64,12 +64,12 @@ class Reward(Objective, Decoding):
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
-        return gives_a_score(architecture, folder) and reads_conversations(folder)
+        return has_score_head(architecture, folder) and has_chat_template(folder)
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._reader = ConversationReader(config, tokenizer)
-        self.writes_day = writes_day(tokenizer, self._reader.template)
+        self.inserts_date = inserts_date(tokenizer, self._reader.template)
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
@@ -97,8 +97,8 @@ class Reward(Objective, Decoding):
 
     def usage(self) -> str:
         lines = [
-            f'messages = [{{"role": "user", "content": {in_python(_PROMPT)}}},',
-            f'            {{"role": "assistant", "content": {in_python(_ANSWER)}}}]',
+            f'messages = [{{"role": "user", "content": {python_literal(_PROMPT)}}},',
+            f'            {{"role": "assistant", "content": {python_literal(_ANSWER)}}}]',
         ]
         if self._reader.before:
             lines += [
@@ -125,7 +125,7 @@ class Reward(Objective, Decoding):
                 yield Dropped("longer_than_block")
                 continue
             assert isinstance(document.record.fields, Preference)
-            numbers = (*lengths, float_bits(document.record.fields.margin))
+            numbers = (*lengths, float_to_bits(document.record.fields.margin))
             yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
 
     def _texts(self, document: Document) -> list[str] | Rejected | Dropped:
@@ -140,7 +140,7 @@ class Reward(Objective, Decoding):
             return Dropped("control_token")
         try:
             return [writer.write(side, pair.tools).text if side else "" for side in sides]
-        except Unfit as unfit:
+        except ConversationError as unfit:
             return Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
 
     # samples -> batch -> loss
@@ -157,7 +157,7 @@ class Reward(Objective, Decoding):
             for number, (side, is_present) in enumerate(zip(sides, present.flat, strict=True))
         ]
         grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
-        margins = floats_of_bits(rows.numbers[:, _MARGIN]).astype(np.float32)
+        margins = bits_to_floats(rows.numbers[:, _MARGIN]).astype(np.float32)
         tensors = grouped.tensors | as_tensors({"present": present, "margins": margins})
         targets, tokens = int(present.any(axis=1).sum()), int(rows.lengths[rows.valid].sum())
         return Batch(tensors, targets, tokens, grouped.groups)
@@ -167,7 +167,7 @@ class Reward(Objective, Decoding):
         chosen, rejected = _sides(rows, 0)
         goals = ("a good answer, its score over 0", "a bad answer, its score under 0")
         if len(chosen) and len(rejected):
-            margin = float(floats_of_bits(rows.numbers[:1, _MARGIN])[0])
+            margin = float(bits_to_floats(rows.numbers[:1, _MARGIN])[0])
             more = f" by over {margin:g}" if margin else ""
             goals = (f"the higher score{more}", f"the lower score{more}")
         sides = zip(("chosen", "rejected"), (chosen, rejected), goals, strict=True)
@@ -226,7 +226,7 @@ class Reward(Objective, Decoding):
             if limit is not None and len(row) > limit:
                 what = f"answer {number} has {len(row):,} tokens with its prompt, but the model accepts {limit:,}"
                 raise InputError.at("--context", what, "shorten it")
-        return [{"score": float(score)} for score in logits_of_rows(model, rows, self.tokenizer.pad_id)[:, 0]]
+        return [{"score": float(score)} for score in predict_logits(model, rows, self.tokenizer.pad_id)[:, 0]]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return the score of the answer `context` to the prompt."""
@@ -267,7 +267,7 @@ class ConversationReader:
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         """Raise InputError for a template that is missing or not Jinja."""
-        self.template = template_of(tokenizer, config.chat.template)
+        self.template = resolve_template(tokenizer, config.chat.template)
         tokenizer.hf.chat_template = self.template  # saved with the model
         self._tokenizer = tokenizer
         self.writer = ConversationWriter(tokenizer, self.template)
@@ -288,7 +288,7 @@ class ConversationReader:
             raise InputError.at("--prompt", what, "remove it")
         try:
             return self.encode([self.writer.write(messages).text])[0]
-        except Unfit as unfit:
+        except ConversationError as unfit:
             raise InputError.at("--prompt", str(unfit), "fix it") from None
 
     def _add_special_tokens(self, ids: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors, group_inputs, group_rows, round_up, stack_rows
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
@@ -142,12 +142,12 @@ class SequenceToSequence(Objective, Decoding):
 
     def usage(self) -> str:
         return cleandoc(f"""
-            inputs = tokenizer({in_python(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")
+            inputs = tokenizer({python_literal(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")
             outputs = model.generate(**inputs)
             print(tokenizer.decode(outputs[0], skip_special_tokens=True))
         """)
 
-    def outputs_of(self, sample: Sample) -> np.ndarray | None:
+    def output_ids(self, sample: Sample) -> np.ndarray | None:
         return sample.ids[sample.numbers[_INPUT] :]
 
     def prompt(self, samples: Samples | None) -> str:
@@ -172,9 +172,9 @@ class SequenceToSequence(Objective, Decoding):
                 yield Dropped("longer_than_block" if source.is_cut else "longer_than_target")
                 continue
             sample = Sample(np.concatenate([source.ids, target.ids]), None, (len(source.ids),))
-            counted = {name: count for name, count in truncated.items() if count}
+            counts = {name: count for name, count in truncated.items() if count}
             texts = {"input": pair.input, "output": pair.output} if document.split == "validation" else None
-            yield DocumentSamples([sample], texts, counted)
+            yield DocumentSamples([sample], texts, counts)
 
     # samples -> batch -> loss
 
@@ -188,7 +188,7 @@ class SequenceToSequence(Objective, Decoding):
         count = len(rows.ids)
         inputs = [rows.ids[row, : split[row]] for row in range(count)]
         grouped = group_rows(inputs, self.group_count(count), self.tokenizer.pad_id)
-        order = np.argsort(grouped.tensors["places"].numpy())
+        order = np.argsort(grouped.tensors["unsorted_indices"].numpy())
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
         targets = stack_rows(outputs, padded_length(outputs), IGNORED)
         targets[~rows.valid[order]] = IGNORED
@@ -230,14 +230,14 @@ class SequenceToSequence(Objective, Decoding):
         from artel.models.logits_loss import loss_of_logits
         from artel.models.loss import model_losses
 
-        group, places = batch.groups[number], batch.tensors[f"predicted{number}"]
+        group, positions = batch.groups[number], batch.tensors[f"predicted{number}"]
         targets = batch.tensors["targets"][group.first : group.last, : group.target].contiguous()
         inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, targets), "use_cache": False}
-        expected = targets.flatten()[places]
+        expected = targets.flatten()[positions]
         if self._seq2seq.smoothing and model.training:
             smoothed = _Smoothed(expected, self._seq2seq.smoothing)
-            return loss_of_logits(model, inputs, places, smoothed, 2)
-        loss, guesses = model_losses(model, inputs, targets, places)
+            return loss_of_logits(model, inputs, positions, smoothed, 2)
+        loss, guesses = model_losses(model, inputs, targets, positions)
         return torch.stack([loss, (guesses == expected).sum().float()])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,7 +258,7 @@ class SequenceToSequence(Objective, Decoding):
             generated = generate_rows(model, ids, mask, sampling, special_ids, with_other_ranks=True)
             outputs[rows, : generated.shape[1]] = generated.to(outputs.dtype)
             outputs[~is_generated] = _NOT_GENERATED
-        return sums, outputs[batch.tensors["places"]]
+        return sums, outputs[batch.tensors["unsorted_indices"]]
 
     # metrics
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 
-class Framed(NamedTuple):
+class FramedIds(NamedTuple):
     """A text with its special tokens, int64 (tokens,), and True if its end was cut off."""
 
     ids: np.ndarray
@@ -36,7 +36,7 @@ class PairFraming:
         self._tokenizer = tokenizer
         self._has_language = bool(seq2seq.source_language)
         set_languages(tokenizer, seq2seq.source_language, seq2seq.target_language)
-        self._input, self._output = tokenizer.frame(needed=False), _output_frame(tokenizer)
+        self._input, self._output = tokenizer.frame(required=False), _output_frame(tokenizer)
         self._special, self._prefix = _split_prefix(tokenizer, seq2seq.prefix)
         self.longest_input, self.longest_output = config.data.block, seq2seq.target or config.data.block
         lengths = (
@@ -58,7 +58,7 @@ class PairFraming:
         """
         return self._output.before[0] if self._has_language and self._output.before else None
 
-    def inputs(self, texts: Sequence[str]) -> list[Framed]:
+    def inputs(self, texts: Sequence[str]) -> list[FramedIds]:
         """Return the texts after the prefix, as the encoder reads them."""
         room = self.longest_input - len(self._special) - self._input.size
         return [
@@ -66,7 +66,7 @@ class PairFraming:
             for ids in self._tokenizer.encode([self._prefix + text for text in texts])
         ]
 
-    def outputs(self, texts: Sequence[str]) -> list[Framed]:
+    def outputs(self, texts: Sequence[str]) -> list[FramedIds]:
         """Return the texts as the decoder writes them."""
         room = self.longest_output - self._output.size
         return [
@@ -119,9 +119,9 @@ def padded_length(rows: Sequence[np.ndarray]) -> int:
     return longest if min(map(len, rows)) == longest else round_up(longest)
 
 
-def _add_special_tokens(before: Sequence[int], ids: np.ndarray, after: Sequence[int], room: int) -> Framed:
+def _add_special_tokens(before: Sequence[int], ids: np.ndarray, after: Sequence[int], room: int) -> FramedIds:
     framed = np.concatenate([np.array(part, dtype=np.int64) for part in (before, ids[:room], after)])
-    return Framed(framed, len(ids) > room)
+    return FramedIds(framed, len(ids) > room)
 
 
 _BATCH_ROWS = 16  # texts that are generated at once
@@ -225,7 +225,7 @@ class TextGenerator:
 
         return report
 
-    def _to_text(self, model: PreTrainedModel, framed: Framed, ids: np.ndarray) -> GeneratedText:
+    def _to_text(self, model: PreTrainedModel, framed: FramedIds, ids: np.ndarray) -> GeneratedText:
         ends = np.flatnonzero(np.isin(ids, self.special_ids(model)["eos_token_id"]))
         tokens = int(ends[0]) + 1 if len(ends) else len(ids)
         return GeneratedText(self.text(ids[:tokens]), len(ends) > 0, tokens, len(framed.ids), framed.is_cut)

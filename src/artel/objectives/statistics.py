@@ -10,12 +10,12 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0.0, -logits))
 
 
-def float_bits(number: float) -> int:
+def float_to_bits(number: float) -> int:
     """Return the bits of a float64 as an int64, as a token store keeps numbers."""
     return int(np.float64(number).view(np.int64))
 
 
-def floats_of_bits(bits: np.ndarray) -> np.ndarray:
+def bits_to_floats(bits: np.ndarray) -> np.ndarray:
     """Return the float64 numbers with these bits, int64 of the same shape."""
     return np.ascontiguousarray(bits, dtype=np.int64).view(np.float64)
 

@@ -63,7 +63,7 @@ class DocumentSamples:
 
     samples: list[Sample]
     reference: dict[str, Any] | None = None
-    counted: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     """Counts for the ledger: {"truncated": 1}."""
     observed: dict[str, Any] = field(default_factory=dict)
     """Facts about the document for `Objective.review`, as plain values."""

@@ -85,7 +85,7 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
     positions = shard.positions((length + padding) // size)
     tensors = {}
     for name, tensor in batch.tensors.items():
-        if name == "places":  # recomputed from the targets below
+        if name == "target_positions":  # recomputed from the targets below
             continue
         if tensor.shape[:2] != (rows, length):
             raise ValueError(f"{name} {tuple(tensor.shape)} has no place for each token of {rows} x {length}")

@@ -25,7 +25,7 @@ from artel.host import usable_cores
 from artel.models.device import pick_precision
 from artel.models.loading.check import check_model, check_model_keys, check_pretrained
 from artel.models.loading.model_folder import check_on_hub
-from artel.objectives import objective_of, objective_type
+from artel.objectives import build_objective, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.budget.sizes import auto_problems, smallest
@@ -203,7 +203,7 @@ def _check_tokenizer(config: RunConfig) -> None:
     """Raise InputError for a local tokenizer that cannot be opened, or that the objective cannot use."""
     tokenizer = local_tokenizer(config)
     if tokenizer is not None:
-        objective_of(config, tokenizer)
+        build_objective(config, tokenizer)
 
 
 def _build_outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
+from artel.objectives import DocumentSamples, Objective, build_objective, objective_type
 from artel.planning.outline import local_tokenizer
 from artel.preparing import check_sources_and_outputs, has_store
-from artel.preparing.build_store import notes_of
+from artel.preparing.build_store import objective_notes
 from artel.storage import is_remote
 from artel.text import Document, Dropped, Ledger, Rejected, check_ledger, read_documents
 from artel.text.reading.files import is_url
@@ -54,7 +54,7 @@ def check_records(config: RunConfig) -> list[str]:
     if objective is None:
         return records.notes()
     review_notes = objective.review(records.observed) if records.is_complete else []
-    return [*records.notes(), *review_notes, *notes_of(objective, records.documents)]
+    return [*records.notes(), *review_notes, *objective_notes(objective, records.documents)]
 
 
 def _objective(config: RunConfig) -> Objective | None:
@@ -62,7 +62,7 @@ def _objective(config: RunConfig) -> Objective | None:
     if problems := objective_type(config).problems(config):
         raise InputError(problems)
     tokenizer = local_tokenizer(config)
-    return None if tokenizer is None else objective_of(config, tokenizer)
+    return None if tokenizer is None else build_objective(config, tokenizer)
 
 
 @dataclass(slots=True)

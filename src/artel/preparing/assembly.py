@@ -20,13 +20,13 @@ from artel.preparing.selection import ShardPlan, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.tokens.manifest import SPLITS, write_manifest
-from artel.tokens.store import REFERENCES_FILE, ShardWriter, facts_by_name, no_samples, origin_line, token_type
+from artel.tokens.store import REFERENCES_FILE, ShardWriter, empty_split, file_entries, id_dtype, origin_line
 
 
 def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:
     """Write the files of a store shard, and `entry.json`, its entry in the manifest."""
     document = plan.first_document
-    dtype = token_type(objective.tokenizer.vocabulary)
+    dtype = id_dtype(objective.tokenizer.vocabulary)
     with new_folder(workspace.shard_path(plan.folder)) as folder:
         writer = ShardWriter(folder / plan.name, dtype)
         for number, is_chosen in _chosen_documents(workspace, shards, plan):
@@ -42,7 +42,7 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
 
 def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """Write the finished shards, the tokenizer, the ledger and the manifest into `folder`; return the manifest."""
-    splits = {split: no_samples() for split in SPLITS}
+    splits = {split: empty_split() for split in SPLITS}
     ledger = orjson.loads((workspace.selection_path / "ledger.json").read_bytes())
     for split in SPLITS:
         (folder / split).mkdir()
@@ -66,7 +66,7 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
     for name in LISTS:
         if (workspace.selection_path / name).is_file():
             _link(workspace.selection_path / name, folder / name)
-    return write_manifest(folder, token_type(vocabulary), about, splits)
+    return write_manifest(folder, id_dtype(vocabulary), about, splits)
 
 
 class _ShardSamples:
@@ -164,7 +164,7 @@ def _write_references(workspace: Workspace, folder: Path, split: str) -> dict[st
     if is_empty:
         (folder / REFERENCES_FILE).unlink()
         return {}
-    return facts_by_name([folder / REFERENCES_FILE])
+    return file_entries([folder / REFERENCES_FILE])
 
 
 def _map_file(base: Path, suffix: str, dtype: str) -> NDArray:

@@ -14,7 +14,7 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
 from artel.messages import Phrase, logger
-from artel.objectives import Objective, objective_of, objective_type
+from artel.objectives import Objective, build_objective, objective_type
 from artel.preparing.document_lists import copy_list
 from artel.preparing.progress import Progress, reporting
 from artel.preparing.run_tokenizer import run_tokenizer
@@ -67,15 +67,15 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
 
     def read_texts() -> Selection:
         tokenizer = run_tokenizer(workspace, lambda file: copy_list(config, file))
-        if tokenizer.spacing_is_lost and objective_type(config).generates:
+        if tokenizer.loses_spacing and objective_type(config).generates:
             logger.info(
                 "the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)"
             )
         if tokenizer.changed_letters and objective_type(config).generates:
             changed = ", ".join(f"{letter} becomes {other}" for letter, other in tokenizer.changed_letters.items())
             logger.info("the tokenizer changes letters, so the model will too: %s", changed)
-        if tokenizer.odd_frame:
-            added_text = " and ".join(tokenizer.odd_frame)
+        if tokenizer.plain_frame_tokens:
+            added_text = " and ".join(tokenizer.plain_frame_tokens)
             logger.info(
                 "the tokenizer puts %s around each text: no special token; see post_processor in tokenizer.json",
                 added_text,
@@ -100,8 +100,8 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
             workspace = workspace.hold_out(*larger_fraction)
             selection = read_texts()
         with reporting(lambda: "selecting documents"):
-            objective = objective_of(config, load_tokenizer(str(workspace.tokenizer_path)))
-            notes = notes_of(objective)
+            objective = build_objective(config, load_tokenizer(str(workspace.tokenizer_path)))
+            notes = objective_notes(objective)
             selection.write(workspace.selection_path, lambda file: copy_list(config, file), notes, objective.review)
     check(wait=True)
     run_tasks("shards", "writing the store")
@@ -109,15 +109,15 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
     tokenizer = load_tokenizer(str(workspace.tokenizer_path))
     with new_folder(folder) as partial:
         about = {"key": key, "objective": config.objective, "tokenizer": tokenizer.fingerprint}
-        if objective_of(config, tokenizer).writes_day:
+        if build_objective(config, tokenizer).inserts_date:
             about["day"] = date.today().isoformat()
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
         _check_splits(config, manifest, orjson.loads((partial / "ledger.json").read_bytes()))
-        objective_of(config, tokenizer).check_store(TokenStore(partial))
+        build_objective(config, tokenizer).check_store(TokenStore(partial))
     shutil.rmtree(workspace.path)
 
 
-def notes_of(objective: Objective, documents: Iterable[Document] | None = None) -> list[str]:
+def objective_notes(objective: Objective, documents: Iterable[Document] | None = None) -> list[str]:
     """Return an objective's notes on a run's first documents; [] if texts cannot be read.
 
     `documents`: the first ones, if they have been read.
@@ -127,7 +127,7 @@ def notes_of(objective: Objective, documents: Iterable[Document] | None = None) 
             documents = read_documents(objective.config.data, Ledger())
         return [
             *objective.notes(islice(documents, _MAX_NOTED_DOCUMENTS)),
-            *([_DATE_NOTE] if objective.writes_day else []),
+            *([_DATE_NOTE] if objective.inserts_date else []),
         ]
     except InputError:
         return []  # reported when all texts are read

@@ -11,7 +11,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.messages import Phrase
-from artel.preparing.run_mark import claim, identity
+from artel.preparing.run_mark import claim_folder, read_run_id
 from artel.storage import write_file
 from artel.text import BenchmarkIndex, Contaminated
 
@@ -20,7 +20,7 @@ REJECTED, CONTAMINATED = "rejected.jsonl", "contaminated.jsonl"
 LISTS = (REJECTED, CONTAMINATED)
 
 
-def rejected_file_of(config: RunConfig) -> str:
+def rejected_list_path(config: RunConfig) -> str:
     """Return the path of the run's list of rejected records, for messages; empty if only a text is read."""
     return str(Path(config.run, REJECTED)) if config.run else ""
 
@@ -28,7 +28,7 @@ def rejected_file_of(config: RunConfig) -> str:
 def copy_list(config: RunConfig, file: Path) -> None:
     """Copy a list into the run's folder, unless only a text is read."""
     if config.run:
-        claim(Path(config.run))
+        claim_folder(Path(config.run))
         write_file(Path(config.run, file.name), file.read_bytes())
 
 
@@ -38,7 +38,7 @@ def copy_lists(config: RunConfig, store: Path) -> None:
         file = store / name
         if file.is_file() and file.stat().st_size:
             copy_list(config, file)
-        elif config.run and identity(Path(config.run)):  # the texts were fixed since
+        elif config.run and read_run_id(Path(config.run)):  # the texts were fixed since
             Path(config.run, name).unlink(missing_ok=True)
 
 

@@ -119,7 +119,7 @@ class _ImportWriter:
 
     def add(self, file: TokenFile, split: str, fraction: float) -> None:
         """Write the documents of a file into a split, `fraction` of them into validation."""
-        size_of = text_size(self.tokenizer)
+        size_of = make_text_sizer(self.tokenizer)
         end, name, is_first_logged = self.tokenizer.end_id, str(file.path), False
         for number, (start, stop) in enumerate(file.documents(end)):
             self.read[name] += 1
@@ -186,7 +186,7 @@ def _hash_ids(chunks: list[np.ndarray]) -> int:
     return int(digest.intdigest())
 
 
-def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
+def make_text_sizer(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
     """Return a function from ids (tokens,) to (characters, UTF-8 bytes) of their text, without end tokens.
 
     Byte-level vocabularies have a table of sizes, exact even if a character is cut. Others decode the ids.

@@ -38,7 +38,7 @@ from artel.preparing.run_mark import check_claim
 from artel.preparing.run_tokenizer import check_tokenizer_folder
 from artel.preparing.stores import (
     check_from_store,
-    copy_note,
+    copy_record_file,
     fetch_store,
     find_damage,
     push_store,
@@ -282,7 +282,7 @@ def _set_damaged_aside(folder: Path) -> Path | None:
     if damage_problem is None:
         return None
     damaged_store = set_damaged_aside(folder)
-    copy_note(folder).unlink(missing_ok=True)
+    copy_record_file(folder).unlink(missing_ok=True)
     logger.info("%s %s: rebuilding the store", damage_problem.where, damage_problem.what)
     return damaged_store
 
@@ -297,7 +297,7 @@ def _is_complete(folder: Path, address: str = "") -> bool:
     """True if the store is finished on this machine and, if it has an address, also on S3."""
     if not (folder / "manifest.json").is_file():
         return False
-    return not address or (copy_note(folder).is_file() and copy_note(folder).read_text() == address)
+    return not address or (copy_record_file(folder).is_file() and copy_record_file(folder).read_text() == address)
 
 
 def _remove_abandoned(stores: Path) -> None:

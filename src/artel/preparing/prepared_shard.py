@@ -44,7 +44,7 @@ from artel.text import (
 from artel.text.dedup.exact import RepeatedUnits
 from artel.text.dedup.near import SignatureWriter
 from artel.tokens.manifest import SPLITS
-from artel.tokens.store import ShardWriter, token_type
+from artel.tokens.store import ShardWriter, id_dtype
 
 # Documents encoded at a time: enough for all cores of `tokenizers`, few enough for less than 100 MB.
 _CHUNK_DOCUMENTS = 256
@@ -98,7 +98,7 @@ def write_prepared_shard(
             samples = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
             for cleaned in chunk:
                 writer.add(cleaned, next(samples) if cleaned.has_new_text else None)
-        if tokenizer.doubtful_texts:
+        if tokenizer.suspect_texts:
             fix = f"{tokenizer.encoder_remedy}, delete {folder.parents[1]}, and start again"
             raise WorkError.at("tokenizer", tokenizer.encoder_note, fix)
         writer.close(_count_lines(shard), tokenizer.encoder_note)
@@ -114,7 +114,7 @@ class _PreparedShardWriter:
         self.ledger = Ledger(on_reject=self._write_rejected, on_contaminated=self._write_contaminated)
         self._documents = (folder / "documents").open("wb")
         self._notes = (folder / "notes.jsonl").open("wb")
-        self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in SPLITS]
+        self._samples = [ShardWriter(folder / split, id_dtype(vocabulary)) for split in SPLITS]
         self._references: list[BinaryIO] = [(folder / f"{split}.references").open("wb") for split in SPLITS]
         self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
@@ -150,7 +150,7 @@ class _PreparedShardWriter:
             self._unknown_tokens.add(record, result.samples)
             if reference is not None:
                 self._references[split].write(orjson.dumps(reference) + b"\n")
-            cleaned.changes.update(result.counted)
+            cleaned.changes.update(result.counts)
             if result.observed:
                 notes["observed"] = [record.origin, result.observed]
         elif isinstance(result, Rejected):

@@ -60,17 +60,17 @@ def check_claim(folder: Path) -> None:
         raise InputError(problems)
 
 
-def claim(folder: Path, original: Path | None = None) -> str:
+def claim_folder(folder: Path, original: Path | None = None) -> str:
     """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
 
-    Return a note for the user if it is a copy, else "". `original`: from `original_of`, if config.yaml has been
+    Return a note for the user if it is a copy, else "". `original`: from `find_original`, if config.yaml has been
     rewritten. Raise like `check_claim`, and on disk errors.
     """
     own_names, real_path = _own_names(folder), os.path.realpath(folder)
     if own_names >= set(NAMES) and _read_mark(folder).get("folder") == real_path:
         return ""
     check_claim(folder)
-    original = original or original_of(folder)
+    original = original or find_original(folder)
     # A new folder has no model from artel yet. If the mark was lost, it is unknown what artel wrote.
     mark = _read_mark(folder) or ({} if _has_lost_mark(folder) else {"model": []})
     run_id = mark.get("id") or _newest_run_id(folder) or _new_id()
@@ -84,7 +84,7 @@ def claim(folder: Path, original: Path | None = None) -> str:
     return f"{folder} is a copy of {original}; from now on it is a separate run" if original is not None else ""
 
 
-def original_of(folder: Path) -> Path | None:
+def find_original(folder: Path) -> Path | None:
     """Return the run whose folder was copied to make this one, not moved; None unless both exist."""
     mark = _read_mark(folder)
     run_id = mark.get("id") or _newest_run_id(folder)
@@ -93,7 +93,7 @@ def original_of(folder: Path) -> Path | None:
         return None
     with suppress(OSError, InputError):
         original = Path(recorded)
-        if identity(original) == run_id and not original.samefile(folder):
+        if read_run_id(original) == run_id and not original.samefile(folder):
             return original
     return None
 
@@ -106,14 +106,14 @@ def _recorded_run(folder: Path) -> object:
     return None
 
 
-def begin_new_run(folder: Path) -> None:
+def assign_new_id(folder: Path) -> None:
     """Give an emptied folder a new id, so that checkpoints of the earlier run are not used."""
     mark = {key: value for key, value in _read_mark(folder).items() if key not in ("former_ids", "weights")}
     if mark:
         _write_mark(folder, mark | {"id": _new_id()})
 
 
-def note_former_id(folder: Path, run_id: str) -> None:
+def add_former_id(folder: Path, run_id: str) -> None:
     """Accept checkpoints with the id `run_id`, which the same run wrote on another machine."""
     mark = _read_mark(folder)
     if mark and run_id and run_id not in run_ids(folder):
@@ -131,7 +131,7 @@ def check_own_checkpoints(folder: Path, checkpoints: Iterable[Path]) -> None:
     ids = run_ids(folder)
     fix = "move it away: this run resumes from its own newest checkpoint"
     problems = [
-        Problem(str(path), f"is a checkpoint of another run (id {run_id}, not {identity(folder)})", fix)
+        Problem(str(path), f"is a checkpoint of another run (id {run_id}, not {read_run_id(folder)})", fix)
         for path in checkpoints
         if ids and (run_id := _checkpoint_run_id(path)) and run_id not in ids
     ]
@@ -139,7 +139,7 @@ def check_own_checkpoints(folder: Path, checkpoints: Iterable[Path]) -> None:
         raise InputError(problems)
 
 
-def note_weights(folder: Path) -> None:
+def record_weights(folder: Path) -> None:
     """Record digests of the final model's weights, which artel has just written."""
     mark = _read_mark(folder)
     _write_mark(folder, mark | {"weights": {name: _digest(folder / MODEL / name) for name in _weight_files(folder)}})
@@ -200,7 +200,7 @@ def _new_id() -> str:
     return secrets.token_hex(8)
 
 
-def note_model(folder: Path, names: Iterable[str]) -> None:
+def record_model_files(folder: Path, names: Iterable[str]) -> None:
     """Record the files that artel wrote into a run's model/. Raise on disk errors."""
     _write_mark(folder, _read_mark(folder) | {"model": sorted(names)})
 
@@ -222,14 +222,14 @@ def check_model_ownership(folder: Path) -> None:
         raise InputError(problems)
 
 
-def identity(folder: Path) -> str:
+def read_run_id(folder: Path) -> str:
     """Return the random id of a run's folder; empty without a mark. A folder that is created again has a new id."""
     return str(_read_mark(folder).get("id", ""))
 
 
 def check_not_moved(folder: Path, expected_identity: str) -> None:
     """Raise WorkError if a run's folder no longer has `expected_identity`: it was removed, moved or created again."""
-    if identity(folder) == expected_identity:
+    if read_run_id(folder) == expected_identity:
         return
     what = "the run's folder was removed or moved during the run; nothing more is written to it"
     fix = "if it was moved, move it back: the same command resumes from its last checkpoint"

@@ -11,7 +11,7 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.messages import logger
-from artel.preparing.document_lists import rejected_file_of
+from artel.preparing.document_lists import rejected_list_path
 from artel.preparing.progress import reporting
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
@@ -57,12 +57,12 @@ def tokenizer_files(config: RunConfig) -> list[Any]:
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def run_tokenizer(workspace: Workspace, keep_rejected: Callable[[Path], object]) -> Tokenizer:
+def run_tokenizer(workspace: Workspace, save_rejected: Callable[[Path], object]) -> Tokenizer:
     """Save the run's tokenizer in the workspace, with the objective's special tokens, and load it from there.
 
-    `keep_rejected` is called with the file of rejected records if there are too many. Raise InputError.
+    `save_rejected` is called with the file of rejected records if there are too many. Raise InputError.
     """
-    from artel.objectives import objective_of, objective_type
+    from artel.objectives import build_objective, objective_type
 
     config = workspace.config
     if not workspace.tokenizer_path.exists():
@@ -72,9 +72,9 @@ def run_tokenizer(workspace: Workspace, keep_rejected: Callable[[Path], object])
             tokenizer = _new_tokenizer(workspace, objective.encoder, objective.special_tokens(config), rejected)
         except InputError:
             if rejected.is_file() and rejected.stat().st_size:  # too many: there will be no selection to list them
-                keep_rejected(rejected)
+                save_rejected(rejected)
             raise
-        objective_of(config, tokenizer)
+        build_objective(config, tokenizer)
         with new_folder(workspace.tokenizer_path) as partial:
             tokenizer.save(partial)
     return load_tokenizer(str(workspace.tokenizer_path))
@@ -93,7 +93,7 @@ def _new_tokenizer(workspace: Workspace, encoder: bool, special_tokens: list[str
     with rejected.open("wb") as stream:
         ledger = Ledger(
             on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
-            rejected_file=rejected_file_of(config),
+            rejected_file=rejected_list_path(config),
         )
         count = 0
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from artel.errors import InputError, Problem
 from artel.messages import Phrase
 from artel.objectives import objective_type, splits_by_label
-from artel.preparing.document_lists import CONTAMINATED, REJECTED, rejected_file_of, write_contaminated
+from artel.preparing.document_lists import CONTAMINATED, REJECTED, rejected_list_path, write_contaminated
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.selection_rules import (
     BUDGET,
@@ -119,11 +119,11 @@ class Selection:
     def write(
         self,
         folder: Path,
-        keep_rejected: Callable[[Path], None],
+        save_rejected: Callable[[Path], None],
         notes: Iterable[str] = (),
         review: Callable[[Iterator[tuple[str, dict[str, Any]]]], list[str]] = lambda observed: [],
     ) -> None:
-        """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
+        """Write the selection into `folder` atomically; `save_rejected` is called with the file of rejected records.
 
         `notes`, and the notes of `review` on the kept documents (`Objective.review`), go into the ledger.
 
@@ -135,7 +135,7 @@ class Selection:
         with new_folder(folder) as partial:
             ledger = self._ledger(partial / REJECTED)
             if ledger.rejected:
-                keep_rejected(partial / REJECTED)
+                save_rejected(partial / REJECTED)
             self._check_sets()
             ledger.notes += [*self._workspace.notes, *notes]
             ledger.not_read = self._workspace.unread_files
@@ -270,7 +270,7 @@ class Selection:
         with rejected_file.open("wb") as stream:
             ledger = Ledger(
                 on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
-                rejected_file=rejected_file_of(self._workspace.config),
+                rejected_file=rejected_list_path(self._workspace.config),
             )
             for number, shard in enumerate(self._shards):
                 self._count_documents(ledger, shard, slice(self._starts[number], self._starts[number + 1]))

@@ -13,7 +13,7 @@ import xxhash
 from artel.config import RunConfig, Section
 from artel.errors import InputError, Problem
 from artel.messages import logger
-from artel.objectives import objective_of, objective_type
+from artel.objectives import build_objective, objective_type
 from artel.plugins import code_digest
 from artel.preparing.run_tokenizer import tokenizer_files
 from artel.preparing.selection_rules import depends_on_seed
@@ -88,7 +88,7 @@ def set_damaged_aside(folder: Path) -> Path:
     return aside
 
 
-def copy_note(folder: Path) -> Path:
+def copy_record_file(folder: Path) -> Path:
     """Return the file with the address of a store's copy on S3; if it exists, starting needs no network."""
     return folder.with_name(f"{folder.name}.copy")
 
@@ -99,14 +99,14 @@ def fetch_store(folder: Path, address: str) -> None:
         logger.info("fetching the store %s", address)
         manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
         pull_folder(address, folder, stored_files(manifest))
-        write_file(copy_note(folder), address)
+        write_file(copy_record_file(folder), address)
 
 
 def push_store(folder: Path, address: str) -> None:
     """Copy a finished store to S3."""
     logger.info("writing the store to %s", address)
     push_folder(folder, address)
-    write_file(copy_note(folder), address)
+    write_file(copy_record_file(folder), address)
 
 
 def record_store(config: RunConfig, settings: str, folder: Path) -> None:
@@ -157,4 +157,4 @@ def check_from_store(config: RunConfig, *, verify: bool = False) -> None:
         problems.append(Problem("tokenizer", what, "remove tokenizer: the store has it"))
     if problems:
         raise InputError(problems)
-    objective_of(config, load_tokenizer(str(folder / "tokenizer"))).check_store(store)
+    build_objective(config, load_tokenizer(str(folder / "tokenizer"))).check_store(store)

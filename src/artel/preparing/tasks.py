@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from artel.objectives import Objective, objective_of
+from artel.objectives import Objective, build_objective
 from artel.preparing.assembly import write_shard
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards, write_lines, write_prepared_shard
 from artel.preparing.selection import ShardPlan, shard_plans
@@ -72,4 +72,4 @@ class Tasks:
 
     @cached_property
     def _objective(self) -> Objective:
-        return objective_of(self.workspace.config, load_tokenizer(str(self.workspace.tokenizer_path)))
+        return build_objective(self.workspace.config, load_tokenizer(str(self.workspace.tokenizer_path)))

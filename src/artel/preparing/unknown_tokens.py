@@ -58,7 +58,7 @@ class UnknownTokens:
             self._characters.update(lost)
         else:
             unknown = sum(int(np.count_nonzero(sample.ids == self._unknown_id)) for sample in samples)
-            learned = filter(None.__ne__, map(self._objective.outputs_of, samples)) if unknown else ()
+            learned = filter(None.__ne__, map(self._objective.output_ids, samples)) if unknown else ()
             in_outputs = sum(int(np.count_nonzero(ids == self._unknown_id)) for ids in learned)
         if not unknown:
             return

@@ -91,7 +91,7 @@ def compression(train: StoreSplit, validation: StoreSplit, tokenizer: Tokenizer)
 
 
 def _text(split: StoreSplit, tokenizer: Tokenizer) -> bytes:
-    return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in split.each_sample()).encode()
+    return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in split.iter_samples()).encode()
 
 
 def _xz(data: bytes) -> int:

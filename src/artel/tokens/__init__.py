@@ -6,7 +6,7 @@ from artel.tokens.batches import (
     Samples,
     evaluation_rows,
     micro_batches,
-    one_row,
+    single_row,
     step_numbers,
     training_rows,
 )
@@ -14,13 +14,13 @@ from artel.tokens.order import BalancedOrder, Order
 from artel.tokens.packing import PackedSamples, TokenBlocks, UnpackedSamples
 from artel.tokens.store import DamagedStore, Sample, StoreSplit, StoreWriter, TokenStore
 from artel.tokens.tokenizer.loading import load_tokenizer
-from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer
+from artel.tokens.tokenizer.tokenizer import Encoding, Frame, Tokenizer
 from artel.tokens.tokenizer.train import train_tokenizer
 
 __all__ = [
     "BalancedOrder",
     "DamagedStore",
-    "Encoded",
+    "Encoding",
     "Frame",
     "Order",
     "PackedSamples",
@@ -37,7 +37,7 @@ __all__ = [
     "evaluation_rows",
     "load_tokenizer",
     "micro_batches",
-    "one_row",
+    "single_row",
     "step_numbers",
     "train_tokenizer",
     "training_rows",

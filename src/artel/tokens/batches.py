@@ -100,7 +100,7 @@ def training_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
     return _rows(samples, indices, np.zeros(size), size)
 
 
-def one_row(sample: Sample) -> Rows:
+def single_row(sample: Sample) -> Rows:
     """Return a micro-batch of one sample."""
     ones = np.ones(1, dtype=np.int64)
     return Rows(

@@ -20,7 +20,7 @@ from artel.storage import checksum
 FORMAT = 2
 SPLITS = ("train", "validation")
 
-FileFacts = tuple[str, int, str]
+StoredFile = tuple[str, int, str]
 """A file's name in the store, its size in bytes and its xxh3-128."""
 
 
@@ -143,19 +143,19 @@ def write_manifest(folder: Path, dtype: str, extra_entries: dict[str, Any], part
     other_files = [
         file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in SPLITS
     ]
-    files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(other_files)}
+    files = {file.relative_to(folder).as_posix(): file_entry(file) for file in sorted(other_files)}
     manifest = {"format": FORMAT, "dtype": dtype, **extra_entries, "parts": parts, "files": files}
     manifest["checksum"] = manifest_checksum(manifest)
     (folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
     return manifest
 
 
-def facts(file: Path) -> dict[str, Any]:
+def file_entry(file: Path) -> dict[str, Any]:
     """Return a file's size and checksum, as in a manifest."""
     return {"bytes": file.stat().st_size, "xxh3_128": checksum(file)}
 
 
-def sample_files(manifest: dict[str, Any]) -> Iterator[FileFacts]:
+def sample_files(manifest: dict[str, Any]) -> Iterator[StoredFile]:
     """Yield the files with samples."""
     for split in SPLITS:
         counts = manifest["parts"][split]
@@ -164,7 +164,7 @@ def sample_files(manifest: dict[str, Any]) -> Iterator[FileFacts]:
                 yield str(PurePosixPath(split, name)), entry["bytes"], entry["xxh3_128"]
 
 
-def stored_files(manifest: dict[str, Any]) -> Iterator[FileFacts]:
+def stored_files(manifest: dict[str, Any]) -> Iterator[StoredFile]:
     """Yield all files with a checksum in the manifest."""
     yield from sample_files(manifest)
     for name, entry in manifest.get("files", {}).items():

@@ -33,8 +33,8 @@ class TokenBlocks:
     """The token stream of a split, cut into blocks of `length` tokens.
 
     With `lookahead` 1 a block includes the token after its end, so every token of the stream except the first is
-    predicted exactly once per epoch. The tokens after the last full block are `left_over`. With `documents` a block has
-    flags with document numbers.
+    predicted exactly once per epoch. `leftover_tokens`: number of tokens after the last full block. With `documents` the
+    flags of a block contain document numbers.
     """
 
     def __init__(self, split: StoreSplit, length: int, lookahead: int, *, documents: bool = False) -> None:
@@ -42,7 +42,7 @@ class TokenBlocks:
         self.length = length
         self.lookahead = lookahead
         self._count = max(0, (split.tokens - lookahead) // length)
-        self.left_over = split.tokens - self._count * length
+        self.leftover_tokens = split.tokens - self._count * length
         self._ends = split.ends() if documents else None
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class PackedBlocks(TokenBlocks):
         order = np.argsort(2 * blocks.astype(np.int64) + ~is_continued, kind="stable")
         self._starts, self._sizes, self._is_continued = starts[order], sizes[order], is_continued[order]
         self._block_starts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
-        self.left_over = 0
+        self.leftover_tokens = 0
 
     def read(self, index: int) -> Sample:
         """Return ids and flags (length + lookahead,). Padding has id 0."""

@@ -34,7 +34,15 @@ from numpy.typing import NDArray
 
 from artel.errors import InputError, Problem
 from artel.storage import check_regular, checksum, report_bus_errors
-from artel.tokens.manifest import SPLITS, FileFacts, facts, read_manifest, sample_files, stored_files, write_manifest
+from artel.tokens.manifest import (
+    SPLITS,
+    StoredFile,
+    file_entry,
+    read_manifest,
+    sample_files,
+    stored_files,
+    write_manifest,
+)
 
 REFERENCES_FILE = "sources.jsonl"
 # 2**27 tokens are 256 MiB of uint16. So 400 billion tokens are 3,000 files, and a single one is quick to copy again.
@@ -125,7 +133,7 @@ class StoreSplit:
         ]
         return np.concatenate([np.empty(0, dtype=np.uint64), *ends])
 
-    def each_sample(self) -> Iterator[tuple[str, np.ndarray]]:
+    def iter_samples(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (`file:line`, ids) of every sample, in the order of the store."""
         for number, shard in enumerate(self._shards):
             origins = self._origins(shard["name"])
@@ -226,8 +234,8 @@ class TokenStore:
                 what = f"holds the token {largest_id:,}, but its tokenizer has {limit:,}"
                 raise self._damage_error(str(file.relative_to(self.folder)), what)
 
-    def _files(self, facts: Iterator[FileFacts]) -> Iterator[tuple[Path, int, str]]:
-        return ((self.folder / name, size, digest) for name, size, digest in facts)
+    def _files(self, files: Iterator[StoredFile]) -> Iterator[tuple[Path, int, str]]:
+        return ((self.folder / name, size, digest) for name, size, digest in files)
 
     def _read_error(self, file: Path, error: OSError) -> InputError:
         """Return the error for a file that cannot be read: no permission, or damaged."""
@@ -241,7 +249,7 @@ class TokenStore:
         return DamagedStore([Problem(str(self.folder / name), what, fix)])
 
 
-def token_type(vocabulary: int) -> str:
+def id_dtype(vocabulary: int) -> str:
     """Return the dtype for ids below `vocabulary`."""
     return "uint16" if vocabulary <= 2**16 else "uint32"
 
@@ -297,7 +305,7 @@ class ShardWriter:
             "name": self._base.name,
             "tokens": self.num_tokens,
             "samples": self.samples,
-            "files": facts_by_name(files),
+            "files": file_entries(files),
         }
 
     def _write_flags(self, flags: NDArray) -> None:
@@ -319,11 +327,11 @@ class StoreWriter:
 
     def __init__(self, folder: Path, vocabulary: int, shard_tokens: int = SHARD_TOKENS) -> None:
         self.folder = folder
-        self.dtype = token_type(vocabulary)
+        self.dtype = id_dtype(vocabulary)
         self._shard_tokens = shard_tokens
         self._open_shards: dict[str, ShardWriter] = {}
         self._references: dict[str, BinaryIO] = {}
-        self._splits = {split: no_samples() for split in SPLITS}
+        self._splits = {split: empty_split() for split in SPLITS}
         for split in SPLITS:
             (folder / split).mkdir(parents=True)
 
@@ -358,7 +366,7 @@ class StoreWriter:
             self._finish(split)
         for split, stream in self._references.items():
             stream.close()
-            self._splits[split]["files"] = facts_by_name([self.folder / split / REFERENCES_FILE])
+            self._splits[split]["files"] = file_entries([self.folder / split / REFERENCES_FILE])
         return write_manifest(self.folder, self.dtype, about, self._splits)
 
     def _finish(self, split: str) -> None:
@@ -370,7 +378,7 @@ class StoreWriter:
         counts["flags"], counts["numbers"] = shard.flags, shard.columns
 
 
-def no_samples() -> dict[str, Any]:
+def empty_split() -> dict[str, Any]:
     """Return the manifest's entry of a split without samples."""
     counts = dict.fromkeys(("tokens", "samples", "documents", "bytes"), 0)
     return {**counts, "flags": None, "numbers": 0, "files": {}, "shards": []}
@@ -381,6 +389,6 @@ def origin_line(origin: str) -> bytes:
     return origin.replace("\n", " ").encode("utf-8", "surrogateescape") + b"\n"
 
 
-def facts_by_name(files: list[Path]) -> dict[str, dict[str, Any]]:
+def file_entries(files: list[Path]) -> dict[str, dict[str, Any]]:
     """Return the size and checksum of each file, by name."""
-    return {file.name: facts(file) for file in files}
+    return {file.name: file_entry(file) for file in files}

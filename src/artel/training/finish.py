@@ -61,9 +61,9 @@ def finish(run: Run) -> dict[str, Any]:
             weights,
             run.objective.model_files(run.strategy.model),
             kept=run.folder.foreign_model_files(),
-            note=run.folder.note_model,
+            note=run.folder.record_model_files,
         )
-        run.folder.note_weights()
+        run.folder.record_weights()
         comparison = record_reached(run.folder, run.config, result)
         if comparison is not None:
             logger.info(comparison)

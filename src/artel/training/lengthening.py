@@ -19,7 +19,7 @@ from pathlib import Path
 from artel.config import RunConfig
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.preparing import PreparedText
 from artel.training.checkpoint.format import Progress, list_checkpoints, read_progress
 from artel.training.schedule import Length, rate, rate_by_time, run_length
@@ -47,7 +47,7 @@ def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepa
 def prepared_length(config: RunConfig, prepared: PreparedText) -> Length:
     """Return the length of a run on its prepared text."""
     part = prepared.open().train
-    return run_length(config, objective_of(config, prepared.tokenizer()).dataset(part), part)
+    return run_length(config, build_objective(config, prepared.tokenizer()).dataset(part), part)
 
 
 def _reason_to_refuse(before: RunConfig, now: RunConfig, old: Length, new: Length, progress: Progress) -> str | None:

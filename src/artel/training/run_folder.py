@@ -15,19 +15,19 @@ import orjson
 from artel.config import RunConfig, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.preparing.run_mark import (
-    begin_new_run,
+    assign_new_id,
     check_claim,
     check_model_ownership,
     check_not_moved,
     check_own_checkpoints,
     check_own_weights,
-    claim,
+    claim_folder,
+    find_original,
     foreign_model_files,
     has_weights,
-    identity,
-    note_model,
-    note_weights,
-    original_of,
+    read_run_id,
+    record_model_files,
+    record_weights,
 )
 from artel.storage import checksum, disk_errors, remove_leftovers, write_file
 
@@ -153,7 +153,7 @@ class RunFolder:
 
     def claim(self, original: Path | None = None) -> str:
         """Create the folder and mark it as a run's. Return a note about a copy. Raise InputError as `check_claim`."""
-        return claim(self.path, original)
+        return claim_folder(self.path, original)
 
     def check_model_ownership(self) -> None:
         """Raise InputError if `model`, about to be removed or replaced, has files of the user."""
@@ -163,26 +163,26 @@ class RunFolder:
         """Return the files in `model` that artel did not write."""
         return foreign_model_files(self.path)
 
-    def note_model(self, names: Iterable[str]) -> None:
+    def record_model_files(self, names: Iterable[str]) -> None:
         """Record which files artel has written into `model`."""
-        note_model(self.path, names)
+        record_model_files(self.path, names)
 
     def identity(self) -> str:
         """Return an identifier that changes if the folder is replaced by a new one."""
-        return identity(self.path)
+        return read_run_id(self.path)
 
     def check_not_moved(self, its_identity: str) -> None:
         """Raise WorkError if the folder was removed, moved or replaced."""
         check_not_moved(self.path, its_identity)
 
-    def note_weights(self) -> None:
+    def record_weights(self) -> None:
         """Record digests of the weights in `model`."""
-        note_weights(self.path)
+        record_weights(self.path)
 
     @property
     def original(self) -> Path | None:
         """The folder that this one was copied from, until it is claimed."""
-        return original_of(self.path)
+        return find_original(self.path)
 
     def check_own_checkpoints(self) -> None:
         """Raise InputError for checkpoints of another run."""
@@ -295,7 +295,7 @@ class RunFolder:
             for path in (*folders, *tracker_files, *files):
                 _remove(path)
             _forget_measured(self.plan)
-            begin_new_run(self.path)
+            assign_new_id(self.path)
 
 
 def written_checkpoints(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from artel.interrupts import ended_at_once
 from artel.messages import logger, to_json
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, estimate_flops_per_token, peak_flops
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.parallel import ParallelStrategy, World
 from artel.preparing import PreparedText
 from artel.storage import write_file
@@ -83,7 +83,7 @@ def _open_run(
     started, budget = clock(), config.train.budget
     folder = RunFolder(Path(config.run))
     store, tokenizer = prepared.open(), prepared.tokenizer()
-    objective = objective_of(config, tokenizer)
+    objective = build_objective(config, tokenizer)
     samples, validation = objective.dataset(store.train), Validation(objective, store.validation)
     _check_blocks(samples, store.train, validation, config)
     objective.fit_statistics(store.train)

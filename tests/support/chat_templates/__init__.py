@@ -16,7 +16,7 @@ from pathlib import Path
 from artel.config import TokenizerTraining
 from artel.text import Message, ToolCall
 from artel.tokens import Tokenizer, train_tokenizer
-from artel.tokens.tokenizer.chat_template import template_of
+from artel.tokens.tokenizer.chat_template import resolve_template
 
 FOLDER = Path(__file__).parent
 THINK = ("<think>", "</think>")
@@ -78,7 +78,7 @@ class Family:
     @property
     def template(self) -> str:
         """As artel takes it from the tokenizer."""
-        return template_of(self.tokenizer(), "auto") if self.has_tool_use else _file(self.name)
+        return resolve_template(self.tokenizer(), "auto") if self.has_tool_use else _file(self.name)
 
     @property
     def special(self) -> list[str]:

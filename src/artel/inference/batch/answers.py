@@ -17,7 +17,7 @@ from artel.messages import logger
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.types import GenerationPrompt
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
+from artel.tokens.tokenizer.chat_template import TemplateRejection, prompt_ids
 
 _CONCURRENT, _CONCURRENT_ON_CPU = 64, 16
 _GENERATE = "generate"
@@ -117,7 +117,7 @@ def _generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[
                 return None
             check_embedded(opened.model, opened.tokenizer, generation_prompt.ids)
             generation_prompts.append(generation_prompt)
-        except TemplateRefuses as refusal:
+        except TemplateRejection as refusal:
             what = f"the chat template raises an error: {refusal}"
             problems.append(Problem(prompt.location, what, "change the messages to what the template expects"))
         except InputError as error:

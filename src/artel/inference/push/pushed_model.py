@@ -21,7 +21,7 @@ from artel.models.loading.language_part import is_multimodal
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.save import write_model
 from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
-from artel.objectives import Objective, objective_of
+from artel.objectives import Objective, build_objective
 from artel.preparing import prepare_silently
 from artel.registry import OBJECTIVES
 from artel.reports.model_card import MAIN, PublishedModel, model_card
@@ -267,7 +267,7 @@ def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
 def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> PublishedModel:
     """Return the facts for the card of the model in a folder."""
     run = model.run
-    objective = objective_of(run, load_tokenizer(str(folder)))
+    objective = build_objective(run, load_tokenizer(str(folder)))
     is_adapter = (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
     return PublishedModel(
         repo=repo,

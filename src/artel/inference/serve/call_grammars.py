@@ -39,7 +39,7 @@ def required_calls_grammar(form: CallForm, tools: Tools, tokenizer: Tokenizer, *
     """
     symbols = _Symbols(tokenizer)
     rules = _call_rules(form, [(tool["function"], True) for tool in tools], symbols, parallel_calls=parallel_calls)
-    return "\n".join([f"start: {symbols.encode(form.opens)} calls", *rules])
+    return "\n".join([f"start: {symbols.encode(form.prefix)} calls", *rules])
 
 
 def optional_calls_grammar(
@@ -63,7 +63,7 @@ def optional_calls_grammar(
     functions = [(tool["function"], bool(tool["function"].get("strict"))) for tool in tools]
     if answer is not None:
         start = [
-            f"start: answer | {symbols.encode(form.opens_after_text)} calls",
+            f"start: answer | {symbols.encode(form.prefix_after_text)} calls",
             f"answer: %json {json.dumps({'x-guidance': WHITESPACE} | answer)}",
         ]
     else:
@@ -75,7 +75,7 @@ def _text_rules(form: CallForm, symbols: _Symbols, added: dict[str, int], ends: 
     """Yield the rules of an answer that begins with text, which contains the mark neither as a token nor in letters."""
     mark = re.escape(form.mark).replace("/", "\\/")
     allowed = sorted({number for text, number in added.items() if text != form.mark} - {*ends})
-    rest = symbols.encode(form.opens_after_text[len(form.mark) :])
+    rest = symbols.encode(form.prefix_after_text[len(form.mark) :])
     yield f"start: {'added* ' if allowed else ''}(TEXT? | begin {rest} calls)"
     if allowed:
         yield f"added: TEXT? <[{','.join(map(str, allowed))}]>"
@@ -110,17 +110,17 @@ def _call_rules(
     """Yield the rules of `calls`: what follows the opening of a form. `functions`: (function, True if it is strict)."""
     names = " | ".join(f"call{number}" for number in range(len(functions)))
     more = (
-        f"({symbols.encode(form.between)} call){{0,{_MAX_CALLS - 1}}}"
-        if parallel_calls and form.between is not None
+        f"({symbols.encode(form.between_calls)} call){{0,{_MAX_CALLS - 1}}}"
+        if parallel_calls and form.between_calls is not None
         else ""
     )
-    yield f"calls: call {more} {symbols.encode(form.closes)}"
+    yield f"calls: call {more} {symbols.encode(form.suffix)}"
     yield f"call: {names}"
     for number, (function, strict) in enumerate(functions):
         rule, name = f"call{number}", symbols.encode(function["name"])
         if form.tags is None:
             schema = _arguments_schema(function) if strict else {"type": "object"}
-            yield f"{rule}: {name} {symbols.encode(form.named)} {rule}_arguments"
+            yield f"{rule}: {name} {symbols.encode(form.after_name)} {rule}_arguments"
             yield f"{rule}_arguments: {_json(schema)}"
         else:
             schema = _arguments_schema(function) if strict else _any_texts(function)

@@ -31,7 +31,7 @@ from artel.models.sampler import Token
 from artel.text import Tools
 from artel.text.records import BadRecord
 from artel.text.tool_calls import parse_call
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, prompt_ids
+from artel.tokens.tokenizer.chat_template import TemplateRejection, TurnEnd, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle
 
 
@@ -72,7 +72,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
         pass  # reported below
     try:
         return prompt_ids(served.opened.tokenizer, served.template, fields, tools or None)
-    except (TemplateRefuses, InputError) as refusal:
+    except (TemplateRejection, InputError) as refusal:
         raise ApiError(400, f"the chat template raises an error: {refusal}", "messages") from None
     except RecursionError:
         raise ApiError(400, "the parameters of a function are nested too deeply", "tools") from None

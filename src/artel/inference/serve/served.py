@@ -19,9 +19,9 @@ from artel.inference.serve.grammars import Grammars
 from artel.models.device import release_helpers
 from artel.models.generate import text_end
 from artel.models.loading.structure import position_limit
-from artel.tokens.tokenizer.template_calls import CallForm, call_form
+from artel.tokens.tokenizer.template_calls import CallForm, find_call_form
 from artel.tokens.tokenizer.template_tools import tool_style
-from artel.tokens.tokenizer.word_cache import bytes_of_piece
+from artel.tokens.tokenizer.word_cache import piece_bytes
 
 Result = TypeVar("Result")
 _CONTEXT = 4096
@@ -87,10 +87,10 @@ class ServedModel:
             print(f"{self.name}: {line}", file=sys.stderr, flush=True)
 
     @property
-    def call_form(self) -> CallForm | None:
+    def find_call_form(self) -> CallForm | None:
         """The form of forced calls, found at first use; None if calls cannot be forced."""
         if not self._call_form and self.tool_style is not None:
-            form = call_form(self.opened.tokenizer, self.template, self.tool_style, self.turn_end)
+            form = find_call_form(self.opened.tokenizer, self.template, self.tool_style, self.turn_end)
             self._call_form.append(form)
         return self._call_form[0] if self._call_form else None
 
@@ -155,7 +155,7 @@ class ServedModel:
         if "\ufffd" not in text:
             return text.encode()
         piece: str = self.opened.tokenizer.hf.convert_ids_to_tokens(token)
-        return bytes_of_piece(piece) or text.encode()
+        return piece_bytes(piece) or text.encode()
 
     def token_name(self, token: int) -> str:
         """Return a token's text, or its bytes in OpenAI's notation if it is a part of a character."""

@@ -73,7 +73,7 @@ def _constrain(
     served: ServedModel, body: ChatRequest, tools: Tools, must_call: bool, answer: dict[str, Any] | None
 ) -> ConstrainedCalls:
     """Constrain calls. Raise UnsupportedParameters or ApiError if that is not possible."""
-    form, tokenizer = served.call_form, served.opened.tokenizer
+    form, tokenizer = served.find_call_form, served.opened.tokenizer
     if form is None:
         what = "calls cannot be forced in the form in which this model's chat template writes them"
         fix = f"use auto{' or none' if must_call else ', and list only the allowed functions in tools'}"
@@ -190,8 +190,10 @@ class _JsonCalls(CallDeltas):
         super().__init__()
         names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
         self._first, self._next = (
-            re.compile(rf"{_any_whitespace(before)}(?P<name>{names}){_any_whitespace(form.named)}(?=\{{)", re.DOTALL)
-            for before in (form.opens, form.between or "")
+            re.compile(
+                rf"{_any_whitespace(before)}(?P<name>{names}){_any_whitespace(form.after_name)}(?=\{{)", re.DOTALL
+            )
+            for before in (form.prefix, form.between_calls or "")
         )
         self._pending = ""
         self._arguments: _ObjectEnd | None = None
@@ -250,7 +252,7 @@ def optional_calls(form: CallForm, tools: Tools, *, no_text: bool = False) -> Ca
 
     `no_text`: an answer with calls begins with them, and any other is JSON, which may mention the mark.
     """
-    return _CallsAfterText(form.mark, required_calls(replace(form, opens=form.opens_after_text), tools), no_text)
+    return _CallsAfterText(form.mark, required_calls(replace(form, opens=form.prefix_after_text), tools), no_text)
 
 
 class _CallsAfterText(CallDeltas):

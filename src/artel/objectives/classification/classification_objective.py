@@ -25,15 +25,15 @@ from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import (
     KINDS,
     THRESHOLDS,
-    Number,
-    SeveralLabels,
+    LabelError,
+    MultiLabel,
+    PlaceholderLabels,
+    Regression,
     SingleLabel,
-    Undecided,
-    Unfit,
 )
-from artel.objectives.decoding import Decoding, first_words, in_python
-from artel.objectives.length_groups import as_tensors, group_rows, logits_of_rows, row_logits
-from artel.objectives.pretrained_heads import base_labels, in_order_of
+from artel.objectives.decoding import Decoding, first_words, python_literal
+from artel.objectives.length_groups import as_tensors, group_rows, predict_logits, row_logits
+from artel.objectives.pretrained_heads import base_labels, order_like
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.printable import shortened
 from artel.text import Document, Dropped, Labeled, Record, Rejected
@@ -65,12 +65,14 @@ class Classification(Objective, Decoding):
     encoder = True
     sums = ("loss", "targets")
     tasks = ("classify",)
-    better = SingleLabel.better | SeveralLabels.better | Number.better
+    better = SingleLabel.better | MultiLabel.better | Regression.better
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._classification = config.classification
-        self._kind = (Undecided if self.undecided(config) else KINDS[config.classification.kind])(config.classification)
+        self._kind = (PlaceholderLabels if self.undecided(config) else KINDS[config.classification.kind])(
+            config.classification
+        )
         if not self._kind.has_classes and (
             config.classification.class_weights == "balanced" or config.classification.balanced_sampling
         ):
@@ -107,7 +109,7 @@ class Classification(Objective, Decoding):
             kind = "multi" if several else "number" if all_numbers and has_fraction and labels == "auto" else "single"
         if labels == "auto":
             labels = [] if kind == "number" else _checked_labels(counts, texts, text_lengths, kind)
-            labels = in_order_of(labels, base_labels(config, cls.auto_class))
+            labels = order_like(labels, base_labels(config, cls.auto_class))
         values = {"kind": kind, "labels": labels}
         return {key: values[key] for key in cls.undecided(config)}
 
@@ -191,14 +193,14 @@ class Classification(Objective, Decoding):
             assert isinstance(labeled, Labeled)
             try:
                 numbers = (row.second_start, *self._kind.numbers(labeled))
-            except Unfit as error:
+            except LabelError as error:
                 yield Rejected(record.origin, error.reason, error.detail, record.set_name)
                 continue
             if row.num_truncated and self._classification.too_long == "drop":
                 yield Dropped("longer_than_block")
             else:
-                counted = {"truncated": 1} if row.num_truncated else {}
-                yield DocumentSamples([Sample(row.ids, None, numbers)], counted=counted)
+                counts = {"truncated": 1} if row.num_truncated else {}
+                yield DocumentSamples([Sample(row.ids, None, numbers)], counts=counts)
 
     # samples -> batch -> loss
 
@@ -274,7 +276,7 @@ class Classification(Objective, Decoding):
         rows = list(self._framing.frame(texts))
         ids = [row.ids for row in rows]
         types = self._types([len(row.ids) for row in rows], [row.second_start for row in rows])
-        logits = logits_of_rows(self._with_padding(model), ids, self.tokenizer.pad_id, types)
+        logits = predict_logits(self._with_padding(model), ids, self.tokenizer.pad_id, types)
         return [
             {**self._kind.answer(row_logits[None]), **({"truncated": True} if row.num_truncated else {})}
             for row_logits, row in zip(logits, rows, strict=True)
@@ -299,9 +301,9 @@ class Classification(Objective, Decoding):
 
     def usage(self) -> str:
         several = ", top_k=None" if self._kind.answers_several else ""
-        example = in_python(self.prompt(None))
+        example = python_literal(self.prompt(None))
         if any(source.second for source in self.config.data.sources):
-            example = f'{{"text": {example}, "text_pair": {in_python(_EXAMPLE)}}}'
+            example = f'{{"text": {example}, "text_pair": {python_literal(_EXAMPLE)}}}'
         return cleandoc(f"""
             from transformers import pipeline
 

@@ -28,12 +28,12 @@ class Framing:
 
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:
         self._tokenizer, self._block = tokenizer, block
-        self.single = tokenizer.frame(needed=False)
+        self.single = tokenizer.frame(required=False)
 
     @cached_property
     def pair(self) -> Frame:
         """The special tokens of a pair."""
-        return self._tokenizer.frame(pair=True, needed=False)
+        return self._tokenizer.frame(pair=True, required=False)
 
     def frame(self, inputs: Sequence[tuple[str, ...]]) -> Iterator[FramedText]:
         """Yield the row of each input, which is one text or two."""

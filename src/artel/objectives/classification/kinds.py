@@ -14,17 +14,17 @@ from artel.config import ClassificationConfig
 from artel.messages import Phrase
 from artel.objectives.base import Better, directions
 from artel.objectives.classification.label_metrics import (
-    HALF,
+    DEFAULT_THRESHOLD,
     best_thresholds,
     confusion_counts,
+    label_scores,
     multi_label_metrics,
     number_metrics,
     roc_auc,
-    scores_of_labels,
     single_label_metrics,
     softmax,
 )
-from artel.objectives.statistics import float_bits, floats_of_bits, sigmoid
+from artel.objectives.statistics import bits_to_floats, float_to_bits, sigmoid
 from artel.printable import shortened
 from artel.text import Labeled
 
@@ -35,7 +35,7 @@ THRESHOLDS = "thresholds.json"
 """The file beside the model with the threshold of each label."""
 
 
-class Unfit(Exception):
+class LabelError(Exception):
     """Labels that cannot be learned: `reason` for the ledger, `detail` for people."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -65,7 +65,7 @@ class Kind(ABC):
 
     @abstractmethod
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
-        """Return the target of a row as integers. Raise Unfit."""
+        """Return the target of a row as integers. Raise LabelError."""
 
     @abstractmethod
     def target(self, numbers: np.ndarray) -> np.ndarray:
@@ -127,7 +127,7 @@ class Kind(ABC):
             is_written = "labels" in self.classification.model_fields_set
             what = "is not a label of this run" if is_written else "occurs in no training text; the run's are"
             fix = "fix it, add it to classification.labels, or remove the row"
-            raise Unfit("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
+            raise LabelError("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
         return self._numbers[label]
 
 
@@ -139,7 +139,7 @@ class SingleLabel(Kind):
         if len(fields.labels) != 1:
             reason, count = ("several_labels", len(fields.labels)) if fields.labels else ("no_label", "no")
             what = f"has {count} label{'s' * (len(fields.labels) > 1)}, but each text of this run has one"
-            raise Unfit(reason, f"{what}; fix it, or write classification.kind: multi")
+            raise LabelError(reason, f"{what}; fix it, or write classification.kind: multi")
         return (self._number_of(fields.labels[0]),)
 
     def target(self, numbers: np.ndarray) -> np.ndarray:
@@ -166,7 +166,7 @@ class SingleLabel(Kind):
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         counts = confusion_counts(target, logits.argmax(axis=1), len(self.labels))
         probabilities = softmax(logits)
-        by_label = scores_of_labels(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
+        by_label = label_scores(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
         rows = [
             {"label": label, "texts": int(counts[number].sum()), **scores}
             | _area(probabilities[:, number], target == number)
@@ -200,14 +200,14 @@ class SingleLabel(Kind):
         self._weights = torch.tensor(weights, dtype=torch.float32)
 
 
-class SeveralLabels(Kind):
+class MultiLabel(Kind):
     problem_type = "multi_label_classification"
     answers_several = True
     better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "tuned_macro_f1", "auc"])
 
     def __init__(self, classification: ClassificationConfig) -> None:
         super().__init__(classification)
-        self._thresholds = np.full(len(self.labels), HALF)
+        self._thresholds = np.full(len(self.labels), DEFAULT_THRESHOLD)
         self._are_chosen, self._may_choose = False, True
 
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
@@ -242,18 +242,18 @@ class SeveralLabels(Kind):
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         probabilities, gold = sigmoid(logits), target > 0
         tables = {}
-        cuts: list[tuple[str, float | np.ndarray]] = [("labels, at 0.5", HALF)]
+        cuts: list[tuple[str, float | np.ndarray]] = [("labels, at 0.5", DEFAULT_THRESHOLD)]
         if self._are_chosen:
             cuts.append(("labels, at their thresholds", self._thresholds))
         for title, thresholds in cuts:
             predicted = probabilities > thresholds
-            by_label = scores_of_labels((predicted & gold).sum(axis=0), gold.sum(axis=0), predicted.sum(axis=0))
+            by_label = label_scores((predicted & gold).sum(axis=0), gold.sum(axis=0), predicted.sum(axis=0))
             tables[title] = [
                 {"label": label, "texts": int(gold[:, number].sum()), **scores}
                 | _area(probabilities[:, number], gold[:, number])
                 for number, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
             ]
-            if thresholds is not HALF:
+            if thresholds is not DEFAULT_THRESHOLD:
                 for row, threshold in zip(tables[title], self._thresholds.tolist(), strict=True):
                     row["threshold"] = threshold
         return {"tables": tables}
@@ -293,9 +293,10 @@ class SeveralLabels(Kind):
         self._may_choose = False
         if not thresholds:
             return (
-                f"the model has no thresholds ({THRESHOLDS}), so a text has the labels with a probability over {HALF}"
+                f"the model has no thresholds ({THRESHOLDS}), so a text has the labels with a probability over "
+                f"{DEFAULT_THRESHOLD}"
             )
-        self._thresholds = np.array([thresholds.get(label, HALF) for label in self.labels])
+        self._thresholds = np.array([thresholds.get(label, DEFAULT_THRESHOLD) for label in self.labels])
         self._are_chosen = True
         return ""
 
@@ -303,7 +304,7 @@ class SeveralLabels(Kind):
         return dict(zip(self.labels, self._thresholds.tolist(), strict=True)) if self._are_chosen else {}
 
 
-class Number(Kind):
+class Regression(Kind):
     problem_type = "regression"
     has_classes = False
     better = directions(lower=["loss", "rmse", "mae"], higher=["r2", "pearson", "spearman"])
@@ -315,11 +316,11 @@ class Number(Kind):
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         if fields.number is None:
             given = repr(fields.labels[0]) if fields.labels else "nothing"
-            raise Unfit("no_number", f"has {given} instead of a number; write one (0.5), or remove the row")
-        return (float_bits(fields.number),)
+            raise LabelError("no_number", f"has {given} instead of a number; write one (0.5), or remove the row")
+        return (float_to_bits(fields.number),)
 
     def target(self, numbers: np.ndarray) -> np.ndarray:
-        return floats_of_bits(numbers[:, 0]).astype(np.float32)
+        return bits_to_floats(numbers[:, 0]).astype(np.float32)
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (logits[:, 0] - target).square()
@@ -341,14 +342,14 @@ class Number(Kind):
         return f"{float(target):g}"
 
 
-class Undecided(SingleLabel):
+class PlaceholderLabels(SingleLabel):
     """Placeholder before the records are read: `artel plan` needs samples, but no labels."""
 
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         return (0,)
 
 
-KINDS: dict[str, type[Kind]] = {"single": SingleLabel, "multi": SeveralLabels, "number": Number}
+KINDS: dict[str, type[Kind]] = {"single": SingleLabel, "multi": MultiLabel, "number": Regression}
 
 
 def _area(probabilities: np.ndarray, positive: np.ndarray) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from artel.objectives.statistics import mean_ranks, pearson, spearman
 
-HALF = 0.5
+DEFAULT_THRESHOLD = 0.5
 """The default threshold of a probability."""
 
 
@@ -24,7 +24,7 @@ def confusion_counts(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np
     return np.bincount(gold * labels + predicted, minlength=labels * labels).reshape(labels, labels)
 
 
-def scores_of_labels(right: np.ndarray, gold: np.ndarray, predicted: np.ndarray) -> list[dict[str, float]]:
+def label_scores(right: np.ndarray, gold: np.ndarray, predicted: np.ndarray) -> list[dict[str, float]]:
     """Return precision, recall and F1 of each label from counts (labels,) of right, true and predicted rows."""
     return [
         {"precision": _ratio(hits, found), "recall": _ratio(hits, true), "f1": _ratio(2 * hits, true + found)}
@@ -59,7 +59,7 @@ def single_label_metrics(logits: np.ndarray, gold: np.ndarray) -> dict[str, floa
     counts = confusion_counts(gold, logits.argmax(axis=1), labels)
     accuracy = _ratio(float(np.trace(counts)), float(counts.sum()))
     occurs = counts.sum(axis=0) + counts.sum(axis=1) > 0
-    by_label = scores_of_labels(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
+    by_label = label_scores(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
     f1 = [scores["f1"] for scores, is_there in zip(by_label, occurs, strict=True) if is_there]
     metrics = {"accuracy": accuracy, "macro_f1": float(np.mean(f1)), "micro_f1": accuracy, "matthews": matthews(counts)}
     probabilities = softmax(logits)
@@ -72,9 +72,9 @@ def multi_label_metrics(probabilities: np.ndarray, gold: np.ndarray, thresholds:
 
     accuracy is the fraction of rows with all labels right. The threshold is 0.5, for tuned_macro_f1 `thresholds`.
     """
-    predicted = probabilities > HALF
+    predicted = probabilities > DEFAULT_THRESHOLD
     right = (predicted & gold).sum(axis=0)
-    by_label = scores_of_labels(right, gold.sum(axis=0), predicted.sum(axis=0))
+    by_label = label_scores(right, gold.sum(axis=0), predicted.sum(axis=0))
     metrics = {
         "accuracy": float((predicted == gold).all(axis=1).mean()),
         "macro_f1": float(np.mean([scores["f1"] for scores in by_label])),
@@ -82,7 +82,7 @@ def multi_label_metrics(probabilities: np.ndarray, gold: np.ndarray, thresholds:
     }
     if thresholds is not None:
         tuned = probabilities > thresholds
-        by_label = scores_of_labels((tuned & gold).sum(axis=0), gold.sum(axis=0), tuned.sum(axis=0))
+        by_label = label_scores((tuned & gold).sum(axis=0), gold.sum(axis=0), tuned.sum(axis=0))
         metrics["tuned_macro_f1"] = float(np.mean([scores["f1"] for scores in by_label]))
     return metrics | _mean_auc([roc_auc(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)])
 
@@ -108,7 +108,7 @@ def best_thresholds(probabilities: np.ndarray, gold: np.ndarray) -> np.ndarray:
 
 def _best_threshold(probabilities: np.ndarray, gold: np.ndarray) -> float:
     if not gold.any():
-        return HALF
+        return DEFAULT_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
     sorted_probabilities, hits = probabilities[order], np.cumsum(gold[order])
     found = np.arange(1, len(order) + 1)

@@ -26,20 +26,20 @@ from itertools import product
 from typing import Any
 
 from artel.objectives.conversation.frame import (
+    ConversationError,
     Difference,
     Frame,
+    RenderedConversation,
     Slot,
-    Unfit,
-    WrittenOut,
     common_prefix,
     locate,
-    mark_for,
+    make_mark,
     mark_of,
-    slots_of,
+    parse_slots,
 )
 from artel.text import Message, ToolCall, Tools
 from artel.tokens import Tokenizer
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, added_tokens, marks_before_calls, render, turn_end
+from artel.tokens.tokenizer.chat_template import TemplateRejection, added_tokens, marks_before_calls, render, turn_end
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _OPEN_TAG = "<think>\n"
@@ -48,13 +48,13 @@ _MAX_FRAMES = 10_000
 """Maximum size of the cache: calls of many tools make many shapes of conversations."""
 
 
-class Turns:
+class TurnLocator:
     """Renders conversations with one template and locates the assistant's turns."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._frames: dict[tuple[Any, ...], Frame | Unfit] = {}
+        self._frames: dict[tuple[Any, ...], Frame | ConversationError] = {}
         self._added = added_tokens(tokenizer)
         ends = turn_end(tokenizer, template)
         self._any_token = _any_of(self._added)
@@ -83,8 +83,8 @@ class Turns:
         has_results = any(message.role == "tool" for message in messages)
         return "omits the results of tools" if has_results and not self._tool_style.writes_results else ""
 
-    def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
-        """Return the text and the assistant's turns in it. Raise Unfit."""
+    def write(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedConversation:
+        """Return the text and the assistant's turns in it. Raise ConversationError."""
         style = self._style(messages, tools)
         messages = style.linked(messages)
         shape = (bool(tools), *map(_shape, messages))
@@ -93,14 +93,14 @@ class Turns:
                 self._frames.clear()
             try:
                 self._frames[shape] = self._frame(messages, tools)
-            except Unfit as unfit:
+            except ConversationError as unfit:
                 self._frames[shape] = unfit
         frame = self._frames[shape]
-        if isinstance(frame, Unfit):
-            raise Unfit(*frame.args)
+        if isinstance(frame, ConversationError):
+            raise ConversationError(*frame.args)
         slots, after = list(frame.slots), frame.after
         if tools or any(message.tool_calls for message in messages):
-            slots, after = slots_of(self._text(_with_content_marks(messages), frame.after_prompt, tools))
+            slots, after = parse_slots(self._text(_with_content_marks(messages), frame.after_prompt, tools))
         text = self._text(messages, frame.after_prompt, tools)
         return locate(text, slots, after, frame, messages)
 
@@ -113,7 +113,7 @@ class Turns:
         return text + self._answer(text, messages[-1].thought, messages[-1].content)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """Return the prompt of the next answer: the conversation and the opening of a turn. Raise Unfit."""
+        """Return the prompt of the next answer: the conversation and the opening of a turn. Raise ConversationError."""
         style = self._style(messages, tools)
         fields = [self._template_fields(message, style) for message in style.linked(messages)]
         return self._render(fields, tools, add_generation_prompt=True)
@@ -121,8 +121,8 @@ class Turns:
     def _render(self, messages: list[dict[str, Any]], tools: Tools, add_generation_prompt: bool = False) -> str:
         try:
             return render(self._tokenizer, self._template, messages, add_generation_prompt, list(tools) or None)
-        except TemplateRefuses as refusal:
-            raise Unfit(f"the chat template raises an error: {refusal}") from None
+        except TemplateRejection as refusal:
+            raise ConversationError(f"the chat template raises an error: {refusal}") from None
 
     def _template_fields(self, message: Message, style: ToolStyle) -> dict[str, Any]:
         """Return a message as the template takes it."""
@@ -134,27 +134,30 @@ class Turns:
     def _find_thought_field(self) -> str | None:
         """Return the field from which the template reads thoughts, or None."""
         for field, calls in product(("reasoning_content", "thinking", "content"), ((), _EXAMPLE_CALL)):
-            with suppress(Unfit):
-                if mark_for(1, "t") in self._with_thought(field, calls):
+            with suppress(ConversationError):
+                if make_mark(1, "t") in self._with_thought(field, calls):
                     return field
         return None
 
     def _with_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
-        """Render a conversation of marks that ends with a thought, and `calls`. Raise Unfit."""
-        question, answer = Message("user", mark_for(0, "c")), Message("assistant", mark_for(1, "c"), tool_calls=calls)
+        """Render a conversation of marks that ends with a thought, and `calls`. Raise ConversationError."""
+        question, answer = Message("user", make_mark(0, "c")), Message("assistant", make_mark(1, "c"), tool_calls=calls)
         style = self._style([answer], ())
         fields = [style.fields(message) for message in style.linked([question, answer])]
-        fields[1] |= _thought_fields(field, mark_for(1, "t"), answer.content)
+        fields[1] |= _thought_fields(field, make_mark(1, "t"), answer.content)
         return self._render(fields, ())
 
     def _answer(self, prompt: str, thought: str, content: str) -> str:
-        """Return what the model writes after a generation prompt. Raise Unfit if the form of thoughts is unknown."""
+        """Return the text that the model writes after a generation prompt.
+
+        Raise ConversationError if the format of thoughts is unknown.
+        """
         if not thought:
             return content
         if prompt.rstrip().endswith("<think>"):
             return f"{thought}\n</think>\n\n{content}"
         if self._thought_marks is None:
-            raise Unfit("the chat template omits what the assistant thinks")
+            raise ConversationError("the chat template omits what the assistant thinks")
         before, after = self._thought_marks
         return f"{before}{thought}{after}{content}"
 
@@ -166,10 +169,10 @@ class Turns:
         """
         if self._thought_field is None:
             return None
-        with suppress(Unfit):
-            before, _, after = self._with_thought(self._thought_field, _EXAMPLE_CALL).partition(mark_for(1, "t"))
-            between, has_content, _ = after.partition(mark_for(1, "c"))
-            prompt = self.prompt([Message("user", mark_for(0, "c"))])
+        with suppress(ConversationError):
+            before, _, after = self._with_thought(self._thought_field, _EXAMPLE_CALL).partition(make_mark(1, "t"))
+            between, has_content, _ = after.partition(make_mark(1, "c"))
+            prompt = self.prompt([Message("user", make_mark(0, "c"))])
             if has_content and before.startswith(prompt):
                 return before[len(prompt) :], between
         return None
@@ -177,7 +180,7 @@ class Turns:
     def _frame(self, messages: Sequence[Message], tools: Tools) -> Frame:
         marked = _with_content_marks(messages)
         for number, message in enumerate(marked):
-            calls = (ToolCall(call.name, {"a": mark_for(number, "a")}, call.id) for call in message.tool_calls)
+            calls = (ToolCall(call.name, {"a": make_mark(number, "a")}, call.id) for call in message.tool_calls)
             marked[number] = replace(message, tool_calls=tuple(calls))
         style = self._style(messages, tools)
         fields = [self._template_fields(message, style) for message in marked]
@@ -188,7 +191,7 @@ class Turns:
         if after_prompt:
             self._check_history(marked, fields, tools)
             text = self._text(marked, after_prompt, tools)
-        slots, after = slots_of(text)
+        slots, after = parse_slots(text)
         _check_order(slots, marked)
         frame = Frame(tuple(slot for slot in slots if slot.kind != "a"), after, {}, {}, {}, {}, 0, None, after_prompt)
         differences: list[Difference] = []
@@ -201,13 +204,13 @@ class Turns:
             follows = slots[end].before if end < len(slots) else after
             alone = text
             if number < len(messages) - 1:
-                with suppress(Unfit):  # the template may refuse a conversation that ends here
+                with suppress(ConversationError):  # the template may refuse a conversation that ends here
                     alone = self._render(fields[: number + 1], tools)
             if after_prompt and number < len(messages) - 1 and marked[number].content not in alone:
                 # The template omits last answers: earlier ones are only read, not learned.
                 differences.append(Difference(turn, "unlearned"))
                 continue
-            at_end = slots_of(alone)[1]
+            at_end = parse_slots(alone)[1]
             tag = _OPEN_TAG if messages[number].thought and self._thought_field == "content" else ""
             header = opening.removesuffix(tag)
             if slots[first].kind == "a":  # all but the header before an argument belongs to the call
@@ -233,17 +236,17 @@ class Turns:
         return replace(frame, open_end=open_end, difference=differences[0] if differences else None)
 
     def _check_history(self, marked: Sequence[Message], fields: list[dict[str, Any]], tools: Tools) -> None:
-        """Raise Unfit if the last answer is also missing from the prompt of the next one: no answer is ever read.
+        """Raise ConversationError if the next prompt also lacks the last answer: no answer would ever be read.
 
-        A template that takes one question only may refuse the next.
+        Templates that take a single question may refuse the next one.
         """
-        question = {"role": "user", "content": mark_for(len(marked), "c")}
+        question = {"role": "user", "content": make_mark(len(marked), "c")}
         try:
             prompt = self._render([*fields, question], tools, add_generation_prompt=True)
-        except Unfit:
+        except ConversationError:
             return
         if marked[-1].content not in prompt:
-            raise Unfit("the chat template omits what the assistant says")
+            raise ConversationError("the chat template omits what the assistant says")
 
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """Return the length of the generation prompt within the text before an assistant's content."""
@@ -251,9 +254,11 @@ class Turns:
             # An assistant that speaks first has no prompt.
             length = self._header_end(opening)
             if length is None:
-                raise Unfit("the chat template does not support a conversation that begins with the assistant")
+                raise ConversationError(
+                    "the chat template does not support a conversation that begins with the assistant"
+                )
             return length
-        prompt = slots_of(self._render(before, tools, add_generation_prompt=True))[1]
+        prompt = parse_slots(self._render(before, tools, add_generation_prompt=True))[1]
         length = None
         if opening.startswith(prompt):
             length = len(prompt)
@@ -263,23 +268,23 @@ class Turns:
             header_end = self._header_end(opening[length or 0 :])
             length = length if header_end is None else (length or 0) + header_end
         if length is None:
-            raise Unfit("the chat template begins an answer differently from its generation prompt")
+            raise ConversationError("the chat template begins an answer differently from its generation prompt")
         return length
 
     def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
         """Return the text before the content of an answer without calls; `opening` if the template refuses it."""
         try:
-            answer = {"role": "assistant", "content": mark_for(len(before), "c")}
-            slots, _ = slots_of(self._render([*before, answer], tools))
-        except Unfit:
+            answer = {"role": "assistant", "content": make_mark(len(before), "c")}
+            slots, _ = parse_slots(self._render([*before, answer], tools))
+        except ConversationError:
             return opening
         return slots[-1].before if slots and slots[-1].message == len(before) else opening
 
     def _header_end(self, opening: str) -> int | None:
         """Return the end of an answer's header in `opening`, or None. The header follows a user's turn in a prompt."""
-        user = [{"role": "user", "content": mark_for(0, "c")}]
+        user = [{"role": "user", "content": make_mark(0, "c")}]
         plain, prompt = (
-            slots_of(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
+            parse_slots(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
         )
         header = prompt[len(self._common(plain, prompt)) :]
         if header and header in opening:
@@ -315,9 +320,9 @@ class Turns:
     def _open_end(self, fields: list[dict[str, Any]], tools: Tools) -> int:
         """Return the token to end an unclosed last turn: the one that begins the next turn, or the end token."""
         role = "tool" if "tool_calls" in fields[-1] else "user"
-        with suppress(Unfit):
+        with suppress(ConversationError):
             follows = self._render([*fields, {"role": role, "content": "\ue002"}], tools).partition("\ue002")[0]
-            if stop := self._stop_token.search(slots_of(follows)[1]):
+            if stop := self._stop_token.search(parse_slots(follows)[1]):
                 return self._added[stop[0]]
         return self._tokenizer.end_id
 
@@ -325,7 +330,7 @@ class Turns:
         self, before: list[dict[str, Any]], text: str, alone: str, start: int, end: int, number: int, tools: Tools
     ) -> str | None:
         """Return the kind of difference between training and inference at the answer `number`, or None."""
-        thought = mark_for(number, "t")
+        thought = make_mark(number, "t")
         if alone[:start] != text[:start]:
             return "prompt"
         if alone[:end] != text[:end] or (thought in alone) != (thought in text):
@@ -350,8 +355,8 @@ def _with_content_marks(messages: Sequence[Message]) -> list[Message]:
     return [
         replace(
             message,
-            content=mark_for(number, "c") if message.content or not message.tool_calls else "",
-            thought=mark_for(number, "t") if message.thought else "",
+            content=make_mark(number, "c") if message.content or not message.tool_calls else "",
+            thought=make_mark(number, "t") if message.thought else "",
         )
         for number, message in enumerate(messages)
     ]
@@ -365,14 +370,14 @@ def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
     with_content = [slot.message for slot in slots if slot.kind == "c"]
     missing = [message.role for number, message in enumerate(marked) if message.content and number not in with_content]
     if missing:
-        raise Unfit(f"the chat template omits what the {missing[0]} says")
+        raise ConversationError(f"the chat template omits what the {missing[0]} says")
     called = Counter(slot.message for slot in slots if slot.kind == "a")
     if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
-        raise Unfit("the chat template omits or repeats tool calls")
+        raise ConversationError("the chat template omits or repeats tool calls")
     # A system message may be anywhere (Mistral's is inside a user's turn); turns keep their order.
     turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
     if len(set(with_content)) < len(with_content) or turns != sorted(turns):
-        raise Unfit("the chat template repeats turns, or changes their order")
+        raise ConversationError("the chat template repeats turns, or changes their order")
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from artel.objectives.conversation.frame import Unfit
+from artel.objectives.conversation.frame import ConversationError
 from artel.text import Conversation, Message, ToolCall, Tools
 from artel.text.tool_calls import read_calls
 
@@ -35,7 +35,7 @@ class CallTurn:
     """The message before the turn."""
 
 
-def source_of(conversation: Conversation) -> dict[str, Any] | None:
+def conversation_reference(conversation: Conversation) -> dict[str, Any] | None:
     """Return the fields of a held-out conversation in a store; None for one without tools.
 
     The conversation is JSON within JSON: arguments may be numbers that do not fit the JSON of a store.
@@ -47,12 +47,12 @@ def source_of(conversation: Conversation) -> dict[str, Any] | None:
 
 
 def call_turns(
-    sources: Iterable[dict[str, Any]], prompt: Callable[[Sequence[Message], Tools], list[int]], most: int
+    sources: Iterable[dict[str, Any]], prompt: Callable[[Sequence[Message], Tools], list[int]], max_turns: int
 ) -> tuple[list[CallTurn], int]:
-    """Return the first `most` turns of the assistant in stored conversations, and the number of turns left out.
+    """Return the first `max_turns` assistant turns in stored conversations, and the number of skipped turns.
 
-    `prompt` returns the ids that the model reads before a turn. A turn before which the template writes none (Unfit) is
-    left out. Turns before any message of somebody else, and turns that the data exclude from training, do not count.
+    `prompt` returns the ids that the model reads before a turn. Turns without a prompt (ConversationError) are skipped.
+    Turns before the first user or tool message, and turns that the data exclude from training, do not count.
     """
     turns: list[CallTurn] = []
     left_out = 0
@@ -64,7 +64,7 @@ def call_turns(
             for fields in stored["messages"]
         ]
         for number, answer in enumerate(messages):
-            if len(turns) == most:
+            if len(turns) == max_turns:
                 return turns, left_out
             before = messages[:number]
             has_prompt = any(message.role in ("user", "tool") for message in before)
@@ -72,7 +72,7 @@ def call_turns(
                 continue
             try:
                 turns.append(CallTurn(prompt(before, tools), answer, tools, before[-1].content))
-            except Unfit:
+            except ConversationError:
                 left_out += 1
     return turns, left_out
 

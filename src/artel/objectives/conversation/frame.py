@@ -18,7 +18,7 @@ _MARK = re.compile("\ue000([0-9]+)([cta])\ue001")
 _EMPTY_THOUGHT = re.compile(r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>|<\|channel>thought\s*<channel\|>)\s*")
 
 
-class Unfit(Exception):
+class ConversationError(Exception):
     """The turns of a conversation cannot be located in its rendered text."""
 
 
@@ -48,7 +48,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenOut:
+class RenderedConversation:
     """A rendered conversation, with its turns."""
 
     text: str
@@ -99,14 +99,14 @@ def common_prefix(one: str, other: str) -> str:
 
 
 def mark_of(slot: Slot) -> str:
-    return mark_for(slot.message, slot.kind)
+    return make_mark(slot.message, slot.kind)
 
 
-def mark_for(number: int, kind: str) -> str:
+def make_mark(number: int, kind: str) -> str:
     return f"\ue000{number}{kind}\ue001"
 
 
-def slots_of(text: str) -> tuple[list[Slot], str]:
+def parse_slots(text: str) -> tuple[list[Slot], str]:
     """Return the slots of a text, and the text after the last."""
     slots, end = [], 0
     for mark in _MARK.finditer(text):
@@ -115,7 +115,7 @@ def slots_of(text: str) -> tuple[list[Slot], str]:
     return slots, text[end:]
 
 
-def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Sequence[Message]) -> WrittenOut:
+def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Sequence[Message]) -> RenderedConversation:
     """Find the contents in a text, slot by slot. Templates may strip contents, or write them as JSON."""
     if [(slot.message, slot.kind) for slot in slots] != [(slot.message, slot.kind) for slot in frame.slots]:
         raise _unexpected()
@@ -141,7 +141,7 @@ def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Seq
     of_tools = (messages[slot.message].role == "tool" for slot in slots)
     results = tuple(span for span, is_result in zip(spans, of_tools, strict=True) if is_result)
     thoughts = sum(slot.kind == "t" for slot in slots)
-    return WrittenOut(text, turns, frame.open_end, frame.difference, results, thoughts)
+    return RenderedConversation(text, turns, frame.open_end, frame.difference, results, thoughts)
 
 
 def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) -> Turn:
@@ -158,5 +158,5 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) ->
     return Turn(number, start, end_of_turn, frame.closed[number], empty)
 
 
-def _unexpected() -> Unfit:
-    return Unfit("the chat template renders this conversation differently from others with the same roles")
+def _unexpected() -> ConversationError:
+    return ConversationError("the chat template renders this conversation differently from others with the same roles")

@@ -21,7 +21,7 @@ from artel.objectives.conversation.frame import Difference
 from artel.printable import in_lines
 from artel.text import Conversation, Document, ToolCall, Tools
 from artel.tokens import StoreSplit, Tokenizer
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, marks_before_calls, render
+from artel.tokens.tokenizer.chat_template import TemplateRejection, TurnEnd, marks_before_calls, render
 
 _MAX_QUOTED = 100
 """Characters of a template's line in a message."""
@@ -106,7 +106,7 @@ def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
         if not text.strip() or text.strip() not in line:
             continue
         changed = [*lines[:number], line.replace(text.strip(), "\ue003"), *lines[number + 1 :]]
-        with suppress(TemplateRefuses):
+        with suppress(TemplateRejection):
             after = render(tokenizer, "".join(changed), conversation, False).partition("\ue001")[2]
             if after.lstrip().startswith("\ue003"):
                 shown = line.strip()

@@ -9,11 +9,11 @@ from itertools import chain, pairwise
 import numpy as np
 
 from artel.errors import InputError
-from artel.objectives.conversation.assistant_mask import Turns
-from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
+from artel.objectives.conversation.assistant_mask import TurnLocator
+from artel.objectives.conversation.frame import ConversationError, Difference, RenderedConversation
 from artel.text import Message, Tools
 from artel.tokens import Sample, Tokenizer
-from artel.tokens.tokenizer.tokenizer import Encoded
+from artel.tokens.tokenizer.tokenizer import Encoding
 
 _CONTEXT_TOKENS = 16
 """Last tokens of a prompt that are encoded again. With whole prompts, time would grow as turns²."""
@@ -25,11 +25,11 @@ class ConversationWriter:
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         """Raise InputError if the assistant's turns cannot be located in rendered text."""
         self._tokenizer = tokenizer
-        self._turns = Turns(tokenizer, template)
+        self._turns = TurnLocator(tokenizer, template)
         self._control = tokenizer.control_tokens
         try:
             self._turns.write([Message("user", "a"), Message("assistant", "b")])
-        except Unfit as unfit:
+        except ConversationError as unfit:
             raise InputError.at("chat.template", str(unfit), "use another: chatml, or a Jinja file") from None
 
     def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
@@ -46,21 +46,21 @@ class ConversationWriter:
         texts += [json.dumps(tool, ensure_ascii=False) for tool in tools]
         return any(token in text for text in texts for token in self._control)
 
-    def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
-        """Return the conversation as the template writes it. Raise Unfit."""
+    def write(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedConversation:
+        """Return the conversation as the template writes it. Raise ConversationError."""
         return self._turns.write(messages, tools)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Return the ids of the prompt for the next answer. Raise Unfit."""
+        """Return the ids of the prompt for the next answer. Raise ConversationError."""
         text = self._turns.prompt(messages, tools)
         return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
-        """Return a conversation with flags in the turns of the messages `learned`. Raise Unfit."""
+        """Return a conversation with flags in the turns of the messages `learned`. Raise ConversationError."""
         return self.to_sample(self.write(messages, tools), learned)
 
-    def to_sample(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
-        """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raise Unfit.
+    def to_sample(self, written: RenderedConversation, learned: set[int], *, everything: bool = False) -> Sample:
+        """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raise ConversationError.
 
         `everything`: also learn all text outside the assistant's turns, and the tags of empty thoughts that some
         templates write before an answer. Results of tools are never learned.
@@ -85,7 +85,7 @@ class ConversationWriter:
         ids = np.append(encoded.ids[:count], written.open_end)
         return Sample(ids, np.append(flags[:count], np.uint8(last.message in learned)))
 
-    def token_difference(self, written: WrittenOut) -> Difference | None:
+    def token_difference(self, written: RenderedConversation) -> Difference | None:
         """Return the first turn whose tokens differ from those of the text encoded as a whole, or None."""
         encoded = self._encode(written)
         cuts = self._find_cuts(encoded, written)
@@ -93,10 +93,10 @@ class ConversationWriter:
             return None
         return Difference(next(number for number, turn in enumerate(written.turns, 1) if turn.end >= cuts[0]), "tokens")
 
-    def _encode(self, written: WrittenOut) -> Encoded:
+    def _encode(self, written: RenderedConversation) -> Encoding:
         return next(self._tokenizer.encode_with_offsets([written.text], control=True))
 
-    def _encode_in_pieces(self, written: WrittenOut, cuts: list[int]) -> Encoded:
+    def _encode_in_pieces(self, written: RenderedConversation, cuts: list[int]) -> Encoding:
         first = self._tokenizer.encode_with_offsets([written.text[: cuts[0]]], control=True)
         pieces = [written.text[start:end] for start, end in pairwise([*cuts, len(written.text)])]
         encoded = chain(first, self._tokenizer.encode_continuations(pieces))
@@ -104,9 +104,9 @@ class ConversationWriter:
             (part.ids, part.starts + offset, part.ends + offset)
             for part, offset in zip(encoded, [0, *cuts], strict=True)
         ]
-        return Encoded(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return Encoding(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
-    def _find_cuts(self, whole: Encoded, written: WrittenOut) -> list[int]:
+    def _find_cuts(self, whole: Encoding, written: RenderedConversation) -> list[int]:
         """Return the boundaries of turns at which the text is split before it is encoded.
 
         A model answers after the tokens of its prompt. The text is split before a turn if the whole text has other

@@ -44,7 +44,7 @@ from artel.objectives.per_token import inputs_of, with_balance
 from artel.objectives.types import Batch, Presentation
 from artel.registry import OBJECTIVES
 from artel.tokens import Rows, StoreSplit, Tokenizer
-from artel.tokens.store import token_type
+from artel.tokens.store import id_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ class Distillation(Objective):
         super().__init__(config, tokenizer)
         self._distill = config.distill
         self._vocabulary = tokenizer.vocabulary
-        self._id_type = np.dtype(token_type(self._vocabulary))
+        self._id_type = np.dtype(id_dtype(self._vocabulary))
         self._cached: dict[bool, CachedOutputs] = {}
         self._token_map: TokenMap | None = None
         self._call_teacher: TeacherCall | None = None
@@ -257,20 +257,20 @@ class Distillation(Objective):
         import torch
 
         from artel.models.logits_loss import PositionLogits
-        from artel.objectives.distill.teacher_outputs import all_classes, hidden_loss, recording, targets_of
+        from artel.objectives.distill.teacher_outputs import all_classes, find_targets, hidden_loss, recording
 
-        _, places = targets_of(batch)
+        _, positions = find_targets(batch)
         hidden, temperature = self._distill.hidden, self._distill.temperature
         if hidden is None:
-            answers = PositionLogits(teacher, self._inputs(teacher, batch), places)
+            answers = PositionLogits(teacher, self._inputs(teacher, batch), positions)
             classes = all_classes(answers, self._vocabulary, temperature)
             return with_balance(model, batch, lambda: self._sums(model, batch, classes))
         with torch.no_grad(), recording(teacher) as teacher_states:
-            answers = PositionLogits(teacher, self._inputs(teacher, batch), places)
+            answers = PositionLogits(teacher, self._inputs(teacher, batch), positions)
         classes = all_classes(answers, self._vocabulary, temperature)
         with recording(model) as student_states:
             sums = with_balance(model, batch, lambda: self._sums(model, batch, classes))
-        matched = hidden_loss(teacher_states, student_states, places, hidden)
+        matched = hidden_loss(teacher_states, student_states, positions, hidden)
         index = self.sums.index("hidden")
         return torch.cat([sums[:1] + hidden.weight * matched, sums[1:index], matched.detach()[None], sums[index + 1 :]])
 
@@ -280,12 +280,12 @@ class Distillation(Objective):
         import torch.nn.functional as F
 
         from artel.models.logits_loss import loss_of_logits
-        from artel.objectives.distill.teacher_outputs import at_temperature, divergence, targets_of
+        from artel.objectives.distill.teacher_outputs import at_temperature, divergence, find_targets
 
         distill = self._distill
-        labels, places = targets_of(batch)
+        labels, positions = find_targets(batch)
         aligned = batch.tensors.get("teacher_aligned")
-        is_aligned = None if aligned is None else aligned.flatten()[places]
+        is_aligned = None if aligned is None else aligned.flatten()[positions]
 
         def of_chunk(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             plain = F.cross_entropy(logits, labels[chunk], reduction="none")
@@ -307,7 +307,7 @@ class Distillation(Objective):
             return torch.stack([loss.sum(), right.float(), *(each.sum().float() for each in others), count.float()])
 
         inputs = self._inputs(model, batch)
-        loss, right, plain, distance, agreed, count = loss_of_logits(model, inputs, places, of_chunk, 6)
+        loss, right, plain, distance, agreed, count = loss_of_logits(model, inputs, positions, of_chunk, 6)
         targets = torch.full_like(plain, batch.targets)
         taught = torch.zeros_like(targets) if classes is None else targets
         return torch.stack([loss, targets, right, plain, distance, agreed, taught, count, torch.zeros_like(plain)])

@@ -24,7 +24,7 @@ from artel.errors import InputError
 from artel.models import IGNORED
 from artel.objectives.collate import document_tensors
 from artel.objectives.types import Batch
-from artel.tokens import Encoded, Tokenizer
+from artel.tokens import Encoding, Tokenizer
 from artel.tokens.tokenizer.token_texts import TokenTexts, token_texts
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TeacherReading:
 
     batch: Batch
     """`input_ids` int64 (rows, length); also `documents` and `positions` if documents are isolated."""
-    places: torch.Tensor
+    positions: torch.Tensor
     """int64 (aligned,): the positions in the flattened rows that predict the aligned tokens."""
     labels: torch.Tensor
     """int64 (aligned,): the teacher's ids."""
@@ -59,7 +59,9 @@ class TeacherReading:
     """int64 (aligned,): their indices among the targets of the student's batch."""
 
     def to(self, device: torch.device) -> TeacherReading:
-        return replace(self, batch=self.batch.to(device), places=self.places.to(device), labels=self.labels.to(device))
+        return replace(
+            self, batch=self.batch.to(device), positions=self.positions.to(device), labels=self.labels.to(device)
+        )
 
 
 @dataclass(slots=True)
@@ -99,8 +101,8 @@ class TokenMap:
         self._tokenizer = teacher
         self._end = student.end_id
         self._packs_text = packs_text
-        self._begin = {*student.frame(needed=False).before} - {self._end} if packs_text else set()
-        self._frame = list(teacher.frame(needed=False).before)
+        self._begin = {*student.frame(required=False).before} - {self._end} if packs_text else set()
+        self._frame = list(teacher.frame(required=False).before)
         ends = (student.end_id, teacher.end_id) if packs_text else None
         self._special = _same_special(self._student, self._teacher, ends)
         self._is_special = np.zeros(student.vocabulary, dtype=bool)
@@ -131,7 +133,7 @@ class TokenMap:
 
         A row of more than `limit` tokens is read in windows that overlap by half.
         """
-        sequences = rows_of(batch, packs_text=self._packs_text)
+        sequences = read_rows(batch, packs_text=self._packs_text)
         pieces = [self._pieces(sequence) for sequence in sequences]
         texts = [piece.text for of_row in pieces for piece in of_row if piece.text]
         encoded = self._tokenizer.encode_with_offsets(texts)
@@ -180,7 +182,7 @@ class TokenMap:
             spans[:] = 0
         return text, spans
 
-    def _append(self, row: _Row, piece: _Piece, sequence: RowTokens, encoded: Encoded | None) -> None:
+    def _append(self, row: _Row, piece: _Piece, sequence: RowTokens, encoded: Encoding | None) -> None:
         """Add a piece to the teacher's row. `encoded`: its text; None for a special token that the teacher has."""
         document, targets = int(sequence.documents[piece.start]), sequence.targets[piece.start : piece.stop]
         ids = [self._special[int(sequence.ids[piece.start])]] if encoded is None else encoded.ids.tolist()
@@ -197,7 +199,7 @@ class TokenMap:
         is_target[matching[is_same]] = targets[own[is_same]]
         row.add(ids, document, is_target.tolist())
 
-    def _teacher_spans(self, encoded: Encoded, text: str, content: bytes) -> np.ndarray:
+    def _teacher_spans(self, encoded: Encoding, text: str, content: bytes) -> np.ndarray:
         """Return the bytes [start, end) of each of the teacher's tokens in the text, int64 (tokens, 2)."""
         pieces = [self._teacher.pieces[number] or b"" for number in encoded.ids.tolist()]
         joined = b"".join(pieces)
@@ -208,7 +210,7 @@ class TokenMap:
         return _spans_by_offsets(pieces, encoded, text, content)
 
 
-def rows_of(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
+def read_rows(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
     """Return the rows of a batch, with tokens that are only targets: the last of a row or, unless `packs_text`, of each
     sample.
     """
@@ -219,19 +221,19 @@ def rows_of(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
     documents = tensors.get("documents", np.ones_like(ids))
     sequences = []
     for row, real in enumerate(tensors.get("real", np.ones_like(ids, dtype=bool))):
-        places = np.flatnonzero(real)
-        own = documents[row, places]
-        is_last = np.append(own[1:] != own[:-1], True) if len(places) else np.zeros(0, dtype=bool)
+        positions = np.flatnonzero(real)
+        own = documents[row, positions]
+        is_last = np.append(own[1:] != own[:-1], True) if len(positions) else np.zeros(0, dtype=bool)
         if packs_text:
             is_last[:-1] = False
-        only_target = is_last & (targets[row, places] != IGNORED)
-        before = np.append(-1, np.where(only_target, -1, numbers[row, places])[:-1])[: len(places)]
+        only_target = is_last & (targets[row, positions] != IGNORED)
+        before = np.append(-1, np.where(only_target, -1, numbers[row, positions])[:-1])[: len(positions)]
         at = np.flatnonzero(only_target) + 1
         sequences.append(
             RowTokens(
-                np.insert(ids[row, places], at, targets[row, places[only_target]]),
+                np.insert(ids[row, positions], at, targets[row, positions[only_target]]),
                 np.insert(own, at, own[only_target]),
-                np.insert(before, at, numbers[row, places[only_target]]),
+                np.insert(before, at, numbers[row, positions[only_target]]),
             )
         )
     return sequences
@@ -269,7 +271,7 @@ def _spans(pieces: list[bytes]) -> np.ndarray:
     return np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
 
 
-def _spans_by_offsets(pieces: list[bytes], encoded: Encoded, text: str, content: bytes) -> np.ndarray:
+def _spans_by_offsets(pieces: list[bytes], encoded: Encoding, text: str, content: bytes) -> np.ndarray:
     """Return spans for a tokenizer that changes text (normalization, missing tokens): empty for changed tokens."""
     at_byte = np.append(0, np.cumsum([len(character.encode()) for character in text]))
     spans = np.zeros((len(pieces), 2), dtype=np.int64)
@@ -289,11 +291,11 @@ def _spans_by_offsets(pieces: list[bytes], encoded: Encoded, text: str, content:
 
 def _same_spans(own: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of tokens with equal spans in two tokenizations, int64 (count,) each."""
-    places = [np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (own, other)]
+    positions = [np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (own, other)]
     width = max(int(own.max(initial=0)), int(other.max(initial=0))) + 1
-    one, two = (spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, other), places, strict=True))
+    one, two = (spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, other), positions, strict=True))
     _, first, second = np.intersect1d(one, two, assume_unique=True, return_indices=True)
-    return places[0][first], places[1][second]
+    return positions[0][first], positions[1][second]
 
 
 def _reading(rows: list[_Row], limit: int | None, isolated_documents: bool) -> TeacherReading:
@@ -310,16 +312,16 @@ def _reading(rows: list[_Row], limit: int | None, isolated_documents: bool) -> T
     length = max(1, *(stop - start for _, start, stop, _ in windows))
     ids = np.zeros((len(windows), length), dtype=np.int64)
     documents = np.zeros_like(ids)
-    places, labels, targets = [], [], []
+    positions, labels, targets = [], [], []
     for number, (row, start, stop, new) in enumerate(windows):
         ids[number, : stop - start] = row.ids[start:stop]
         documents[number, : stop - start] = row.documents[start:stop]
         of_row = np.array(row.targets, dtype=np.int64)
         at = np.flatnonzero(of_row[new:stop] >= 0) + new
-        places.append(number * length + at - 1 - start)
+        positions.append(number * length + at - 1 - start)
         labels.append(np.array(row.ids, dtype=np.int64)[at])
         targets.append(of_row[at])
     tensors = {"input_ids": torch.from_numpy(ids)} | (document_tensors(documents) if isolated_documents else {})
-    joined = [np.concatenate([np.zeros(0, np.int64), *each]) for each in (places, labels, targets)]
+    joined = [np.concatenate([np.zeros(0, np.int64), *each]) for each in (positions, labels, targets)]
     of_places, of_labels = (torch.from_numpy(each) for each in joined[:2])
     return TeacherReading(Batch(tensors, len(joined[0]), int((documents > 0).sum())), of_places, of_labels, joined[2])

@@ -25,7 +25,7 @@ from artel.models.logits_loss import PositionLogits
 from artel.models.output_head import output_head
 from artel.objectives.distill.other_tokenizer import TeacherReading
 from artel.objectives.types import Batch
-from artel.tokens.store import token_type
+from artel.tokens.store import id_dtype
 
 Classes = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """(student's log-probabilities of all ids, positions) → (teacher's log-probabilities of the classes, its likeliest id,
@@ -40,12 +40,12 @@ _MIN_LOG_PROB = -60_000.0
 """The lowest cached log-probability: float16 ends at 65,504."""
 
 
-def targets_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def find_targets(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the targets and the positions in the flattened rows that predict them, int64 (count,) each."""
-    targets, places = batch.tensors["targets"].flatten(), batch.tensors.get("places")
-    if places is None:
-        places = (targets != IGNORED).nonzero()[:, 0]
-    return targets[places], places
+    targets, positions = batch.tensors["targets"].flatten(), batch.tensors.get("target_positions")
+    if positions is None:
+        positions = (targets != IGNORED).nonzero()[:, 0]
+    return targets[positions], positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class TeacherOutputs:
             likeliest = logits.topk(self.top_k, dim=1).indices
             return likeliest, in_classes(at_temperature(logits, self.temperature), likeliest)
 
-        labels, places = targets_of(batch)
-        return self._outputs(PositionLogits(model, inputs, places), labels, self.vocabulary, top_classes)
+        labels, positions = find_targets(batch)
+        return self._outputs(PositionLogits(model, inputs, positions), labels, self.vocabulary, top_classes)
 
     def by_text(
         self, model: PreTrainedModel, inputs: dict[str, Any], reading: TeacherReading, targets: int, ids: torch.Tensor
@@ -80,7 +80,7 @@ class TeacherOutputs:
         def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return mapped_classes(at_temperature(logits, self.temperature), ids, self.vocabulary, self.top_k)
 
-        answers = PositionLogits(model, inputs, reading.places)
+        answers = PositionLogits(model, inputs, reading.positions)
         sums, of_aligned = self._outputs(answers, reading.labels, len(ids), top_classes)
         cached = {"aligned": np.zeros(targets, dtype=bool)}
         cached["aligned"][reading.targets] = True
@@ -93,7 +93,7 @@ class TeacherOutputs:
         self, answers: PositionLogits, labels: torch.Tensor, vocabulary: int, top_classes: TopClasses
     ) -> Outputs:
         """Return outputs. `labels`: the teacher's targets, int64 (count,). `vocabulary`: number of its ids."""
-        id_type = np.dtype(token_type(self.vocabulary))
+        id_type = np.dtype(id_dtype(self.vocabulary))
         sums = torch.zeros(3, dtype=torch.float64)
         ids, log_probs = [np.zeros((0, self.top_k), id_type)], [np.zeros((0, self.top_k + 1), np.float16)]
         for chunk in answers.chunks():
@@ -121,9 +121,9 @@ def cached_classes(batch: Batch) -> Classes | None:
     """Return classes of the cached ids and the rest; None if nothing is cached."""
     if "teacher_ids" not in batch.tensors:
         return None
-    _, places = targets_of(batch)
-    ids = batch.tensors["teacher_ids"].flatten(0, 1)[places]
-    log_probs = batch.tensors["teacher_log_probs"].flatten(0, 1)[places]
+    _, positions = find_targets(batch)
+    ids = batch.tensors["teacher_ids"].flatten(0, 1)[positions]
+    log_probs = batch.tensors["teacher_log_probs"].flatten(0, 1)[positions]
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         classes = ids[chunk].long()
@@ -204,7 +204,7 @@ def recording(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 
 
 def hidden_loss(
-    teacher: list[torch.Tensor], student: list[torch.Tensor], places: torch.Tensor, hidden: HiddenStatesConfig
+    teacher: list[torch.Tensor], student: list[torch.Tensor], positions: torch.Tensor, hidden: HiddenStatesConfig
 ) -> torch.Tensor:
     """Return the sum over positions of the mean loss of matched layers, float32 (). Both models have the same width.
 
@@ -216,8 +216,8 @@ def hidden_loss(
         pairs = [(max(0, layer), own) for own, layer in enumerate(matched)]  # -1: the student has twice the layers
     losses = []
     for layer, own in pairs:
-        expected = teacher[layer].flatten(0, 1)[places].float()
-        actual = student[own].flatten(0, 1)[places].float()
+        expected = teacher[layer].flatten(0, 1)[positions].float()
+        actual = student[own].flatten(0, 1)[positions].float()
         if hidden.loss == "cosine":
             losses.append((1 - torch.cosine_similarity(actual, expected, dim=-1)).sum())
         else:

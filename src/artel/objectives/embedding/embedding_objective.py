@@ -20,7 +20,7 @@ from artel.messages import Phrase
 from artel.models import IGNORED
 from artel.models.text_vectors import pools_texts
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import (
     DOCUMENT,
@@ -352,7 +352,7 @@ def usage(embedding: EmbeddingConfig, texts: Sequence[str]) -> str:
         nearness = "torch.cosine_similarity(vectors[0], vectors[1], dim=0).item())"
     return "\n".join(
         [
-            f"texts = [{', '.join(map(in_python, framed))}]",
+            f"texts = [{', '.join(map(python_literal, framed))}]",
             'inputs = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")',
             "with torch.no_grad():",
             "    states = model(**inputs).last_hidden_state",

@@ -36,7 +36,7 @@ class MatchReader:
     """Turns matches into samples."""
 
     def __init__(self, tokenizer: Tokenizer, embedding: EmbeddingConfig, block: int) -> None:
-        self.frame = tokenizer.frame(needed=False)
+        self.frame = tokenizer.frame(required=False)
         self._tokenizer = tokenizer
         self._embedding = embedding
         self._max_length = block - self.frame.size
@@ -95,17 +95,17 @@ class MatchReader:
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
         score = round((match.score or 0.0) / self._embedding.largest_score * SCORE_SCALE)
         texts = [self.add_special_tokens(ids) for ids in encoded]
-        counted = {"truncated": cut} if (cut := sum(len(ids) > self._max_length for ids in encoded)) else {}
+        counts = {"truncated": cut} if (cut := sum(len(ids) > self._max_length for ids in encoded)) else {}
         if is_validation:
             hashes = [query, *map(text_hash, texts[1:])]
             samples = [
                 Sample(ids, np.zeros(len(ids), dtype=np.uint8), (0, role, number, score))
                 for ids, role, number in zip(texts, roles, hashes, strict=True)
             ]
-            return DocumentSamples(samples, counted=counted)
+            return DocumentSamples(samples, counts=counts)
         flags = np.zeros(sum(map(len, texts)), dtype=np.uint8)
         flags[np.cumsum([0, *map(len, texts[:-1])])] = roles
-        return DocumentSamples([Sample(np.concatenate(texts), flags, (0, 0, query, score))], counted=counted)
+        return DocumentSamples([Sample(np.concatenate(texts), flags, (0, 0, query, score))], counts=counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def group_vectors(
         _pool(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
         for group, inputs in zip(groups, group_inputs(model, tensors, groups), strict=True)
     ]
-    return torch.cat(vectors)[tensors["places"]]
+    return torch.cat(vectors)[tensors["unsorted_indices"]]
 
 
 def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:

@@ -16,7 +16,7 @@ from artel.config import SpanQAConfig
 from artel.objectives.span_qa.answers import CLASSES, trimmed
 from artel.objectives.types import DocumentSamples
 from artel.text import Document, Dropped, Question, Rejected
-from artel.tokens import Encoded, Sample, Tokenizer
+from artel.tokens import Encoding, Sample, Tokenizer
 
 # Columns of a sample's numbers: document in its split, first token of the window in the document, start of the window
 # in the sample, start and end of the answer in the sample, class.
@@ -25,7 +25,7 @@ _CONTEXT_TOKENS = 60  # of a window in the command that a finished run suggests
 UNKNOWN = CLASSES.index("unknown")
 
 
-class Windows:
+class QuestionWindows:
     """Turns questions into windows."""
 
     def __init__(self, tokenizer: Tokenizer, span_qa: SpanQAConfig, block: int) -> None:
@@ -44,7 +44,7 @@ class Windows:
             yield self._windows(document, question, context)
 
     def _windows(
-        self, document: Document, question: np.ndarray, context: Encoded
+        self, document: Document, question: np.ndarray, context: Encoding
     ) -> DocumentSamples | Rejected | Dropped:
         record, fields = document.record, document.record.fields
         assert isinstance(fields, Question)
@@ -59,7 +59,7 @@ class Windows:
         if fields.answer_class != "unknown" and not fields.answers:
             detail = f"it is answered by {fields.answer_class!r} but has no span in the document; add one, or remove it"
             return Rejected(record.origin, "no_span", detail, record.set_name)
-        answer = context.tokens_of(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
+        answer = context.token_range(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
         length = self._block - self.frame.size - len(question)
         if answer is not None and answer[1] - answer[0] >= length and document.split == "train":
             return Dropped("answer_longer_than_window")
@@ -87,7 +87,7 @@ class Windows:
         self,
         document: Document,
         question: np.ndarray,
-        context: Encoded,
+        context: Encoding,
         first: int,
         length: int,
         answer: tuple[int, int] | None,

@@ -13,15 +13,15 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding, in_python
+from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
-from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
+from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, QuestionWindows
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, one_row
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, single_row
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class SpanQA(Objective, Decoding):
         self._span_qa = config.span_qa
         self._five = config.span_qa.heads == "five"
         tokenizer.isolate_punctuation()
-        self._windows = Windows(tokenizer, config.span_qa, config.data.block)
+        self._windows = QuestionWindows(tokenizer, config.span_qa, config.data.block)
         self._window_loss = WindowLoss(config.span_qa)
 
     @classmethod
@@ -109,7 +109,7 @@ class SpanQA(Objective, Decoding):
 
     def usage(self) -> str:
         return cleandoc(f"""
-            inputs = tokenizer({in_python(_QUESTION)}, {in_python(_CONTEXT)}, return_tensors="pt")
+            inputs = tokenizer({python_literal(_QUESTION)}, {python_literal(_CONTEXT)}, return_tensors="pt")
             with torch.no_grad():
                 outputs = model(**inputs)
             document = torch.tensor([part == 1 for part in inputs.sequence_ids()])
@@ -198,7 +198,7 @@ class SpanQA(Objective, Decoding):
         outputs = []
         with evaluating(model):
             for sample in result.samples:
-                rows = one_row(sample)
+                rows = single_row(sample)
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
         owners = np.zeros(len(outputs), dtype=np.int64)
         source = result.reference or {}

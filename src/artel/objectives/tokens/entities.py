@@ -17,7 +17,7 @@ import numpy as np
 from artel.models import evaluating
 from artel.objectives.length_groups import batches_by_length
 from artel.objectives.tokens.tag_set import TagSet
-from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows
+from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, WordWindows
 from artel.objectives.types import Batch, DocumentSamples
 from artel.text import Document, Record, Tagged
 from artel.text.tags import entities_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Tagger(Protocol):
-    """The part of the objective that `entities_in` uses."""
+    """The part of the objective that `predict_entities` uses."""
 
     tags: TagSet
 
@@ -48,7 +48,7 @@ def predicted_tags(logits: torch.Tensor, words: torch.Tensor, shape: Sequence[in
     return F.pad(tags.view(rows, length)[:, :columns], (0, max(0, columns - length)))
 
 
-def judged_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
+def document_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]]:
     """Return the tags of the words of each document of a split, from the outputs (samples, block) of its windows."""
     owners = split.numbers()[: len(outputs), DOCUMENT].tolist()
     tags: dict[int, list[int]] = {}
@@ -71,13 +71,13 @@ def most_common_fraction(split: StoreSplit, samples: int, tags: int) -> float:
 
 
 def entity_words(
-    tags: Sequence[str], starts: Sequence[int], ends: Sequence[int], *, of_words: bool
+    tags: Sequence[str], starts: Sequence[int], ends: Sequence[int], *, word_tags: bool
 ) -> list[tuple[int, int, str]]:
     """Return the words [first, stop) and the label of each name, from the words' tags and characters.
 
     If every word has a tag, adjacent pieces of a word (around a hyphen or apostrophe) with the same tag are joined.
     """
-    if not of_words:
+    if not word_tags:
         return entities_of(tags)
     words: list[tuple[int, int, str]] = []
     for word, tag in enumerate(tags):
@@ -88,18 +88,20 @@ def entity_words(
     return words
 
 
-def token_labels(tags: Sequence[str], *, of_words: bool) -> list[str]:
+def token_labels(tags: Sequence[str], *, word_tags: bool) -> list[str]:
     """Return the label of each token's name, from the tags of words at their first tokens, "" elsewhere."""
     words = [token for token, tag in enumerate(tags) if tag]
     labels = [""] * len(tags)
     names = [(word, word + 1, tags[token]) for word, token in enumerate(words)]
-    for first, end, label in names if of_words else entities_of([tags[token] for token in words]):
+    for first, end, label in names if word_tags else entities_of([tags[token] for token in words]):
         stop = words[end] if end < len(words) else words[end - 1] + 1
         labels[words[first] : stop] = [label] * (stop - words[first])
     return labels
 
 
-def entities_in(objective: Tagger, model: PreTrainedModel, windows: Windows, texts: list[str]) -> list[dict[str, Any]]:
+def predict_entities(
+    objective: Tagger, model: PreTrainedModel, windows: WordWindows, texts: list[str]
+) -> list[dict[str, Any]]:
     """Return the names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
     records = [Record(text, f"text {number}", "", Tagged(text, ())) for number, text in enumerate(texts)]
     results = windows.samples([Document(record, "validation") for record in records])
@@ -129,7 +131,7 @@ def _entities(
             "text": text[starts[first] : ends[end - 1]],
             "score": float(scores[first:end].mean()),
         }
-        for first, end, label in entity_words(tags, starts, ends, of_words=objective.tags.of_words)
+        for first, end, label in entity_words(tags, starts, ends, word_tags=objective.tags.word_tags)
     ]
 
 

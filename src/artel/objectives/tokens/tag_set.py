@@ -8,7 +8,7 @@ from functools import cached_property
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.objectives.pretrained_heads import in_order_of
+from artel.objectives.pretrained_heads import order_like
 from artel.text import Record, Tagged
 from artel.text.tags import BEGIN, END, INSIDE, OUTSIDE, SINGLE, WORDS, split_tag
 
@@ -20,23 +20,23 @@ class TagSet:
     """The tags of a head, by id."""
 
     tags: tuple[str, ...]
-    of_words: bool
+    word_tags: bool
     """True if every word has a tag; False if tags mark names, and O all other words."""
 
     @classmethod
-    def of_run(cls, config: RunConfig) -> TagSet:
+    def from_config(cls, config: RunConfig) -> TagSet:
         """Return a run's tags. Before records have decided the labels only O: `artel plan` needs no more."""
-        labels, of_words = config.tokens.labels, is_of_words(config)
+        labels, word_tags = config.tokens.labels, uses_word_tags(config)
         if labels == "auto":
-            return cls((OUTSIDE,), of_words=False)
-        if of_words or OUTSIDE in labels:
-            return cls(tuple(labels), of_words)
-        return cls(tuple(_tags_of(labels, config.tokens.scheme)), of_words)
+            return cls((OUTSIDE,), word_tags=False)
+        if word_tags or OUTSIDE in labels:
+            return cls(tuple(labels), word_tags)
+        return cls(tuple(_build_tags(labels, config.tokens.scheme)), word_tags)
 
     @cached_property
     def labels(self) -> list[str]:
         """The labels of names, or the tags of words; without O."""
-        kinds = self.tags if self.of_words else [split_tag(tag)[1] for tag in self.tags]
+        kinds = self.tags if self.word_tags else [split_tag(tag)[1] for tag in self.tags]
         return list(dict.fromkeys(kind for kind in kinds if kind))
 
     @cached_property
@@ -46,11 +46,11 @@ class TagSet:
     @property
     def outside(self) -> int | None:
         """The id of O; None if every word has a tag."""
-        return None if self.of_words else self._ids.get((OUTSIDE, ""))
+        return None if self.word_tags else self._ids.get((OUTSIDE, ""))
 
-    def ids_of(self, label: str, words: int) -> list[int]:
+    def tag_ids(self, label: str, words: int) -> list[int]:
         """Return the tag ids of a name of so many words. Raise KeyError for an unknown label."""
-        if self.of_words:
+        if self.word_tags:
             return [self._word_ids[label]] * words
         if any((prefix, label) in self._ids for prefix in (END, SINGLE)):
             prefixes = [SINGLE] if words == 1 else [BEGIN, *[INSIDE] * (words - 2), END]
@@ -76,23 +76,23 @@ def labels_or_tags(labels: Sequence[str], config: RunConfig, base: Sequence[str]
 
     Return the tags `base` themselves if the run has the same tags, but `tokens.scheme` would order them differently.
     """
-    if is_of_words(config):
-        return in_order_of(labels, base)
-    ordered = in_order_of(labels, list(dict.fromkeys(split_tag(tag)[1] for tag in base)))
-    tags = _tags_of(ordered, config.tokens.scheme)
+    if uses_word_tags(config):
+        return order_like(labels, base)
+    ordered = order_like(labels, list(dict.fromkeys(split_tag(tag)[1] for tag in base)))
+    tags = _build_tags(ordered, config.tokens.scheme)
     return list(base) if set(tags) == set(base) and tags != list(base) else ordered
 
 
-def _tags_of(labels: Sequence[str], scheme: str) -> list[str]:
+def _build_tags(labels: Sequence[str], scheme: str) -> list[str]:
     return [OUTSIDE, *(f"{letter}-{label}" for label in labels for letter in _LETTERS[scheme])]
 
 
-def is_of_words(config: RunConfig) -> bool:
+def uses_word_tags(config: RunConfig) -> bool:
     """True if every word has a tag, as the sources or `tokens.scheme` tell."""
     return config.tokens.scheme == "words" or any(source.yields == WORDS for source in config.data.sources)
 
 
-def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
+def collect_labels(records: Iterable[Record], *, word_tags: bool) -> list[str]:
     """Return the labels of records in alphabetical order.
 
     Raise InputError if there are none, if names have the label O, or if every word is marked, as with tags of words.
@@ -106,10 +106,10 @@ def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
     if not labels:
         fix = "check the format and the tags of the sources, or write tokens: {labels: […]}"
         raise InputError.at("tokens.labels", "no record has a marked span", fix)
-    if OUTSIDE in labels and not of_words:
+    if OUTSIDE in labels and not word_tags:
         what = "a label is 'O', but that is the tag of words outside of names"
         raise InputError.at("tokens.labels", what, "use another label")
-    if is_covered and not of_words:
+    if is_covered and not word_tags:
         what = f"every word of every record is marked ({', '.join(sorted(labels)[:5])} …), as tags of words are"
         fix = "write kind: words in the source, where each word has a tag; or the labels: tokens: {labels: […]}"
         raise InputError.at("tokens.labels", what, fix)

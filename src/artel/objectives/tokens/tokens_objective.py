@@ -13,20 +13,20 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
-from artel.objectives.decoding import Decoding, first_words, in_python
+from artel.objectives.decoding import Decoding, first_words, python_literal
 from artel.objectives.length_groups import as_tensors, group_inputs, group_rows
 from artel.objectives.pretrained_heads import base_labels
 from artel.objectives.tokens.entities import (
     Scores,
-    entities_in,
+    document_tags,
     entity_words,
-    judged_tags,
     most_common_fraction,
+    predict_entities,
     predicted_tags,
     token_labels,
 )
-from artel.objectives.tokens.tag_set import TagSet, is_of_words, labels_of, labels_or_tags
-from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, Windows, review_spans, words_of_spans
+from artel.objectives.tokens.tag_set import TagSet, collect_labels, labels_or_tags, uses_word_tags
+from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, WordWindows, find_span_words, review_spans
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, Dropped, Record, Rejected, Tagged
 from artel.text.tags import ENTITIES, OUTSIDE, WORDS, split_tag
@@ -43,7 +43,7 @@ _PIPELINE_USAGE = cleandoc(f"""
     from transformers import pipeline
 
     tagger = pipeline("token-classification", model, tokenizer=tokenizer, aggregation_strategy="first")
-    for name in tagger({in_python(_EXAMPLE)}):
+    for name in tagger({python_literal(_EXAMPLE)}):
         print(name["start"], name["end"], name["entity_group"], name["word"], name["score"])
 """)
 _MIN_WINDOW_TOKENS = 8
@@ -67,17 +67,17 @@ class Tokens(Objective, Decoding):
         super().__init__(config, tokenizer)
         if config.tokens.isolate_punctuation:
             tokenizer.isolate_punctuation()
-        self.tags = TagSet.of_run(config)
+        self.tags = TagSet.from_config(config)
         self._windows = self._windows_of(config.data.block)
         self.outputs = tuple(f"tag_{place}" for place in range(config.data.block))
 
-    def _windows_of(self, block: int) -> Windows:
+    def _windows_of(self, block: int) -> WordWindows:
         tokens = self.config.tokens
-        return Windows(self.tokenizer, self.tags, block, tokens.nested)
+        return WordWindows(self.tokenizer, self.tags, block, tokens.nested)
 
     @classmethod
     def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
-        labels = labels_of(records, of_words=is_of_words(config))
+        labels = collect_labels(records, word_tags=uses_word_tags(config))
         return {"labels": labels_or_tags(labels, config, base_labels(config, cls.auto_class))}
 
     @classmethod
@@ -94,7 +94,7 @@ class Tokens(Objective, Decoding):
         if tokens.scheme == "bilou" and WORDS in kinds:
             what = "bilou is for names of several words, but the sources have a tag for each word"
             problems.append(Problem("tokens.scheme", what, "remove it"))
-        if config.checkpoint.best in ("precision", "recall", "f1") and is_of_words(config):
+        if config.checkpoint.best in ("precision", "recall", "f1") and uses_word_tags(config):
             what = f"{config.checkpoint.best} is a metric of names, but here each word has a tag"
             problems.append(Problem("checkpoint.best", what, "write accuracy or macro_f1"))
         return problems
@@ -105,7 +105,7 @@ class Tokens(Objective, Decoding):
         return [
             config.data.block,
             config.tokens.model_dump(mode="json"),
-            is_of_words(config),
+            uses_word_tags(config),
             *([base] if base else []),
         ]
 
@@ -140,7 +140,7 @@ class Tokens(Objective, Decoding):
 
     def usage(self) -> str:
         comment = "A word has the tag of its first token."
-        if not self.tags.of_words:
+        if not self.tags.word_tags:
             comment = "B- begins a name, I- and L- continue and end it, U- is a name of one word."
             if all(split_tag(tag)[0] in "BIO" for tag in self.tags.tags):
                 # The pipeline of transformers takes a space that is a token, as in small byte-level vocabularies, for a
@@ -150,7 +150,7 @@ class Tokens(Objective, Decoding):
                     return _PIPELINE_USAGE
                 comment = "B- begins a name, and I- continues it. A word has the tag of its first token."
         return cleandoc(f"""
-            inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")
+            inputs = tokenizer({python_literal(_EXAMPLE)}, return_tensors="pt")
             with torch.no_grad():
                 tags = model(**inputs).logits[0].argmax(dim=-1)
             for token, tag in zip(inputs["input_ids"][0].tolist(), tags.tolist()):
@@ -204,7 +204,7 @@ class Tokens(Objective, Decoding):
         is_word = (flags != NO_WORD) & (flags <= len(self.tags.tags))
         targets = np.where(is_word, flags - 1, IGNORED)
         labels = [self.tags.tags[target] if target != IGNORED else "" for target in targets.tolist()]
-        return [TokenView(ids, targets, labels=token_labels(labels, of_words=self.tags.of_words))]
+        return [TokenView(ids, targets, labels=token_labels(labels, word_tags=self.tags.word_tags))]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return self._sums(self.logits(model, batch), batch)
@@ -243,7 +243,7 @@ class Tokens(Objective, Decoding):
         own, because artel's word has two of them, is neither learned nor judged.
         """
         loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, split)
-        if self.tags.of_words:
+        if self.tags.word_tags:
             words = max(1, scores.gold.total())
             accuracy, commonest = scores.right.total() / words, max(scores.gold.values(), default=0) / words
             return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
@@ -262,19 +262,19 @@ class Tokens(Objective, Decoding):
 
     def _scores(self, outputs: np.ndarray, split: StoreSplit) -> Scores:
         """Return counts over the documents whose windows all have outputs."""
-        tags, scores = judged_tags(outputs, split), Scores()
+        tags, scores = document_tags(outputs, split), Scores()
         for number, source in enumerate(split.references()):
             ids = tags.get(number, [])
             if len(ids) < len(source["starts"]):
                 continue
             names = self.tags.names(ids)
             starts, ends, spans = source["starts"], source["ends"], source["spans"]
-            if self.tags.of_words:
-                words = zip(spans, words_of_spans(starts, ends, spans), strict=True)
+            if self.tags.word_tags:
+                words = zip(spans, find_span_words(starts, ends, spans), strict=True)
                 pairs = [(label, names[first]) for (*_, label), (first, stop) in words if first < stop]
                 scores.add_tags([gold for gold, _ in pairs], [found for _, found in pairs])
             else:
-                entities = entity_words(names, starts, ends, of_words=False)
+                entities = entity_words(names, starts, ends, word_tags=False)
                 scores.add(
                     ((start, end, label) for start, end, label in spans),
                     [(starts[first], ends[end - 1], label) for first, end, label in entities],
@@ -291,7 +291,7 @@ class Tokens(Objective, Decoding):
         from artel.models.loading.structure import position_limit
 
         block = min(self.config.data.block, position_limit(model) or self.config.data.block)
-        return entities_in(self, model, self._windows_of(block), inputs)
+        return predict_entities(self, model, self._windows_of(block), inputs)
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "entities", [prompt])

@@ -22,7 +22,7 @@ from artel.objectives.span_qa.question_windows import window_starts
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.types import DocumentSamples
 from artel.text import Document, Dropped, Rejected, Tagged
-from artel.tokens import Encoded, Sample, Tokenizer
+from artel.tokens import Encoding, Sample, Tokenizer
 
 Span = tuple[int, int, str]
 
@@ -41,7 +41,7 @@ class Words:
     ends: np.ndarray
 
 
-def words_of(text: str, encoded: Encoded) -> Words:
+def find_words(text: str, encoded: Encoding) -> Words:
     """Return the words of a text. Offsets of tokens may include white space."""
     characters = np.array(list(text)) if text else np.empty(0, dtype="<U1")
     is_space = np.char.isspace(characters) if text else np.empty(0, dtype=bool)
@@ -64,7 +64,7 @@ def words_of(text: str, encoded: Encoded) -> Words:
     return Words(tokens[first], starts[first], np.array([with_marks(text, end) for end in ends.tolist()], ends.dtype))
 
 
-def words_of_spans(
+def find_span_words(
     starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray, spans: Sequence[Span]
 ) -> list[tuple[int, int]]:
     """Return the words [first, stop) of each span: those that overlap it and not the span before.
@@ -91,7 +91,7 @@ _UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30
           (0x20000, 0x3FFFF))  # fmt: skip
 
 
-class Windows:
+class WordWindows:
     """Turns tagged texts into windows."""
 
     def __init__(self, tokenizer: Tokenizer, tags: TagSet, block: int, nested: str) -> None:
@@ -110,12 +110,12 @@ class Windows:
         for document, encoded in zip(documents, self._tokenizer.encode_with_offsets(texts), strict=True):
             yield self._convert(document, encoded)
 
-    def _convert(self, document: Document, encoded: Encoded) -> DocumentSamples | Rejected:
+    def _convert(self, document: Document, encoded: Encoding) -> DocumentSamples | Rejected:
         record = document.record
         assert isinstance(record.fields, Tagged)
         text = record.fields.text
         spans = record.fields.spans if self._tags.labels else ()  # none before records have decided the labels
-        words = words_of(text, encoded)
+        words = find_words(text, encoded)
         if len(words.tokens) == 0:
             return Rejected(record.origin, "empty", "its text contains no word", record.set_name)
         unknown = next((span for span in spans if span[2] not in self._tags.labels), None)
@@ -125,14 +125,14 @@ class Windows:
             return Rejected(record.origin, "unknown_label", detail, record.set_name)
         flat = without_overlaps(spans, innermost=self._innermost)
         flags, cut = self._flags(words, flat, len(encoded.ids))
-        counted = {"overlapping_left_out": len(spans) - len(flat), "cut_words": cut}
-        observed = {} if self._tags.of_words else observed_spans(text, spans, len(flat))
+        counts = {"overlapping_left_out": len(spans) - len(flat), "cut_words": cut}
+        observed = {} if self._tags.word_tags else observed_spans(text, spans, len(flat))
         stride = self._length if document.split == "train" else self._stride
         samples = list(self._windows(encoded.ids, words.tokens, flags, stride))
         source: dict[str, Any] | None = None
         if document.split == "validation":
             source = {"text": text, "spans": flat, "starts": words.starts.tolist(), "ends": words.ends.tolist()}
-        return DocumentSamples(samples, source, {name: count for name, count in counted.items() if count}, observed)
+        return DocumentSamples(samples, source, {name: count for name, count in counts.items() if count}, observed)
 
     def _flags(self, words: Words, spans: Sequence[Span], tokens: int) -> tuple[np.ndarray, int]:
         """Return (flags of all tokens, number of spans that begin or end inside a word).
@@ -142,19 +142,19 @@ class Windows:
         outside = self._tags.outside
         tags = np.full(len(words.tokens), self._unlabeled if outside is None else outside + 1, self._flag_type)
         cut = 0
-        ranges = words_of_spans(words.starts, words.ends, spans)
+        ranges = find_span_words(words.starts, words.ends, spans)
         for (start, end, label), (first, stop) in zip(spans, ranges, strict=True):
             is_whole = first < stop and words.starts[first] == start and words.ends[stop - 1] == end
             cut += not is_whole
             if first < stop:
-                tags[first:stop] = [number + 1 for number in self._tags.ids_of(label, stop - first)]
+                tags[first:stop] = [number + 1 for number in self._tags.tag_ids(label, stop - first)]
         flags = np.full(tokens, NO_WORD, self._flag_type)
         flags[words.tokens] = tags
         return flags, cut
 
     def _windows(self, ids: np.ndarray, words: np.ndarray, flags: np.ndarray, stride: int) -> Iterator[Sample]:
         starts = window_starts(len(ids), self._length, stride)
-        owners = window_of_words(words, np.array(starts), self._length, len(ids))
+        owners = best_windows(words, np.array(starts), self._length, len(ids))
         bounds = np.searchsorted(owners, np.arange(len(starts) + 1))  # words come in order
         before, after = self.frame.before, self.frame.after
         none = [np.full(len(special), NO_WORD, self._flag_type) for special in (before, after)]
@@ -170,7 +170,7 @@ class Windows:
             )
 
 
-def window_of_words(words: np.ndarray, starts: np.ndarray, length: int, tokens: int) -> np.ndarray:
+def best_windows(words: np.ndarray, starts: np.ndarray, length: int, tokens: int) -> np.ndarray:
     """Return the window with most context around each word's first token, int64 (words,).
 
     Context is the shorter side. The edges of the text are no limit. Of two equal windows the first is returned.

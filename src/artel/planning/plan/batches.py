@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.objectives import Batch, Objective, objective_of, objective_type
+from artel.objectives import Batch, Objective, build_objective, objective_type
 from artel.planning.outline import known_tokenizer, local_tokenizer
 from artel.preparing import is_prepared, prepare_silently
 from artel.text import Ledger, read_documents
@@ -73,11 +73,11 @@ def planned_data(config: RunConfig) -> PlannedData:
     if is_prepared(config):
         prepared = prepare_silently(config)
         store = prepared.open()
-        objective = objective_of(prepared.config, prepared.tokenizer())
+        objective = build_objective(prepared.config, prepared.tokenizer())
         dataset = objective.dataset(store.train)
         index, tokens = longest_sample(objective, dataset)
         return PlannedData(objective, objective.tokenizer, dataset, index, tokens, "its token store", store)
-    objective = objective_of(config, local_tokenizer(config) or _small_tokenizer(config))
+    objective = build_objective(config, local_tokenizer(config) or _small_tokenizer(config))
     if objective.packs_text:
         samples = [_block(config, objective)]
         note = f"blocks of {config.data.block} tokens"

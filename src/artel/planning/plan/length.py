@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models.loading.language_part import MultimodalModel
-from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
+from artel.objectives import DocumentSamples, Objective, build_objective, objective_type
 from artel.planning.outline import local_tokenizer
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.text import Document, InputShard, Ledger, clean_shard, input_shards
 from artel.tokens import PackedSamples, train_tokenizer
 from artel.tokens.packing import best_fit, sample_sizes
-from artel.tokens.store import token_type
+from artel.tokens.store import id_dtype
 from artel.training.checkpoint.retention import checkpoint_bytes
 from artel.training.packing import AUTO, choose_by_lengths, choose_packing, with_packing
 from artel.training.schedule import Length, run_length
@@ -133,7 +133,7 @@ def _with_tokenizer(config: RunConfig, objective: Objective, documents: list[Doc
         return objective
     training = config.tokenizer.train or TokenizerTraining()
     texts = [document.record.text for document in documents]
-    return objective_of(config, train_tokenizer(iter(texts), training, encoder=objective_type(config).encoder))
+    return build_objective(config, train_tokenizer(iter(texts), training, encoder=objective_type(config).encoder))
 
 
 def disk_bytes(
@@ -159,7 +159,7 @@ def disk_bytes(
     if data.store is not None:
         sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
     elif length is not None and length.epoch_tokens is not None:
-        sizes["store"] = round(length.epoch_tokens) * np.dtype(token_type(data.tokenizer.vocabulary)).itemsize
+        sizes["store"] = round(length.epoch_tokens) * np.dtype(id_dtype(data.tokenizer.vocabulary)).itemsize
     teacher = data.objective.teacher
     if teacher is not None and teacher.settings is not None:
         tokens = data.store.train.tokens + data.store.validation.tokens if data.store is not None else 0

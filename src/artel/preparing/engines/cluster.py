@@ -39,7 +39,7 @@ from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 FIX_SHARED_DISK = "set data.store to a folder on a disk that all nodes see under the same path"
 FIX_RESUME = "then run the same command: it resumes from the finished parts"
 # A folder's listing over NFS may be a minute old, so results may be seen late.
-UNSEEN_SECONDS = 60
+VISIBILITY_SECONDS = 60
 # Seconds between checks for results. Checks take at most a tenth of the time.
 _POLL_SECONDS = 2.0
 _QUOTED_LINES = 12
@@ -47,7 +47,7 @@ _WORK_FILE = "work.json"
 
 
 @dataclass(frozen=True)
-class Work:
+class Submission:
     """A submission. Each rank runs unclaimed tasks of a stage until none is left.
 
     A rank that starts first runs more tasks: jobs of a busy cluster start hours apart, and nodes differ in speed.
@@ -69,7 +69,7 @@ class Work:
         write_file(Path(self.folder, _WORK_FILE), orjson.dumps(asdict(self)))
 
     @classmethod
-    def read(cls, folder: Path) -> Work:
+    def read(cls, folder: Path) -> Submission:
         """Read a submission. Raise WorkError on a node that does not see the folder."""
         try:
             return cls(**orjson.loads((folder / _WORK_FILE).read_bytes()))
@@ -148,7 +148,7 @@ class Work:
                 yield number
 
 
-def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
+def create_submission(tasks: Tasks, stage: Stage, processes: int = 1) -> Submission:
     """Return the unfinished tasks of a stage as a submission, written into its own folder."""
     jobs = tasks.workspace.path.resolve() / "jobs"
     number = len(list(jobs.glob(f"{stage}-*")))
@@ -156,17 +156,17 @@ def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
     for name in ("claims", "logs", "succeeded"):
         (folder / name).mkdir(parents=True)
     path = str(tasks.workspace.path.resolve())
-    work = Work(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
+    work = Submission(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
     work.write()
     return work
 
 
-def rank_command(work: Work, python: str = sys.executable) -> list[str]:
+def rank_command(work: Submission, python: str = sys.executable) -> list[str]:
     """Return the command of a rank, without its number and the number of ranks (see `main`)."""
     return [python, "-P", "-m", "artel.preparing.engines.cluster", work.folder]
 
 
-def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> int:
+def wait_for_results(tasks: Tasks, work: Submission, progress: Callable[[int, int], None]) -> int:
     """Report progress, wait a few seconds, and return the number of missing results. Raise the errors of tasks."""
     start = time.monotonic()
     missing = len(set(work.numbers).intersection(tasks.unfinished(work.stage)))
@@ -177,7 +177,7 @@ def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], No
     return missing
 
 
-def lost_tasks_error(work: Work, missing: int, reason: str, fix: str) -> WorkError:
+def lost_tasks_error(work: Submission, missing: int, reason: str, fix: str) -> WorkError:
     """Return the error for tasks without result or error. It quotes the log of a failed rank."""
     what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {reason}"
     if kill_notes := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
@@ -206,7 +206,7 @@ def main() -> int:
     """Run a rank: python -m artel.preparing.engines.cluster FOLDER RANK RANKS. Return the exit status."""
     folder, rank, ranks = sys.argv[1:]
     try:
-        Work.read(Path(folder)).run(int(rank), int(ranks))
+        Submission.read(Path(folder)).run(int(rank), int(ranks))
     except ArtelError as error:
         print(f"artel: {error.in_a_line}", file=sys.stderr, flush=True)
         return 1

@@ -17,10 +17,10 @@ from artel.config import PrepareConfig
 from artel.errors import InputError, Problem, WorkError, missing_extra
 from artel.preparing.engines.cluster import (
     FIX_SHARED_DISK,
-    UNSEEN_SECONDS,
-    Work,
+    VISIBILITY_SECONDS,
+    Submission,
+    create_submission,
     lost_tasks_error,
-    new_work,
     rank_command,
     wait_for_results,
 )
@@ -42,7 +42,7 @@ def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
 
     Ray ends the tasks when this process ends, for any reason.
     """
-    work = new_work(tasks, stage)
+    work = create_submission(tasks, stage)
     with _connect() as ray:
         _check_nodes(ray, work)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -60,12 +60,12 @@ def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
                 end_time = end_time or time.monotonic()
             if not (missing := wait_for_results(tasks, work, progress)):  # counted after the ranks were checked
                 break
-            if end_time is not None and (failures or time.monotonic() > end_time + UNSEEN_SECONDS):
+            if end_time is not None and (failures or time.monotonic() > end_time + VISIBILITY_SECONDS):
                 reason = f": {failures[0]}" if failures else ""
                 raise lost_tasks_error(work, missing, f"the Ray tasks ended{reason}", "fix what the log reports")
 
 
-def _run_rank(work: Work, rank: int, ranks: int) -> int:
+def _run_rank(work: Submission, rank: int, ranks: int) -> int:
     """Run a rank on a node, as a process that ends with this one; return its exit status."""
     with Path(work.folder, "logs", f"ray_{rank}.log").open("ab") as log:
         command = [*rank_command(work), str(rank), str(ranks)]
@@ -102,7 +102,7 @@ def _connect() -> Iterator[Any]:
         ray.shutdown()
 
 
-def _check_nodes(ray: Any, work: Work) -> None:
+def _check_nodes(ray: Any, work: Submission) -> None:
     """Raise InputError if a node does not see the workspace or lacks artel, WorkError if no node has a CPU."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

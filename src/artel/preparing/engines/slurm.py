@@ -16,10 +16,10 @@ from artel.config import PrepareConfig, SlurmConfig
 from artel.config.sbatch import directive
 from artel.errors import InputError, WorkError
 from artel.preparing.engines.cluster import (
-    UNSEEN_SECONDS,
-    Work,
+    VISIBILITY_SECONDS,
+    Submission,
+    create_submission,
     lost_tasks_error,
-    new_work,
     rank_command,
     wait_for_results,
 )
@@ -56,7 +56,7 @@ def run_by_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: C
 
     No job stays in the queue, even after an error.
     """
-    work = new_work(tasks, stage, prepare.slurm.cpus)
+    work = create_submission(tasks, stage, prepare.slurm.cpus)
     processes = min(_MAX_PROCESSES if prepare.workers == "auto" else prepare.workers, len(work.numbers))
     job = _Job(_submit(work, job_script(work, -(-processes // prepare.slurm.cpus), prepare.slurm)))
     try:
@@ -75,7 +75,7 @@ def cancel_jobs(workspace: Workspace) -> None:
         file.unlink()
 
 
-def job_script(work: Work, jobs: int, slurm: SlurmConfig) -> str:
+def job_script(work: Submission, jobs: int, slurm: SlurmConfig) -> str:
     """Return the batch script of a job array, a rank per job. Raise InputError for a path that sbatch cannot read."""
     options: dict[str, object] = {
         "job-name": f"artel-{work.stage}",
@@ -105,7 +105,7 @@ def job_script(work: Work, jobs: int, slurm: SlurmConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _submit(work: Work, script: str) -> str:
+def _submit(work: Submission, script: str) -> str:
     """Submit the job; return its number. Raise InputError if Slurm refuses it."""
     file = Path(work.folder, "job.sbatch")
     file.write_text(script)
@@ -157,14 +157,14 @@ class _Job:
             time.sleep(1)
 
 
-def _wait_for_job(tasks: Tasks, work: Work, job: _Job, progress: Callable[[int, int], None]) -> None:
+def _wait_for_job(tasks: Tasks, work: Submission, job: _Job, progress: Callable[[int, int], None]) -> None:
     """Wait for all results. Raise the errors of tasks, and WorkError if the job ended without all results."""
     end_time: float | None = None
     while missing := wait_for_results(tasks, work, progress):
         if end_time is None:
             end_time = time.monotonic() if job.has_ended() else None
             job.check()
-        elif job.failures() or time.monotonic() > end_time + UNSEEN_SECONDS:
+        elif job.failures() or time.monotonic() > end_time + VISIBILITY_SECONDS:
             states = " and ".join(job.failures()) or "COMPLETED"
             raise lost_tasks_error(work, missing, f"the job {job.number} ended as {states}", _fix_for(job.failures()))
 

@@ -20,7 +20,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from artel.errors import InputError
 from artel.storage.locations import user_path
 from artel.storage.regular_files import special_kind
-from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, EndlessTemplate, run_with_deadline, try_template
+from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, TemplateTimeout, check_limits, run_with_deadline
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
 # Functions and calls in the format of Hermes, which Qwen and many others use, with the wording of Qwen 2.5:
@@ -79,7 +79,7 @@ PLAIN = _TOOLS + (
 )
 
 
-class TemplateRefuses(Exception):
+class TemplateRejection(Exception):
     """A template refuses these messages (`raise_exception`), or fails on them."""
 
 
@@ -91,13 +91,13 @@ class TurnEnd:
     texts: tuple[str, ...] = ()
 
 
-NAMED = ("auto", "chatml", "plain")
+TEMPLATE_NAMES = ("auto", "chatml", "plain")
 _WHERE = "chat.template"
 _MAX_FILE_BYTES = 2**20
 """Bytes. Templates of published models have at most 30,000."""
 
 
-def template_of(tokenizer: Tokenizer, setting: str) -> str:
+def resolve_template(tokenizer: Tokenizer, setting: str) -> str:
     """Return the template for the setting `chat.template`: auto, chatml, plain, or a Jinja file.
 
     auto is the tokenizer's template (if it has several: the one for tool use when there are tools). Without one it is
@@ -136,7 +136,7 @@ def render(
     add_generation_prompt: bool,
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Render messages to one text, with functions that the model may call. Raise TemplateRefuses or InputError."""
+    """Render messages to one text, with functions that the model may call. Raise TemplateRejection or InputError."""
     try:
         return run_with_deadline(
             lambda: tokenizer.hf.apply_chat_template(
@@ -147,20 +147,20 @@ def render(
                 add_generation_prompt=add_generation_prompt,
             )
         )
-    except EndlessTemplate:
+    except TemplateTimeout:
         raise InputError.at("chat.template", "does not end for a conversation", "write chatml") from None
     except Exception as error:  # also Python's errors in a template: a missing key, a string plus None
-        raise TemplateRefuses(str(error) or type(error).__name__) from None
+        raise TemplateRejection(str(error) or type(error).__name__) from None
 
 
-def writes_day(tokenizer: Tokenizer, template: str) -> bool:
+def inserts_date(tokenizer: Tokenizer, template: str) -> bool:
     """True if the template inserts today's date into a conversation (`strftime_now`), like those of Llama 3."""
     if "strftime_now" not in template:
         return False
     marked = "{%- macro strftime_now(form) -%}" + _QUESTION_MARK + "{%- endmacro -%}" + template
     user = {"role": "user", "content": "a"}
     for messages in ([user], [{"role": "system", "content": "a"}, user]):
-        with suppress(TemplateRefuses):
+        with suppress(TemplateRejection):
             if _QUESTION_MARK in render(tokenizer, marked, messages, False):
                 return True
     return False
@@ -169,7 +169,7 @@ def writes_day(tokenizer: Tokenizer, template: str) -> bool:
 def prompt_ids(
     tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
-    """Return the ids of messages and generation prompt. Raise TemplateRefuses.
+    """Return the ids of messages and generation prompt. Raise TemplateRejection.
 
     The text is encoded in one piece, as in training, and control tokens of the template become tokens. Control tokens
     typed in a message never do: before rendering, a mark is inserted into each of them, and the text is split there and
@@ -183,7 +183,7 @@ def prompt_ids(
     used_characters = {*template, *json.dumps([messages, tools], ensure_ascii=False)}
     mark = next((chr(code) for code in range(0xE000, 0xF900) if chr(code) not in used_characters), None)
     if mark is None:
-        raise TemplateRefuses("the messages have every private-use character of Unicode (U+E000 to U+F8FF)")
+        raise TemplateRejection("the messages have every private-use character of Unicode (U+E000 to U+F8FF)")
 
     def protect(value: Any, tokens: set[str]) -> Any:
         if isinstance(value, str):
@@ -245,7 +245,7 @@ def marks_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
         question, prompt = (
             render(tokenizer, template, conversation[:1], begins_answer) for begins_answer in (False, True)
         )
-    except TemplateRefuses:
+    except TemplateRejection:
         return set()
     between, calls, _ = text.partition(_TEXT_MARK)[2].partition(_ANSWER_MARK)
     heading = prompt.removeprefix(question).strip()
@@ -312,7 +312,7 @@ def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
     if template.encode(errors="replace").decode() != template:
         raise InputError.at(_WHERE, f"{name} contains half a character", "fix it, or write chatml")
     if template not in (CHATML, PLAIN):
-        try_template(write, _WHERE, name, seconds)
+        check_limits(write, _WHERE, name, seconds)
     try:
         render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:
@@ -363,7 +363,7 @@ def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
     for length in (2, 3):
         try:
             text = render(tokenizer, template, conversation[:length], False)
-        except TemplateRefuses:
+        except TemplateRejection:
             continue
         if _ANSWER_MARK not in text:
             return  # the template omits a last answer: the end token ends it
@@ -379,7 +379,7 @@ def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
         {"role": "tool", "content": _NEXT_MARK, "tool_call_id": "callcall1", "name": "f"},
     ]
     for length in (2, 3):
-        with suppress(TemplateRefuses):
+        with suppress(TemplateRejection):
             text = render(tokenizer, template, conversation[:length], False)
             tail = text.partition(_ANSWER_MARK)[2].partition(_NEXT_MARK)[0]
             marks = sorted((tail.find(token), token) for token in control if token in tail)

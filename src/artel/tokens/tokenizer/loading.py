@@ -60,7 +60,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
         with hide_panics():
             ids = tokenizer.exact_ids([_TEST_TEXT])[0]
             tokenizer.decode(ids)
-            frame = tokenizer.frame(needed=False)
+            frame = tokenizer.frame(required=False)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from artel.text import Message, ToolCall
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, added_tokens, render
+from artel.tokens.tokenizer.chat_template import TemplateRejection, TurnEnd, added_tokens, render
 from artel.tokens.tokenizer.template_tools import ToolStyle
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
@@ -49,20 +49,20 @@ class ArgumentTags:
 class CallForm:
     """The texts around the names and arguments of calls, from the beginning of an answer."""
 
-    opens: str
+    prefix: str
     """Before the first name."""
-    named: str
+    after_name: str
     """Between a name and arguments in JSON; empty if there are `tags`."""
-    between: str | None
+    between_calls: str | None
     """Between the arguments of a call and the name of the next; None if an answer has one call."""
-    closes: str
+    suffix: str
     """After the last arguments; empty if there are `tags`."""
     tags: ArgumentTags | None = None
 
     @property
-    def opens_after_text(self) -> str:
+    def prefix_after_text(self) -> str:
         """Before the first name, if the answer has text before its calls."""
-        return self.opens.rpartition("</think>")[2].lstrip()  # a forced call first closes the thought
+        return self.prefix.rpartition("</think>")[2].lstrip()  # a forced call first closes the thought
 
     @property
     def mark(self) -> str:
@@ -71,18 +71,18 @@ class CallForm:
         Llama 4's `<|python_start|>` may also open code, and may be left out; gpt-oss writes its header in two ways;
         GigaChat 3's `<|message_sep|>` also ends an answer without calls.
         """
-        tag = _OPENING_TAG.match(self.opens_after_text)
+        tag = _OPENING_TAG.match(self.prefix_after_text)
         return tag[0] if tag is not None and "call" in tag[0].lower() else ""
 
 
-def call_form(tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> CallForm | None:
+def find_call_form(tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> CallForm | None:
     """Return the form in which a template writes calls; None if arguments are neither JSON nor have a tag each."""
     trials = _Trials(tokenizer, template, style, end)
     one = trials.answer(_FIRST)
     if one is None or one.count(_FIRST.name) != 1:
         return None
     form = _json_form(one, trials) or _tag_form(one, trials)
-    return None if form is None or trials.end_at(form.opens + form.named) is not None else form
+    return None if form is None or trials.end_at(form.prefix + form.after_name) is not None else form
 
 
 _FIRST = ToolCall("triedname", {"triedkey": "triedvalue"})
@@ -105,7 +105,7 @@ class _Trials:
         self._call_ids = [call.id for call in messages[1].tool_calls]
         try:
             prompt, conversation = self._render(messages[:1], tools, True), self._render(messages, tools, False)
-        except TemplateRefuses:
+        except TemplateRejection:
             return None
         begin = _answer_begin(prompt, conversation)
         answer = conversation[begin:]

@@ -34,11 +34,11 @@ _RENDER_SECONDS = 60.0
 _FIX = "fix it, or write chat.template: chatml"
 
 
-class EndlessTemplate(Exception):
+class TemplateTimeout(Exception):
     """Raised inside a template that takes too long."""
 
 
-def try_template(write: Callable[[], str], where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
+def check_limits(write: Callable[[], str], where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
     """Run `write`, which renders a template, in its own process. Raise InputError if it exceeds its limits."""
     result = run_in_child(lambda: "text" if len(write()) > _MAX_CHARACTERS else "fine", seconds)
     if result != "fine":
@@ -103,7 +103,7 @@ _watchdog: threading.Thread | None = None
 
 
 def run_with_deadline(write: Callable[[], str], seconds: float = _RENDER_SECONDS) -> str:
-    """Return the result of `write`. Raise EndlessTemplate inside it if it takes too long."""
+    """Return the result of `write`. Raise TemplateTimeout inside it if it takes too long."""
     global _watchdog
     if _watchdog is None or not _watchdog.is_alive():  # also after a fork, which does not copy threads
         _watchdog = threading.Thread(target=_enforce_deadlines, name="chat templates", daemon=True)
@@ -124,4 +124,4 @@ def _enforce_deadlines() -> None:
         now = time.monotonic()
         for thread in [thread for thread, deadline in list(_running.items()) if deadline < now]:
             if _running.pop(thread, None) is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(EndlessTemplate))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TemplateTimeout))

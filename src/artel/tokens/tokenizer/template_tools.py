@@ -16,7 +16,7 @@ from typing import Any, Literal
 import xxhash
 
 from artel.text import Message, ToolCall, Tools
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, render
+from artel.tokens.tokenizer.chat_template import TemplateRejection, render
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
 _MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -150,5 +150,5 @@ def _try_render(
     try:
         fields = [style.fields(message) for message in style.linked(messages)]
         return render(tokenizer, template, fields, False, list(tools) or None)
-    except TemplateRefuses:
+    except TemplateRejection:
         return ""

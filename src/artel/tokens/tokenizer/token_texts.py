@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from artel.errors import InputError
 from artel.tokens.tokenizer.tokenizer import Tokenizer, component_types
-from artel.tokens.tokenizer.word_cache import letters_of_bytes
+from artel.tokens.tokenizer.word_cache import byte_letters
 
-_BYTE_OF_LETTER = {chr(letter): bytes([byte]) for byte, letter in letters_of_bytes().items()}
+_BYTE_OF_LETTER = {chr(letter): bytes([byte]) for byte, letter in byte_letters().items()}
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _TEST_TEXTS = ("a word and another one", "ещё одно слово")
 

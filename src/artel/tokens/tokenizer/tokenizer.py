@@ -29,14 +29,14 @@ _LETTERS = "AÉéЙйё"
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoding:
     """A text's ids, and the character span [start, end) of each token, int64 (tokens,) each."""
 
     ids: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
 
-    def tokens_of(self, start: int, end: int) -> tuple[int, int]:
+    def token_range(self, start: int, end: int) -> tuple[int, int]:
         """Return the first and last token of the span [start, end), which neither starts nor ends with white space."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         return first, int(np.searchsorted(self.starts, end, side="left")) - 1
@@ -92,7 +92,7 @@ class Tokenizer:
 
     def documents(self, texts: list[str]) -> Iterator[np.ndarray]:
         """Yield transformers' `tokenizer(text)` of each text, int64 (tokens,), plus the end token if it adds none."""
-        frame = self.frame(needed=False)
+        frame = self.frame(required=False)
         after = frame.after if frame.after[-1:] == (self.end_id,) else (*frame.after, self.end_id)
         before, end = np.array(frame.before, np.int64), np.array(after, np.int64)
         return (np.concatenate([before, ids, end]) for ids in self.encode(texts))
@@ -104,7 +104,7 @@ class Tokenizer:
         empty text starts a document: with the begin token, or after the end token of a previous document.
         """
         ids = self.encode_control([text]) if text else []
-        return [*self.frame(needed=False).before, *ids] or [self.end_id]
+        return [*self.frame(required=False).before, *ids] or [self.end_id]
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
         """Yield the ids of each text, int64 (tokens,), without special tokens, from the fastest exact encoder."""
@@ -135,11 +135,11 @@ class Tokenizer:
         return "" if self._encoder is None else self._encoder.remedy
 
     @property
-    def doubtful_texts(self) -> int:
+    def suspect_texts(self) -> int:
         """The number of texts encoded before an encoder gave other ids than tokenizers; 0 if none did."""
         return 0 if self._encoder is None else self._encoder.doubtful
 
-    def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
+    def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoding]:
         """Yield ids and character offsets of each text. With `control`, special tokens in it become these tokens."""
         with self._special_tokens_parsed(control):
             encodings = (self._full_backend if control else self._text_backend).encode_batch(
@@ -147,7 +147,7 @@ class Tokenizer:
             )
         return self._with_offsets(texts, encodings)
 
-    def encode_continuations(self, texts: list[str]) -> Iterator[Encoded]:
+    def encode_continuations(self, texts: list[str]) -> Iterator[Encoding]:
         """Encode output of a chat template that follows other text, at a token boundary.
 
         No space is added before the text, unlike in Llama 2's tokenizer, which adds one before every text. Older
@@ -164,18 +164,18 @@ class Tokenizer:
             encodings = self._unspaced_backend[1].encode_batch(texts, add_special_tokens=False)
         for first, rest in zip(self._with_offsets(texts, encodings), spaced_encodings, strict=True):
             end, begin = (int(np.append(np.isin(one.ids, added), True).argmax()) for one in (first, rest))
-            yield Encoded(
+            yield Encoding(
                 np.append(first.ids[:end], rest.ids[begin:]),
                 np.append(first.starts[:end], rest.starts[begin:]),
                 np.append(first.ends[:end], rest.ends[begin:]),
             )
 
-    def _with_offsets(self, texts: list[str], encodings: list[Any]) -> Iterator[Encoded]:
+    def _with_offsets(self, texts: list[str], encodings: list[Any]) -> Iterator[Encoding]:
         added = self._backend.get_added_tokens_decoder()
         stripping_ids = [number for number, token in added.items() if token.lstrip or token.rstrip]
         for text, encoding in zip(texts, encodings, strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            encoded = Encoded(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
+            encoded = Encoding(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
             # Tokens with lstrip or rstrip include adjacent white space, which may belong to another turn: their offsets
             # are reduced to their own letters.
             for position in np.flatnonzero(np.isin(encoded.ids, stripping_ids)) if stripping_ids else ():
@@ -263,8 +263,11 @@ class Tokenizer:
     def special_ids(self) -> list[int]:
         return sorted({*self.hf.all_special_ids, self.end_id})
 
-    def frame(self, pair: bool = False, *, needed: bool = True) -> Frame:
-        """Return the special tokens around one text (`<s> … </s>`) or two. Raise InputError if they are `needed`."""
+    def frame(self, pair: bool = False, *, required: bool = True) -> Frame:
+        """Return the special tokens around one text (`<s> … </s>`) or two.
+
+        Raise InputError if the tokenizer adds none and they are `required`.
+        """
         arguments = ("a", "a") if pair else ("a",)
         encoding = self._full_backend.encode(*arguments)
         pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
@@ -275,7 +278,7 @@ class Tokenizer:
             else:
                 position = int(text or 0) + 1
         second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
-        if needed and (not pieces[0] or not pieces[-1] or (pair and not pieces[1])):
+        if required and (not pieces[0] or not pieces[-1] or (pair and not pieces[1])):
             what = "the tokenizer puts no special tokens around a text, as encoders need them"
             fix = "use an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}"
             raise InputError.at(self._where, what, fix)
@@ -319,7 +322,7 @@ class Tokenizer:
             self._backend.pre_tokenizer = pre_tokenizers.Sequence([mark, before])
 
     @property
-    def spacing_is_lost(self) -> bool:
+    def loses_spacing(self) -> bool:
         """True if decoding changes white space, as with pattern whitespace and BERT's tokenizers."""
         spaces = " ", "  ", "\n\n", " "
         decoded = self.decode(self.exact_ids(["a".join(["", *spaces, ""])])[0])
@@ -336,9 +339,9 @@ class Tokenizer:
         return changes
 
     @property
-    def odd_frame(self) -> list[str]:
+    def plain_frame_tokens(self) -> list[str]:
         """Tokens added around each text that are not special tokens, formatted for messages."""
-        frame = self.frame(needed=False)
+        frame = self.frame(required=False)
         special = {*self.special_ids, *map(self.hf.convert_tokens_to_ids, self.control_tokens)}
         plain_ids = [token for token in (*frame.before, *frame.after) if token not in special]
         return [f"{self.hf.convert_ids_to_tokens(token)!r} ({token})" for token in plain_ids]

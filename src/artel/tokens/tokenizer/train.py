@@ -35,7 +35,7 @@ def train_tokenizer(texts: Iterator[str], settings: TokenizerTraining, *, encode
     gpt2 and gpt4 work on bytes of UTF-8, like GPT-2: decoding restores every text exactly. whitespace is the tokenizer
     in the quick tour of Hugging Face's tokenizers: runs of letters and runs of other characters, merged from the
     characters of the text. It loses white space, and characters that are not in the training text become <unk>, so
-    decoding does not restore a text (`Tokenizer.spacing_is_lost`): it puts a space between all tokens.
+    decoding does not restore a text (`Tokenizer.loses_spacing`): it puts a space between all tokens.
 
     For an `encoder` the tokenizer has RoBERTa's special tokens in RoBERTa's order, and adds them around a text. The
     vocabulary is smaller than `settings.vocab` if the text yields fewer tokens, and larger if it has more characters.

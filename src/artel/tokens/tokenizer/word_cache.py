@@ -28,7 +28,7 @@ _MAX_WORDS, _MAX_IDS = 200_000, 2_000_000
 _MAX_WORD_CHARACTERS = 100  # characters; longer words rarely repeat
 
 
-class NotCacheable(Exception):
+class UnsupportedTokenizer(Exception):
     """A tokenizer that does more than split and encode words, as the message explains."""
 
 
@@ -36,7 +36,7 @@ class WordCache:
     """Encodes texts word by word."""
 
     def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _MAX_WORDS) -> None:
-        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. Raise NotCacheable."""
+        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. Raise UnsupportedTokenizer."""
         self._pattern = _pattern(state)
         self._words = _Words(backend.model, known_words)
 
@@ -74,7 +74,7 @@ class _Words(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         number = len(self._ends)
-        letters = word.encode().decode("latin-1").translate(letters_of_bytes())
+        letters = word.encode().decode("latin-1").translate(byte_letters())
         self._word_ids.extend(token.id for token in self._model.tokenize(letters))
         self._ends.append(len(self._word_ids))
         self._lengths.append(len(word))
@@ -94,7 +94,7 @@ class _Words(dict[str, int]):
 
 
 def _pattern(state: dict[str, Any]) -> Any:
-    """Return the pattern by which a tokenizer splits texts. Raise NotCacheable if it does anything else to them."""
+    """Return the pattern by which a tokenizer splits texts. Raise UnsupportedTokenizer if it also changes them."""
     step = state["pre_tokenizer"] or {}
     steps = step["pretokenizers"] if step.get("type") == "Sequence" else [step]
     pattern = _GPT2
@@ -102,17 +102,17 @@ def _pattern(state: dict[str, Any]) -> Any:
         split, *steps = steps
         pattern = split["pattern"].get("Regex")
         if pattern is None or split["behavior"] != "Isolated" or split["invert"]:
-            raise NotCacheable("it splits texts in another way")
+            raise UnsupportedTokenizer("it splits texts in another way")
     if state["model"]["type"] != "BPE" or len(steps) != 1 or steps[0].get("type") != "ByteLevel":
-        raise NotCacheable("it is not byte-level BPE")
+        raise UnsupportedTokenizer("it is not byte-level BPE")
     if state["normalizer"] is not None or steps[0]["add_prefix_space"] or state["model"].get("dropout"):
-        raise NotCacheable("it changes texts before it splits them, or splits them at random")
+        raise UnsupportedTokenizer("it changes texts before it splits them, or splits them at random")
     if not all(token["special"] for token in state["added_tokens"]):
-        raise NotCacheable("it has added tokens that are not special")
+        raise UnsupportedTokenizer("it has added tokens that are not special")
     try:
         return regex.compile(pattern)
     except regex.error as error:
-        raise NotCacheable(f"its pattern is unknown to Python: {error}") from None
+        raise UnsupportedTokenizer(f"its pattern is unknown to Python: {error}") from None
 
 
 def _is_doubtful(text: str) -> bool:
@@ -137,16 +137,16 @@ def _doubtful_characters() -> np.ndarray:
 
 
 @cache
-def letters_of_bytes() -> dict[int, int]:
+def byte_letters() -> dict[int, int]:
     """Return the letter of each byte: itself if printable, else one from 256 on (GPT-2's bytes_to_unicode)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     return {byte: byte for byte in printable} | {byte: 256 + index for index, byte in enumerate(others)}
 
 
-def bytes_of_piece(piece: str) -> bytes | None:
+def piece_bytes(piece: str) -> bytes | None:
     """Return the bytes of a vocabulary entry in byte letters or as <0xD0>; None for one in plain letters."""
     if match := re.fullmatch("<0x([0-9A-F]{2})>", piece):
         return bytes.fromhex(match[1])
-    bytes_of_letters = {chr(letter): byte for byte, letter in letters_of_bytes().items()}
+    bytes_of_letters = {chr(letter): byte for byte, letter in byte_letters().items()}
     return bytes(bytes_of_letters[letter] for letter in piece) if set(piece) <= bytes_of_letters.keys() else None

@@ -12,7 +12,7 @@ from artel.config import RunConfig, load_run
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import InputError, Problem
 from artel.messages import logger
-from artel.preparing.run_mark import note_former_id
+from artel.preparing.run_mark import add_former_id
 from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
 from artel.training.checkpoint.format import (
     RUN_FILE,
@@ -106,5 +106,5 @@ def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = Fal
         except InputError:
             discard(path)
             raise
-    note_former_id(folder.parent, read_progress(path).run)
+    add_former_id(folder.parent, read_progress(path).run)
     return None

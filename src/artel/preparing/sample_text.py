@@ -11,7 +11,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.models import IGNORED
-from artel.objectives import objective_of
+from artel.objectives import build_objective
 from artel.objectives.conversation.template_check import learned_turns
 from artel.objectives.types import TokenView
 from artel.printable import in_lines
@@ -76,7 +76,7 @@ class SampleText:
         return f"{words}: {count}, {description.removeprefix('each ') if len(self.turns) == 1 else description}"
 
 
-def show_stored(split: StoreSplit, number: int, tokenizer: Tokenizer) -> SampleText:
+def stored_sample_text(split: StoreSplit, number: int, tokenizer: Tokenizer) -> SampleText:
     """Return sample `number` of a split, as it is stored."""
     ids = split.sample(number).ids
     return _sample_text(TokenView(ids, np.full(len(ids), IGNORED)), number, [split.origin(number)], tokenizer)
@@ -86,7 +86,7 @@ class SampleViews:
     """The samples of a run as the model reads them in the first epoch."""
 
     def __init__(self, config: RunConfig, store: TokenStore, split: StoreSplit, tokenizer: Tokenizer) -> None:
-        self._objective = objective_of(config, tokenizer)
+        self._objective = build_objective(config, tokenizer)
         self._samples = self._objective.dataset(split)
         self._tokenizer = tokenizer
         self._ends = self._objective.decoding.turn_end()
