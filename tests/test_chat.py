@@ -156,7 +156,7 @@ def test_what_a_template_cannot_write_is_rejected_with_its_line(tokenizer, tmp_p
     assert isinstance(result, Rejected)
     assert (result.origin, "roles must alternate" in result.detail) == ("b.jsonl:7", True)
     silent = document(("user", "a"), ("assistant", "One.", "", False))
-    assert "no turn of it is a target" in one(chat(tokenizer, tmp_path), silent).detail
+    assert "no turn is a target" in one(chat(tokenizer, tmp_path), silent).detail
     lost = (
         "{% for m in messages if m.role != 'system' %}{{ m.role + ': ' + m.content + eos_token + '\n' }}{% endfor %}"
         + ASKED

@@ -1,6 +1,6 @@
 """Objectives: record to samples, batch to loss, totals to metrics.
 
-An objective is imported on first use, so that a run imports only its own.
+An objective is imported on first use: a run loads only its own.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from artel.objectives.span_qa.span_qa_objective import SpanQA
     from artel.objectives.tokens.tokens_objective import Tokens
 
-_FILE_OF = {
+_MODULES = {
     "Causal": "causal",
     "Chat": "chat",
     "InsertionTagging": "insertion_tagging",
@@ -33,9 +33,9 @@ _FILE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FILE_OF:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def objective_type(config: RunConfig) -> type[Objective]:

@@ -43,7 +43,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     learns_from: ClassVar[tuple[str, ...]]
     """Kinds of records it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
     presentation: ClassVar[Presentation] = Presentation("")
-    """How it is presented: in `artel new`, and on model cards."""
+    """Its description in `artel new` and on model cards."""
     section: ClassVar[str] = ""
     """Its section of the run file; empty if it has none."""
     generates: ClassVar[bool] = False
@@ -64,8 +64,8 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     """Names of the sums that `loss` returns, in order. The first two are `loss` and `targets`."""
     outputs: tuple[str, ...] = ()
     """Names of the numbers that `evaluate_batch` returns per sample."""
-    why_no_prompts: ClassVar[tuple[str, str] | None] = None
-    """Why a run cannot have `validate.prompts`, and what to do instead; None if it can."""
+    prompts_problem: ClassVar[tuple[str, str] | None] = None
+    """(problem, fix) if a run cannot have `validate.prompts`; None if it can."""
     better: ClassVar[dict[str, Better]]
     """Its metrics, and the direction in which each improves."""
 
@@ -99,9 +99,9 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
-        """Return keys of a run on made-up records in blocks of `block` tokens, which `artel doctor` tries.
+        """Return the run-file keys of a trial run for `artel doctor`, on made-up records in blocks of `block` tokens.
 
-        Plain text if no records of its kind can be made up.
+        The records are plain text if none of its kind can be made up.
         """
         return {"data": {"sources": [{"format": "dummy", "documents": 300}]}}
 
@@ -117,8 +117,8 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         if best is not None and best not in cls.better and not ("/" in best and config.validate_.tasks):
             fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is not a metric of this objective", fix))
-        if config.validate_.prompts and cls.why_no_prompts:
-            problems.append(Problem("validate.prompts", *cls.why_no_prompts))
+        if config.validate_.prompts and cls.prompts_problem:
+            problems.append(Problem("validate.prompts", *cls.prompts_problem))
         if best is None and config.validate_.patience is not None:
             problems.append(
                 Problem(
@@ -150,7 +150,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @property
     def loss_description(self) -> str:
-        """The loss in words. Empty for the cross-entropy of tokens, which is described by how the model computes it."""
+        """A description of the loss. Empty for the cross-entropy of tokens, which the model describes."""
         return ""
 
     def model_request(self, model: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
@@ -215,5 +215,5 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @property
     def decoding(self) -> Decoding:
-        """The objective itself if it can decode, else a Decoding that refuses every prompt."""
+        """This objective if it can decode, else a `Decoding` that refuses every prompt."""
         return self if isinstance(self, Decoding) else Decoding(self.config, self.tokenizer)

@@ -32,12 +32,12 @@ class Causal(NextTokenTexts, Decoding):
 
     def usage(self) -> str:
         block, words = self.config.data.block, self.prompt(None).split(" ")
-        while self._length(words) > block // 2 and len(words) > 1:  # models with absolute positions take no more
+        while self._count_tokens(words) > block // 2 and len(words) > 1:  # models with absolute positions take no more
             words.pop()
         inputs = f'inputs = tokenizer({python_literal(" ".join(words))}, return_tensors="pt")'
-        return "\n".join([inputs, *generation_usage(block - self._length(words))])
+        return "\n".join([inputs, *generation_usage(block - self._count_tokens(words))])
 
-    def _length(self, words: list[str]) -> int:
+    def _count_tokens(self, words: list[str]) -> int:
         return len(self.tokenizer.hf(" ".join(words))["input_ids"])
 
     def dataset(self, split: StoreSplit) -> TokenBlocks:

@@ -1,4 +1,4 @@
-"""Instruction tuning: conversations written by a chat template, learned in the assistant's turns.
+"""Instruction tuning: conversations rendered by a chat template, learned in the assistant's turns.
 
 The whole conversation is tokenized once, and the template itself locates the assistant's turns (`conversation/`), so
 that training and inference use the same tokens.
@@ -68,10 +68,10 @@ if TYPE_CHECKING:
 _MIN_NEW_TOKENS = 256
 """Minimum length allowed for a generated turn with tools, even if the record's turns are short."""
 _MAX_CALL_TURNS = 200
-"""Turns of conversations with tools that a model writes at most when it is evaluated, to compare its calls."""
+"""Maximum number of turns that a model writes in evaluation, in conversations with tools, to compare its calls."""
 _IDS_VERSION = 2
-"""Increase it if the same conversation gets other ids, so that stores are prepared again. 2: no second space after a
-prompt that ends in one."""
+"""Increase it when the same conversation gets other ids: stores are then prepared again. Version 2: no second space
+after a prompt that ends in one."""
 
 
 class Chat(Objective, Decoding):
@@ -134,12 +134,12 @@ class Chat(Objective, Decoding):
             try:
                 result = self._convert(record.fields)
                 if isinstance(result, DocumentSamples) and document.split == "validation":
-                    messages = _with_thoughts(record.fields.messages, self.config.chat.reasoning)
-                    source = conversation_reference(replace(record.fields, messages=tuple(messages)))
-                    result = replace(result, reference=source)
+                    messages = _filter_thoughts(record.fields.messages, self.config.chat.reasoning)
+                    reference = conversation_reference(replace(record.fields, messages=tuple(messages)))
+                    result = replace(result, reference=reference)
                 yield result
-            except ConversationError as unfit:
-                detail = f"{unfit}; fix it, or use another chat.template"
+            except ConversationError as error:
+                detail = f"{error}; fix it, or use another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
 
     def turn_end(self) -> TurnEnd:
@@ -160,9 +160,9 @@ class Chat(Objective, Decoding):
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
         with suppress(ConversationError):  # reported by `samples`
-            messages = _with_thoughts(conversation.messages, self.config.chat.reasoning)
-            written = self._writer.write(messages, conversation.tools)
-            differences = (written.difference, self._writer.token_difference(written))
+            messages = _filter_thoughts(conversation.messages, self.config.chat.reasoning)
+            rendered = self._writer.write(messages, conversation.tools)
+            differences = (rendered.difference, self._writer.token_difference(rendered))
             return [difference for difference in differences if difference is not None]
         return []
 
@@ -170,13 +170,13 @@ class Chat(Objective, Decoding):
         messages, tools = conversation.messages, conversation.tools
         if self._writer.has_control_token(messages, tools):
             return Dropped("control_token")
-        kept_messages = _with_thoughts(messages, self.config.chat.reasoning)
-        written = self._writer.write(kept_messages, tools)
-        thoughts = sum(bool(message.thought) for message in messages) - written.thoughts
-        counts = {"thoughts_left_out": thoughts} if thoughts else {}
-        sample = self._sample(kept_messages, written)
-        if not _learns(sample):
-            raise ConversationError("no turn of it is a target (chat.train_on, loss_weight)")
+        filtered = _filter_thoughts(messages, self.config.chat.reasoning)
+        rendered = self._writer.write(filtered, tools)
+        num_omitted = sum(bool(message.thought) for message in messages) - rendered.thoughts
+        counts = {"thoughts_left_out": num_omitted} if num_omitted else {}
+        sample = self._sample(filtered, rendered)
+        if not _has_targets(sample):
+            raise ConversationError("no turn is a target (chat.train_on, loss_weight)")
         block = self.config.data.block
         if len(sample.ids) <= block:
             return DocumentSamples([sample], counts=counts)
@@ -184,50 +184,52 @@ class Chat(Objective, Decoding):
             assert sample.flags is not None
             truncated = Sample(sample.ids[-block:], sample.flags[-block:])
             counts["truncated"] = 1
-            return DocumentSamples([truncated], counts=counts) if _learns(truncated) else Dropped("longer_than_block")
+            return (
+                DocumentSamples([truncated], counts=counts) if _has_targets(truncated) else Dropped("longer_than_block")
+            )
         if self.config.chat.too_long == "split":
-            return self._split(kept_messages, tools, counts)
+            return self._split(filtered, tools, counts)
         return Dropped("longer_than_block")
 
-    def _sample(self, messages: Sequence[Message], written: RenderedConversation) -> Sample:
-        """Return ids, and flags uint8 (tokens,): 1 if the token is learned."""
+    def _sample(self, messages: Sequence[Message], rendered: RenderedConversation) -> Sample:
+        """Return ids, and flags uint8 (tokens,): 1 for learned tokens."""
         train_on = self.config.chat.train_on
         last = max(number for number, message in enumerate(messages) if message.role == "assistant")
-        learned = {
+        targets = {
             number
             for number, message in enumerate(messages)
-            if (message.trained if message.trained is not None else _is_chosen(message, train_on, number == last))
+            if (message.trained if message.trained is not None else _is_trained_on(message, train_on, number == last))
         }
-        return self._writer.to_sample(written, learned, everything=train_on == "all")
+        return self._writer.to_sample(rendered, targets, everything=train_on == "all")
 
     def _split(self, messages: Sequence[Message], tools: Tools, counts: dict[str, int]) -> DocumentSamples | Dropped:
-        """Split into conversations of whole exchanges, each with the system message and as long as fits."""
-        system, exchanges = _exchanges(messages)
+        """Split into conversations of whole exchanges, each as long as fits, with the system message."""
+        system, exchanges = _split_exchanges(messages)
         samples: list[Sample] = []
-        left_out, start = 0, 0
+        num_skipped, start = 0, 0
         while start < len(exchanges):
-            fitting: Sample | None = None
+            longest: Sample | None = None
             stop = start
             while stop < len(exchanges):
-                part = [message for exchange in exchanges[start : stop + 1] for message in exchange]
-                if any(message.role == "assistant" for message in part):
-                    messages = [*system, *part]
-                    longer = self._sample(messages, self._writer.write(messages, tools))
-                    if len(longer.ids) > self.config.data.block:
+                turns = [message for exchange in exchanges[start : stop + 1] for message in exchange]
+                if any(message.role == "assistant" for message in turns):
+                    messages = [*system, *turns]
+                    candidate = self._sample(messages, self._writer.write(messages, tools))
+                    if len(candidate.ids) > self.config.data.block:
                         break
-                    fitting = longer
+                    longest = candidate
                 stop += 1
-            if fitting is None:  # a single exchange is too long
+            if longest is None:  # a single exchange is too long
                 stop = max(stop, start + 1)
-            if fitting is not None and _learns(fitting):
-                samples.append(fitting)
+            if longest is not None and _has_targets(longest):
+                samples.append(longest)
             else:
-                left_out += stop - start
+                num_skipped += stop - start
             start = stop
         if not samples:
             return Dropped("longer_than_block")
-        left = {"exchanges_left_out": left_out} if left_out else {}
-        return DocumentSamples(samples, counts={"split": 1} | left | counts)
+        skipped = {"exchanges_left_out": num_skipped} if num_skipped else {}
+        return DocumentSamples(samples, counts={"split": 1} | skipped | counts)
 
     def output_ids(self, sample: Sample) -> np.ndarray | None:
         return None if sample.flags is None else sample.ids[sample.flags > 0]
@@ -251,7 +253,7 @@ class Chat(Objective, Decoding):
         return [next_token_view(ids, self.batch(rows).tensors["targets"][0].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        # Padding is on the right, where a causal mask hides it: it needs no mask of its own.
+        # Padding is on the right, where the causal mask already hides it.
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
@@ -260,15 +262,15 @@ class Chat(Objective, Decoding):
 
     def generation_eval(self, model: PreTrainedModel, split: StoreSplit) -> GenerationEval | None:
         """Return the first 200 assistant turns in conversations with tools, to compare their calls."""
-        turns, left_out = call_turns(split.references(), self._writer.prompt_ids, _MAX_CALL_TURNS)
+        turns, num_skipped = call_turns(split.references(), self._writer.prompt_ids, _MAX_CALL_TURNS)
         if not turns:
             return None
-        end = self._end(model)
+        end = self._answer_end(model)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
         prompts = [GenerationPrompt(turn.ids, end, special_tokens=True) for turn in turns]
         answers = ["\n".join(turn.answer.texts) for turn in turns]
         longest = max(len(ids) for ids in self.tokenizer.encode(answers))
-        without = f" ({left_out:,} more left out: the template writes no prompt for them)" if left_out else ""
+        without = f" ({num_skipped:,} more left out: the template writes no prompt for them)" if num_skipped else ""
         first = "the first " if len(turns) == _MAX_CALL_TURNS else ""
         what = f"calls in {first}{len(turns):,} turns with tools{without}"
         return GenerationEval(what, prompts, max(_MIN_NEW_TOKENS, 2 * longest), partial(call_metrics, turns))
@@ -281,20 +283,23 @@ class Chat(Objective, Decoding):
         from artel.models.generate import generate_from_ids
         from artel.models.loading.structure import position_limit
 
-        begin = self.generation_prompt(model, prompt)
-        has_begun = False
-        for piece in generate_from_ids(model, self.tokenizer, begin.ids, sampling, position_limit(model), begin.end):
+        generation_prompt = self.generation_prompt(model, prompt)
+        pieces = generate_from_ids(
+            model, self.tokenizer, generation_prompt.ids, sampling, position_limit(model), generation_prompt.end
+        )
+        has_text = False
+        for piece in pieces:
             # With some templates the model writes the space before an answer.
-            text = piece if has_begun else piece.lstrip()
-            has_begun = has_begun or bool(text)
+            text = piece if has_text else piece.lstrip()
+            has_text = has_text or bool(text)
             yield text
 
     def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
         ids = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
-        return GenerationPrompt(ids, self._end(model))
+        return GenerationPrompt(ids, self._answer_end(model))
 
-    def _end(self, model: PreTrainedModel) -> TurnEnd:
-        """Return what ends an answer: the template's ends, and those in the model's generation_config.json."""
+    def _answer_end(self, model: PreTrainedModel) -> TurnEnd:
+        """Return the ends of an answer: those of the template and of the model's generation_config.json."""
         from artel.models.generate import end_ids
 
         end = self.turn_end()
@@ -302,7 +307,7 @@ class Chat(Objective, Decoding):
 
 
 def template_problems(config: RunConfig) -> list[Problem]:
-    """Return what is wrong with a template file. Called before any text is read."""
+    """Return the problems of a template file. Called before any text is read."""
     if config.chat.template in TEMPLATE_NAMES:
         return []
     try:
@@ -321,7 +326,7 @@ def template_version(config: RunConfig) -> list[Any]:
 
 
 def shift_rows(rows: Rows) -> Batch:
-    """Return rows for a causal model: each flagged token is the target of the token before it."""
+    """Build the batch of a causal model: each flagged token is the target of the token before it."""
     assert rows.flags is not None
     targets = np.where(rows.flags[:, 1:] > 0, rows.ids[:, 1:], IGNORED)
     targets[~rows.valid] = IGNORED
@@ -330,29 +335,29 @@ def shift_rows(rows: Rows) -> Batch:
     return Batch(tensors, int((targets != IGNORED).sum()), int((rows.lengths - 1)[rows.valid].sum()))
 
 
-def _learns(sample: Sample) -> bool:
+def _has_targets(sample: Sample) -> bool:
     return sample.flags is not None and bool(sample.flags.any())
 
 
-def _is_chosen(message: Message, train_on: str, is_last: bool) -> bool:
-    """True if chat.train_on chooses a turn."""
+def _is_trained_on(message: Message, train_on: str, is_last: bool) -> bool:
+    """True if chat.train_on selects this turn."""
     if train_on == "last":
         return is_last
     return train_on != "tool_calls" or bool(message.tool_calls)
 
 
-def _with_thoughts(messages: Sequence[Message], reasoning: str) -> list[Message]:
+def _filter_thoughts(messages: Sequence[Message], reasoning: str) -> list[Message]:
     """Return the messages without the thoughts that chat.reasoning removes."""
     last_user = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
-    first = {"keep": 0, "last": last_user, "drop": len(messages)}[reasoning]
+    first_kept = {"keep": 0, "last": last_user, "drop": len(messages)}[reasoning]
     return [
-        replace(message, thought="") if message.thought and number < first else message
+        replace(message, thought="") if message.thought and number < first_kept else message
         for number, message in enumerate(messages)
     ]
 
 
-def _exchanges(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
-    """Return system messages, and the rest in exchanges that begin with a user's turn."""
+def _split_exchanges(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
+    """Return the system messages, and the other messages in exchanges that begin with a user's turn."""
     system = [message for message in messages if message.role == "system"]
     exchanges: list[list[Message]] = []
     for message in messages:

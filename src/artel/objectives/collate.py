@@ -80,8 +80,8 @@ class NextTokenTexts(Texts):
     """Blocks of texts in which each token's target is the token after it.
 
     Isolated documents have the same targets: the first token of a document is predicted from the end token before it,
-    so that a model learns how texts begin. Padding is not predicted. Nor is the token with which a document continues
-    behind another document: the block before predicts it.
+    so a model learns how texts begin. Padding is not predicted. If a document continues from an earlier block, its
+    first token here is not predicted again.
     """
 
     def batch(self, rows: Rows) -> Batch:
@@ -116,7 +116,7 @@ def _next_tokens(rows: Rows) -> np.ndarray:
 def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
     """Return `targets` int64 (rows, length), and if few positions have one, their `target_positions`, int64 (targets,).
 
-    Places are found on the host: on a GPU, finding them would make the host wait.
+    The host finds the positions: finding them on a GPU would make the host wait.
     """
     positions = np.flatnonzero(targets != IGNORED)
     is_sparse = len(positions) < _SPARSE_FRACTION * targets.size
@@ -126,9 +126,9 @@ def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
 def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
     """Return `documents`, int64 (rows, length), and `positions`: of each token in its document, from 0."""
     columns = np.arange(numbers.shape[1])
-    begins = np.zeros_like(numbers)
-    begins[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], columns[1:], 0)
-    positions = columns - np.maximum.accumulate(begins, axis=1)
+    starts = np.zeros_like(numbers)
+    starts[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], columns[1:], 0)
+    positions = columns - np.maximum.accumulate(starts, axis=1)
     return as_tensors({"documents": numbers, "positions": positions})
 
 
@@ -141,7 +141,7 @@ _KEY, _FIX = "data.packing", "set data.packing: concatenate, which puts each sam
 
 
 def packed_problems(config: RunConfig, auto_class: str) -> list[Problem]:
-    """Return why a model cannot isolate the samples of a block, as far as its configuration tells."""
+    """Return the problems of a model that cannot isolate the samples of a block, judged by its configuration."""
     from artel.models.document_mask import document_problems
 
     return [Problem(_KEY, problem.what, _FIX) for problem in document_problems(config.model, auto_class)]
@@ -160,20 +160,20 @@ def check_packed(model: PreTrainedModel, *, causal: bool) -> None:
 def packed_batch(rows: Rows, length: int) -> Batch:
     """Return blocks of `length` tokens for a causal model: each flagged token is the target of the token before it.
 
-    The last token of a sample is only a target, the first one never is: no token predicts another sample's.
+    The last token of a sample is only a target. The first is never one: no token predicts a token of another sample.
     """
     assert rows.flags is not None
-    stored = sample_numbers(rows.flags)
-    is_followed = (stored[:, :-1] > 0) & (stored[:, :-1] == stored[:, 1:])
+    stored_numbers = sample_numbers(rows.flags)
+    is_followed = (stored_numbers[:, :-1] > 0) & (stored_numbers[:, :-1] == stored_numbers[:, 1:])
     ids = np.zeros((len(rows.ids), length), dtype=np.int64)
     numbers, targets = np.zeros_like(ids), np.full_like(ids, IGNORED)
-    learned = sample_flags(rows.flags) > 0
-    for row, followed in enumerate(is_followed):
-        positions = np.flatnonzero(followed)
+    is_target = sample_flags(rows.flags) > 0
+    for row, row_is_followed in enumerate(is_followed):
+        positions = np.flatnonzero(row_is_followed)
         count = len(positions)
         ids[row, :count] = rows.ids[row, positions]
-        numbers[row, :count] = stored[row, positions]
-        targets[row, :count] = np.where(learned[row, positions + 1], rows.ids[row, positions + 1], IGNORED)
+        numbers[row, :count] = stored_numbers[row, positions]
+        targets[row, :count] = np.where(is_target[row, positions + 1], rows.ids[row, positions + 1], IGNORED)
     targets[~rows.valid] = IGNORED
     tensors = as_tensors({"input_ids": ids, "real": numbers > 0})
     tensors |= document_tensors(numbers) | target_tensors(targets)
@@ -181,12 +181,12 @@ def packed_batch(rows: Rows, length: int) -> Batch:
 
 
 def packed_views(rows: Rows) -> list[TokenView]:
-    """Return what is read and learned in each sample of the first row."""
+    """Return the inputs and targets of each sample in the first row."""
     assert rows.flags is not None
-    numbers, learned = sample_numbers(rows.flags[0]), sample_flags(rows.flags[0]) > 0
+    numbers, is_target = sample_numbers(rows.flags[0]), sample_flags(rows.flags[0]) > 0
     token_views = []
     for number in range(1, int(numbers.max()) + 1):
         ids = rows.ids[0, numbers == number]
-        targets = np.where(learned[numbers == number], ids, IGNORED)
+        targets = np.where(is_target[numbers == number], ids, IGNORED)
         token_views.append(next_token_view(ids, targets[1:]))
     return token_views

@@ -57,7 +57,7 @@ class Rerank(Objective, Decoding):
     encoder = True
     sums = ("loss", "targets")
     tasks = ("rerank", "score")
-    why_no_prompts = (
+    prompts_problem = (
         "a query needs a document, so prompts cannot be used",
         "remove them, and use artel generate after training: artel generate --prompt QUERY --context DOCUMENT",
     )

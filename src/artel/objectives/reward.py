@@ -56,7 +56,7 @@ class Reward(Objective, Decoding):
     sums = ("loss", "targets")
     outputs = ("chosen_score", "rejected_score")
     tasks = ("score",)
-    why_no_prompts = (
+    prompts_problem = (
         "a reward model scores answers and does not generate text",
         "remove them, and use artel generate after training: artel generate --prompt … --context ANSWER",
     )

@@ -33,8 +33,8 @@ class TokenBlocks:
     """The token stream of a split, cut into blocks of `length` tokens.
 
     With `lookahead` 1 a block includes the token after its end, so every token of the stream except the first is
-    predicted exactly once per epoch. `leftover_tokens`: number of tokens after the last full block. With `documents` the
-    flags of a block contain document numbers.
+    predicted exactly once per epoch. `leftover_tokens`: number of tokens after the last full block. With `documents`
+    the flags of a block contain document numbers.
     """
 
     def __init__(self, split: StoreSplit, length: int, lookahead: int, *, documents: bool = False) -> None:

@@ -252,7 +252,7 @@ def optional_calls(form: CallForm, tools: Tools, *, no_text: bool = False) -> Ca
 
     `no_text`: an answer with calls begins with them, and any other is JSON, which may mention the mark.
     """
-    return _CallsAfterText(form.mark, required_calls(replace(form, opens=form.prefix_after_text), tools), no_text)
+    return _CallsAfterText(form.mark, required_calls(replace(form, prefix=form.prefix_after_text), tools), no_text)
 
 
 class _CallsAfterText(CallDeltas):

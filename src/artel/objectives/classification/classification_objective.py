@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from artel.models.generate import Sampling
 
-# Columns of a sample's numbers: start of its second text; its target, up to the last column.
+# Columns of a sample's numbers: start of its second text; its target, in all further columns.
 _SECOND_START, _TARGET = 0, 1
 _MAX_LISTED_LABELS = 10
 _MIN_BLOCK_TOKENS = 8
@@ -93,29 +93,31 @@ class Classification(Objective, Decoding):
     @classmethod
     def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
         counts: Counter[str] = Counter()
-        texts, text_lengths, all_one, all_numbers, has_fraction = 0, 0, True, True, False
+        num_texts, num_characters, all_single, all_numbers, has_fraction = 0, 0, True, True, False
         for record in records:
             fields = record.fields
             assert isinstance(fields, Labeled)
             counts.update(fields.labels)
-            texts += 1
-            text_lengths += len(fields.text)
-            all_one &= len(fields.labels) == 1
+            num_texts += 1
+            num_characters += len(fields.text)
+            all_single &= len(fields.labels) == 1
             all_numbers &= fields.number is not None
             has_fraction |= fields.number is not None and not fields.number.is_integer()
         kind, labels = config.classification.kind, config.classification.labels
         if kind == "auto":
-            several = not all_one or any(source.separator or len(source.label) > 1 for source in config.data.sources)
-            kind = "multi" if several else "number" if all_numbers and has_fraction and labels == "auto" else "single"
+            is_multi = not all_single or any(
+                source.separator or len(source.label) > 1 for source in config.data.sources
+            )
+            kind = "multi" if is_multi else "number" if all_numbers and has_fraction and labels == "auto" else "single"
         if labels == "auto":
-            labels = [] if kind == "number" else _checked_labels(counts, texts, text_lengths, kind)
+            labels = [] if kind == "number" else _check_labels(counts, num_texts, num_characters, kind)
             labels = order_like(labels, base_labels(config, cls.auto_class))
         values = {"kind": kind, "labels": labels}
         return {key: values[key] for key in cls.undecided(config)}
 
     def notes(self, documents: Iterable[Document]) -> list[str]:
         labels = self.config.classification.labels
-        return super().notes(documents) + ([] if labels == "auto" else _doubtful_labels(labels))
+        return super().notes(documents) + ([] if labels == "auto" else _label_notes(labels))
 
     @classmethod
     def has_classes(cls, config: RunConfig) -> bool:
@@ -192,7 +194,7 @@ class Classification(Objective, Decoding):
             record, labeled = document.record, document.record.fields
             assert isinstance(labeled, Labeled)
             try:
-                numbers = (row.second_start, *self._kind.numbers(labeled))
+                numbers = (row.second_start, *self._kind.encode_target(labeled))
             except LabelError as error:
                 yield Rejected(record.origin, error.reason, error.detail, record.set_name)
                 continue
@@ -218,25 +220,25 @@ class Classification(Objective, Decoding):
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
         types = self._types(lengths, rows.numbers[:, _SECOND_START])
         grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
-        tensors = as_tensors({"target": self._kind.target(rows.numbers[:, _TARGET:]), "valid": rows.valid})
+        tensors = as_tensors({"target": self._kind.decode_targets(rows.numbers[:, _TARGET:]), "valid": rows.valid})
         count, tokens = int(rows.valid.sum()), int(rows.lengths[rows.valid].sum())
         return Batch(grouped.tensors | tensors, count, tokens, grouped.groups)
 
     def _types(
-        self, lengths: Sequence[int] | np.ndarray, begins: Sequence[int] | np.ndarray
+        self, lengths: Sequence[int] | np.ndarray, second_starts: Sequence[int] | np.ndarray
     ) -> list[np.ndarray] | None:
-        """Return token_type_ids. `begins`: start of each second text, 0 for none. None if all types are 0."""
-        if not np.any(begins) or not self._framing.pair.second_type:
+        """Return token_type_ids; None if all are 0. `second_starts`: start of each second text, 0 for none."""
+        if not np.any(second_starts) or not self._framing.pair.second_type:
             return None
         return [
-            (np.arange(length) >= (begin or length)) * self._framing.pair.second_type
-            for length, begin in zip(lengths, begins, strict=True)
+            (np.arange(length) >= (second_start or length)) * self._framing.pair.second_type
+            for length, second_start in zip(lengths, second_starts, strict=True)
         ]
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Return the text of the first row; no token is predicted."""
+        """Return the first row. No token is predicted."""
         ids = rows.ids[0, : rows.lengths[0]]
-        goal = self._kind.words(self._kind.target(rows.numbers[:1, _TARGET:])[0])
+        goal = self._kind.describe_target(self._kind.decode_targets(rows.numbers[:1, _TARGET:])[0])
         return [TokenView(ids, np.full(len(ids), IGNORED), goal=goal)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -263,7 +265,7 @@ class Classification(Objective, Decoding):
         return self._kind.details(outputs, self._target(outputs, split))
 
     def _target(self, outputs: np.ndarray, split: StoreSplit) -> np.ndarray:
-        return self._kind.target(np.asarray(split.numbers()[: len(outputs), _TARGET:]))
+        return self._kind.decode_targets(np.asarray(split.numbers()[: len(outputs), _TARGET:]))
 
     # use
 
@@ -272,7 +274,7 @@ class Classification(Objective, Decoding):
 
         `truncated` marks a text that was cut to the block. Raise InputError for an empty text.
         """
-        texts = [_texts_of(entry) for entry in inputs]
+        texts = [_check_texts(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
         ids = [row.ids for row in rows]
         types = self._types([len(row.ids) for row in rows], [row.second_start for row in rows])
@@ -289,37 +291,37 @@ class Classification(Objective, Decoding):
         if answer.get("truncated"):
             notes.append(f"the text was cut to {self.config.data.block} tokens")
         request = {"prompt": prompt, **({"context": context} if context else {})}
-        return Reply([_in_words(answer)], tuple(notes), {**request, **answer})
+        return Reply([_format_answer(answer)], tuple(notes), {**request, **answer})
 
     def prompt(self, samples: Samples | None) -> str:
         """Return the first of `validate.prompts`, or the first words of the training text."""
         if samples is None or self.config.validate_.prompts:
             return next(filter(None, self.config.validate_.prompts), _EXAMPLE)
         sample, frame = samples.read(0), self._framing.single
-        inside = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
-        return first_words(self.tokenizer, inside)
+        text_ids = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
+        return first_words(self.tokenizer, text_ids)
 
     def usage(self) -> str:
-        several = ", top_k=None" if self._kind.answers_several else ""
+        all_labels = ", top_k=None" if self._kind.is_multi_label else ""
         example = python_literal(self.prompt(None))
         if any(source.second for source in self.config.data.sources):
             example = f'{{"text": {example}, "text_pair": {python_literal(_EXAMPLE)}}}'
         return cleandoc(f"""
             from transformers import pipeline
 
-            classify = pipeline("text-classification", model=model, tokenizer=tokenizer{several})
+            classify = pipeline("text-classification", model=model, tokenizer=tokenizer{all_labels})
             print(classify({example}))
         """)
 
     def _with_padding(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Set the padding token of a model without one: decoders look for the last token that is not padding."""
+        """Return the model with a padding token: decoder classifiers read the last token that is not padding."""
         if getattr(model.config, "pad_token_id", None) is None:
             model.config.pad_token_id = self.tokenizer.pad_id
         return model
 
 
-def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: str) -> list[str]:
-    """Return all labels in order. `text_lengths`: characters of all texts.
+def _check_labels(counts: Counter[str], texts: int, characters: int, kind: str) -> list[str]:
+    """Return all labels in order. `characters`: number of characters of all texts.
 
     Raise InputError if the labels cannot be learned.
     """
@@ -333,14 +335,14 @@ def _checked_labels(counts: Counter[str], texts: int, text_lengths: int, kind: s
     if len(labels) > max(_MANY_LABELS, texts / 2):
         what = f"{texts:,} texts have {len(labels):,} different labels: {', '.join(map(shortened, labels[:3]))} …"
         fix = "check `label` of the source; for numbers write classification.kind: number"
-        if sum(len(label) * count for label, count in counts.items()) > text_lengths:
+        if sum(len(label) * count for label, count in counts.items()) > characters:
             fix = "labels are longer than texts: are `field` and `label` of the source swapped?"
         raise InputError.at(key, what, fix)
     return labels
 
 
-def _doubtful_labels(labels: list[str]) -> list[str]:
-    """Return sentences about labels that often mean "no label", and about labels that differ only by case."""
+def _label_notes(labels: list[str]) -> list[str]:
+    """Return notes about labels that often mean "no label", and about labels that differ only by case."""
     notes: list[str] = []
     numbers = [int(label) for label in labels if re.fullmatch("[+-]?[0-9]+", label)]
     is_placeholder = len(numbers) == len(labels) > 2 and min(numbers) == -1 and max(numbers) > 1  # not of -1, 0, 1
@@ -373,14 +375,14 @@ def _read_thresholds(file: Path) -> dict[str, Any]:
     return thresholds
 
 
-def _texts_of(entry: Any) -> tuple[str, ...]:
+def _check_texts(entry: Any) -> tuple[str, ...]:
     texts = (entry,) if isinstance(entry, str) else tuple(entry)
     if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) and text.strip() for text in texts):
         raise InputError.at("input", "must be a non-empty text, or a pair of them", "give a text, or two")
     return texts
 
 
-def _in_words(answer: dict[str, Any]) -> str:
+def _format_answer(answer: dict[str, Any]) -> str:
     if "number" in answer:
         return f"{answer['number']:.4g}"
     return answer.get("label") or ", ".join(answer.get("labels", [])) or "(no label)"

@@ -24,7 +24,7 @@ class FramedText:
 
 
 class Framing:
-    """Frames texts and pairs, and cuts them to `block` tokens at their ends, in pairs the longer text first."""
+    """Adds special tokens to texts and pairs, and truncates them to `block` tokens, in pairs the longer text first."""
 
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:
         self._tokenizer, self._block = tokenizer, block
@@ -47,9 +47,9 @@ class Framing:
                 continue
             second = next(encoded)
             sizes = longest_first(len(first), len(second), self._block - frame.size)
-            first_part = [*frame.before, *first[: sizes[0]], *frame.between]
-            ids = np.array([*first_part, *second[: sizes[1]], *frame.after], dtype=np.int64)
-            yield FramedText(ids, len(first_part), len(first) + len(second) - sum(sizes))
+            prefix = [*frame.before, *first[: sizes[0]], *frame.between]
+            ids = np.array([*prefix, *second[: sizes[1]], *frame.after], dtype=np.int64)
+            yield FramedText(ids, len(prefix), len(first) + len(second) - sum(sizes))
 
 
 def longest_first(first: int, second: int, length: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """The kinds of classification: one label, several labels or a number, with their targets, losses and answers.
 
-A sample holds its target as integers: the index of its label; 0 or 1 for each label; the bits of a float64.
+A sample stores its target as integers: the index of its label, 0 or 1 for each label, or the bits of a float64.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ THRESHOLDS = "thresholds.json"
 
 
 class LabelError(Exception):
-    """Labels that cannot be learned: `reason` for the ledger, `detail` for people."""
+    """A text has labels that this run cannot learn. `reason`: for the ledger. `detail`: for people."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -49,13 +49,13 @@ class Kind(ABC):
     better: ClassVar[dict[str, Better]]
     has_classes: ClassVar[bool] = True
     """True if there are classes to weight and balance."""
-    answers_several: ClassVar[bool] = False
+    is_multi_label: ClassVar[bool] = False
     """True if a text may have several labels."""
 
     def __init__(self, classification: ClassificationConfig) -> None:
         self.classification = classification
         self.labels = list(classification.labels) if isinstance(classification.labels, list) else []
-        self._numbers = {label: number for number, label in enumerate(self.labels)}
+        self._indices = {label: number for number, label in enumerate(self.labels)}
         self._weights: torch.Tensor | None = None
 
     @property
@@ -64,11 +64,11 @@ class Kind(ABC):
         return tuple(self.labels)
 
     @abstractmethod
-    def numbers(self, fields: Labeled) -> tuple[int, ...]:
-        """Return the target of a row as integers. Raise LabelError."""
+    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
+        """Return the target of a text as integers. Raise LabelError if the run cannot learn it."""
 
     @abstractmethod
-    def target(self, numbers: np.ndarray) -> np.ndarray:
+    def decode_targets(self, numbers: np.ndarray) -> np.ndarray:
         """Return the targets for `loss` and `metrics` from samples' numbers (rows, columns)."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Kind(ABC):
     @property
     @abstractmethod
     def loss_description(self) -> str:
-        """The loss in words."""
+        """A description of the loss."""
 
     @abstractmethod
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]: ...
@@ -91,8 +91,8 @@ class Kind(ABC):
         """Return the answer for one text. `logits`: (1, outputs)."""
 
     @abstractmethod
-    def words(self, target: np.ndarray) -> str:
-        """Return the target of one row in words."""
+    def describe_target(self, target: np.ndarray) -> str:
+        """Describe the target of one row."""
 
     def classes(self, numbers: np.ndarray) -> np.ndarray:
         """Return the class of each row for balancing, int64 (rows,)."""
@@ -106,43 +106,43 @@ class Kind(ABC):
         """Choose the thresholds of labels on validation data, unless they are set."""
 
     def set_thresholds(self, thresholds: dict[str, float]) -> str:
-        """Use these thresholds by label and choose none again. Return a sentence if there are none."""
+        """Use these thresholds and never choose others. Return a note if the model has none."""
         return ""
 
     def chosen_thresholds(self) -> dict[str, float]:
         """Return the thresholds by label; empty if none were chosen or set."""
         return {}
 
-    def _in_words(self, loss: Phrase) -> Phrase:
+    def _describe_loss(self, loss: Phrase) -> Phrase:
         """Return the name of a loss with its options."""
         options = self.classification
-        more = [Phrase("focal, gamma {gamma:g}", gamma=options.focal_gamma)] if options.loss == "focal" else []
-        more += [Phrase("smoothing {share:g}", share=options.smoothing)] if options.smoothing else []
-        more += [Phrase("weighed by label")] if options.class_weights == "balanced" else []
-        return Phrase("{loss} ({options})", loss=loss, options=more) if more else loss
+        details = [Phrase("focal, gamma {gamma:g}", gamma=options.focal_gamma)] if options.loss == "focal" else []
+        details += [Phrase("smoothing {share:g}", share=options.smoothing)] if options.smoothing else []
+        details += [Phrase("weighed by label")] if options.class_weights == "balanced" else []
+        return Phrase("{loss} ({options})", loss=loss, options=details) if details else loss
 
-    def _number_of(self, label: str) -> int:
-        if label not in self._numbers:
+    def _label_index(self, label: str) -> int:
+        if label not in self._indices:
             known = ", ".join(map(shortened, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
             is_written = "labels" in self.classification.model_fields_set
             what = "is not a label of this run" if is_written else "occurs in no training text; the run's are"
             fix = "fix it, add it to classification.labels, or remove the row"
             raise LabelError("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
-        return self._numbers[label]
+        return self._indices[label]
 
 
 class SingleLabel(Kind):
     problem_type = "single_label_classification"
     better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "matthews", "auc"])
 
-    def numbers(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
         if len(fields.labels) != 1:
             reason, count = ("several_labels", len(fields.labels)) if fields.labels else ("no_label", "no")
             what = f"has {count} label{'s' * (len(fields.labels) > 1)}, but each text of this run has one"
             raise LabelError(reason, f"{what}; fix it, or write classification.kind: multi")
-        return (self._number_of(fields.labels[0]),)
+        return (self._label_index(fields.labels[0]),)
 
-    def target(self, numbers: np.ndarray) -> np.ndarray:
+    def decode_targets(self, numbers: np.ndarray) -> np.ndarray:
         return numbers[:, 0]
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class SingleLabel(Kind):
 
     @property
     def loss_description(self) -> str:
-        return self._in_words(Phrase("cross-entropy of the label"))
+        return self._describe_loss(Phrase("cross-entropy of the label"))
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         return single_label_metrics(logits, target)
@@ -169,7 +169,7 @@ class SingleLabel(Kind):
         by_label = label_scores(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
         rows = [
             {"label": label, "texts": int(counts[number].sum()), **scores}
-            | _area(probabilities[:, number], target == number)
+            | _auc(probabilities[:, number], target == number)
             for number, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
         ]
         matrix = {"labels": self.labels, "counts": counts.tolist()}
@@ -184,7 +184,7 @@ class SingleLabel(Kind):
             "probabilities": dict(zip(self.labels, probabilities.tolist(), strict=True)),
         }
 
-    def words(self, target: np.ndarray) -> str:
+    def describe_target(self, target: np.ndarray) -> str:
         return self.labels[int(target)]
 
     def classes(self, numbers: np.ndarray) -> np.ndarray:
@@ -202,19 +202,19 @@ class SingleLabel(Kind):
 
 class MultiLabel(Kind):
     problem_type = "multi_label_classification"
-    answers_several = True
+    is_multi_label = True
     better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "tuned_macro_f1", "auc"])
 
     def __init__(self, classification: ClassificationConfig) -> None:
         super().__init__(classification)
         self._thresholds = np.full(len(self.labels), DEFAULT_THRESHOLD)
-        self._are_chosen, self._may_choose = False, True
+        self._has_thresholds, self._may_tune = False, True
 
-    def numbers(self, fields: Labeled) -> tuple[int, ...]:
-        chosen = {self._number_of(label) for label in fields.labels}
+    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
+        chosen = {self._label_index(label) for label in fields.labels}
         return tuple(int(number in chosen) for number in range(len(self.labels)))
 
-    def target(self, numbers: np.ndarray) -> np.ndarray:
+    def decode_targets(self, numbers: np.ndarray) -> np.ndarray:
         return numbers.astype(np.float32)
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -223,8 +223,8 @@ class MultiLabel(Kind):
         import torch.nn.functional as F
 
         options, weights = self.classification, self._weights
-        smooth = target * (1 - options.smoothing) + options.smoothing / 2
-        loss = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
+        smoothed = target * (1 - options.smoothing) + options.smoothing / 2
+        loss = F.binary_cross_entropy_with_logits(logits, smoothed, reduction="none")
         if options.loss == "focal":
             loss = (1 - torch.exp(-loss)) ** options.focal_gamma * loss
         if weights is not None:
@@ -233,24 +233,24 @@ class MultiLabel(Kind):
 
     @property
     def loss_description(self) -> str:
-        return self._in_words(Phrase("binary cross-entropy of each label"))
+        return self._describe_loss(Phrase("binary cross-entropy of each label"))
 
     def metrics(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
-        thresholds = self._thresholds if self._are_chosen else None
+        thresholds = self._thresholds if self._has_thresholds else None
         return multi_label_metrics(sigmoid(logits), target > 0, thresholds)
 
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         probabilities, gold = sigmoid(logits), target > 0
         tables = {}
-        cuts: list[tuple[str, float | np.ndarray]] = [("labels, at 0.5", DEFAULT_THRESHOLD)]
-        if self._are_chosen:
-            cuts.append(("labels, at their thresholds", self._thresholds))
-        for title, thresholds in cuts:
+        thresholds_by_title: list[tuple[str, float | np.ndarray]] = [("labels, at 0.5", DEFAULT_THRESHOLD)]
+        if self._has_thresholds:
+            thresholds_by_title.append(("labels, at their thresholds", self._thresholds))
+        for title, thresholds in thresholds_by_title:
             predicted = probabilities > thresholds
             by_label = label_scores((predicted & gold).sum(axis=0), gold.sum(axis=0), predicted.sum(axis=0))
             tables[title] = [
                 {"label": label, "texts": int(gold[:, number].sum()), **scores}
-                | _area(probabilities[:, number], gold[:, number])
+                | _auc(probabilities[:, number], gold[:, number])
                 for number, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
             ]
             if thresholds is not DEFAULT_THRESHOLD:
@@ -267,11 +267,11 @@ class MultiLabel(Kind):
             "probabilities": dict(zip(self.labels, probabilities.tolist(), strict=True)),
         }
 
-    def words(self, target: np.ndarray) -> str:
+    def describe_target(self, target: np.ndarray) -> str:
         return ", ".join(self.labels[number] for number in np.flatnonzero(target > 0)) or "no label"
 
     def classes(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the rarest label of each row; rows without a label are a class of their own."""
+        """Return the rarest label of each row. Rows without a label form one more class."""
         rarity = np.argsort(np.argsort(numbers.sum(axis=0), kind="stable"), kind="stable")
         return np.where(numbers > 0, rarity, len(self.labels)).min(axis=1)
 
@@ -286,22 +286,22 @@ class MultiLabel(Kind):
         self._weights = torch.tensor(weights, dtype=torch.float32)
 
     def tune(self, logits: np.ndarray, target: np.ndarray) -> None:
-        if self._may_choose:
-            self._thresholds, self._are_chosen = best_thresholds(sigmoid(logits), target > 0), True
+        if self._may_tune:
+            self._thresholds, self._has_thresholds = best_thresholds(sigmoid(logits), target > 0), True
 
     def set_thresholds(self, thresholds: dict[str, float]) -> str:
-        self._may_choose = False
+        self._may_tune = False
         if not thresholds:
             return (
                 f"the model has no thresholds ({THRESHOLDS}), so a text has the labels with a probability over "
                 f"{DEFAULT_THRESHOLD}"
             )
         self._thresholds = np.array([thresholds.get(label, DEFAULT_THRESHOLD) for label in self.labels])
-        self._are_chosen = True
+        self._has_thresholds = True
         return ""
 
     def chosen_thresholds(self) -> dict[str, float]:
-        return dict(zip(self.labels, self._thresholds.tolist(), strict=True)) if self._are_chosen else {}
+        return dict(zip(self.labels, self._thresholds.tolist(), strict=True)) if self._has_thresholds else {}
 
 
 class Regression(Kind):
@@ -313,13 +313,13 @@ class Regression(Kind):
     def outputs(self) -> tuple[str, ...]:
         return ("number",)
 
-    def numbers(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
         if fields.number is None:
-            given = repr(fields.labels[0]) if fields.labels else "nothing"
-            raise LabelError("no_number", f"has {given} instead of a number; write one (0.5), or remove the row")
+            label = repr(fields.labels[0]) if fields.labels else "nothing"
+            raise LabelError("no_number", f"has {label} instead of a number; write one (0.5), or remove the row")
         return (float_to_bits(fields.number),)
 
-    def target(self, numbers: np.ndarray) -> np.ndarray:
+    def decode_targets(self, numbers: np.ndarray) -> np.ndarray:
         return bits_to_floats(numbers[:, 0]).astype(np.float32)
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -338,20 +338,20 @@ class Regression(Kind):
     def answer(self, logits: np.ndarray) -> dict[str, Any]:
         return {"number": float(logits[0, 0])}
 
-    def words(self, target: np.ndarray) -> str:
+    def describe_target(self, target: np.ndarray) -> str:
         return f"{float(target):g}"
 
 
 class PlaceholderLabels(SingleLabel):
-    """Placeholder before the records are read: `artel plan` needs samples, but no labels."""
+    """Stands in for the labels until the records are read: `artel plan` needs samples, but no labels."""
 
-    def numbers(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
         return (0,)
 
 
 KINDS: dict[str, type[Kind]] = {"single": SingleLabel, "multi": MultiLabel, "number": Regression}
 
 
-def _area(probabilities: np.ndarray, positive: np.ndarray) -> dict[str, float]:
-    area = roc_auc(probabilities, positive)
-    return {} if area is None else {"auc": area}
+def _auc(probabilities: np.ndarray, positive: np.ndarray) -> dict[str, float]:
+    auc = roc_auc(probabilities, positive)
+    return {} if auc is None else {"auc": auc}

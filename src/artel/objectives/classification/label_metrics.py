@@ -15,8 +15,8 @@ DEFAULT_THRESHOLD = 0.5
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Return probabilities (rows, labels)."""
-    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return raised / raised.sum(axis=1, keepdims=True)
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 def confusion_counts(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
@@ -24,24 +24,28 @@ def confusion_counts(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np
     return np.bincount(gold * labels + predicted, minlength=labels * labels).reshape(labels, labels)
 
 
-def label_scores(right: np.ndarray, gold: np.ndarray, predicted: np.ndarray) -> list[dict[str, float]]:
-    """Return precision, recall and F1 of each label from counts (labels,) of right, true and predicted rows."""
+def label_scores(correct: np.ndarray, gold: np.ndarray, predicted: np.ndarray) -> list[dict[str, float]]:
+    """Return precision, recall and F1 of each label from counts (labels,) of correct, true and predicted rows."""
     return [
-        {"precision": _ratio(hits, found), "recall": _ratio(hits, true), "f1": _ratio(2 * hits, true + found)}
-        for hits, true, found in zip(right.tolist(), gold.tolist(), predicted.tolist(), strict=True)
+        {
+            "precision": _ratio(hits, num_predicted),
+            "recall": _ratio(hits, num_gold),
+            "f1": _ratio(2 * hits, num_gold + num_predicted),
+        }
+        for hits, num_gold, num_predicted in zip(correct.tolist(), gold.tolist(), predicted.tolist(), strict=True)
     ]
 
 
 def matthews(counts: np.ndarray) -> float:
     """Return Matthews' correlation of a confusion matrix with any number of labels (Gorodkin 2004); 0 if undefined."""
-    total, right = float(counts.sum()), float(np.trace(counts))
+    total, correct = float(counts.sum()), float(np.trace(counts))
     gold, predicted = counts.sum(axis=1).astype(float), counts.sum(axis=0).astype(float)
     spread = (total**2 - float(predicted @ predicted)) * (total**2 - float(gold @ gold))
-    return (right * total - float(gold @ predicted)) / spread**0.5 if spread > 0 else 0.0
+    return (correct * total - float(gold @ predicted)) / spread**0.5 if spread > 0 else 0.0
 
 
 def roc_auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Return the fraction of (positive, negative) pairs in the right order; ties count half. None without pairs."""
+    """Return the fraction of (positive, negative) pairs in the correct order; ties count half. None without pairs."""
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if not positives or not negatives:
         return None
@@ -52,33 +56,33 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 def single_label_metrics(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
     """Return the metrics of one label per row. `logits`: (rows, labels). `gold`: label indices (rows,).
 
-    macro_f1 is the mean over labels that occur in `gold` or in predictions. auc is that of the second of two labels; of
-    more labels, the mean of each against the rest.
+    macro_f1 is the mean over labels that occur in `gold` or in predictions. auc: for two labels, that of the second;
+    for more, the mean of each label against all others.
     """
     labels = logits.shape[1]
     counts = confusion_counts(gold, logits.argmax(axis=1), labels)
     accuracy = _ratio(float(np.trace(counts)), float(counts.sum()))
     occurs = counts.sum(axis=0) + counts.sum(axis=1) > 0
     by_label = label_scores(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
-    f1 = [scores["f1"] for scores, is_there in zip(by_label, occurs, strict=True) if is_there]
+    f1 = [scores["f1"] for scores, is_present in zip(by_label, occurs, strict=True) if is_present]
     metrics = {"accuracy": accuracy, "macro_f1": float(np.mean(f1)), "micro_f1": accuracy, "matthews": matthews(counts)}
     probabilities = softmax(logits)
-    chosen = [1] if labels == 2 else range(labels)
-    return metrics | _mean_auc([roc_auc(probabilities[:, label], gold == label) for label in chosen])
+    scored_labels = [1] if labels == 2 else range(labels)
+    return metrics | _mean_auc([roc_auc(probabilities[:, label], gold == label) for label in scored_labels])
 
 
 def multi_label_metrics(probabilities: np.ndarray, gold: np.ndarray, thresholds: np.ndarray | None) -> dict[str, float]:
     """Return the metrics of several labels per row. `probabilities`: (rows, labels). `gold`: bool of that shape.
 
-    accuracy is the fraction of rows with all labels right. The threshold is 0.5, for tuned_macro_f1 `thresholds`.
+    accuracy is the fraction of rows with all labels correct. The threshold is 0.5; tuned_macro_f1 uses `thresholds`.
     """
     predicted = probabilities > DEFAULT_THRESHOLD
-    right = (predicted & gold).sum(axis=0)
-    by_label = label_scores(right, gold.sum(axis=0), predicted.sum(axis=0))
+    correct = (predicted & gold).sum(axis=0)
+    by_label = label_scores(correct, gold.sum(axis=0), predicted.sum(axis=0))
     metrics = {
         "accuracy": float((predicted == gold).all(axis=1).mean()),
         "macro_f1": float(np.mean([scores["f1"] for scores in by_label])),
-        "micro_f1": _ratio(2 * float(right.sum()), float(gold.sum() + predicted.sum())),
+        "micro_f1": _ratio(2 * float(correct.sum()), float(gold.sum() + predicted.sum())),
     }
     if thresholds is not None:
         tuned = probabilities > thresholds
@@ -111,8 +115,8 @@ def _best_threshold(probabilities: np.ndarray, gold: np.ndarray) -> float:
         return DEFAULT_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
     sorted_probabilities, hits = probabilities[order], np.cumsum(gold[order])
-    found = np.arange(1, len(order) + 1)
-    f1 = 2 * hits / (found + gold.sum())
+    num_predicted = np.arange(1, len(order) + 1)
+    f1 = 2 * hits / (num_predicted + gold.sum())
     is_cut = np.append(np.diff(sorted_probabilities) != 0, True)  # equal probabilities stay on one side
     best = int(np.where(is_cut, f1, -1.0).argmax())
     below = float(sorted_probabilities[best + 1]) if best + 1 < len(order) else 0.0
@@ -124,5 +128,5 @@ def _mean_auc(areas: list[float | None]) -> dict[str, float]:
     return {"auc": float(np.mean(known))} if known else {}
 
 
-def _ratio(part: float, whole: float) -> float:
-    return float(part) / float(whole) if whole else 0.0
+def _ratio(numerator: float, denominator: float) -> float:
+    return float(numerator) / float(denominator) if denominator else 0.0

@@ -80,7 +80,7 @@ class Embedding(Objective, Decoding):
     document_number = DOCUMENT
     has_many_outputs = True
     tasks = ("embed",)
-    why_no_prompts = ("an embedding model does not generate text", "remove them; validation measures retrieval")
+    prompts_problem = ("an embedding model does not generate text", "remove them; validation measures retrieval")
     needs_global_outputs = True
     better = directions(
         lower=["loss"],

@@ -42,7 +42,7 @@ class SpanQA(Objective, Decoding):
     continues = False
     encoder = True
     tasks = ("answer",)
-    why_no_prompts = (
+    prompts_problem = (
         "a question needs a document, so prompts cannot be used",
         "remove them, and use artel generate after training: artel generate --context",
     )
