@@ -14,17 +14,17 @@ from artel.config import RunConfig, dump_run, load_run, run_from
 from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import (
-    Text,
-    check_before_text,
-    choose,
-    choose_for_plan,
-    decide,
+    TextSize,
+    check_budget_before_text,
+    choose_by_speed,
+    choose_model,
+    choose_model_for_plan,
+    fit_block_to_text,
     is_doubtful,
-    with_fitting_block,
 )
 from artel.planning.budget.fits import Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
-from artel.planning.budget.speed import Point, Speed, limit_slowness, typical_seconds
+from artel.planning.budget.speed import SizeTimes, Speed, limit_slowdown, typical_seconds
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import describe, make_plan
 from artel.planning.plan.run_plan import processes_on_host
@@ -34,15 +34,15 @@ from support.runs import write_run
 
 GIB = 2**30
 PLACE = {(): "run.yaml"}
-NOVEL = Text(480_000, 32_000, 4096, "counted in the prepared text")
+NOVEL = TextSize(480_000, 32_000, 4096, "counted in the prepared text")
 
 
 def speed(flops_per_second: float = 1e11) -> Speed:
     """Of a machine that computes every size at that rate, with an optimizer that takes as long as 500 tokens."""
 
-    def point(size: Size) -> Point:
+    def point(size: Size) -> SizeTimes:
         flops = size.flops_per_token(4096, 256)
-        return Point(size, flops, flops / flops_per_second, 500 * flops / flops_per_second)
+        return SizeTimes(size, flops, flops / flops_per_second, 500 * flops / flops_per_second)
 
     return Speed(point(Size(2)), point(Size(5)), 4096, 256, "in a test")
 
@@ -58,8 +58,8 @@ def auto_run(budget: str = "10min", data: dict[str, Any] | None = None, **train:
     return run_from(tree, {}, {})
 
 
-def chosen(run: RunConfig, text: Text = NOVEL, processes: int = 1, memory: float = 64 * GIB, rate: float = 1e11):
-    return decide(with_fitting_block(run, text), text, speed(rate), processes, memory).config
+def chosen(run: RunConfig, text: TextSize = NOVEL, processes: int = 1, memory: float = 64 * GIB, rate: float = 1e11):
+    return choose_by_speed(fit_block_to_text(run, text), text, speed(rate), processes, memory).config
 
 
 def test_a_step_takes_as_long_as_was_measured_and_as_its_flops_beyond():
@@ -71,10 +71,10 @@ def test_a_step_takes_as_long_as_was_measured_and_as_its_flops_beyond():
 
 def test_a_size_that_others_held_up_counts_with_half_of_the_rate_of_the_other():
     small, large = speed().small, speed().large
-    held_up = replace(small, per_token=15 * small.per_token)
-    assert limit_slowness(held_up, large).per_token == pytest.approx(2 * small.per_token)
-    assert limit_slowness(small, large) == small
-    assert limit_slowness(large, small) == large
+    held_up = replace(small, seconds_per_token=15 * small.seconds_per_token)
+    assert limit_slowdown(held_up, large).seconds_per_token == pytest.approx(2 * small.seconds_per_token)
+    assert limit_slowdown(small, large) == small
+    assert limit_slowdown(large, small) == large
 
 
 def test_waiting_of_threads_counts_and_most_of_the_time_of_other_programs_does_not():
@@ -131,7 +131,7 @@ def test_a_budget_too_short_is_refused_before_the_text_is_prepared():
     assert not is_doubtful(auto_run("10min"), find_hardware("cpu"))
     assert not is_doubtful(run, find_hardware("h100-80gb:1"))
     with pytest.raises(InputError, match="1s is too short: 50 steps of the smallest model"):
-        check_before_text(run, 1, 1)
+        check_budget_before_text(run, 1, 1)
     assert not Path("stores").exists()
 
 
@@ -139,7 +139,7 @@ def test_what_is_expected_is_in_bits_of_the_text_as_it_is_written():
     """A novel of one byte a character has as many bits a character as the Russian one of the fits."""
     run, fits = auto_run(), read_fits()
     (russian, english), unknown = (
-        [decide(with_fitting_block(run, text), text, speed(), 1, 64 * GIB) for text in texts]
+        [choose_by_speed(fit_block_to_text(run, text), text, speed(), 1, 64 * GIB) for text in texts]
         for texts in ([replace(NOVEL, bytes_per_character=size) for size in (fits.bytes_per_character, 1.0)], [NOVEL])
     )
     assert russian.config == english.config == unknown[0].config
@@ -152,10 +152,10 @@ def test_what_is_expected_is_in_bits_of_the_text_as_it_is_written():
 
 
 def test_the_speed_of_the_choice_and_of_the_plan_are_both_named():
-    run = with_fitting_block(auto_run(), NOVEL)
-    choice = decide(run, NOVEL, replace(speed(), method="measured on two small models"), 1, 64 * GIB)
+    run = fit_block_to_text(auto_run(), NOVEL)
+    choice = choose_by_speed(run, NOVEL, replace(speed(), method="measured on two small models"), 1, 64 * GIB)
     plan = make_plan(choice.config, find_hardware("h100-80gb:1"))
-    said = " ".join(describe(plan, choice.expected.beside_plan()).split())
+    said = " ".join(describe(plan, choice.expected.speed_note()).split())
     speed_of_choice = f"{choice.expected.tokens_per_second:,.0f} tokens/s"
     assert f"the model was chosen by {speed_of_choice}, measured on two small models" in said
     assert "was chosen" not in describe(plan)
@@ -164,17 +164,17 @@ def test_the_speed_of_the_choice_and_of_the_plan_are_both_named():
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        (Text(700, 300, 400, ""), ["data.sources"]),
-        (Text(70_000, 40, 400, ""), ["data.validation"]),
-        (Text(700, 40, 400, ""), ["data.sources", "data.validation"]),
+        (TextSize(700, 300, 400, ""), ["data.sources"]),
+        (TextSize(70_000, 40, 400, ""), ["data.validation"]),
+        (TextSize(700, 40, 400, ""), ["data.sources", "data.validation"]),
     ],
 )
 def test_a_text_too_small_is_refused_and_a_small_one_takes_a_smaller_block(text, where):
     with pytest.raises(InputError) as error:
-        with_fitting_block(auto_run(), text)
+        fit_block_to_text(auto_run(), text)
     assert [problem.where for problem in error.value.problems] == where
-    assert with_fitting_block(auto_run(), Text(3_000, 150, 400, "")).data.block == 128
-    assert with_fitting_block(auto_run(), Text(70_000, 0, 400, "")).data.block == 256
+    assert fit_block_to_text(auto_run(), TextSize(3_000, 150, 400, "")).data.block == 128
+    assert fit_block_to_text(auto_run(), TextSize(70_000, 0, 400, "")).data.block == 256
 
 
 @pytest.mark.parametrize(
@@ -220,16 +220,16 @@ def test_auto_and_a_model_of_ones_own_exclude_each_other():
 @pytest.mark.slow
 def test_a_plan_makes_the_choice_from_a_sample_of_the_text_for_the_processes_that_train():
     run = auto_run("1h", data=text_of_words())
-    choice = choose_for_plan(run, find_hardware("h100-80gb:8"), 2)
+    choice = choose_model_for_plan(run, find_hardware("h100-80gb:8"), 2)
     assert choice.config.train.batch % 2 == 0
     assert any("(counted in the whole text)" in line for line in choice.lines)
     # Only the GPUs that train count.
-    one_of_eight = choose(run, find_hardware("h100-80gb:8"), 1, 1)
-    assert one_of_eight == choose_for_plan(run, find_hardware("h100-80gb:1"), None)
+    one_of_eight = choose_model(run, find_hardware("h100-80gb:8"), 1, 1)
+    assert one_of_eight == choose_model_for_plan(run, find_hardware("h100-80gb:1"), None)
     # --nproc counts the processes of a node.
     three = find_hardware("cpu", nodes=3)
     assert processes_on_host(run, three, 2) == 2
-    assert choose_for_plan(run, three, None).config.train.batch % 3 == 0
+    assert choose_model_for_plan(run, three, None).config.train.batch % 3 == 0
 
 
 def text_of_words() -> dict[str, Any]:
@@ -243,20 +243,20 @@ def test_a_gpu_whose_speed_is_not_known_is_refused_and_its_plan_says_so():
     run = auto_run("1h", data=text_of_words())
     unlisted = replace(find_hardware("h100-80gb:1"), name="Tesla K80", peak_flops={})
     with pytest.raises(InputError, match="Tesla K80 is not in the table") as error:
-        choose_for_plan(run, unlisted, None)
+        choose_model_for_plan(run, unlisted, None)
     assert error.value.problems[0].where == "model.auto"
     plan = describe(make_plan(chosen(run), unlisted))
     assert "Tesla K80 is not in the table" in plan
     assert "offload" not in plan
     offloading = run_from(dumped(run), {"parallel.offload": "cpu", "parallel.data": "fsdp"}, dict(PLACE))
     with pytest.raises(InputError) as error:
-        choose_for_plan(offloading, find_hardware("h100-80gb:1"), None)
+        choose_model_for_plan(offloading, find_hardware("h100-80gb:1"), None)
     assert error.value.problems[0].where == "parallel.offload"
 
 
 def test_constants_that_were_not_measured_are_said_to_be_assumed():
-    run = with_fitting_block(auto_run(), NOVEL)
-    (line,) = [line for line in decide(run, NOVEL, speed(), 1, 64 * GIB).lines if line.startswith("assumed")]
+    run = fit_block_to_text(auto_run(), NOVEL)
+    (line,) = [line for line in choose_by_speed(run, NOVEL, speed(), 1, 64 * GIB).lines if line.startswith("assumed")]
     assert all(each in line for each in read_fits().assumed)
 
 
@@ -280,14 +280,14 @@ def test_a_short_text_gets_no_model_larger_for_it_than_any_that_was_measured():
     """However much time there is: an hour of what an H100 does."""
     text = replace(NOVEL, tokens=50_000)
     size = Size(chosen(auto_run("1h"), text, rate=1e14).model.config["num_attention_heads"])
-    assert size.parameters(text.vocabulary) <= read_fits().largest["parameters_a_token"] * text.tokens
+    assert size.parameters(text.vocabulary) <= read_fits().largest["parameters_per_token"] * text.tokens
 
 
 def test_a_text_that_is_read_often_is_learned_with_a_weight_decay_that_timescale_half_a_pass():
     text, run = replace(NOVEL, tokens=50_000), auto_run("10min")
     train = chosen(run, text).train
-    steps_a_pass = text.tokens / (train.batch * 256)
-    assert train.weight_decay * train.muon_learning_rate * steps_a_pass == pytest.approx(2, rel=0.05)
+    steps_per_epoch = text.tokens / (train.batch * 256)
+    assert train.weight_decay * train.muon_learning_rate * steps_per_epoch == pytest.approx(2, rel=0.05)
     assert chosen(auto_run("10min", weight_decay=0.1), text).train.weight_decay == 0.1
     assert chosen(run, replace(NOVEL, tokens=500_000_000)).train.weight_decay == 0.1
     assert chosen(auto_run("10min", learning_rate=1e-4), text).train.weight_decay == 0.1

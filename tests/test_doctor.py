@@ -17,7 +17,7 @@ from artel.diagnostics.machine_problems import machine_problems
 from artel.diagnostics.software import environment
 from artel.host import core_quota, memory
 from artel.models.device import bf16_is_native
-from artel.planning.machine import Disk, host_address
+from artel.planning.machine import Disk, find_host_address
 from support.runs import ENVIRONMENT, refused, write_run
 from support.waiting import LIMIT
 
@@ -206,6 +206,6 @@ def test_where_the_hosts_file_leads(tmp_path):
     file = tmp_path / "hosts"
     name = os.uname().nodename
     file.write_text(f"127.0.0.1 localhost # {name}\n127.0.1.1 {name}.example.org {name}\n")
-    assert host_address(file) == "127.0.1.1"
+    assert find_host_address(file) == "127.0.1.1"
     file.write_text("127.0.0.1 localhost\n")
-    assert host_address(file) is None
+    assert find_host_address(file) is None

@@ -32,7 +32,7 @@ from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.objectives import build_objective
 from artel.objectives.collate import document_tensors
-from artel.planning import Start, check_run
+from artel.planning import StartConditions, check_run
 from support.runs import losses, write_run
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -218,4 +218,4 @@ def test_what_shares_sequences_or_layers_is_refused_before_text_is_read():
         with pytest.raises(
             InputError, match=rf"parallel\.{dimension}.*mamba2 has (layers with a state|linear_attention)"
         ):
-            check_run(config, Start(world_size=2))
+            check_run(config, StartConditions(world_size=2))

@@ -20,7 +20,7 @@ from artel.cli.main import app
 from artel.config import RunConfig, load_run
 from artel.errors import InputError
 from artel.planning import check_run
-from artel.planning.budget.choose import choose_for_plan
+from artel.planning.budget.choose import choose_model_for_plan
 from artel.planning.hardware import find_hardware
 from artel.planning.new import PresetAnswers, answer_questions, run_file
 from artel.planning.new.look import look_at
@@ -103,7 +103,7 @@ def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objec
     assert run.model.auto == (start == "scratch" and verb == "write")
     check_run(run)
     if run.model.auto:
-        run = choose_for_plan(run, find_hardware(), None).config
+        run = choose_model_for_plan(run, find_hardware(), None).config
     assert make_plan(run, find_hardware()).verdict == "fits"
 
 

@@ -13,7 +13,7 @@ from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
 from artel.host import Memory
 from artel.parallel.mesh import read_parallel_dims
-from artel.planning import Start, check_run, machine_limits
+from artel.planning import StartConditions, check_run, machine_limits
 from artel.planning.machine_limits import MIN_PROCESS_BYTES, check_memory
 from support.hub import Hub, Repo
 from support.runs import TINY, merged
@@ -118,9 +118,9 @@ def test_a_right_run_passes_and_so_does_one_for_a_cluster(tmp_path, monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     run = described(sections())
     check_run(run)
-    check_run(described(config(**HUGE)), Start(64, 8, here=False))
+    check_run(described(config(**HUGE)), StartConditions(64, 8, trains_here=False))
     with pytest.raises(InputError, match="GiB"):
-        check_run(described(config(**HUGE)), Start(1, 1))
+        check_run(described(config(**HUGE)), StartConditions(1, 1))
     check_run(described(config(**HUGE) | {"parallel": {"data": "fsdp"}}))  # over as many machines as it takes
 
 
@@ -133,7 +133,7 @@ def test_what_train_refuses_later_is_said_before(tmp_path):
           for name in ("my model", "my--model", "модель")),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=says):
-            check_run(described(wrong), Start(1, 1))
+            check_run(described(wrong), StartConditions(1, 1))
     with pytest.raises(InputError, match=r"data\.from_store: nowhere"):
         check_run(run_from({**TINY, "data": {"from_store": "nowhere"}, "tokenizer": {}}, {}, {}))
 
@@ -156,7 +156,7 @@ def test_a_budget_that_the_first_steps_outlast_is_refused_before_any_text_is_rea
 
 def problems_of(run):
     try:
-        check_run(run, Start(1, 1))
+        check_run(run, StartConditions(1, 1))
     except InputError as error:
         return error.problems
     return []

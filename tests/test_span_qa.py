@@ -19,7 +19,7 @@ from artel.objectives.span_qa.answers import CLASSES, average_precision, exact_m
 from artel.objectives.span_qa.heads import best_spans
 from artel.objectives.span_qa.question_windows import window_starts
 from artel.objectives.types import DocumentSamples
-from artel.planning import Start, check_run
+from artel.planning import StartConditions, check_run
 from artel.text import Ledger, read_documents
 from artel.tokens import Rows
 from support.runs import artel, losses, metrics, refused, succeed, write_run
@@ -41,7 +41,7 @@ def test_a_block_and_a_stride_that_are_too_long_for_a_small_model_are_refused_to
     data = QUESTIONS["data"] | {"block": 384}
     run = RunConfig.model_validate(QUESTIONS | {"data": data, "model": model, "span_qa": {"question": 64}})
     with pytest.raises(InputError) as refused:
-        check_run(run, Start(texts=False))
+        check_run(run, StartConditions(checks_texts=False))
     block, stride = refused.value.problems
     assert (block.where, block.fix) == ("data.block", "write data.block: 128 or less")
     assert (stride.where, stride.fix) == ("span_qa.stride", "write 30")

@@ -6,7 +6,7 @@ import pytest
 
 from artel.config import Overrides, load_run
 from artel.errors import InputError
-from artel.planning import check_run, notes_on_length
+from artel.planning import check_run, find_length_notes
 from artel.training.schedule import Length, rate
 from artel.training.unreached import unreached_settings
 from support.runs import artel, refused, write_run
@@ -95,7 +95,7 @@ def test_the_length_in_epochs_is_known_once_the_text_is_prepared(tmp_path):
     """`prepare` first: config check then counts, and so does the start of training."""
     train = {"steps": None, "epochs": 1, "warmup": 100_000}
     file = write_run(tmp_path / "run.yaml", train=train)
-    assert notes_on_length(load_run(str(file))) == []
+    assert find_length_notes(load_run(str(file))) == []
     assert "100,000 steps of warmup in a run of" in refused("train", file).stderr
     assert not list(Path(load_run(str(file)).run).glob("checkpoints/*"))
     checked = artel("config", "check", file)  # the text is prepared now

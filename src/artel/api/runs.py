@@ -12,7 +12,7 @@ from artel.api.run_values import OverridesLike, RunLike, as_overrides, as_run_fi
 from artel.notebooks import html_table
 
 if TYPE_CHECKING:
-    from artel.planning.budget.choose import Choice
+    from artel.planning.budget.choose import ModelChoice
     from artel.planning.plan import Plan
     from artel.preparing import PreparedText
     from artel.training.callbacks import Callback
@@ -86,7 +86,7 @@ class RunPlan:
 
     plan: Plan
     """All numbers: parameters, memory of each rank by kind (bytes), speed, hours, disk."""
-    choice: Choice | None = None
+    choice: ModelChoice | None = None
     """With `model.auto`: the run with the chosen model, and the metrics expected of it."""
 
     @property
@@ -111,7 +111,7 @@ class RunPlan:
     def __str__(self) -> str:
         from artel.planning.plan import describe
 
-        return describe(self.plan, None if self.choice is None else self.choice.expected.beside_plan())
+        return describe(self.plan, None if self.choice is None else self.choice.expected.speed_note())
 
     def _repr_html_(self) -> str:
         from artel.planning.plan import in_brief

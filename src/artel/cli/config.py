@@ -50,12 +50,14 @@ def check(
         echo(f"{name}: some keys are invalid; now checking the model and the texts")
     config = checked_run(file, values)
     quiet_libraries()
-    from artel.planning import Check, check_records, check_run, notes_on_length
+    from artel.planning import Check, check_records, check_run, find_length_notes
     from artel.text import unread_files, unread_notes
 
     notes = unread_notes(unread_files(config.data))
-    check_run(config, further=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(config)))])
-    notes += notes_on_length(config)
+    check_run(
+        config, extra_checks=[Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(config)))]
+    )
+    notes += find_length_notes(config)
     for note in notes:
         echo(note)
     if as_json:

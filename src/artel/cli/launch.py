@@ -82,6 +82,6 @@ def slurm(
 def _check(config: RunConfig, world: int, on_host: int) -> None:
     """Check the run before it is queued. The devices of the job's machines are unknown here."""
     quiet_libraries()
-    from artel.planning import Start, check_run
+    from artel.planning import StartConditions, check_run
 
-    check_run(config, Start(world, on_host, here=False))
+    check_run(config, StartConditions(world, on_host, trains_here=False))

@@ -60,7 +60,7 @@ def new(
         run = run.model_copy(update={"run": f"runs/{file.stem}"})
         notes: list[str] = []
         records = Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))
-        check_run(run, further=[records])
+        check_run(run, extra_checks=[records])
         for note in notes:
             echo(note)
     write_output(file, content)

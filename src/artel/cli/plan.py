@@ -52,7 +52,7 @@ def plan(
 
     planned, text, choice = result.plan, result.text, result.choice
     if not as_json:
-        print_result(describe(planned, None if choice is None else choice.expected.beside_plan()))
+        print_result(describe(planned, None if choice is None else choice.expected.speed_note()))
     advice = None if text is None else advise(result.config, planned, text, nproc)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
     line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})

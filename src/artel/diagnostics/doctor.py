@@ -28,7 +28,7 @@ from artel.models.loading.model_folder import read_config
 from artel.objectives import objective_type
 from artel.parallel import local_device
 from artel.planning import machine
-from artel.planning.machine import in_gib
+from artel.planning.machine import format_gib
 from artel.planning.outline import outline_model
 from artel.registry import OPTIMIZERS
 from artel.storage import cache_folder
@@ -64,7 +64,7 @@ class DoctorReport:
         lines.append("warnings" if self.warnings else "no warnings")
         for problem in self.warnings:
             lines += [f"  {line}" for line in str(problem).splitlines()]
-        home = machine.home()
+        home = machine.find_home()
         # The report may be pasted into an issue: it hides the user's name.
         return "\n".join(lines).replace(f"{home}/", "~/") if home and home != Path("/") else "\n".join(lines)
 
@@ -82,7 +82,7 @@ def examine(config: RunConfig | None, variables: Mapping[str, str]) -> DoctorRep
     folders = {"cache folder": cache_folder(), "temporary files": _compile_folder(variables)}
     if config is not None:
         folders = {"run folder": Path(config.run), **folders}
-    disks = {name: machine.disk(folder) for name, folder in folders.items()}
+    disks = {name: machine.get_disk(folder) for name, folder in folders.items()}
     choices = _choices(_Case(examined_run, device, model))
     sections = {
         "machine": _machine(gpus, disks),
@@ -95,10 +95,10 @@ def examine(config: RunConfig | None, variables: Mapping[str, str]) -> DoctorRep
 
 
 def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
-    flags, cores, quota = machine.flags(), host.usable_cores(), host.core_quota()
-    memory, shared = host.memory(), machine.shared_memory()
-    compiler, headers = machine.cpp_compiler(), machine.python_headers()
-    limit = f", limited to {in_gib(memory.limit)}" if memory.limit is not None else ""
+    flags, cores, quota = machine.read_cpu_flags(), host.usable_cores(), host.core_quota()
+    memory, shared = host.memory(), machine.get_shared_memory_bytes()
+    compiler, headers = machine.find_cpp_compiler(), machine.has_python_headers()
+    limit = f", limited to {format_gib(memory.limit)}" if memory.limit is not None else ""
     facts = {
         "processor": Fact(host.processor(), host.processor()),
         "instructions": Fact(" ".join(flags) or "none that matter here", flags),
@@ -106,23 +106,23 @@ def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict
             f"{cores} of {os.cpu_count()}" + (f", time for {quota:g}" if quota is not None else ""),
             {"usable": cores, "all": os.cpu_count(), "quota": quota},
         ),
-        "memory": Fact(f"{in_gib(memory.total)}{limit}, {in_gib(memory.free)} free", asdict(memory)),
+        "memory": Fact(f"{format_gib(memory.total)}{limit}, {format_gib(memory.free)} free", asdict(memory)),
     }
     for gpu in gpus:
-        free = f", {in_gib(gpu['free'])} free" if gpu["free"] is not None else ""
-        text = f"{gpu['name']}, {in_gib(gpu['memory'])}{free}, compute capability {gpu['capability']}"
+        free = f", {format_gib(gpu['free'])} free" if gpu["free"] is not None else ""
+        text = f"{gpu['name']}, {format_gib(gpu['memory'])}{free}, compute capability {gpu['capability']}"
         facts[f"GPU {gpu['number']}"] = Fact(text, gpu)
     if not gpus:
         facts["GPU"] = Fact("none that PyTorch can use", None)
-    driver = machine.nvidia_driver()
+    driver = machine.read_nvidia_driver_version()
     if driver:
         facts["NVIDIA driver"] = Fact(driver, driver)
     for name, disk in disks.items():
         access = "" if disk.writable else ", not writable"
         data = {"folder": str(disk.folder), "free": disk.free, "total": disk.total, "writable": disk.writable}
-        facts[name] = Fact(f"{disk.folder}: {in_gib(disk.free)} of {in_gib(disk.total)} free{access}", data)
+        facts[name] = Fact(f"{disk.folder}: {format_gib(disk.free)} of {format_gib(disk.total)} free{access}", data)
     if shared is not None:
-        facts["/dev/shm"] = Fact(in_gib(shared), shared)
+        facts["/dev/shm"] = Fact(format_gib(shared), shared)
     facts["C++ compiler"] = Fact(compiler or "none", compiler)
     facts["Python's headers"] = Fact("installed" if headers else "not installed", headers)
     return facts
@@ -132,8 +132,8 @@ def _software() -> dict[str, Fact]:
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
     kernels = torch.backends.cpu.get_cpu_capability()
     facts = {
-        "system": Fact(machine.system(), machine.system()),
-        "Python": Fact(machine.python(), machine.python()),
+        "system": Fact(machine.describe_system(), machine.describe_system()),
+        "Python": Fact(machine.describe_python(), machine.describe_python()),
         "artel": Fact(artel.__version__, artel.__version__),
     }
     by_extra = packages()

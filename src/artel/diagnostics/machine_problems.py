@@ -14,7 +14,7 @@ from artel.errors import Problem
 from artel.launching.hosts import is_loopback
 from artel.models.device import bf16_is_native
 from artel.planning import machine
-from artel.planning.machine import Disk, in_gib
+from artel.planning.machine import Disk, format_gib
 
 _MIN_FREE_BYTES = 2**30
 """Free bytes on a disk, in memory or in /dev/shm, below which work is likely to fail."""
@@ -43,16 +43,16 @@ def machine_problems(
 def _compiler_problems(device: torch.device, config: RunConfig) -> Iterator[Problem]:
     if config.train.compile == "off":
         return
-    if device.type == "cpu" and machine.cpp_compiler() is None:
+    if device.type == "cpu" and machine.find_cpp_compiler() is None:
         what = "none was found, so layers are not compiled on this CPU"
         yield Problem("C++ compiler", what, "install one: apt install g++")
-    if not machine.python_headers():
+    if not machine.has_python_headers():
         fix = "install them (apt install python3-dev), or set train.compile: off"
         yield Problem("Python's headers", "are not installed, but torch.compile needs them", fix)
 
 
 def _gpu_problems(gpus: list[dict[str, Any]], variables: Mapping[str, str]) -> Iterator[Problem]:
-    devices, shared = machine.nvidia_devices(), machine.shared_memory()
+    devices, shared = machine.list_nvidia_devices(), machine.get_shared_memory_bytes()
     if devices and torch.version.cuda is None:
         what = f"this machine has {len(devices)} NVIDIA GPU(s), but PyTorch was built without CUDA"
         yield Problem("torch", what, "install a build for CUDA: pytorch.org/get-started")
@@ -60,17 +60,20 @@ def _gpu_problems(gpus: list[dict[str, Any]], variables: Mapping[str, str]) -> I
         what = f"CUDA_VISIBLE_DEVICES={variables['CUDA_VISIBLE_DEVICES']} hides the GPUs of this machine"
         yield Problem("GPU", what, "unset it if this is not intended")
     elif devices and not gpus:
-        what = f"PyTorch for CUDA {torch.version.cuda} cannot use {devices[0]} with driver {machine.nvidia_driver()}"
+        driver = machine.read_nvidia_driver_version()
+        what = f"PyTorch for CUDA {torch.version.cuda} cannot use {devices[0]} with driver {driver}"
         yield Problem("GPU", what, "install a newer driver, or PyTorch for an older CUDA")
     if len(gpus) > 1 and shared is not None and shared < _MIN_FREE_BYTES:
-        what = f"has only {in_gib(shared)}, but GPUs of one machine communicate through it"
+        what = f"has only {format_gib(shared)}, but GPUs of one machine communicate through it"
         yield Problem("/dev/shm", what, "start the container with --ipc=host or --shm-size=8g")
 
 
 def _memory_problems() -> Iterator[Problem]:
     free = host.memory().free
     if free < _MIN_FREE_BYTES:
-        yield Problem("memory", f"only {in_gib(free)} are free", "end other programs, or raise the container's limit")
+        yield Problem(
+            "memory", f"only {format_gib(free)} are free", "end other programs, or raise the container's limit"
+        )
 
 
 def _core_problems(config: RunConfig) -> Iterator[Problem]:
@@ -85,12 +88,12 @@ def _disk_problems(disks: dict[str, Disk]) -> Iterator[Problem]:
     for name, disk in disks.items():
         if disk.free < _MIN_FREE_BYTES:
             fix = f"free space there, or choose another folder ({settings[name]})"
-            yield Problem(name, f"{disk.folder}: only {in_gib(disk.free)} are free", fix)
+            yield Problem(name, f"{disk.folder}: only {format_gib(disk.free)} are free", fix)
         if not disk.writable:
             fix = f"choose a writable folder ({settings[name]}), or change its permissions"
             yield Problem(name, f"{disk.folder} is not writable", fix)
-    home = machine.home()
-    if home is None or not machine.disk(home).writable:
+    home = machine.find_home()
+    if home is None or not machine.get_disk(home).writable:
         what = f"{home or 'no home folder'} is not writable, but libraries store files there"
         yield Problem(
             "HOME", what, "set HOME, or HF_HOME, ARTEL_CACHE and TORCHINDUCTOR_CACHE_DIR, to writable folders"
@@ -115,7 +118,7 @@ def _package_problems() -> Iterator[Problem]:
 
 
 def _network_problems(variables: Mapping[str, str]) -> Iterator[Problem]:
-    address = machine.host_address()
+    address = machine.find_host_address()
     if address is not None and "GLOO_SOCKET_IFNAME" not in variables and is_loopback(address):
         what = f"resolves to {address}, which other hosts cannot reach (harmless on a single machine)"
         fix = "for several hosts, pass --master-addr with an address that they can reach, or set GLOO_SOCKET_IFNAME"

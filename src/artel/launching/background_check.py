@@ -83,9 +83,9 @@ def _error(status: int, output: bytes) -> ArtelError:
 def _check(name: str, words: list[str]) -> None:
     quiet_libraries()
     from artel.config import Overrides, load_run
-    from artel.planning import Start, check_run
+    from artel.planning import StartConditions, check_run
 
-    check_run(load_run(name, Overrides.parse(words)), Start(here=False, texts=False))
+    check_run(load_run(name, Overrides.parse(words)), StartConditions(trains_here=False, checks_texts=False))
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from artel.training.budget import FEWEST_STEPS
 from artel.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from artel.planning.budget.choose import Choice
+    from artel.planning.budget.choose import ModelChoice
     from artel.planning.plan import Plan, PlannedText
     from artel.preparing import PreparedText
 
@@ -66,7 +66,7 @@ class PlannedRun:
     plan: Plan
     text: PlannedText | None
     """Facts about its text, if requested."""
-    choice: Choice | None
+    choice: ModelChoice | None
     """The choice of its model, if it has `model.auto`."""
 
 
@@ -83,10 +83,10 @@ def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_
     choice = None
     hardware = find_hardware(options.hardware, options.nodes, options.host_memory, options.interconnect)
     if config.model.auto:
-        from artel.planning.budget.choose import CHOOSING, choose_for_plan
+        from artel.planning.budget.choose import CHOOSING_MESSAGE, choose_model_for_plan
 
-        logger.info(CHOOSING)
-        choice = choose_for_plan(config, hardware, options.nproc)
+        logger.info(CHOOSING_MESSAGE)
+        choice = choose_model_for_plan(config, hardware, options.nproc)
         for line in choice.lines:
             logger.info(line)
         config = choice.config

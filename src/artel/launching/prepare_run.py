@@ -59,10 +59,10 @@ def _other_problems(config: RunConfig) -> tuple[Problem, ...]:
     if has_no_training_keys(config):
         return ()
     quiet_libraries()
-    from artel.planning import Start, check_run
+    from artel.planning import StartConditions, check_run
 
     try:
-        check_run(config, Start(here=False))
+        check_run(config, StartConditions(trains_here=False))
     except InputError as error:
         return tuple(error.problems)
     return ()

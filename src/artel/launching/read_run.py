@@ -30,9 +30,11 @@ def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = Tru
         return file.run(overrides)
     except InvalidRunFile as error:
         quiet_libraries()
-        from artel.planning import Start, further_problems
+        from artel.planning import StartConditions, find_further_problems
 
-        raise InputError(by_line([*error.problems, *further_problems(error, Start(here=here))])) from None
+        raise InputError(
+            by_line([*error.problems, *find_further_problems(error, StartConditions(trains_here=here))])
+        ) from None
 
 
 def has_secrets(config: RunConfig) -> bool:

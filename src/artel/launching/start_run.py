@@ -38,7 +38,7 @@ from artel.training.rank_file import mark_start, start_status
 from artel.training.run_folder import RunFolder, is_done
 
 if TYPE_CHECKING:
-    from artel.planning.budget.choose import Choice
+    from artel.planning.budget.choose import ModelChoice
     from artel.preparing import PreparedText
     from artel.training.callbacks import Callback
 
@@ -214,7 +214,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     Return the run with all choices made.
     """
     quiet_libraries()
-    from artel.planning import Check, Start, check_run
+    from artel.planning import Check, StartConditions, check_run
     from artel.preparing import record_prepared
     from artel.training.same_run import check_same_run
 
@@ -233,7 +233,9 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
         checks.append(Check(("run",), folder.check_model_ownership))
     world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    check_run(config, Start(world, local_size, hub=True), checks)  # text and model together, before hours of tokenizing
+    check_run(
+        config, StartConditions(world, local_size, may_download=True), checks
+    )  # text and model together, before hours of tokenizing
     if has_secrets(config):
         logger.info(SECRETS_NOTE)
     began = time.monotonic()
@@ -256,7 +258,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
         nodes = hosts.least if hosts.elastic else world // local_size
         begin_with_plan(config, prepared, local_size, nodes, options.force)
         if choice is not None and folder.plan.exists():
-            logger.info("plan: %s", choice.expected.beside_plan())
+            logger.info("plan: %s", choice.expected.speed_note())
     if not restart:
         check_same_run(config, prepared)
     if copied := folder.claim(original):
@@ -310,32 +312,32 @@ def _with_packing(config: RunConfig, prepared: PreparedText, restart: bool) -> R
 
 def _check_min_budget(config: RunConfig, world: int, local_size: int, restart: bool) -> None:
     """Raise InputError, before a text is prepared, for a budget too short for the smallest model."""
-    from artel.planning.budget.choose import TRYING, check_before_text, is_doubtful
+    from artel.planning.budget.choose import TRYING_MESSAGE, check_budget_before_text, is_doubtful
     from artel.planning.hardware import find_hardware
     from artel.preparing import is_prepared
     from artel.training.same_run import with_earlier_choice
 
     has_begun = not restart and with_earlier_choice(config) is not None
     if not has_begun and is_doubtful(config, find_hardware()) and not is_prepared(config):
-        logger.info(TRYING)
-        check_before_text(config, world, local_size)
+        logger.info(TRYING_MESSAGE)
+        check_budget_before_text(config, world, local_size)
 
 
-def _with_choice(config: RunConfig, world: int, local_size: int, restart: bool) -> tuple[RunConfig, Choice | None]:
+def _with_choice(config: RunConfig, world: int, local_size: int, restart: bool) -> tuple[RunConfig, ModelChoice | None]:
     """Return the run with a model in place of `model.auto`, and the choice; None if it was made in an earlier start."""
-    from artel.planning import Start, check_run
-    from artel.planning.budget.choose import CHOOSING, choose
+    from artel.planning import StartConditions, check_run
+    from artel.planning.budget.choose import CHOOSING_MESSAGE, choose_model
     from artel.planning.hardware import find_hardware
     from artel.training.same_run import with_earlier_choice
 
     chosen, choice = None if restart else with_earlier_choice(config), None
     if chosen is None:
-        logger.info(CHOOSING)
-        choice = choose(config, find_hardware(), world, local_size)
+        logger.info(CHOOSING_MESSAGE)
+        choice = choose_model(config, find_hardware(), world, local_size)
         for line in choice.lines:
             logger.info(line)
         chosen = choice.config
-    check_run(chosen, Start(world, local_size, texts=False))
+    check_run(chosen, StartConditions(world, local_size, checks_texts=False))
     return chosen, choice
 
 

@@ -1,7 +1,7 @@
 """All checks of a run that need no training. `config check`, `prepare`, `train` and `launch` call them.
 
-A check is a function and the keys that it reads. A check is skipped if one of its keys is already known to be wrong, so
-that no problem is reported that only follows from another.
+A check is a function and the keys that it reads. A check is skipped if one of its keys is already known to be wrong.
+Otherwise it would report problems that only follow from the first one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from artel.models.loading.model_folder import check_on_hub
 from artel.objectives import build_objective, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
-from artel.planning.budget.sizes import auto_problems, smallest
+from artel.planning.budget.sizes import auto_problems, with_smallest_model
 from artel.planning.machine_limits import check_budget, check_memory
 from artel.planning.outline import is_within_reach, local_tokenizer, outline_model
 from artel.preparing import (
@@ -52,19 +52,19 @@ from artel.training.unreached import unreached_settings
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Circumstances of the start, as far as they are known."""
+class StartConditions:
+    """What is known about the start of the run."""
 
     world_size: int | None = None
-    """Number of all processes. None if unknown: at least as many as `parallel` needs."""
+    """Number of all processes. None if unknown. Then assume the minimum that `parallel` needs."""
     on_host: int | None = None
-    """Processes on each host; None for all of them."""
-    here: bool = True
-    """True if this machine trains it: check its device and memory."""
-    texts: bool = True
-    """True to check the texts too; False if that is done already."""
-    hub: bool = False
-    """True if a configuration may be downloaded from the hub."""
+    """Processes on each host. None if all run on one host."""
+    trains_here: bool = True
+    """True if this machine trains the run. Then check its device and memory."""
+    checks_texts: bool = True
+    """False if the texts are already checked."""
+    may_download: bool = False
+    """True if a model's configuration may be downloaded from the hub."""
 
 
 class Check(NamedTuple):
@@ -74,25 +74,22 @@ class Check(NamedTuple):
     run: Callable[[], object]
 
 
-def further_problems(error: InvalidRunFile, start: Start | None = None) -> list[Problem]:
-    """Return further problems of a run with a wrong run file, except those that follow from the wrong keys."""
+def find_further_problems(error: InvalidRunFile, start: StartConditions | None = None) -> list[Problem]:
+    """Find more problems of a run whose file has errors. Skip those that follow from the wrong keys."""
     if error.rest is None:
         return []
-    return _problems(error.rest, _checks(error.rest, start or Start(), error.doubtful), error.doubtful)
+    return _run_checks(error.rest, _checks(error.rest, start or StartConditions(), error.doubtful), error.doubtful)
 
 
-def check_run(config: RunConfig, start: Start | None = None, further: Sequence[Check] = ()) -> None:
-    """Raise InputError with all problems of a run that can be found before any text is read.
-
-    `further` are checks added by the caller.
-    """
-    problems = _problems(config, [*_checks(config, start or Start(), set()), *further], set())
+def check_run(config: RunConfig, start: StartConditions | None = None, extra_checks: Sequence[Check] = ()) -> None:
+    """Raise InputError with all problems of a run that can be found before any text is read."""
+    problems = _run_checks(config, [*_checks(config, start or StartConditions(), set()), *extra_checks], set())
     if problems:
         raise InputError(by_line(problems))
 
 
-def notes_on_length(config: RunConfig) -> list[str]:
-    """Return notes on settings that have no effect in a run of this length, if it is known."""
+def find_length_notes(config: RunConfig) -> list[str]:
+    """Return notes on settings that have no effect in a run of this length, if the length is known."""
     if _has_started(config):
         return []
     length = None
@@ -103,7 +100,7 @@ def notes_on_length(config: RunConfig) -> list[str]:
     return unreached_settings(config, length if length and length.samples else None)
 
 
-def _problems(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
+def _run_checks(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
     problems: list[Problem] = []
     for check in checks:
         if not any(is_doubtful(key, doubtful) for key in check.keys):
@@ -114,16 +111,16 @@ def _problems(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) ->
     return [with_location(problem, config) for problem in problems if not is_doubtful(problem.where, doubtful)]
 
 
-def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:
-    auto = auto_problems(config) if config.model.auto else []
-    yield Check(("model", "objective", "parallel", "train"), lambda: _raise_if_any(auto))
+def _checks(config: RunConfig, start: StartConditions, doubtful: set[str]) -> Iterator[Check]:
+    auto_model_problems = auto_problems(config) if config.model.auto else []
+    yield Check(("model", "objective", "parallel", "train"), lambda: _raise_if_any(auto_model_problems))
     is_auto = config.model.auto
     if is_auto:
-        config = smallest(config)  # the choice needs the text
+        config = with_smallest_model(config)  # the choice needs the text
     train = config.train
-    texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
-    if start.texts:
-        yield Check(texts, lambda: check_sources_and_outputs(config))
+    text_keys = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
+    if start.checks_texts:
+        yield Check(text_keys, lambda: check_sources_and_outputs(config))
         yield Check(("run",), lambda: check_claim(Path(config.run)))
         if config.data.from_store:
             yield Check(("data.from_store", "tokenizer", "objective", "model"), lambda: check_from_store(config))
@@ -134,12 +131,12 @@ def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Che
         yield Check(("train", "validate", "checkpoint", "log"), lambda: unreached_settings(config))
     yield Check(("track",), lambda: check_trackers(list(config.track)))
     yield Check(("train.optimizer", "train.weights", "train.precision"), lambda: check_optimizer(train))
-    if start.here:
+    if start.trains_here:
         yield Check(
             ("train.precision", "train.weights"), lambda: pick_precision(train.precision, local_device(), train.weights)
         )
         yield Check(("train.threads",), lambda: _check_threads(train.threads))
-    yield Check(("model.config",), lambda: check_model_keys(config.model))  # also if the objective is unknown
+    yield Check(("model.config",), lambda: check_model_keys(config.model))  # needs no known objective
     if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
         return
     objective = objective_type(config)
@@ -147,21 +144,21 @@ def _checks(config: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Che
     yield Check(("validate.tasks", "objective"), lambda: check_tasks(config))
     yield Check(("tokenizer", "model.from", "data.from_store"), lambda: _check_tokenizer(config))
     auto_class = objective.auto_class
-    missing = _missing_models(config) if start.here and not _has_started(config) else []
+    missing = _missing_models(config) if start.trains_here and not _has_started(config) else []
     yield Check(("model.from", "tokenizer.from", "distill.teacher"), lambda: _raise_if_any(missing))
     if any(problem.where == "model.from" for problem in missing):
         return
-    if auto or not (is_within_reach(config.model.from_) or start.hub):
+    if auto_model_problems or not (is_within_reach(config.model.from_) or start.may_download):
         return
     yield Check(("model",), lambda: check_model(config.model, auto_class))
-    model = ("model", "tokenizer", "data.block", "data.from_store")
+    model_keys = ("model", "tokenizer", "data.block", "data.from_store")
     outline = cache(lambda: _build_outline(config, auto_class))  # built once for all checks
-    yield Check(model, outline)
-    if start.here:
-        yield Check(("parallel", "train", *model), lambda: _check_memory(config, outline, start))
+    yield Check(model_keys, outline)
+    if start.trains_here:
+        yield Check(("parallel", "train", *model_keys), lambda: _check_memory(config, outline, start))
         if train.budget is not None and not is_auto:
-            yield Check(("parallel", "train", *model), lambda: _check_budget(config, outline, start))
-    yield Check(("parallel", "train", *model), lambda: _check_layout(config, auto_class, start))
+            yield Check(("parallel", "train", *model_keys), lambda: _check_budget(config, outline, start))
+    yield Check(("parallel", "train", *model_keys), lambda: _check_layout(config, auto_class, start))
 
 
 def _has_started(config: RunConfig) -> bool:
@@ -192,7 +189,7 @@ def _raise_if_any(problems: list[Problem]) -> None:
 
 
 def _check_threads(threads: int | None) -> None:
-    """Raise InputError for so many threads that a step would hardly end: each thread waits for all the others."""
+    """Raise InputError for so many threads that they would mostly wait for each other."""
     cores = usable_cores()
     if threads is not None and threads > max(128, 16 * cores):
         what = f"{threads:,} threads would slow each other down on {cores} cores"
@@ -200,16 +197,16 @@ def _check_threads(threads: int | None) -> None:
 
 
 def _check_tokenizer(config: RunConfig) -> None:
-    """Raise InputError for a local tokenizer that cannot be opened, or that the objective cannot use."""
+    """Raise InputError if a local tokenizer cannot be opened, or if the objective cannot use it."""
     tokenizer = local_tokenizer(config)
     if tokenizer is not None:
         build_objective(config, tokenizer)
 
 
 def _build_outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None:
-    """Return the run's model on the meta device. None if there is no such model, which another check reports.
+    """Return the run's model on the meta device. None if the model does not exist: another check reports that.
 
-    Raise InputError if it cannot be built, lacks weights, or does not take inputs of this length.
+    Raise InputError if it cannot be built, lacks weights, or does not accept inputs of this length.
     """
     try:
         check_model(config.model.model_copy(update={"lora": None, "freeze": []}), auto_class)
@@ -219,7 +216,7 @@ def _build_outline(config: RunConfig, auto_class: str) -> PreTrainedModel | None
     return outline_model(config, auto_class)
 
 
-def _check_memory(config: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
+def _check_memory(config: RunConfig, outline: Callable[[], PreTrainedModel | None], start: StartConditions) -> None:
     """Raise InputError if the model does not fit into this machine's memory."""
     dims = _parallel_dims(config, start)
     model = None if dims is None else _valid_model(outline)
@@ -227,7 +224,7 @@ def _check_memory(config: RunConfig, outline: Callable[[], PreTrainedModel | Non
         check_memory(model, config, dims, start.on_host or dims.world_size)
 
 
-def _check_budget(config: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
+def _check_budget(config: RunConfig, outline: Callable[[], PreTrainedModel | None], start: StartConditions) -> None:
     """Raise InputError if the budget is too short for the first steps. Skipped for a run that resumes."""
     if config.parallel.deepspeed is not None or start.world_size is None or _has_started(config):
         return
@@ -237,15 +234,15 @@ def _check_budget(config: RunConfig, outline: Callable[[], PreTrainedModel | Non
 
 
 def _valid_model(outline: Callable[[], PreTrainedModel | None]) -> PreTrainedModel | None:
-    """Return the run's model without weights. None if it is missing or wrong, which other checks report."""
+    """Return the run's model without weights. None if it is missing or invalid: other checks report that."""
     try:
         return outline()
     except InputError:
         return None
 
 
-def _parallel_dims(config: RunConfig, start: Start) -> ParallelDims | None:
-    """Return the parallel dimensions. None if they are unknown or invalid, or if DeepSpeed or a plugin sets them."""
+def _parallel_dims(config: RunConfig, start: StartConditions) -> ParallelDims | None:
+    """Return the parallel dimensions. None if unknown or invalid, or if DeepSpeed or a plugin sets them."""
     name = config.parallel.data
     if config.parallel.deepspeed is not None or (isinstance(name, str) and STRATEGIES.module_of(name)):
         return None
@@ -259,10 +256,10 @@ def _parallel_dims(config: RunConfig, start: Start) -> ParallelDims | None:
     return dims
 
 
-def _check_layout(config: RunConfig, auto_class: str, start: Start) -> None:
-    if config.parallel.deepspeed is not None and (start.world_size is None or not start.here):
+def _check_layout(config: RunConfig, auto_class: str, start: StartConditions) -> None:
+    if config.parallel.deepspeed is not None and (start.world_size is None or not start.trains_here):
         return  # the DeepSpeed file depends on the number of processes and on their machine
-    if config.model.from_ is not None and not (start.hub or Path(config.model.from_).is_dir()):
+    if config.model.from_ is not None and not (start.may_download or Path(config.model.from_).is_dir()):
         return  # the structure is unknown; a wrong name is reported by another check
     world_size = start.world_size or _min_processes(config.parallel)
     check_layout(config, auto_class, world_size, start.on_host or world_size)

@@ -1,4 +1,4 @@
-"""Check the first records of a run: read them as `artel prepare` does, to report what it would refuse."""
+"""Check the first records of a run: read them as `artel prepare` does, and report what it would refuse."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
 
 _MAX_BYTES = 2 * 2**20
-"""Maximum text to read, which takes a second or two."""
+"""Maximum bytes of text to read: a second or two."""
 _MAX_REJECTED = 1000
-"""Number of unusable records after which reading stops; they do not count towards `_MAX_BYTES`."""
+"""Number of unusable records after which reading stops. They do not count towards `_MAX_BYTES`."""
 _BATCH_DOCUMENTS = 256
 """Documents encoded in one batch."""
 
@@ -29,8 +29,8 @@ _BATCH_DOCUMENTS = 256
 def check_records(config: RunConfig) -> list[str]:
     """Read a run's first records, and make samples of them if the tokenizer is local. Return notes for the user.
 
-    Raise InputError for problems that `artel prepare` would refuse. Too many rejected records are detected only if all
-    are read. Problems of the sources, the tokenizer or the objective are reported by other checks.
+    Raise InputError for problems that `artel prepare` would refuse. It detects too many rejected records only if it
+    reads all of them. Other checks report problems of the sources, the tokenizer and the objective.
     """
     if config.data.from_store or config.model.auto or has_store(config):
         return []
@@ -38,27 +38,27 @@ def check_records(config: RunConfig) -> list[str]:
         return ["remote sources are not checked yet: artel prepare fetches and reads them"]
     try:
         check_sources_and_outputs(config)
-        objective = _objective(config)
+        objective = _load_objective(config)
     except InputError:
         return []
-    kind, records = objective_type(config), _read(config)
-    is_undecided = bool(kind.undecided(config))
+    objective_class, records = objective_type(config), _read_records(config)
+    is_undecided = bool(objective_class.undecided(config))
     if objective is not None and not is_undecided:
         records.make_samples(objective)
     if records.is_complete:
         check_ledger(config.data, records.ledger)
         if is_undecided:
-            is_one_set = config.data.held_out is not None
-            training = (item.record for item in records.documents if is_one_set or item.split == "train")
-            kind.decide(config, training)
+            has_own_validation = config.data.held_out is not None
+            training = (item.record for item in records.documents if has_own_validation or item.split == "train")
+            objective_class.decide(config, training)
     if objective is None:
         return records.notes()
     review_notes = objective.review(records.observed) if records.is_complete else []
     return [*records.notes(), *review_notes, *objective_notes(objective, records.documents)]
 
 
-def _objective(config: RunConfig) -> Objective | None:
-    """Return the run's objective; None if its tokenizer is not local. Raise InputError."""
+def _load_objective(config: RunConfig) -> Objective | None:
+    """Return the run's objective. None if its tokenizer is not local. Raise InputError if it cannot run."""
     if problems := objective_type(config).problems(config):
         raise InputError(problems)
     tokenizer = local_tokenizer(config)
@@ -67,20 +67,20 @@ def _objective(config: RunConfig) -> Objective | None:
 
 @dataclass(slots=True)
 class _Records:
-    """The records that were read."""
+    """Records that were read, and their counts."""
 
     documents: list[Document]
     rejected: list[Rejected]
     num_read: int
     """Number of records read, usable or not."""
     ledger: Ledger
-    """Counts all records, if all were read."""
+    """Counts of the records that were read."""
     is_complete: bool
     observed: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """(origin, `DocumentSamples.observed`) of documents, for the objective's review."""
 
     def make_samples(self, objective: Objective) -> None:
-        """Make samples of the documents, and count documents without any. Raise InputError."""
+        """Make samples of the documents. Count documents that give none."""
         documents = iter(self.documents)
         while chunk := list(islice(documents, _BATCH_DOCUMENTS)):
             for document, result in zip(chunk, objective.samples(chunk), strict=True):
@@ -112,10 +112,13 @@ class _TooManyRejected(Exception):
     """Stops reading a text with many unusable records."""
 
 
-def _read(config: RunConfig) -> _Records:
-    """Read up to `_MAX_BYTES` of text, or up to `_MAX_REJECTED` unusable records. Raise InputError."""
+def _read_records(config: RunConfig) -> _Records:
+    """Read up to `_MAX_BYTES` of text, or up to `_MAX_REJECTED` unusable records.
+
+    Raise InputError if no document can be read.
+    """
     rejected: list[Rejected] = []
-    data = config.data.model_copy(update={"max_bad": 1.0})  # checked below, with documents that give no sample
+    data = config.data.model_copy(update={"max_bad": 1.0})  # checked later, when documents without samples are known
     is_short = sum(shard.size for shard in input_shards(data)) <= _MAX_BYTES
 
     def reject(item: Rejected) -> None:
@@ -134,7 +137,7 @@ def _read(config: RunConfig) -> _Records:
     except _TooManyRejected:
         remaining_bytes = -1
     except InputError:
-        ledger.check_rejected(config.data.max_bad)  # the likely reason if no document is left
+        ledger.check_rejected(config.data.max_bad)  # the likely reason if there are no documents
         raise
     ledger.on_reject = rejected.append
     return _Records(documents, rejected, len(documents) + len(rejected), ledger, is_short and remaining_bytes >= 0)

@@ -1,4 +1,4 @@
-"""Facts about this machine: processor, disks, compilers, GPUs, system. Read-only. See also `artel.host`."""
+"""Read facts about this machine: processor, disks, compilers, GPUs, system. See also `artel.host`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Free space for a folder, and whether it can be written, from its nearest existing parent."""
+    """The disk of a folder: free and total bytes, and whether the nearest existing parent can be written."""
 
     folder: Path
     free: int
@@ -28,79 +28,78 @@ class Disk:
     writable: bool
 
 
-def flags() -> list[str]:
-    """Return the relevant instruction sets of the processor."""
-    words = {
-        word for line in read_lines(_CPUINFO) if line.lower().startswith(("flags", "features")) for word in line.split()
-    }
-    return [flag for flag in _FLAGS if flag in words]
+def read_cpu_flags() -> list[str]:
+    """Return the instruction sets in `_FLAGS` that the processor has."""
+    lines = [line for line in read_lines(_CPUINFO) if line.lower().startswith(("flags", "features"))]
+    cpu_flags = {flag for line in lines for flag in line.split()}
+    return [flag for flag in _FLAGS if flag in cpu_flags]
 
 
-def disk(folder: Path) -> Disk:
-    """Return the disk that a folder is on, or would be on."""
+def get_disk(folder: Path) -> Disk:
+    """Return the disk of a folder, which need not exist yet."""
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     usage = shutil.disk_usage(existing)
     return Disk(folder, usage.free, usage.total, os.access(existing, os.W_OK))
 
 
-def shared_memory() -> int | None:
-    """Return the bytes of /dev/shm, through which processes of one machine communicate."""
+def get_shared_memory_bytes() -> int | None:
+    """Return the size of /dev/shm, through which processes of a machine communicate. None if there is none."""
     folder = Path("/dev/shm")
     return shutil.disk_usage(folder).total if folder.is_dir() else None
 
 
-def home() -> Path | None:
-    """Return the user's home folder, if there is one."""
+def find_home() -> Path | None:
+    """Return the user's home folder. None if there is none."""
     try:
         return Path.home()
     except RuntimeError:
         return None
 
 
-def cpp_compiler() -> str | None:
-    """Return the C++ compiler that torch.compile finds."""
+def find_cpp_compiler() -> str | None:
+    """Return the path of the C++ compiler that torch.compile would use. None without one."""
     cxx = os.environ.get("CXX")
     return next((path for name in (cxx, "g++", "clang++") if name and (path := shutil.which(name))), None)
 
 
-def python_headers() -> bool:
+def has_python_headers() -> bool:
     """True if Python's C headers are installed, which torch.compile needs."""
     return (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
 
 
-def host_address(hosts: Path = Path("/etc/hosts")) -> str | None:
+def find_host_address(hosts: Path = Path("/etc/hosts")) -> str | None:
     """Return this machine's address in the hosts file; None if its name is not there. Makes no DNS query."""
     name = socket.gethostname()
     for line in read_lines(hosts):
-        words = line.partition("#")[0].split()
-        if name in words[1:]:
-            return words[0]
+        address, *names = line.partition("#")[0].split() or [""]
+        if name in names:
+            return address
     return None
 
 
-def nvidia_devices() -> list[str]:
+def list_nvidia_devices() -> list[str]:
     """Return the device files of NVIDIA GPUs. They exist even if PyTorch cannot use the GPUs."""
     return sorted(str(file) for file in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def nvidia_driver() -> str | None:
-    """Return the version of the loaded NVIDIA driver."""
+def read_nvidia_driver_version() -> str | None:
+    """Return the version of the loaded NVIDIA driver. None without one."""
     for line in read_lines(Path("/proc/driver/nvidia/version"))[:1]:
         return next((word for word in line.split() if word[0].isdigit() and "." in word), None)
     return None
 
 
-def system() -> str:
-    """Return the operating system, and the C library if known."""
+def describe_system() -> str:
+    """Return the name and version of the operating system, and of the C library if known."""
     library = " ".join(platform.libc_ver()).strip()
     return f"{platform.system()} {platform.release()}" + (f", {library}" if library else "")
 
 
-def python() -> str:
+def describe_python() -> str:
     """Return the version and path of the running Python."""
     return f"{platform.python_version()} ({sys.executable})"
 
 
-def in_gib(count: int) -> str:
-    """Format bytes in GiB."""
+def format_gib(count: int) -> str:
+    """Format a number of bytes in GiB."""
     return f"{count / 2**30:,.1f} GiB"

@@ -1,4 +1,4 @@
-"""Limits of this machine that are checked before any text is read: its memory, and the shortest `train.budget`."""
+"""Checks of this machine before any text is read: enough memory for the run, enough time in `train.budget`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from artel.models.loading.build import base_dtype
 from artel.objectives import objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims
-from artel.planning.machine import in_gib
+from artel.planning.machine import format_gib
 from artel.training.budget import FEWEST_STEPS
 from artel.training.optim.optimizer import state_bytes
 
@@ -27,22 +27,22 @@ MIN_PROCESS_BYTES = 200_000_000
 _BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
 _BYTES_PER_QUANTIZED = {"int8": 1.0, "nf4": 0.5}
 _CPU_TOLERANCE = 2.0
-"""Other programs may disturb the measurement of a CPU: refuse a budget only if it is too short at twice the rate."""
-_PRODUCT_SIDE, _PRODUCT_SECONDS = 512, 0.2
-"""Size of the measured matrix product, and how long it is repeated. One takes 1 ms, too short to be interrupted."""
+"""Other programs may slow the measurement of a CPU: refuse a budget only if it is too short at twice the rate."""
+_MATMUL_SIZE, _MATMUL_SECONDS = 512, 0.2
+"""Size of the measured matmul, and seconds to repeat it. One matmul takes 1 ms, too short to be interrupted."""
 _FROZEN_FLOPS = 2 / 3
 """Fraction of the FLOPs with frozen weights, whose gradients are not computed."""
 
 
 def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, on_host: int) -> None:
-    """Raise InputError if a run cannot fit into this machine's memory, with the numbers.
+    """Raise InputError, with the numbers, if a run cannot fit into this machine's memory.
 
-    Count only what is certain: weights, their gradients and the optimizer state, which are all in memory when a step
-    is taken, and on a host each process itself. Activations and communication buffers are not counted. `model` may be
-    on the meta device; `on_host` processes of `dims` run here, each on its own GPU if there are GPUs.
+    Count weights, gradients and optimizer state, which a step needs in memory together, and on a host the processes
+    themselves. Do not count activations and communication buffers, whose size is uncertain. `model` may be on the meta
+    device. `on_host` processes of `dims` run on this machine, each on its own GPU if there are GPUs.
     """
     device = local_device()
-    trained, frozen = _parameters(model, config)
+    trained, frozen = _count_parameters(model, config)
     state = state_bytes(model, config.train) if trained else 0
     model_bytes = (
         trained * 2 * _BYTES_PER_WEIGHT[config.train.weights]
@@ -54,21 +54,21 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
         capacity = max(
             torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
         )
-        processes, available = "a process", f"the largest GPU here has {in_gib(capacity)}"
+        processes, available = "a process", f"the largest GPU here has {format_gib(capacity)}"
     elif device.type == "cpu":
         host = memory()
         capacity = (host.limit or host.total) + swap()
         needed = (needed + MIN_PROCESS_BYTES) * on_host
         processes = f"{on_host:,} processes here" if on_host > 1 else "one process"
-        available = f"{'its control group' if host.limit else 'this machine'} has {in_gib(capacity)}"
+        available = f"{'its control group' if host.limit else 'this machine'} has {format_gib(capacity)}"
     else:
         return
     if needed > capacity:
-        bytes_each = 2 * _BYTES_PER_WEIGHT[config.train.weights] + state / max(1, trained)
+        bytes_per_parameter = 2 * _BYTES_PER_WEIGHT[config.train.weights] + state / max(1, trained)
         what = (
-            f"{trained + frozen:,} parameters need at least {in_gib(needed)} in {processes}, but {available}: "
-            f"weights, gradients and {config.train.optimizer}'s state take {bytes_each:.3g} bytes for each of the "
-            f"{trained:,} trained"
+            f"{trained + frozen:,} parameters need at least {format_gib(needed)} in {processes}, but {available}: "
+            f"weights, gradients and {config.train.optimizer}'s state take {bytes_per_parameter:.3g} bytes for each of "
+            f"the {trained:,} trained"
         )
         where = "model.config" if config.model.from_ is None else "model.from"
         fix = "use a smaller model, or shard it over more machines with parallel.data: fsdp"
@@ -79,8 +79,8 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
         raise InputError.at(where, what, fix)
 
 
-def _parameters(model: PreTrainedModel, config: RunConfig) -> tuple[int, int]:
-    """Count trained and frozen parameters; adapters, which are few, are in neither number."""
+def _count_parameters(model: PreTrainedModel, config: RunConfig) -> tuple[int, int]:
+    """Count trained and frozen parameters. Adapters are few and in neither number."""
     counts = {True: 0, False: 0}
     for parameter in model.parameters():
         counts[parameter.requires_grad and config.model.lora is None] += parameter.numel()
@@ -100,19 +100,19 @@ def _bytes_per_frozen(model: PreTrainedModel, config: RunConfig, device: torch.d
 
 
 def check_budget(config: RunConfig, model: PreTrainedModel, world_size: int, on_host: int) -> None:
-    """Raise InputError if `train.budget` is too short for the first steps here, known before any text is read.
+    """Raise InputError if `train.budget` is too short for the first steps on this machine.
 
-    They take at least the FLOPs of four steps over the peak rate: that of a GPU's data sheet, or the fastest measured
-    product of a CPU. `model` may be on the meta device.
+    Those steps take at least their FLOPs over the peak rate. The peak comes from a GPU's data sheet, or on a CPU from
+    the fastest measured matmul. `model` may be on the meta device.
     """
-    shortest_seconds = min_budget_seconds(config, model, world_size, on_host)
+    min_seconds = min_budget_seconds(config, model, world_size, on_host)
     budget = config.train.budget
-    if shortest_seconds is None or budget is None:
+    if min_seconds is None or budget is None:
         return
     tolerance = _CPU_TOLERANCE if local_device().type == "cpu" else 1.0
-    if shortest_seconds > tolerance * budget:
+    if min_seconds > tolerance * budget:
         tokens = config.train.batch * config.data.block
-        shortest = duration(round_up(shortest_seconds))
+        shortest = duration(round_up(min_seconds))
         steps = f"{FEWEST_STEPS} steps of {tokens:,} tokens"
         what = f"{duration(budget)} is too short: at peak speed, this machine needs {shortest} for {steps}"
         fix = f"use {shortest} or more, a smaller train.batch, or a smaller model"
@@ -120,37 +120,37 @@ def check_budget(config: RunConfig, model: PreTrainedModel, world_size: int, on_
 
 
 def round_up(seconds: float) -> int:
-    """Round up to whole seconds, from two minutes on to whole minutes."""
+    """Round up to whole seconds, or to whole minutes from two minutes on."""
     unit = 1 if seconds < 120 else 60
     return math.ceil(seconds / unit) * unit
 
 
 def min_budget_seconds(config: RunConfig, model: PreTrainedModel, world_size: int, on_host: int) -> float | None:
-    """Return the seconds of a budget's minimum number of steps at this machine's peak FLOP/s. None if unknown."""
-    kind = objective_type(config)
-    if not kind.packs_text:
+    """Return the seconds that the minimum number of steps takes at this machine's peak FLOP/s. None if unknown."""
+    objective_class = objective_type(config)
+    if not objective_class.packs_text:
         return None
     rate, flops = (
         _peak_flops_per_second(config),
-        estimate_flops_per_token(model.config, kind.auto_class, config.data.block),
+        estimate_flops_per_token(model.config, objective_class.auto_class, config.data.block),
     )
     if rate is None or flops is None:
         return None
-    if local_device().type == "cpu":  # its cores are shared by all processes of a host
+    if local_device().type == "cpu":  # all processes of a host share its cores
         rate /= on_host
     computed = _FROZEN_FLOPS if config.model.lora is not None or config.model.freeze else 1.0
     return FEWEST_STEPS * config.train.batch * config.data.block * flops * computed / (rate * world_size)
 
 
 def _peak_flops_per_second(config: RunConfig) -> float | None:
-    """Return a GPU's peak by its data sheet (None without one), or the rate of the CPU's fastest product."""
+    """Return a GPU's peak from its data sheet (None without one), or the rate of the CPU's fastest matmul."""
     device = local_device()
     if device.type != "cpu":
         return max((peak * 1e12 for peak in data_sheet(device_name(device)).values()), default=None)
     precision = pick_precision(config.train.precision, device, config.train.weights)
-    matrix = torch.ones(_PRODUCT_SIDE, _PRODUCT_SIDE, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-    fastest, end = math.inf, time.perf_counter() + _PRODUCT_SECONDS
+    matrix = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    fastest, end = math.inf, time.perf_counter() + _MATMUL_SECONDS
     while (started := time.perf_counter()) < end:
         torch.mm(matrix, matrix)
         fastest = min(fastest, time.perf_counter() - started)
-    return 2 * _PRODUCT_SIDE**3 / fastest
+    return 2 * _MATMUL_SIZE**3 / fastest

@@ -1,1 +1,1 @@
-"""A model and how it is trained, chosen for the time that a run may take: `model: {auto: true}`."""
+"""Choose the model and its training for the time that a run may take: `model: {auto: true}`."""

@@ -1,7 +1,7 @@
 """Choose a model and its training for `train.budget`, the text and the hardware: `model: {auto: true}`.
 
-Every size is combined with every batch. The speed tells how many tokens fit into the budget, the fits what loss they
-lead to, and the lowest loss wins. Keys set in the run file are kept.
+Every size is combined with every batch. The measured speed gives the number of tokens that fit into the budget. The
+fits give the loss for that number of tokens. The lowest loss wins. Keys set in the run file do not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from artel.config import RunConfig, TrainConfig
 from artel.config.schema.quantities import duration
 from artel.errors import InputError, Problem
 from artel.planning.budget.fits import Fits, Regularization, read_fits
-from artel.planning.budget.sizes import DEPTHS, Size, with_model
+from artel.planning.budget.sizes import DEPTHS, Size, with_model_size
 from artel.planning.budget.speed import Speed, measure_smallest, measure_speed, plan_speed
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
@@ -26,10 +26,10 @@ from artel.preparing import prepare_silently
 from artel.text import Ledger, read_documents
 from artel.training.comparison import expected_range
 
-CHOOSING = "choosing the model: trying two small ones, which takes about 15 s, longer if other programs run"
-"""Announced before `choose`."""
-TRYING = "trying whether train.budget is long enough for the smallest model, which takes about 5 s"
-"""Announced before `check_before_text`."""
+CHOOSING_MESSAGE = "choosing the model: trying two small ones, which takes about 15 s, longer if other programs run"
+"""Logged before `choose_model`."""
+TRYING_MESSAGE = "trying whether train.budget is long enough for the smallest model, which takes about 5 s"
+"""Logged before `check_budget_before_text`."""
 
 BLOCKS = (256, 128, 64)
 """Block lengths to choose from, in tokens. The fits were made with the first."""
@@ -45,19 +45,19 @@ _DOUBTFUL_SECONDS = 120.0
 _MAX_BATCH_TOKENS = 2**20
 _MIN_BATCH_TOKENS = 2048  # as in the runs with many epochs; smaller batches ended higher, at the same learning rates
 _STEP_FRACTION = 0.93
-"""Fraction of a budget spent on steps; the rest goes to loading, validation and saving."""
+"""Fraction of a budget spent on steps. Loading, validation and saving take the remaining time."""
 _BYTES_PER_PARAMETER = 16
-"""Weights, gradients and two averages in float32. The same amount is reserved for everything else."""
+"""Weights, gradients and two averages in float32. Activations and buffers get the same amount."""
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Size of a text: how much there is to train on and to validate on."""
+class TextSize:
+    """Size of a text: tokens to train on and to validate on."""
 
     tokens: int
     """Tokens of the training part."""
     validation_tokens: int | None
-    """0 if nothing is held out; None if unknown until the text is prepared."""
+    """0 if no text is held out. None if unknown until the text is prepared."""
     vocabulary: int
     note: str
     """Source of the number of tokens."""
@@ -80,13 +80,13 @@ class ExpectedResults:
     method: str
     """Origin of the speed, as a phrase for the user."""
 
-    def beside_plan(self) -> str:
-        """Return a line to print after the run's plan, which may have another speed."""
+    def speed_note(self) -> str:
+        """Return a line to print after the run's plan, whose speed may differ."""
         return f"the model was chosen by {self.tokens_per_second:,.0f} tokens/s, {self.method}"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModelChoice:
     config: RunConfig
     """The run with the chosen values in place of `auto`."""
     lines: tuple[str, ...]
@@ -116,14 +116,15 @@ class _Option:
     """Bits per byte, by the fits."""
 
 
-def choose(config: RunConfig, hardware: Hardware, processes: int, on_host: int) -> Choice:
-    """Choose for a run with `model.auto` on `processes` processes, `on_host` of them on each host.
+def choose_model(config: RunConfig, hardware: Hardware, processes: int, on_host: int) -> ModelChoice:
+    """Choose the model of a run with `model.auto` on `processes` processes, `on_host` of them on each host.
 
-    On this machine's CPU a few steps are measured. For GPUs, one per process, public figures are used: measuring would
-    hold memory of one. Without a token store a sample of the text is read. Raise InputError.
+    On this machine's CPU, measure a few steps. For GPUs, one per process, use published numbers, because a measurement
+    would occupy GPU memory. Without a token store, read a sample of the text. Raise InputError if the text or the
+    budget is too small.
     """
     text = measure_text(config)
-    config = with_fitting_block(config, text)
+    config = fit_block_to_text(config, text)
     if hardware.shares_memory:
         speed = measure_speed(config, planned_data(config), processes, on_host)
         memory = hardware.memory_bytes / on_host
@@ -131,44 +132,53 @@ def choose(config: RunConfig, hardware: Hardware, processes: int, on_host: int) 
         used = replace(hardware, count=on_host, nodes=processes // on_host)
         speed = plan_speed(config, text.vocabulary, used)
         memory = hardware.memory_bytes
-    return decide(config, text, speed, processes, memory)
+    return choose_by_speed(config, text, speed, processes, memory)
 
 
 def is_doubtful(config: RunConfig, hardware: Hardware) -> bool:
-    """True if the budget may be too short for any model, so that it is worth checking before the text is prepared."""
+    """True if the budget may be too short for every model. Then check it before the text is prepared."""
     return hardware.shares_memory and config.train.budget is not None and config.train.budget < _DOUBTFUL_SECONDS
 
 
-def check_before_text(config: RunConfig, processes: int, on_host: int) -> None:
-    """Raise InputError, with the shortest budget, if a few measured steps of the smallest model show it is too short.
+def check_budget_before_text(config: RunConfig, processes: int, on_host: int) -> None:
+    """Measure a few steps of the smallest model. Raise InputError if the budget is too short.
 
-    Takes some seconds of CPU, and reads only the first documents of the text.
+    Takes some seconds of CPU time, and reads only the first documents of the text.
     """
     if "block" not in config.data.model_fields_set:
         config = with_block(config, BLOCKS[-1])
     _check_shortest(config, processes, measure_smallest(config, planned_data(config), processes, on_host))
 
 
-def decide(config: RunConfig, text: Text, speed: Speed, processes: int, memory: float) -> Choice:
-    """Choose, given the block, the speed, and the memory per process in bytes. Raise InputError."""
+def choose_by_speed(config: RunConfig, text: TextSize, speed: Speed, processes: int, memory: float) -> ModelChoice:
+    """Choose by the speed of each size and the memory per process in bytes.
+
+    The block of `config` must fit the text. Raise InputError if the budget is too short.
+    """
     fits = read_fits()
     _check_shortest(config, processes, lambda tokens: speed.seconds(Size(DEPTHS[0]), tokens))
     options = list(_options(config, text, speed, processes, memory, fits))
     best = min(options, key=lambda option: option.loss)
-    expected = _expected(config, text, speed, best, fits)
-    return Choice(
+    expected = _expect_results(config, text, speed, best, fits)
+    return ModelChoice(
         _apply_choice(config, text, best, fits), tuple(_reasons(config, text, expected, options, best, fits)), expected
     )
 
 
-def choose_for_plan(config: RunConfig, hardware: Hardware, nproc: int | None) -> Choice:
-    """Choose for `artel plan`, with as many processes as `make_plan` takes. Raise InputError."""
+def choose_model_for_plan(config: RunConfig, hardware: Hardware, nproc: int | None) -> ModelChoice:
+    """Choose for `artel plan`, with the number of processes that `make_plan` uses.
+
+    Raise InputError as `choose_model`.
+    """
     on_host = processes_on_host(config, hardware, nproc)
-    return choose(config, hardware, on_host * hardware.nodes, on_host)
+    return choose_model(config, hardware, on_host * hardware.nodes, on_host)
 
 
-def measure_text(config: RunConfig) -> Text:
-    """Measure a text by its token store, else by a sample. Raise InputError if no sample is representative."""
+def measure_text(config: RunConfig) -> TextSize:
+    """Count tokens in the token store, or estimate them from a sample.
+
+    Raise InputError if no sample is representative.
+    """
     if "block" not in config.data.model_fields_set:
         config = with_block(config, BLOCKS[-1])  # a small text has no larger block
     # Without a budget, the planned length is that of an epoch.
@@ -177,7 +187,7 @@ def measure_text(config: RunConfig) -> Text:
     if data.store is not None:
         vocabulary = data.tokenizer.vocabulary
         bytes_per_character = _bytes_per_character(prepare_silently(config).ledger()["parts"])
-        return Text(
+        return TextSize(
             data.store.train.tokens,
             data.store.validation.tokens,
             vocabulary,
@@ -192,11 +202,11 @@ def measure_text(config: RunConfig) -> Text:
     texts = [document.record.text for document in islice(read_documents(config.data, Ledger()), _MAX_DOCUMENTS)]
     counts = {"bytes": sum(len(text.encode()) for text in texts), "characters": sum(map(len, texts))}
     bytes_per_character = _bytes_per_character({"train": counts})
-    return Text(round(length.epoch_tokens), None, data.tokenizer.vocabulary, length.note, bytes_per_character)
+    return TextSize(round(length.epoch_tokens), None, data.tokenizer.vocabulary, length.note, bytes_per_character)
 
 
 def _bytes_per_character(parts: dict[str, Any]) -> float | None:
-    """Return bytes per character over all splits of a ledger. None without characters, as with imported tokens."""
+    """Return bytes per character over all splits of a ledger. None if it counts no characters (imported tokens)."""
     size, characters = (sum(counts.get(unit, 0) for counts in parts.values()) for unit in ("bytes", "characters"))
     return size / characters if size and characters else None
 
@@ -205,8 +215,11 @@ def with_block(config: RunConfig, block: int) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"block": block})})
 
 
-def with_fitting_block(config: RunConfig, text: Text) -> RunConfig:
-    """Return the run with a block that suits its text. Raise InputError if the text is too small for any."""
+def fit_block_to_text(config: RunConfig, text: TextSize) -> RunConfig:
+    """Return the run with the largest block that its text can fill.
+
+    Raise InputError if the text is too small for all.
+    """
     if "block" in config.data.model_fields_set:
         return config
     held_out = text.validation_tokens or None
@@ -224,7 +237,7 @@ def with_fitting_block(config: RunConfig, text: Text) -> RunConfig:
 
 
 def _options(
-    config: RunConfig, text: Text, speed: Speed, processes: int, memory: float, fits: Fits
+    config: RunConfig, text: TextSize, speed: Speed, processes: int, memory: float, fits: Fits
 ) -> Iterator[_Option]:
     """Yield every size with every batch that fits into the budget and into memory."""
     seconds, block = _seconds_for_steps(config), config.data.block
@@ -233,21 +246,26 @@ def _options(
         parameters = size.parameters(text.vocabulary)
         too_large = (
             2 * _BYTES_PER_PARAMETER * parameters > memory
-            or parameters > fits.largest["parameters_a_token"] * text.tokens
+            or parameters > fits.largest["parameters_per_token"] * text.tokens
         )
         if depth > DEPTHS[0] and too_large:
             return
-        for batch in _batches(config, processes):
+        for batch in _batch_sizes(config, processes):
             step = speed.seconds(size, batch * block)
             if _MIN_STEPS * step <= seconds:
                 tokens = seconds / step * batch * block
-                for each in _regularizations(config, fits, tokens, text.tokens / (batch * block)):
-                    loss = fits.loss(each, size.layer_parameters, parameters, tokens, batch * block, text.tokens)
-                    yield _Option(size, batch, each, tokens, loss)
+                for regularization in _regularizations(config, fits, tokens, text.tokens / (batch * block)):
+                    loss = fits.loss(
+                        regularization, size.layer_parameters, parameters, tokens, batch * block, text.tokens
+                    )
+                    yield _Option(size, batch, regularization, tokens, loss)
 
 
-def _batches(config: RunConfig, processes: int) -> list[int]:
-    """Return the batches to choose from, in blocks, divisible by the processes; or the one set in the run file."""
+def _batch_sizes(config: RunConfig, processes: int) -> list[int]:
+    """Return the batch sizes to choose from, in blocks, or the one set in the run file.
+
+    All processes get equal rows.
+    """
     if "batch" in config.train.model_fields_set:
         return [config.train.batch]
     rows_per_process = [2**power for power in range(20)]
@@ -257,16 +275,19 @@ def _batches(config: RunConfig, processes: int) -> list[int]:
     ] or [processes]
 
 
-def _regularizations(config: RunConfig, fits: Fits, tokens: float, steps_a_pass: float) -> Iterator[Regularization]:
-    """Yield the regularizations to choose from. The second was measured only with the default optimizer and rates."""
-    plain, forgetting = fits.regularizations
-    yield plain
+def _regularizations(config: RunConfig, fits: Fits, tokens: float, steps_per_epoch: float) -> Iterator[Regularization]:
+    """Yield the regularizations to choose from.
+
+    The one per epoch was measured only with default optimizer and rates.
+    """
+    constant, per_epoch = fits.regularizations
+    yield constant
     train = config.train
     user_keys = {"weight_decay", "learning_rate", "muon_learning_rate"} & train.model_fields_set
     if user_keys or ("optimizer" in train.model_fields_set and train.optimizer != fits.optimizer):
         return
-    if forgetting.decay(fits.layers_rate(tokens), steps_a_pass) > plain.weight_decay:
-        yield forgetting
+    if per_epoch.decay(fits.layers_rate(tokens), steps_per_epoch) > constant.weight_decay:
+        yield per_epoch
 
 
 def _seconds_for_steps(config: RunConfig) -> float:
@@ -279,7 +300,7 @@ def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], 
 
     `seconds(tokens)` is the time of a step of that many tokens.
     """
-    min_step_seconds = min(seconds(batch * config.data.block) for batch in _batches(config, processes))
+    min_step_seconds = min(seconds(batch * config.data.block) for batch in _batch_sizes(config, processes))
     min_seconds = max(_MIN_BUDGET_SECONDS, _MIN_STEPS * min_step_seconds / _STEP_FRACTION)
     assert config.train.budget is not None
     if min_seconds > config.train.budget:
@@ -289,21 +310,23 @@ def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], 
         raise InputError.at("train.budget", what, f"use {shortest}s or more")
 
 
-def _apply_choice(config: RunConfig, text: Text, option: _Option, fits: Fits) -> RunConfig:
-    """Return the run with the choice, in the keys that its file does not set."""
+def _apply_choice(config: RunConfig, text: TextSize, option: _Option, fits: Fits) -> RunConfig:
+    """Return the run with the chosen values for all keys that its file does not set."""
     values: dict[str, Any] = {"batch": option.batch, **fits.keys}
     if "optimizer" not in config.train.model_fields_set:
         values["optimizer"] = fits.optimizer
     for key, law in fits.rates.get(values.get("optimizer", config.train.optimizer), {}).items():
         values[key] = float(f"{law.value_at(option.tokens):.2g}")
-    steps_a_pass = text.tokens / (option.batch * config.data.block)
-    values["weight_decay"] = float(f"{option.regularization.decay(fits.layers_rate(option.tokens), steps_a_pass):.2g}")
+    steps_per_epoch = text.tokens / (option.batch * config.data.block)
+    values["weight_decay"] = float(
+        f"{option.regularization.decay(fits.layers_rate(option.tokens), steps_per_epoch):.2g}"
+    )
     new_values = {key: value for key, value in values.items() if key not in config.train.model_fields_set}
     train = TrainConfig.model_validate({**config.train.model_dump(), **new_values})
-    return with_model(config.model_copy(update={"train": train}), option.size)
+    return with_model_size(config.model_copy(update={"train": train}), option.size)
 
 
-def _expected(config: RunConfig, text: Text, speed: Speed, best: _Option, fits: Fits) -> ExpectedResults:
+def _expect_results(config: RunConfig, text: TextSize, speed: Speed, best: _Option, fits: Fits) -> ExpectedResults:
     assert config.train.budget is not None
     bytes_per_character = text.bytes_per_character
     bits = None if bytes_per_character is None else fits.bits_per_byte(best.loss, bytes_per_character)
@@ -313,20 +336,20 @@ def _expected(config: RunConfig, text: Text, speed: Speed, best: _Option, fits: 
 
 
 def _reasons(
-    config: RunConfig, text: Text, expected: ExpectedResults, options: list[_Option], best: _Option, fits: Fits
+    config: RunConfig, text: TextSize, expected: ExpectedResults, options: list[_Option], best: _Option, fits: Fits
 ) -> Iterator[str]:
-    """Yield the reasons, in a few lines."""
+    """Yield the reasons for the choice, a line each."""
     size, train = best.size, _apply_choice(config, text, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
     yield (
-        f"model.auto: {_count(size.parameters(text.vocabulary))} parameters in {size.layers} layers of {size.width}; "
-        f"batches of {best.batch} × {config.data.block} tokens, {train.optimizer} ({rates}), "
+        f"model.auto: {_format_count(size.parameters(text.vocabulary))} parameters in {size.layers} layers of "
+        f"{size.width}; batches of {best.batch} × {config.data.block} tokens, {train.optimizer} ({rates}), "
         f"weight_decay {train.weight_decay:g}"
     )
     yield (
         f"{duration(expected.seconds)} at {expected.tokens_per_second:,.0f} tokens/s ({expected.source}) is about "
-        f"{_count(best.tokens)} tokens = {best.tokens / text.tokens:,.1f} passes over the text, which has "
-        f"{_count(text.tokens)} ({text.note})"
+        f"{_format_count(best.tokens)} tokens = {best.tokens / text.tokens:,.1f} epochs of the text, which has "
+        f"{_format_count(text.tokens)} ({text.note})"
     )
     if expected.bits_per_byte is not None:
         low, high = expected_range(expected.bits_per_byte)
@@ -338,14 +361,14 @@ def _reasons(
     index = depths.index(size.depth)
     neighbors = [
         f"{100 * (min(losses[depth]) / best.loss - 1):.1f} % with "
-        f"{_count(Size(depth).parameters(text.vocabulary))} parameters"
+        f"{_format_count(Size(depth).parameters(text.vocabulary))} parameters"
         for depth in depths[max(0, index - 1) : index + 2]
         if depth != size.depth
     ]
     if neighbors:
         yield f"other sizes would end with more bits per byte (estimated from small runs): {', '.join(neighbors)}"
     extrapolated = [
-        f"{_count(value)} {key.replace('_', ' ')}, measured up to {_count(fits.largest[key])}"
+        f"{_format_count(value)} {key.replace('_', ' ')}, measured up to {_format_count(fits.largest[key])}"
         for key, value in (
             ("layer_parameters", size.layer_parameters),
             ("tokens", best.tokens),
@@ -359,7 +382,7 @@ def _reasons(
         yield f"the estimate extrapolates: {'; '.join(extrapolated)}"
 
 
-def _count(number: float) -> str:
+def _format_count(number: float) -> str:
     for scale, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= scale:
             return f"{number / scale:.3g}{unit}"

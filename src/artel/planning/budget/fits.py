@@ -5,16 +5,16 @@ The loss of a model with N parameters in its layers that has seen D tokens is E 
 
 - with a batch larger than the critical batch, each token helps less (McCandlish et al. 2018): D is divided by
   1 + batch / critical batch, and the critical batch grows with D;
-- repeated tokens are worth less than new ones: U + U R* (1 - exp(-R / R*)) for R further passes over U tokens
+- repeated tokens are worth less than new ones: U + U R* (1 - exp(-R / R*)) for R further epochs over U tokens
   (Muennighoff et al. 2023, "Scaling Data-Constrained Language Models", section 3).
 
-This law never predicts overfitting. On a novel the loss rises again after about three passes, sooner for a larger
-model. The rise is
-C passes^p (parameters / U)^q, where the parameters include embeddings and head, which overfit too. A weight decay with
-a timescale of half a pass nearly removes the rise, and costs a little if there are few passes, so a run has one or the
-other (`Regularization`). The timescale is 1 / (learning rate x weight decay) steps. That its best value is a constant
-fraction of a pass is from Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset
-size".
+This law never predicts overfitting. On a novel the loss rises again after about three epochs, sooner for a larger
+model. The rise is C epochs^p (parameters / U)^q. These parameters include embeddings and head, which overfit too.
+
+A weight decay with a timescale of half an epoch nearly removes the rise, but costs a little in a run of few epochs. So
+each run uses either this decay or the constant one (`Regularization`). The timescale is 1 / (learning rate x weight
+decay) steps. Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset size", found that
+its best value is a constant fraction of an epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import orjson
 
 _MAX_DECAY_PER_STEP = 0.1
-"""Maximum decay of a weight per step, if a pass has few steps; up to 0.13 was measured."""
+"""Maximum decay of a weight per step, if an epoch has few steps; up to 0.13 was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +45,35 @@ class PowerLaw:
 
 @dataclass(frozen=True, slots=True)
 class Overfit:
-    """value x passes ^ passes_power x (parameters / tokens of the text) ^ size_power, in bits per byte."""
+    """value x epochs ^ epochs_power x (parameters / tokens of the text) ^ size_power, in bits per byte."""
 
     value: float
-    passes_power: float
+    epochs_power: float
     size_power: float
 
-    def value_at(self, passes: float, parameters_a_token: float) -> float:
-        return self.value * passes**self.passes_power * parameters_a_token**self.size_power
+    def value_at(self, epochs: float, parameters_per_token: float) -> float:
+        return self.value * epochs**self.epochs_power * parameters_per_token**self.size_power
 
 
 @dataclass(frozen=True, slots=True)
 class Regularization:
-    """A weight decay, and the value of repeated passes with it."""
+    """A weight decay, and the value of repeated epochs with it."""
 
     weight_decay: float
-    """The minimum."""
+    """Minimum weight decay."""
     timescale: float
-    """Timescale of the weights' moving average, in passes. 0: `weight_decay` is used as it is."""
+    """Timescale of the weights' moving average, in epochs. 0: use `weight_decay` at any learning rate."""
     repeats: float
-    """R*: number of repeated passes until another one is worth 1 / e of a pass over new text."""
+    """R*: number of repeated epochs until another one is worth 1 / e of an epoch of new text."""
     overfit: Overfit
     cost: float
     """Loss added by the decay, in bits per byte."""
 
-    def decay(self, rate: float, steps_a_pass: float) -> float:
+    def decay(self, rate: float, steps_per_epoch: float) -> float:
         """Return the weight decay for a peak learning rate."""
         if not self.timescale:
             return self.weight_decay
-        decay_per_step = min(_MAX_DECAY_PER_STEP, 1 / (steps_a_pass * self.timescale))
+        decay_per_step = min(_MAX_DECAY_PER_STEP, 1 / (steps_per_epoch * self.timescale))
         return max(self.weight_decay, decay_per_step / rate)
 
     def worth(self, tokens: float, unique: float) -> float:
@@ -98,12 +98,12 @@ class Fits:
     rates: dict[str, dict[str, PowerLaw]]
     """Optimizer -> key of `train` -> peak learning rate as a function of the run's tokens."""
     keys: dict[str, Any]
-    """The best values tried of other keys of `train`: warmup, decay."""
+    """Best tried values of `train.warmup` and `train.decay`."""
     largest: dict[str, float]
-    """The largest measured `layer_parameters`, `tokens`, `epochs` and `parameters_a_token` (per token of the text).
+    """The largest measured `layer_parameters`, `tokens`, `epochs` and `parameters_per_token` (per token of the text).
     Beyond them the laws extrapolate."""
     assumed: tuple[str, ...]
-    """Constants that were not measured, in words."""
+    """Names of constants that were not measured."""
 
     @property
     def optimizer(self) -> str:
@@ -111,11 +111,11 @@ class Fits:
         return next(iter(self.rates))
 
     def layers_rate(self, tokens: float) -> float:
-        """Return its peak learning rate for layers, which also scales their weight decay."""
+        """Return the peak learning rate for layers of the default optimizer. It also scales their weight decay."""
         return self.rates[self.optimizer]["muon_learning_rate"].value_at(tokens)
 
     def bits_per_byte(self, loss: float, bytes_per_character: float) -> float:
-        """Convert a result of `loss` to a text with another number of bytes per character.
+        """Convert a result of `loss` to a text with `bytes_per_character`.
 
         Assumes the bits per character of the fitted novel: "Moby-Dick" had 2.15, predicted 2.16 (benchmarks/NOTES.md).
         """
@@ -152,7 +152,8 @@ def read_fits() -> Fits:
         data=laws["data"],
         critical_batch=laws["critical_batch"],
         regularizations=tuple(
-            Regularization(**{**each, "overfit": Overfit(**each["overfit"])}) for each in content["regularizations"]
+            Regularization(**{**values, "overfit": Overfit(**values["overfit"])})
+            for values in content["regularizations"]
         ),
         rates=rates,
         keys=content["keys"],

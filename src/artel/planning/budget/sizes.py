@@ -1,8 +1,8 @@
-"""The models that `model: {auto: true}` chooses from: one per depth, like nanochat, with a width of 64 times the depth.
+"""Models that `model: {auto: true}` chooses from: one per depth, like nanochat, with a width of 64 times the depth.
 
-The shape is that of karpathy/nanochat (scripts/base_train.py; `nanochat` in transformers): rotary positions, norms
-without weights, also of embeddings, queries and keys, squared ReLU, no biases, an untied head. The cap on its logits is
-omitted, so that artel can compute head and loss together. Of the families that were tried it learned fastest
+The architecture is that of karpathy/nanochat (scripts/base_train.py; `nanochat` in transformers): rotary positions,
+norms without weights, also of embeddings, queries and keys, squared ReLU, no biases, an untied head. The cap on its
+logits is omitted, so that artel can compute head and loss together. It learned fastest of the tried families
 (benchmarks/budget_fits.md). Heads are 64 wide.
 """
 
@@ -23,7 +23,7 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A model of one depth."""
+    """The sizes of the model with a given depth."""
 
     depth: int
 
@@ -33,7 +33,7 @@ class Size:
 
     @property
     def layers(self) -> int:
-        """At least two: one layer alone cannot look up what followed a token before (Olsson et al. 2022)."""
+        """At least two: a single layer cannot find what followed a token earlier (Olsson et al. 2022)."""
         return max(2, self.depth)
 
     @property
@@ -46,7 +46,7 @@ class Size:
         return self.layer_parameters + 2 * vocabulary * self.width
 
     def flops_per_token(self, vocabulary: int, block: int) -> float:
-        """Return the training FLOPs per token (models/flops.py): products of layers and head, and causal attention."""
+        """Return the training FLOPs per token (models/flops.py): matmuls of layers and head, and causal attention."""
         return 6 * (self.layer_parameters + vocabulary * self.width) + 6 * self.layers * self.width * block
 
     def config(self) -> dict[str, Any]:
@@ -63,10 +63,10 @@ class Size:
 
 
 def auto_problems(config: RunConfig) -> list[Problem]:
-    """Return the settings that `model.auto` cannot be combined with."""
-    kind, problems = objective_type(config), []
-    if not (kind.packs_text and kind.generates):
-        what = f"true chooses among causal models, but objective {config.objective} needs another kind"
+    """Return a problem for each setting that cannot be combined with `model.auto`."""
+    objective_class, problems = objective_type(config), []
+    if not (objective_class.packs_text and objective_class.generates):
+        what = f"true chooses among causal models, but objective {config.objective} needs another architecture"
         problems.append(Problem("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}"))
     if config.parallel.deepspeed is not None:
         what = "true also chooses what a DeepSpeed configuration sets"
@@ -83,12 +83,12 @@ def auto_problems(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def smallest(config: RunConfig) -> RunConfig:
-    """Return the run with the smallest model, for checks before its text is known."""
-    return with_model(config, Size(DEPTHS[0]))
+def with_smallest_model(config: RunConfig) -> RunConfig:
+    """Return the run with the smallest model, to check it before its text is known."""
+    return with_model_size(config, Size(DEPTHS[0]))
 
 
-def with_model(config: RunConfig, size: Size) -> RunConfig:
+def with_model_size(config: RunConfig, size: Size) -> RunConfig:
     """Return the run with a model of this size in place of `model.auto`."""
     values = {**config.model.model_dump(by_alias=True), "auto": False, "config": size.config()}
     model = ModelConfig.model_validate(values)

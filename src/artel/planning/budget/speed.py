@@ -1,4 +1,4 @@
-"""Time of a step for each size: measured here on two small models, or planned from published speeds."""
+"""Time of a step for each size, measured on two small models or planned from published speeds."""
 
 from __future__ import annotations
 
@@ -33,58 +33,60 @@ from artel.training.optim.optimizer import Optimizer
 
 _MEASURED_SIZES = (Size(2), Size(5))
 _PLANNED_SIZES = (Size(8), Size(20))
-_ROWS = 8  # rows of a measured micro-batch; another one has a single row
+_ROWS = 8  # rows of the larger measured micro-batch; the smaller one has a single row
 _MIN_STEPS, _MAX_STEPS, _MEASURE_SECONDS = 3, 30, 2.0
-"""Steps to measure for each size: as many as fit into the seconds. The first one allocates. One is enough if it
-takes twice the seconds."""
+"""Steps to measure for each size: as many as fit into `_MEASURE_SECONDS`. The first one allocates. One is enough if it
+takes twice as long."""
 _MAX_WALL_RATIO = 2.0
-"""Maximum wall time of a step, in multiples of its CPU time. Wall time includes threads waiting for one another, which
-belongs to a step: by CPU time alone 5 × 320 on two cores had 9,746 tokens/s, and a run of it 5,030. It also includes
-other programs, which do not: beside a busy one the same model had 875, 7,551 and 24,327 tokens/s by wall time alone."""
+"""Maximum wall time of a step, in multiples of its CPU time. Wall time includes threads that wait for each other, and a
+step really takes that time: by CPU time 5 × 320 on two cores had 9,746 tokens/s, but a run of it 5,030. Wall time also
+includes other programs, which a step does not: next to a busy program the same model had 875, 7,551 and 24,327 tokens/s
+by wall time."""
 _LAUNCH_SECONDS = 5e-6
-"""Minimum seconds per operation on a GPU: the host launches one after another. Not measured by artel."""
+"""Minimum seconds per operation on a GPU, because the host launches one after another. Not measured by artel."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The times of one size, for all processes together."""
+class SizeTimes:
+    """Times of one model size, for all processes together."""
 
     size: Size
     flops: float
     """FLOPs per token."""
-    per_token: float
+    seconds_per_token: float
     """Seconds of forward and backward per additional token in a step."""
-    per_step: float
-    """Other seconds of a step: the optimizer, and the fixed time of forward and backward."""
+    seconds_per_step: float
+    """Fixed seconds of a step: the optimizer, and the part of forward and backward that does not depend on the
+    tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of a step for any size: a power law through two sizes, with constant FLOP/s beyond them."""
+    """Seconds of a step for any size: a power law through two sizes. Beyond them FLOP/s stay constant."""
 
-    small: Point
-    large: Point
+    small: SizeTimes
+    large: SizeTimes
     vocabulary: int
     block: int
     source: str
     """Source of the times, for people."""
     method: str = ""
-    """Method by which the times were found, for people."""
+    """How the times were found, as a phrase for people."""
 
     def seconds(self, size: Size, tokens: int) -> float:
         """Return the seconds of a step of `tokens` tokens."""
         flops = size.flops_per_token(self.vocabulary, self.block)
         position = _log_position(flops, self.small.flops, self.large.flops)
-        rates = (point.flops / point.per_token for point in (self.small, self.large))
+        rates = (times.flops / times.seconds_per_token for times in (self.small, self.large))
         rate = _interpolate(min(1.0, max(0.0, position)), *rates)
         position = _log_position(
             size.layer_parameters, self.small.size.layer_parameters, self.large.size.layer_parameters
         )
-        return tokens * flops / rate + _interpolate(position, self.small.per_step, self.large.per_step)
+        return tokens * flops / rate + _interpolate(position, self.small.seconds_per_step, self.large.seconds_per_step)
 
 
 def _log_position(value: float, first: float, last: float) -> float:
-    """Return the position of a value between two others on a log scale: 0 at the first, 1 at the last."""
+    """Return the position of `value` on a log scale: 0 at `first`, 1 at `last`."""
     return math.log(value / first) / math.log(last / first)
 
 
@@ -93,17 +95,17 @@ def _interpolate(position: float, first: float, last: float) -> float:
 
 
 def measure_speed(config: RunConfig, data: PlannedData, processes: int, on_host: int) -> Speed:
-    """Measure a few steps of two small models on a CPU, with a process's share of the cores. Takes seconds."""
+    """Measure a few steps of two small models on this CPU, with the cores of one process. Takes about 15 s."""
     threads = config.train.threads or max(1, usable_cores() // on_host)
     with _use_threads(threads):
-        points = []
+        times = []
         for number, size in enumerate(_MEASURED_SIZES, 1):
             logger.info(
                 "measuring small model %s of %s: %s layers of %s", number, len(_MEASURED_SIZES), size.layers, size.width
             )
-            points.append(_measure(config, data, size, processes))
-    first, last = points
-    small, large = limit_slowness(first, last), limit_slowness(last, first)
+            times.append(_measure_size(config, data, size, processes))
+    first, last = times
+    small, large = limit_slowdown(first, last), limit_slowdown(last, first)
     prefix = f"{processes} processes with " if processes > 1 else ""
     plural = "" if threads == 1 else "s"
     source = f"measured just now for {prefix}{threads} thread{plural}"
@@ -113,21 +115,21 @@ def measure_speed(config: RunConfig, data: PlannedData, processes: int, on_host:
 def measure_smallest(config: RunConfig, data: PlannedData, processes: int, on_host: int) -> Callable[[int], float]:
     """Measure only the smallest model, in a few seconds. Return a function from tokens to seconds of a step."""
     with _use_threads(config.train.threads or max(1, usable_cores() // on_host)):
-        point = _measure(config, data, Size(DEPTHS[0]), processes)
-    return lambda tokens: tokens * point.per_token + point.per_step
+        times = _measure_size(config, data, Size(DEPTHS[0]), processes)
+    return lambda tokens: tokens * times.seconds_per_token + times.seconds_per_step
 
 
-def limit_slowness(point: Point, other: Point) -> Point:
-    """Return the point with at least half of the other's FLOP/s.
+def limit_slowdown(times: SizeTimes, reference: SizeTimes) -> SizeTimes:
+    """Return the times with at least half of the FLOP/s of `reference`.
 
     On an idle processor 128 × 2 reaches 0.8 of the FLOP/s of 320 × 5. If other programs use the cores, two threads wait
-    for each other at every small product, so that all steps may be slow: a fifteenth was measured.
+    for each other at every small matmul. Then all steps may be slow: a fifteenth was measured.
     """
-    slowest = 2 * point.flops * other.per_token / other.flops
-    return replace(point, per_token=min(point.per_token, slowest))
+    max_seconds = 2 * times.flops * reference.seconds_per_token / reference.flops
+    return replace(times, seconds_per_token=min(times.seconds_per_token, max_seconds))
 
 
-def _measure(config: RunConfig, data: PlannedData, size: Size, processes: int) -> Point:
+def _measure_size(config: RunConfig, data: PlannedData, size: Size, processes: int) -> SizeTimes:
     device, objective = torch.device("cpu"), data.objective
     model_config = ModelConfig.model_validate({"config": size.config()})
     request = objective.model_request(model_config, config.data.block, config.seed)
@@ -142,33 +144,37 @@ def _measure(config: RunConfig, data: PlannedData, size: Size, processes: int) -
     pass_seconds: list[float] = []
     step_seconds: list[float] = []
     for batch in (data.batch(1), data.batch(_ROWS)):
-        passes, steps = zip(*_steps(strategy, optimizer, batch), strict=True)
+        passes, steps = zip(*_time_steps(strategy, optimizer, batch), strict=True)
         tokens.append(batch.tokens)
         pass_seconds.append(typical_seconds(passes))
         step_seconds.append(typical_seconds(steps))
     # Measured times are noisy: another row takes at least half of the mean time per row.
-    per_token = max((pass_seconds[1] - pass_seconds[0]) / (tokens[1] - tokens[0]), pass_seconds[1] / tokens[1] / 2)
-    fixed = max(0.0, pass_seconds[1] - per_token * tokens[1])
+    seconds_per_token = max(
+        (pass_seconds[1] - pass_seconds[0]) / (tokens[1] - tokens[0]), pass_seconds[1] / tokens[1] / 2
+    )
+    fixed = max(0.0, pass_seconds[1] - seconds_per_token * tokens[1])
     flops = size.flops_per_token(data.tokenizer.vocabulary, config.data.block)
-    return Point(size, flops, per_token / processes, min(step_seconds) + fixed)
+    return SizeTimes(size, flops, seconds_per_token / processes, min(step_seconds) + fixed)
 
 
-_Times = tuple[float, float]
+_WallAndCpuSeconds = tuple[float, float]
 """Wall seconds, and CPU seconds of this thread."""
 
 
-def typical_seconds(times: Sequence[_Times]) -> float:
+def typical_seconds(times: Sequence[_WallAndCpuSeconds]) -> float:
     """Return the median wall time, capped by CPU time to exclude other programs.
 
-    Not the minimum, because a run has slow steps too. By its fastest step 6 × 384 was chosen for 3,151 tokens/s on two
-    cores of a shared host, and reached 2,265.
+    The minimum would be too optimistic, because a run has slow steps too. By its fastest step 6 × 384 was chosen for
+    3,151 tokens/s on two cores of a shared host, but it reached 2,265.
     """
     wall, cpu = (statistics.median(column) for column in zip(*times, strict=True))
     return min(wall, _MAX_WALL_RATIO * cpu)
 
 
-def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterator[tuple[_Times, _Times]]:
-    """Yield the times of a few steps: in forward and backward, and in the optimizer."""
+def _time_steps(
+    strategy: DataParallel, optimizer: Optimizer, batch: Batch
+) -> Iterator[tuple[_WallAndCpuSeconds, _WallAndCpuSeconds]]:
+    """Yield times of a few steps: those of forward and backward, and those of the optimizer."""
     end = time.perf_counter() + _MEASURE_SECONDS
     for count in range(_MAX_STEPS):
         now = time.perf_counter()
@@ -187,7 +193,7 @@ def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterat
 
 @contextmanager
 def _use_threads(threads: int) -> Iterator[None]:
-    """Use `threads` threads inside the block, then return free memory: training would begin with 450 MB more."""
+    """Use `threads` threads inside the block. Then release free memory, or training would start with 450 MB more."""
     previous = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -199,7 +205,7 @@ def _use_threads(threads: int) -> Iterator[None]:
 
 
 def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
-    """Plan two sizes on that hardware, with two batches each, as `artel plan` does.
+    """Plan two sizes on `hardware`, with two batches each, as `artel plan` does.
 
     Raise InputError if their speed is unknown.
     """
@@ -209,14 +215,14 @@ def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
     if config.parallel.offload != "none":
         what = "model.auto needs the planned speed, but transfers of offloaded weights are not planned"
         raise InputError.at("parallel.offload", what, "remove it, or set the model's sizes")
-    small, large = (_planned(config, size, vocabulary, hardware) for size in _PLANNED_SIZES)
+    small, large = (_plan_size(config, size, vocabulary, hardware) for size in _PLANNED_SIZES)
     return Speed(
         small, large, vocabulary, config.data.block, f"by {hardware.source}", "computed from the plans of two models"
     )
 
 
 @silenced()
-def _planned(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:
+def _plan_size(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> SizeTimes:
     model = ModelConfig.model_validate({"config": size.config()})
     times, tokens = [], []
     for rows in (_ROWS, 4 * _ROWS):
@@ -230,5 +236,5 @@ def _planned(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware)
         times.append(max(plan.step.seconds.mid, launch_seconds if hardware.device == "cuda" else 0.0))
         tokens.append(plan.tokens)
     flops = size.flops_per_token(vocabulary, config.data.block)
-    per_token = max((times[1] - times[0]) / (tokens[1] - tokens[0]), times[1] / tokens[1] / 10)
-    return Point(size, flops, per_token, max(times[0] - per_token * tokens[0], times[0] / 100))
+    seconds_per_token = max((times[1] - times[0]) / (tokens[1] - tokens[0]), times[1] / tokens[1] / 10)
+    return SizeTimes(size, flops, seconds_per_token, max(times[0] - seconds_per_token * tokens[0], times[0] / 100))

@@ -18,7 +18,7 @@ from artel.planning.fit.estimate import ActivationModel, ModelSize
 from artel.planning.fit.layouts import Layout, layouts
 from artel.planning.fit.search import Budget, PlannedLayout, Search
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
-from artel.planning.machine import in_gib
+from artel.planning.machine import format_gib
 from artel.planning.plan import Plan, PlannedText
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.run_plan import planned_precision
@@ -335,5 +335,5 @@ def _memory_and_speed(suggestion: Suggestion) -> str:
     text = f"{plan.verdict}: {plan.fullest.reserved / 2**30:.1f} GiB on the fullest rank, {speed}"
     if suggestion.offloads:
         unknown = "if each host has" if plan.host_capacity is None else "with"
-        text += f", {unknown} {in_gib(plan.host_bytes)} of host memory"
+        text += f", {unknown} {format_gib(plan.host_bytes)} of host memory"
     return text

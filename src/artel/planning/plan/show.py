@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from artel.planning.machine import in_gib
+from artel.planning.machine import format_gib
 from artel.planning.performance import Forecast
 from artel.planning.plan.run_plan import Plan
 from artel.training.budget import FEWEST_STEPS
@@ -39,7 +39,7 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
         f"speed            {_speed(plan)}",
         *wrap(other_speed or "", 100, initial_indent=_INDENT, subsequent_indent=_INDENT),
         f"time             {_time(plan)}",
-        f"host memory      {in_gib(plan.host_bytes)}",
+        f"host memory      {format_gib(plan.host_bytes)}",
         "disk             " + ", ".join(f"{name} {_size(size)}" for name, size in plan.disk.items()),
     ]
     return "\n".join(lines)
@@ -116,16 +116,16 @@ def _duration(hours: float) -> str:
 
 def _size(count: int) -> str:
     """Return bytes in GiB, or in MiB below one GiB."""
-    return in_gib(count) if count >= 2**30 or not count else f"{count / 2**20:,.1f} MiB"
+    return format_gib(count) if count >= 2**30 or not count else f"{count / 2**20:,.1f} MiB"
 
 
 def _scarcest(plan: Plan) -> str:
     """Return the name and size of the memory with the largest used fraction."""
     hardware = plan.hardware
-    host = in_gib(plan.host_capacity or hardware.memory_bytes)
+    host = format_gib(plan.host_capacity or hardware.memory_bytes)
     if hardware.shares_memory:
         return f"memory of this machine, {host}"
     if plan.host_share > plan.device_share:
         return f"host memory, {host} on each host"
     nodes = f" on {hardware.nodes} nodes" if hardware.nodes > 1 else ""
-    return f"memory of {hardware.world_size} × {hardware.name}{nodes}, {in_gib(hardware.memory_bytes)} each"
+    return f"memory of {hardware.world_size} × {hardware.name}{nodes}, {format_gib(hardware.memory_bytes)} each"
