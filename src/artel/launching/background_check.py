@@ -1,7 +1,8 @@
 """Check a run in a separate process while this one prepares the text.
 
-The checks import PyTorch, which takes as long as preparing 100 MB of text. The texts are checked by the process that
-reads them. A run file without keys about training needs no check.
+The checks import PyTorch, which takes as long as preparing 100 MB of text. If this process has imported PyTorch, it
+checks the run itself. The texts are checked by the process that reads them. A run file without keys about training
+needs no check.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ class CheckResult(Protocol):
 def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -> Iterator[CheckResult]:
     """Check the run of `name` and `overrides` while the block runs. The block calls the yielded CheckResult."""
     if has_no_training_keys(config):
+        yield lambda *, wait=False: None
+        return
+    if "torch" in sys.modules:
+        try:
+            _check(config)
+        except InputError as error:
+            raise CheckFailed(error.problems) from None
         yield lambda *, wait=False: None
         return
     # In its own session, so that Ctrl-C reaches only this process, which then ends the other one.
@@ -80,12 +88,10 @@ def _error(status: int, output: bytes) -> ArtelError:
     return CheckFailed(problems) if status == InputError.exit_code else WorkError(problems)
 
 
-def _check(name: str, words: list[str]) -> None:
-    quiet_libraries()
-    from artel.config import Overrides, load_run
+def _check(config: RunConfig) -> None:
     from artel.planning import StartConditions, check_run
 
-    check_run(load_run(name, Overrides.parse(words)), StartConditions(trains_here=False, checks_texts=False))
+    check_run(config, StartConditions(trains_here=False, checks_texts=False))
 
 
 def main() -> None:
@@ -94,7 +100,10 @@ def main() -> None:
     parent, name, *words = sys.argv[1:]
     end_with_launcher(int(parent))
     try:
-        _check(name, words)
+        quiet_libraries()
+        from artel.config import Overrides, load_run
+
+        _check(load_run(name, Overrides.parse(words)))
     except BaseException as error:  # the waiting process reports it
         failure = worker_error(error, "check")
         print(json.dumps([[problem.where, problem.what, problem.fix, problem.quoted] for problem in failure.problems]))

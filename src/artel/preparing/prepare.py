@@ -123,8 +123,8 @@ def prepare(
 
     Args:
         verify: read an existing store in full. A damaged store is reported and rebuilt, byte for byte the same.
-        while_making: a context manager around building a store. It yields a check that is called from time to time, and
-            with `wait=True` before the store is written; an error that it raises ends the work.
+        while_building: a context manager around building a store. It yields a check that is called from time to time,
+            and with `wait=True` before the store is written. An error that it raises ends the work.
     """
     check_overlaps(config)
     if config.run:
