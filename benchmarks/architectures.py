@@ -243,7 +243,7 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
     """Train, open with transformers, compare, resume, compare."""
     import artel
     from artel.errors import ArtelError
-    from artel.messages import printed_by
+    from artel.messages import route_messages
 
     lines: list[str] = []
     keep = _KeepModel()
@@ -253,7 +253,7 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
         return {"verdict": "not made", "words": _in_words(error)}
     shutil.rmtree(run["run"], ignore_errors=True)
     try:
-        with printed_by(lambda record: lines.append(record.getMessage())):
+        with route_messages(lambda record: lines.append(record.getMessage())):
             artel.train(run, callbacks=[keep])
         trained = keep.model
         difference, changed = _difference(objective, Path(run["run"]) / "model", trained)
@@ -269,7 +269,7 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
             if beside:
                 return {"verdict": "differs", "words": f"beside the language part {len(beside)} tensors: {beside[0]}"}
         _forget_the_end(Path(run["run"]))
-        with printed_by(lambda record: lines.append(record.getMessage())):
+        with route_messages(lambda record: lines.append(record.getMessage())):
             artel.train(run, callbacks=[keep])
         if not any("resuming from step 2" in line for line in lines):
             return {"verdict": "differs", "words": "it did not resume from its checkpoint"}
@@ -279,7 +279,7 @@ def _artel(objective: str, model_type: str, folder: Path) -> dict[str, Any]:
             return {"verdict": "differs", "words": f"resumed, {len(unequal)} tensors differ: {unequal[0]}"}
         return {"verdict": "works", "difference": difference}
     except ArtelError as error:
-        return {"verdict": "refused", "words": " ".join(error.in_a_line.split()).replace(str(folder), "")}
+        return {"verdict": "refused", "words": " ".join(error.one_line.split()).replace(str(folder), "")}
     except Exception as error:
         return {"verdict": "traceback", "words": _in_words(error), "traceback": traceback.format_exc()}
 

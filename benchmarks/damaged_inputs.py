@@ -30,14 +30,14 @@ from artel.config import (
     TrainConfig,
     dump_run,
     load_run,
+    parse_run,
     recipe_names,
     result_differences,
-    run_from,
 )
 from artel.config.converters.tools import convert
 from artel.config.read import read_file
 from artel.config.recipes import recipe_text
-from artel.messages import printed_by
+from artel.messages import route_messages
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
@@ -67,7 +67,7 @@ class Target:
 def targets(folder: Path) -> dict[str, Target]:
     """All of them; what they need is made in `folder`."""
     torch.set_num_threads(1)
-    run = run_from({**RUN, "run": str(folder / "run"), "data": {**RUN["data"], "store": str(folder / "stores")}}, {},
+    run = parse_run({**RUN, "run": str(folder / "run"), "data": {**RUN["data"], "store": str(folder / "stores")}}, {},
                    {(): "run.yaml"})  # fmt: skip
     store = prepare(run).folder
     texts = ["some words of a text", "слова из другого текста"] * 50
@@ -133,7 +133,7 @@ def read_run(folder: Path, files: Files, whole: Files) -> None:
     (name,) = files
     file = folder / name
     if name.startswith("old"):
-        run = run_from(convert(read_file(file), str(file)).run, {}, {(): str(file)})
+        run = parse_run(convert(read_file(file), str(file)).run, {}, {(): str(file)})
     else:
         run = load_run(str(file))
     again = folder / "again.yaml"
@@ -211,7 +211,7 @@ class Checkpoints:
             (newer / name).write_bytes(data)
         (folder / "all" / "step-000000003").symlink_to(self.older)
         said: list[str] = []
-        with printed_by(lambda record: said.append(record.getMessage())):
+        with route_messages(lambda record: said.append(record.getMessage())):
             progress = load_checkpoint(folder / "all", self._items)
         assert progress is not None
         assert isinstance(progress.step, int)
@@ -253,7 +253,7 @@ class ModelReader:
         kind = "AutoModelForMaskedLM" if b'"roberta"' in whole["config.json"] else "AutoModelForCausalLM"
         if "scratch" in files:
             values = {"model": {"config": json.loads(files["config.json"])}}
-            wanted = run_from({**RUN, **values}, {}, {(): "run.yaml"}).model
+            wanted = parse_run({**RUN, **values}, {}, {(): "run.yaml"}).model
         else:
             wanted = ModelConfig.model_validate({"from": str(folder)})
         check_model(wanted, kind)

@@ -30,8 +30,8 @@ from plan import ARTEL, CASES, LAYOUTS, Case, argument_parser, begin, measure_ca
 
 from artel.cli.streams import print_record
 from artel.diagnostics.hardware import measure_hardware
-from artel.host import processor
-from artel.messages import printed_by
+from artel.host import processor_name
+from artel.messages import route_messages
 
 SKIPPED = 3
 """Steps at the beginning, in which memory is taken, kernels are compiled and the optimizer's state is made."""
@@ -66,7 +66,7 @@ class Rates:
 
     def refresh(self) -> None:
         if time.monotonic() > self._until:
-            with printed_by(print_record):
+            with route_messages(print_record):
                 measure_hardware()
             self._until = time.monotonic() + RATES_HOLD
 
@@ -123,7 +123,7 @@ def head(options: argparse.Namespace) -> str:
     return (
         "# Speed: `artel plan` beside what runs reached\n\n"
         f"`python benchmarks/plan_speed.py --steps {options.steps} --rounds {options.rounds}` on "
-        f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}, {datetime.date.today()}. Rates by "
+        f"{processor_name()}, {os.cpu_count()} cores, torch {torch.__version__}, {datetime.date.today()}. Rates by "
         "`artel hardware`, ten minutes old at most.\n"
     )
 

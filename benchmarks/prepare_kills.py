@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from run_on_disk import store_digest
 
 from artel.config import RunConfig
-from artel.config.load import run_from
+from artel.config.load import parse_run
 from artel.preparing import assembly, prepare  # noqa: F401  # imported once: the runs are forks of this process
 
 FROM_START, OF_DRIVER = "all processes", "the driver"
@@ -109,7 +109,7 @@ def run_of(folder: Path, name: str, workers: int) -> RunConfig:
     data = {"store": str(folder / name), "sources": sources, "dedup": {"near": {}, "lines": "line"}}
     tree = {"run": str(folder / "run"), "data": data, "tokenizer": {"train": {"vocab": 600}},
             "prepare": {"workers": workers, "part": 60_000}}  # fmt: skip
-    return run_from(tree, {}, {(): "run.yaml"})
+    return parse_run(tree, {}, {(): "run.yaml"})
 
 
 def write_texts(folder: Path, chance: random.Random) -> None:

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import artel.objectives
 from artel.cli.main import app
-from artel.config import RunConfig, run_from
+from artel.config import RunConfig, parse_run
 from artel.config.suggest import all_keys
 from artel.errors import InputError
 from artel.objectives.base import Objective
@@ -248,7 +248,7 @@ def converters_name_what_exists() -> Iterator[str]:
             if key in keys and value not in ("the", "true"):
                 base = {"data": {"sources": [{"path": "a.txt"}]}, "model": {"from": "m", "lora": {"rank": 16}}}
                 try:
-                    run_from(base, {key: value}, {(): "run.yaml"})
+                    parse_run(base, {key: value}, {(): "run.yaml"})
                 except InputError as error:
                     if any(key in problem.where for problem in error.problems):
                         yield f"{where}: {key} does not take {value}"

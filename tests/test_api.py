@@ -27,7 +27,7 @@ import transformers
 import artel
 from artel.api.run import table
 from artel.api.run_values import as_overrides, as_run_file
-from artel.text.sources.find import local_path
+from artel.text.sources.find import resolve_local_path
 from artel.training.callbacks import StopOnSignal
 from support.messages import logged
 from support.objectives import objective_run
@@ -467,7 +467,7 @@ def rows_read(rows, **source) -> list[dict]:
     """The JSON lines that rows become, read back."""
     run = as_run_file({"data": {"sources": [{"rows": rows, **source}]}})
     (path,) = run.tree["data"]["sources"][0]["path"]
-    return [json.loads(line) for line in local_path(path, "path").read_text().splitlines()]
+    return [json.loads(line) for line in resolve_local_path(path, "path").read_text().splitlines()]
 
 
 def test_rows_of_every_kind_are_the_same_file():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from artel.config import RunConfig, dump_run, load_run, run_from
+from artel.config import RunConfig, dump_run, load_run, parse_run
 from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import (
@@ -55,7 +55,7 @@ def auto_run(budget: str = "10min", data: dict[str, Any] | None = None, **train:
         "model": {"auto": True},
         "train": {"budget": budget, **train},
     }
-    return run_from(tree, {}, {})
+    return parse_run(tree, {}, {})
 
 
 def chosen(run: RunConfig, text: TextSize = NOVEL, processes: int = 1, memory: float = 64 * GIB, rate: float = 1e11):
@@ -93,7 +93,7 @@ def test_nothing_is_left_to_choose_and_what_is_chosen_can_be_trained():
     run = chosen(auto_run())
     assert not run.model.auto
     check_run(run)
-    assert run_from(yaml.safe_load(dump_run(run)), {}, dict(PLACE)) == run
+    assert parse_run(yaml.safe_load(dump_run(run)), {}, dict(PLACE)) == run
     assert (run.train.optimizer, run.train.schedule, run.train.budget) == ("muon", "wsd", 600)
 
 
@@ -192,7 +192,7 @@ def test_a_text_too_small_is_refused_and_a_small_one_takes_a_smaller_block(text,
 def test_what_auto_does_not_go_with(changes, where):
     Path("ds.json").write_text("{}")
     with pytest.raises(InputError) as error:
-        check_run(run_from(dumped(auto_run()), changes, dict(PLACE)))
+        check_run(parse_run(dumped(auto_run()), changes, dict(PLACE)))
     assert [problem.where.rpartition(": ")[2] for problem in error.value.problems] == [where]
 
 
@@ -205,14 +205,14 @@ def dumped(run: RunConfig) -> dict[str, Any]:
 
 def test_auto_and_a_model_of_ones_own_exclude_each_other():
     with pytest.raises(InputError, match="auto chooses a new model"):
-        run_from({**dumped(auto_run()), "model": {"auto": True, "config": {"model_type": "gpt2"}}}, {}, dict(PLACE))
-    run = run_from(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, dict(PLACE))
+        parse_run({**dumped(auto_run()), "model": {"auto": True, "config": {"model_type": "gpt2"}}}, {}, dict(PLACE))
+    run = parse_run(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, dict(PLACE))
     assert not run.model.auto
     assert run.model.config == {"model_type": "gpt2"}
     tree = dumped(auto_run())
     tree["train"]["epochs"] = 2
     with pytest.raises(InputError) as error:  # a budget beside epochs is one contradiction
-        run_from(tree, {}, dict(PLACE))
+        parse_run(tree, {}, dict(PLACE))
     (problem,) = error.value.problems
     assert "epochs and budget cannot be combined" in problem.what
 
@@ -248,7 +248,7 @@ def test_a_gpu_whose_speed_is_not_known_is_refused_and_its_plan_says_so():
     plan = describe(make_plan(chosen(run), unlisted))
     assert "Tesla K80 is not in the table" in plan
     assert "offload" not in plan
-    offloading = run_from(dumped(run), {"parallel.offload": "cpu", "parallel.data": "fsdp"}, dict(PLACE))
+    offloading = parse_run(dumped(run), {"parallel.offload": "cpu", "parallel.data": "fsdp"}, dict(PLACE))
     with pytest.raises(InputError) as error:
         choose_model_for_plan(offloading, find_hardware("h100-80gb:1"), None)
     assert error.value.problems[0].where == "parallel.offload"

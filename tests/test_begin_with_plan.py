@@ -8,8 +8,8 @@ import torch
 from artel.config import load_run
 from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
-from artel.host import memory, swap
-from artel.launching.plan_run import begin_with_plan
+from artel.host import memory, swap_bytes
+from artel.launching.plan_run import plan_at_start
 from artel.parallel import World
 from artel.planning.rates import Rates, measurement_identity, save_rates
 from artel.preparing import prepare
@@ -35,7 +35,7 @@ PLAN = {
 @pytest.mark.slow
 def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path):
     """Its weights are small, so that only the plan knows: the activations of a micro-batch exceed the memory."""
-    room = (memory().limit or memory().total) + swap()
+    room = (memory().limit or memory().total) + swap_bytes()
     rows = room * 3 // (1024 * 14_000)  # about 14 kB for each token of a row
     write_run(
         tmp_path / "run.yaml",
@@ -70,12 +70,12 @@ def test_a_budget_that_the_planned_steps_outlast_is_refused_with_the_shortest(tm
     prepared, said = prepare(run), logged()
     RunFolder(tmp_path / "run").claim()
     with pytest.raises(InputError, match=r"60s is too short: 4 steps take at least") as error:
-        begin_with_plan(run, prepared, 1, 1, False)
+        plan_at_start(run, prepared, 1, 1, False)
     shortest = read_seconds(error.value.problems[0].fix.split()[1])
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert 60 < plan["shortest_budget_seconds"] <= shortest
     assert "too short: 4 steps take" in said[-1]
-    begin_with_plan(run, prepared, 1, 1, True)
+    plan_at_start(run, prepared, 1, 1, True)
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(
     small = {"steps": 2}
     write_run(tmp_path / "run.yaml", train=small)
     succeed("train", "run.yaml")
-    room = (memory().limit or memory().total) + swap()
+    room = (memory().limit or memory().total) + swap_bytes()
     rows = room * 3 // (1024 * 14_000)
     words = ["data.block=1024", f"train.batch={rows}", f"train.micro_batch={rows}", "train.steps=1000"]
     refused("train", "run.yaml", "--restart", *words, "train.activation_checkpointing=none")
@@ -125,6 +125,6 @@ def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(
     run = load_run("run.yaml")
     prepared, said = prepare(run), logged()
     large = run.model_copy(update={"train": run.train.model_copy(update={"steps": 10**7})})
-    begin_with_plan(large, prepared, 2, 2, False)
+    plan_at_start(large, prepared, 2, 2, False)
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["processes"] == 4
     assert "each of 4 processes" in said[2]

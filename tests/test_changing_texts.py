@@ -10,7 +10,7 @@ import zstandard
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import WorkError
-from artel.messages import printed_by
+from artel.messages import route_messages
 from artel.preparing import prepare
 from artel.preparing.progress import Progress, reporting
 from artel.text import input_shards
@@ -88,7 +88,7 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
         if record.getMessage().startswith(stage):
             written(tmp_path, new or "a.jsonl", LINES.replace("line", "another line"))
 
-    with printed_by(change), pytest.raises(WorkError, match=r"while it was being read|files changed while"):
+    with route_messages(change), pytest.raises(WorkError, match=r"while it was being read|files changed while"):
         prepare(run_of(tmp_path, data=files, tokenizer=tokenizer))
     assert not list((tmp_path / "stores").glob("*/manifest.json"))
     documents, ledger = stored(tmp_path, data=files, tokenizer=tokenizer)

@@ -21,7 +21,7 @@ from artel.objectives.classification.label_metrics import (
     softmax,
 )
 from artel.objectives.statistics import sigmoid
-from artel.text import Labeled
+from artel.text import LabeledText
 
 LABELS = ["a", "b", "c", "d"]
 
@@ -133,9 +133,9 @@ def targets(kind, rows):
 
 
 ROWS = {
-    "single": [Labeled("x", labels=(label,)) for label in "abcab"],
-    "multi": [Labeled("x", labels=labels) for labels in [("a",), (), ("b", "c"), ("a", "b", "c"), ("c",)]],
-    "number": [Labeled("x", labels=(str(number),), number=number) for number in (0.5, -3.0, 1e6, 0.1, 7.0)],
+    "single": [LabeledText("x", labels=(label,)) for label in "abcab"],
+    "multi": [LabeledText("x", labels=labels) for labels in [("a",), (), ("b", "c"), ("a", "b", "c"), ("c",)]],
+    "number": [LabeledText("x", labels=(str(number),), number=number) for number in (0.5, -3.0, 1e6, 0.1, 7.0)],
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from artel.cli.main import app
-from artel.config import DataConfig, run_from
+from artel.config import DataConfig, parse_run
 from artel.errors import InputError
 from artel.preparing.stores import store_key
 from artel.text import Ledger, read_documents
@@ -65,12 +65,12 @@ def test_documents_that_it_takes_for_bad_are_dropped_and_counted(trained):
 def test_another_classifier_makes_another_store(trained):
     Path("mixed.txt").write_text("\n".join(texts(CALM, 3, 20)))
     source = {"sources": [{"path": "mixed.txt", "document": "line"}]}
-    keys = {store_key(run_from({"data": source}, {}, {}))}
+    keys = {store_key(parse_run({"data": source}, {}, {}))}
     with_rule = source | {"clean": {"classifier": {"from": "prose"}}}
-    keys.add(store_key(run_from({"data": with_rule}, {}, {})))
+    keys.add(store_key(parse_run({"data": with_rule}, {}, {})))
     weights = Path("prose", "classifier.safetensors").read_bytes()
     Path("prose", "classifier.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    keys.add(store_key(run_from({"data": with_rule}, {}, {})))
+    keys.add(store_key(parse_run({"data": with_rule}, {}, {})))
     assert len(keys) == 3
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from artel.config import CleanConfig, DataConfig, Overrides
-from artel.config.load import run_from
+from artel.config.load import parse_run
 from artel.errors import InputError
 from artel.preparing.prepare import store_key
 from artel.text import Ledger, read_documents
@@ -19,7 +19,7 @@ from artel.text.cleaning import quality
 from artel.text.cleaning.quality import drop_reason, ngram_fractions, repeated_fraction, symbol_fraction
 from artel.text.cleaning.rules import clean, drop_lines
 from artel.text.dedup.exact import RepeatedUnits
-from artel.text.formats.chat import record_of
+from artel.text.formats.chat import build_record
 from artel.text.records import Conversation, Message, Pair, Question, Record
 
 GOPHER = {2: 0.2, 3: 0.18, 4: 0.16, 5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.1}
@@ -137,7 +137,7 @@ def test_questions_are_never_dropped_by_the_new_rules_and_turns_are_looked_at_to
     fields = Question("1", ENGLISH, ENGLISH, ((0, 2),), "short")
     assert drop_reason(Record(ENGLISH, "file:1", "set", fields), rules) is None
     turns = Conversation((Message("user", "How are you?"), Message("assistant", "Buy now!")))
-    record = record_of(turns, "file:1", "set")
+    record = build_record(turns, "file:1", "set")
     assert drop_reason(record, CleanConfig(drop_documents=["Buy"])) == "document_filter"
     assert drop_reason(record, CleanConfig(drop_documents=["Sell"])) is None
 
@@ -263,14 +263,14 @@ def test_pairs_keep_their_lines(tmp_path):
 def test_wrong_values_are_told_when_the_run_file_is_read(key, value, expected):
     tree = {"data": {"sources": [{"path": "a.txt"}]}}
     with pytest.raises(InputError, match=re.escape(expected)):
-        run_from(tree, Overrides.parse([f"data.clean.{key}={value}"]), {(): "run.yaml"})
+        parse_run(tree, Overrides.parse([f"data.clean.{key}={value}"]), {(): "run.yaml"})
 
 
 def test_ngram_limits_come_back_from_a_written_run(tmp_path):
     from artel.config import dump_run, load_run
 
     tree = {"data": {"sources": [{"path": "a.txt"}], "clean": {"repeated_ngrams": GOPHER, "drop_lines": r"^\s*\*"}}}
-    run = run_from(tree, {}, {(): "run.yaml"})
+    run = parse_run(tree, {}, {(): "run.yaml"})
     (tmp_path / "run.yaml").write_text(dump_run(run))
     assert load_run(str(tmp_path / "run.yaml")).data == run.data
     assert run.data.clean.repeated_ngrams == GOPHER
@@ -295,7 +295,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_pa
 
 def test_rules_are_part_of_what_a_store_is_found_by():
     def key(**rules):
-        return store_key(run_from({"data": {"sources": [{"format": "dummy"}], "clean": rules}}, {}, {(): "run.yaml"}))
+        return store_key(parse_run({"data": {"sources": [{"format": "dummy"}], "clean": rules}}, {}, {(): "run.yaml"}))
 
     rules = [{}, {"repeated_ngrams": {2: 0.2}}, {"repeated_ngrams": {3: 0.2}}, {"symbols": 0.4}, {"drop_lines": "a"}]
     assert len({key(**each) for each in rules}) == len(rules)

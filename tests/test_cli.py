@@ -223,13 +223,13 @@ def test_ctrl_c_that_the_main_thread_handled_first_is_not_answered():
     """A Ctrl-C at the prompt of a chat was answered half a second later, and a later one then ended the chat."""
     done = run_python(
         "import hashlib, os, signal, sys\n"
-        "from artel.interrupts import answer_interrupts, interrupt_is_handled\n"
+        "from artel.interrupts import answer_interrupts, mark_interrupt_handled\n"
         "answer_interrupts()\n"
         "sys.setswitchinterval(1000)\n"  # the thread runs only when the main one is in the call at the end
         "try:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "except KeyboardInterrupt:\n"
-        "    interrupt_is_handled()\n"
+        "    mark_interrupt_handled()\n"
         "hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)\n"
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from artel.config import dump_run, load_run, run_from
+from artel.config import dump_run, load_run, parse_run
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.comparison import reached, read_choice, record_reached
@@ -104,5 +104,5 @@ def test_the_choice_of_a_run_is_kept_until_it_is_done():
     assert " min, planned 3.0 (" in done.stderr
     assert "plan: the model was chosen by " in done.stderr
     choice = json.loads(Path("runs/auto/choice.json").read_text())
-    assert choice["model"] == run_from(yaml.safe_load(Path("runs/auto/config.yaml").read_text()), {}, {}).model.config
+    assert choice["model"] == parse_run(yaml.safe_load(Path("runs/auto/config.yaml").read_text()), {}, {}).model.config
     assert choice["reached"].keys() == choice["expected"].keys()

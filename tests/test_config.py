@@ -13,10 +13,10 @@ from artel.config import (
     TrainConfig,
     dump_run,
     load_run,
+    parse_run,
     recipe_names,
     recipe_text,
     result_differences,
-    run_from,
 )
 from artel.config.other_names import OTHER_NAMES, OTHER_OBJECTIVES
 from artel.config.read import read_file
@@ -230,7 +230,7 @@ def test_every_number_has_an_upper_bound():
     refused = set()
     for key in all_keys(RunConfig):
         try:
-            run = run_from(
+            run = parse_run(
                 {"data": {"sources": [{"format": "dummy"}]}}, Overrides.parse([f"{key}=1e300"]), {(): "run.yaml"}
             )
         except InputError as error:
@@ -243,7 +243,7 @@ def test_every_number_has_an_upper_bound():
 
 def test_large_seeds_are_kept_to_the_last_digit():
     for written in (2**63 - 1, str(2**63 - 1)):
-        assert run_from({"seed": written, "data": {"sources": [{"format": "dummy"}]}}, {}, {(): ""}).seed == 2**63 - 1
+        assert parse_run({"seed": written, "data": {"sources": [{"format": "dummy"}]}}, {}, {(): ""}).seed == 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_large_seeds_are_kept_to_the_last_digit():
 )  # fmt: skip
 def test_an_unknown_key_is_shown_what_is_meant(key, says):
     with pytest.raises(InputError) as error:
-        run_from({"data": {"sources": [{"format": "dummy"}] * 2}}, Overrides.parse([f"{key}=1"]), {(): "run.yaml"})
+        parse_run({"data": {"sources": [{"format": "dummy"}] * 2}}, Overrides.parse([f"{key}=1"]), {(): "run.yaml"})
     assert says in str(error.value)
 
 
@@ -277,7 +277,7 @@ def test_an_unknown_key_is_shown_what_is_meant(key, says):
 def test_another_tools_name_of_an_objective_is_the_only_problem(objective, says):
     tree = {"data": {"sources": [{"format": "chat", "path": "a.jsonl"}]}, "objective": objective}
     with pytest.raises(InputError) as error:
-        run_from(tree, {}, {(): "run.yaml"})
+        parse_run(tree, {}, {(): "run.yaml"})
     (problem,) = error.value.problems
     assert problem.fix == f"artel calls it {says}"
 
@@ -327,7 +327,9 @@ def test_all_that_is_wrong_is_said_in_one_round_and_nothing_that_follows_from_it
     ],
 )
 def test_an_override_takes_the_place_of_what_cannot_stand_beside_it(written, overrides, reads):
-    run = run_from(written | {"data": {"sources": [{"format": "dummy"}]}}, Overrides.parse(overrides), {(): "run.yaml"})
+    run = parse_run(
+        written | {"data": {"sources": [{"format": "dummy"}]}}, Overrides.parse(overrides), {(): "run.yaml"}
+    )
     for name, value in reads.items():
         assert getattr(run.model, name) == value
 

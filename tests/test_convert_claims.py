@@ -6,7 +6,7 @@ import pytest
 
 from artel.config.converters.command_line import is_command_line
 from artel.config.converters.tools import convert
-from artel.config.converters.trainer import optimizer_of
+from artel.config.converters.trainer import find_optimizer
 from artel.config.other_names import OTHER_NAMES
 from artel.errors import InputError
 from artel.registry import OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS
@@ -20,15 +20,15 @@ def test_an_optimizer_that_is_named_as_missing_is_missing():
     ours = {name.replace("_", "") for name in OPTIMIZERS.names}
     others = [name.value for name in OptimizerNames]
     for name in [*others, *OPTIMIZERS.names, "muon", "dion", "adopt_adamw", "came_pytorch", "PagedAdamW8bit", "Lion"]:
-        optimizer, difference = optimizer_of(name)
+        optimizer, difference = find_optimizer(name)
         assert optimizer in OPTIMIZERS
         if "no such optimizer" in difference:
             assert re.sub(r"_|paged|bnb", "", name.lower()) not in ours
             assert all(each in difference for each in OPTIMIZERS.names)
     for name in OPTIMIZERS.names:
-        assert optimizer_of(name)[0] == name
-    assert optimizer_of("adafactor")[0] == "adafactor"
-    assert "no such optimizer" in optimizer_of("rmsprop")[1]
+        assert find_optimizer(name)[0] == name
+    assert find_optimizer("adafactor")[0] == "adafactor"
+    assert "no such optimizer" in find_optimizer("rmsprop")[1]
 
 
 def test_a_schedule_that_is_named_as_missing_is_missing():

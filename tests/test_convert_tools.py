@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 import artel as artel_package
-from artel.config import load_run, run_from
+from artel.config import load_run, parse_run
 from artel.config.converters.conversion import Conversion, KeyTable
-from artel.config.converters.tools import convert, tool_of
-from artel.config.converters.yaml_text import flat, with_comments
+from artel.config.converters.tools import convert, detect_tool
+from artel.config.converters.yaml_text import add_comments, flatten
 from artel.errors import InputError
 from support import foreign_configs as configs
 from support.converting import operations, reported
@@ -61,8 +61,8 @@ def other(value):
 def test_every_key_is_accounted_for_and_what_is_carried_has_an_effect(text, data_sets):
     tree = yaml.safe_load(text)
     before = convert(yaml.safe_dump(tree, sort_keys=False), "old")
-    run_from(copy.deepcopy(before.run), {}, {(): "old"})
-    written = {".".join(map(str, key)): (key, value) for key, value in flat(tree)}
+    parse_run(copy.deepcopy(before.run), {}, {(): "old"})
+    written = {".".join(map(str, key)): (key, value) for key, value in flatten(tree)}
     assert written.keys() == before.carried.keys() | reported(before).keys() | before.same.keys()
     for dotted in before.carried.keys() - FIXED:
         key, value = written[dotted]
@@ -209,7 +209,7 @@ def test_what_becomes_of_llama_factorys_preferences(data_sets):
 
 def test_a_data_set_that_nobody_describes_is_marked_in_the_run_file():
     result = convert(configs.LLAMA_FACTORY_LORA, "old")
-    text = with_comments(result.run, result.comments)
+    text = add_comments(result.run, result.comments)
     assert yaml.safe_load(text) == result.run
     lines = text.splitlines()
     at = lines.index("  - path: data/support.json")
@@ -321,11 +321,11 @@ def test_what_does_not_go_together_here_is_changed_and_told():
 @pytest.mark.parametrize("text", [configs.AXOLOTL_DPO, configs.LLAMA_FACTORY_MORE])
 def test_an_odd_value_of_any_key_is_one_clear_message_at_most(text):
     tree = yaml.safe_load(text)
-    for key, _ in flat(tree):
+    for key, _ in flatten(tree):
         for odd in ([], {"a": 1}, 3, "9" * 400):
             try:
                 result = convert(yaml.safe_dump(changed(tree, key, odd)), "old")
-                run_from(copy.deepcopy(result.run), {}, {(): "old"})
+                parse_run(copy.deepcopy(result.run), {}, {(): "old"})
             except InputError as error:
                 assert error.problems  # noqa: PT017
 
@@ -351,8 +351,8 @@ def test_the_tables_of_the_page_are_up_to_date():
 
 
 def test_a_run_file_is_none_of_these():
-    assert tool_of("data: {sources: [{path: a.txt}]}\nmodel: {from: m}\ntrain: {epochs: 1}\n") == ""
-    assert tool_of("# axolotl's base_model: m\nobjective: chat\nmodel: {from: m}\n") == ""
+    assert detect_tool("data: {sources: [{path: a.txt}]}\nmodel: {from: m}\ntrain: {epochs: 1}\n") == ""
+    assert detect_tool("# axolotl's base_model: m\nobjective: chat\nmodel: {from: m}\n") == ""
 
 
 def _data_sets(count):
@@ -378,7 +378,7 @@ def test_twice_as_much_takes_twice_the_work(text):
 def test_many_unknown_keys_of_a_run_file_are_not_all_guessed(line):
     def read(count):
         tree = yaml.safe_load("".join(line.format(number) for number in range(count)))
-        return lambda: run_from(tree, {}, {(): "old"})
+        return lambda: parse_run(tree, {}, {(): "old"})
 
     few, many = operations(read(200)), operations(read(400))
     assert 0 < many < 2 * few

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from artel.config import BenchmarkConfig, DataConfig
-from artel.config.load import run_from
+from artel.config.load import parse_run
 from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.prepare import store_key
@@ -79,7 +79,7 @@ def test_question_answer_and_what_lies_across_are_found_by_so_many_words(exam, t
 
 
 def kept_of(tmp_path, sources, benchmarks, **data):
-    """(origins of the documents that are kept, the Contaminated ones) of sources of any kind."""
+    """(origins of the documents that are kept, the ContaminatedDocument of each other one) of sources of any kind."""
     config = DataConfig.model_validate({"sources": sources, "decontaminate": benchmarks, "validation": 0.0, **data})
     write_index(config, tmp_path / "index")
     index = BenchmarkIndex(tmp_path / "index", config.decontaminate.words)
@@ -252,7 +252,7 @@ def test_a_name_alone_is_a_file_or_a_task():
         "run": "run",
         "data": {"sources": [{"path": "a.txt"}], "decontaminate": ["arc_easy", "b.jsonl", "c/d", "e/f.yaml"]},
     }
-    run = run_from(tree, {}, {(): "run.yaml"})
+    run = parse_run(tree, {}, {(): "run.yaml"})
     assert run.data.decontaminate.benchmarks == [
         BenchmarkConfig(task="arc_easy"), BenchmarkConfig(path="b.jsonl"), BenchmarkConfig(path="c/d"),
         BenchmarkConfig(task="e/f.yaml"),

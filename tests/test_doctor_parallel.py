@@ -5,14 +5,14 @@ import json
 import pytest
 import yaml
 
-from artel.config import load_run, run_from
+from artel.config import load_run, parse_run
 from artel.diagnostics.parallel_check import Agreement, small_copy
 from artel.objectives import objective_type
 from support.runs import refused, succeed, write_run
 
 
 def described(model, **parallel):
-    return run_from({"data": {"sources": [{"format": "dummy"}]}, "model": model, "parallel": parallel}, {}, {})
+    return parse_run({"data": {"sources": [{"format": "dummy"}]}, "model": model, "parallel": parallel}, {}, {})
 
 
 def test_the_copy_keeps_what_decides_how_a_model_is_split():

@@ -11,7 +11,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.objectives.tokens.word_windows import NO_WORD, best_windows
 from artel.registry import FORMATS
 from artel.text import Document, Ledger, read_documents
-from artel.text.tags import entities_of
+from artel.text.tags import find_entities
 from artel.tokens import StoreWriter, TokenStore, train_tokenizer
 from support.entities import document, objective, tags_of
 from support.reading import read, written
@@ -31,7 +31,7 @@ def test_real_names_come_back_from_their_windows_character_for_character(shared_
         assert made.counts.get("cut_words", 0) == 0
         left_out += made.counts.get("overlapping_left_out", 0)
         starts, ends = made.reference["starts"], made.reference["ends"]
-        found = entities_of(tags_of(made, tagging.tags.tags))
+        found = find_entities(tags_of(made, tagging.tags.tags))
         spans = [(starts[first], ends[end - 1], label) for first, end, label in found]
         assert spans == [tuple(span) for span in made.reference["spans"]]
         assert set(spans) <= set(each.record.fields.spans)

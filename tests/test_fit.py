@@ -6,7 +6,7 @@ import shlex
 import pytest
 import yaml
 
-from artel.config import Overrides, load_run, result_differences, run_from
+from artel.config import Overrides, load_run, parse_run, result_differences
 from artel.objectives import objective_type
 from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
 from artel.planning.fit.advice import larger_accelerators, more_of
@@ -27,7 +27,7 @@ LARGE = LLAMA | {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_siz
 
 def run_of(config, data=None, **sections):
     changes = {"model": {"config": config}, "data": data or {}, "train": {"precision": "auto"}}
-    return run_from(merged(TINY, merged(changes, sections)), {}, {})
+    return parse_run(merged(TINY, merged(changes, sections)), {}, {})
 
 
 def advised(run, hardware, nproc=None):
@@ -40,7 +40,7 @@ def advised(run, hardware, nproc=None):
 def check_lines(run, advice):
     """Each line can be pasted, and its plan says what it says."""
     for each in [*advice.same, *advice.different, *advice.larger]:
-        pasted = run_from(run.model_dump(mode="json", by_alias=True), Overrides.parse(each.words), {})
+        pasted = parse_run(run.model_dump(mode="json", by_alias=True), Overrides.parse(each.words), {})
         processes, nodes = each.plan.processes, each.hardware.nodes
         check_layout(pasted, objective_type(pasted).auto_class, processes, processes // nodes)
         plan = make_plan(pasted, each.hardware, processes // nodes)
@@ -123,7 +123,7 @@ def test_adapters_are_another_training(tmp_path):
 
     LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 512})).save_pretrained(tmp_path)
     base = {"model": {"from": str(tmp_path)}, "tokenizer": {"replace": True}, "train": {"precision": "auto"}}
-    run = run_from({**merged(TINY, base), "model": base["model"]}, {}, {})
+    run = parse_run({**merged(TINY, base), "model": base["model"]}, {}, {})
     _, advice, _ = advised(run, find_hardware("v100-16gb:1"))
     check_lines(run, advice)
     groups = {each["group"] for each in advice_json(advice, CommandLine("run.yaml", Overrides()))}

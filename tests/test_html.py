@@ -13,7 +13,7 @@ from artel.text.cleaning import html
 from artel.text.cleaning.html import _BLOCK_TAGS, _HIDDEN_TAGS, _flatten, main_text, page_source
 from artel.text.formats.pages import read_html
 from artel.text.reading.source_file import SourceFile
-from artel.text.records import Dropped, Record
+from artel.text.records import DroppedRecord, Record
 from support.reading import written
 
 TAGS = (
@@ -163,7 +163,9 @@ def test_any_page_has_a_main_text_or_none(pieces):
 def test_a_page_without_main_text_is_dropped_and_not_a_bad_one(tmp_path):
     source = SourceConfig(path=["x"], extract="main")
     file = written(tmp_path, "a.html", "<html><body><script>var home</script></body></html>")
-    assert list(read_html(SourceFile(file, "a.html", "set", source, DataConfig()))) == [Dropped("no_main_text", "set")]
+    assert list(read_html(SourceFile(file, "a.html", "set", source, DataConfig()))) == [
+        DroppedRecord("no_main_text", "set")
+    ]
     file = written(tmp_path, "b.html", f"<html><body><article><h1>Title</h1>{MAIN}</article></body></html>")
     (record,) = read_html(SourceFile(file, "b.html", "set", source, DataConfig()))
     assert isinstance(record, Record)

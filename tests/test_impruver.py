@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from artel.config import load_run, run_from
+from artel.config import load_run, parse_run
 from artel.config.converters.tools import convert
 from artel.errors import InputError
 from support.impruver_configs import FROM_SCRATCH, PRETRAINED
@@ -73,7 +73,7 @@ def test_every_key_is_carried_over_or_told(text):
     """Another value of a key shows: in the run file, or in what is told of it."""
     tree = yaml.safe_load(text)
     before = convert(yaml.safe_dump(tree, sort_keys=False), "old.yaml")
-    run_from(copy.deepcopy(before.run), {}, {(): "old.yaml"})
+    parse_run(copy.deepcopy(before.run), {}, {(): "old.yaml"})
     told = reported(before.not_carried + before.differs)
     for key, _, name in leaves(tree):
         assert key in told | before.carried.keys() | before.same.keys(), f"{key} is neither carried over nor told"

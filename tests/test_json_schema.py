@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from artel.config import RunConfig, recipe_names, recipe_text, run_from, schema
+from artel.config import RunConfig, parse_run, recipe_names, recipe_text, schema
 from artel.config.json_schema import run_file_schema
 from artel.errors import InputError
 from support.runs import TINY, artel, merged
@@ -34,7 +34,7 @@ def test_every_recipe_is_right(name):
 
 
 def test_what_a_run_writes_is_right():
-    run = run_from(copy.deepcopy(TINY), {}, {(): "run"})
+    run = parse_run(copy.deepcopy(TINY), {}, {(): "run"})
     assert mistakes(run.model_dump(mode="json", by_alias=True)) == []
 
 
@@ -65,7 +65,7 @@ def test_what_artel_reads_an_editor_takes(key, value):
     tree = merged(TINY, {section: {name: value}})
     tree["train"] = {name: given for name, given in tree["train"].items() if name != "steps"}  # one length
     assert mistakes(tree) == []
-    run_from(tree, {}, {(): "run"})
+    parse_run(tree, {}, {(): "run"})
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_artel_refuses_an_editor_marks(key, value, at):
         del tree["train"]["steps"]
     assert mistakes(tree) == [at]
     with pytest.raises(InputError):
-        run_from(copy.deepcopy(tree), {}, {(): "run"})
+        parse_run(copy.deepcopy(tree), {}, {(): "run"})
 
 
 def test_every_key_has_its_help_and_default():

@@ -9,7 +9,7 @@ import pytest
 
 from artel.errors import InputError
 from artel.launching.hosts import Hosts
-from artel.launching.launcher_environment import check_counts, check_worker, first_host, read_launcher, tasks_of_node
+from artel.launching.launcher_environment import check_counts, check_worker, count_node_tasks, first_host, read_launcher
 from support.runs import ENVIRONMENT, refused, write_run
 from support.sockets import free_ports
 
@@ -159,9 +159,9 @@ def test_variables_that_no_launcher_sets(changes, says):
 
 
 def test_tasks_of_a_node():
-    assert [tasks_of_node("4(x2),3", node) for node in range(3)] == [4, 4, 3]
+    assert [count_node_tasks("4(x2),3", node) for node in range(3)] == [4, 4, 3]
     with pytest.raises(InputError, match="SLURM_STEP_TASKS_PER_NODE"):
-        tasks_of_node("4(x2),3", 3)
+        count_node_tasks("4(x2),3", 3)
 
 
 def test_processes_of_an_mpi():

@@ -23,7 +23,7 @@ from artel.launching.hosts import (
     _check_interface_of_gloo,
     _is_this_host,
     choose_interface,
-    choose_interface_of_process,
+    choose_process_interface,
 )
 from artel.launching.rendezvous import run_secret
 from artel.launching.rendezvous_handlers import ForeignValue, SignedStore
@@ -179,7 +179,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 )
 def test_processes_of_one_host_are_told_loopback(environment, changes):
     with patch.dict(os.environ, environment, clear=True):
-        choose_interface_of_process()
+        choose_process_interface()
         assert dict(os.environ) == environment | changes
 
 

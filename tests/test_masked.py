@@ -16,7 +16,7 @@ from artel.models import IGNORED
 from artel.models.generate import Sampling
 from artel.objectives import InsertionTagging, Masked
 from artel.objectives.insertion_tagging import comma_positions, missing_after
-from artel.text import Document, Dropped, Pair, Record, Rejected
+from artel.text import Document, DroppedRecord, Pair, Record, Rejected
 from artel.text.pipeline import remove_commas
 from artel.tokens import Rows, train_tokenizer
 from support.runs import artel, losses, metrics, roberta_of_2019, succeed, write_run
@@ -250,7 +250,7 @@ def test_pairs_that_cannot_be_aligned_are_rejected_with_their_line(tokenizer, pa
 
 def test_a_pair_longer_than_a_block_is_counted_and_not_bad(tokenizer):
     (made,) = restoring(tokenizer).samples(documents(("семья " * 40, "семья " * 40)))
-    assert made == Dropped("longer_than_block")
+    assert made == DroppedRecord("longer_than_block")
 
 
 @pytest.mark.long

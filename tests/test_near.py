@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from artel.config import NearConfig, Overrides, load_run
-from artel.config.load import run_from
+from artel.config.load import parse_run
 from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.prepare import store_key
@@ -19,9 +19,9 @@ from artel.text.dedup.near import (
     BAND_GROUPS,
     Signatures,
     SignatureWriter,
-    bands_and_rows,
-    near_duplicates,
-    similar_pairs,
+    choose_bands,
+    find_similar_pairs,
+    select_near_duplicates,
 )
 from artel.text.dedup.shingles import Shingler, jaccard, shingle_set
 from support.messages import logged
@@ -214,12 +214,12 @@ def left_out(folder, texts, cuts=(), *, signed=None, open_files=200, comparisons
             for number, text in enumerate(share):
                 signer.add(number, text)
     signatures = Signatures(folders, [len(share) for share in shares], np.ones(len(texts), bool), open_files=open_files)
-    bands, _ = bands_and_rows(config.threshold)
+    bands, _ = choose_bands(config.threshold)
     pairs = [
-        similar_pairs(signatures, range(group, bands, BAND_GROUPS), config.threshold, comparisons)
+        find_similar_pairs(signatures, range(group, bands, BAND_GROUPS), config.threshold, comparisons)
         for group in range(BAND_GROUPS)
     ]
-    dropped = near_duplicates(signatures, pairs, *np.zeros((2, len(texts)), bool))
+    dropped = select_near_duplicates(signatures, pairs, *np.zeros((2, len(texts)), bool))
     return sorted(np.concatenate(list(dropped.values())).tolist())
 
 
@@ -239,7 +239,7 @@ def test_a_template_is_compared_with_a_bounded_number(tmp_path, monkeypatch):
     counted = near_module.jaccard
     monkeypatch.setattr(near_module, "jaccard", lambda one, other: compared.append(1) or counted(one, other))
     assert left_out(tmp_path, pages, comparisons=3, threshold=0.8) == []
-    bands, _ = bands_and_rows(0.8)
+    bands, _ = choose_bands(0.8)
     assert 0 < len(compared) <= 3 * bands * len(pages)
 
 
@@ -248,7 +248,7 @@ def test_bands_find_a_pair_at_the_threshold(threshold):
     def probability(rows):
         return 1 - (1 - threshold**rows) ** (128 // rows)
 
-    bands, rows = bands_and_rows(threshold)
+    bands, rows = choose_bands(threshold)
     assert bands == 128 // rows
     assert probability(rows) >= 0.999 > probability(rows + 1)
 
@@ -279,7 +279,7 @@ def test_a_text_of_which_no_sample_is_made_stands_for_no_other(read):
 @pytest.mark.parametrize("source", [{"path": "a.json", "format": "squad"}, {"path": "a.jsonl", "format": "preference"}])
 def test_what_shares_a_document_or_a_prompt_is_refused(source):
     with pytest.raises(InputError, match=r"(?s)data.*dedup\.near.*sources\.1") as error:
-        run_from({"data": {"sources": [{"path": "x.txt"}, source], "dedup": {"near": {}}}}, {}, {(): "run.yaml"})
+        parse_run({"data": {"sources": [{"path": "x.txt"}, source], "dedup": {"near": {}}}}, {}, {(): "run.yaml"})
     assert "remove dedup.near" in str(error.value)
 
 

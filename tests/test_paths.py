@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from artel.config import DataConfig
-from artel.config.load import run_from
+from artel.config.load import parse_run
 from artel.errors import InputError
 from artel.preparing import check_overlaps, check_sources_and_outputs, prepare
 from artel.preparing.prepare import store_key
@@ -76,7 +76,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
 )
 def test_an_empty_path_is_not_the_working_folder(data, key):
     with pytest.raises(InputError, match=f"{key}: the path is empty"):
-        run_from({"data": data}, {}, {(): "run.yaml"})
+        parse_run({"data": data}, {}, {(): "run.yaml"})
 
 
 def test_globs_match_what_they_matched():
@@ -189,7 +189,7 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path):
     refused = "run: the folder .* lies in .*from_store"
     tree = {"run": str(prepared.folder / "run"), "data": {"from_store": str(prepared.folder)}}
     with pytest.raises(InputError, match=refused):
-        check_sources_and_outputs(run_from(tree, {}, {(): "run.yaml"}))
+        check_sources_and_outputs(parse_run(tree, {}, {(): "run.yaml"}))
     run = run_of(tmp_path, data={"sources": [{"path": "texts"}]})
     check_overlaps(run, [("DIR", Path("exported"))])
     with pytest.raises(InputError, match=r"DIR: the folder texts/exported \(really .*\) lies in texts"):

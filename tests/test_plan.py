@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artel.config import run_from
+from artel.config import parse_run
 from artel.errors import InputError
 from artel.models.attention_switch import use_artel_attention
 from artel.models.loading.materialize import WeightSource, materialize
@@ -52,7 +52,7 @@ def planned(config, parallel=None, **train):
         Path("pairs.jsonl").write_text("".join(rows))
         source = {"path": "pairs.jsonl", "format": "pairs"}
         changes |= {"objective": "seq2seq", "data": {"sources": [source], "block": 32}}
-    run = run_from(merged(TINY, changes), {}, {})
+    run = parse_run(merged(TINY, changes), {}, {})
     data = planned_data(run)
     return run, data, ModelOutline.from_config(run, data.objective, data.tokenizer)
 
@@ -103,7 +103,7 @@ def test_a_plan_of_preferences_knows_which_prompts_are_shared(tmp_path):
     long = {"prompt": "ship " * 20, "chosen": "sea " * 10, "rejected": "land " * 5}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(long) + "\n")
     sources = {"sources": [{"path": str(tmp_path / "pairs.jsonl"), "format": "preference"}], "block": 256}
-    run = run_from(merged(TINY, {"objective": "preference", "data": sources, "model": {"config": LLAMA}}), {}, {})
+    run = parse_run(merged(TINY, {"objective": "preference", "data": sources, "model": {"config": LLAMA}}), {}, {})
     apart = planned_data(run)
     outline = ModelOutline.from_config(run, apart.objective, apart.tokenizer)
     tokens = apart.row_tokens
@@ -154,12 +154,12 @@ def test_a_sequence_that_processes_share():
 def test_a_layout_that_training_refuses_is_not_planned():
     values = {"objective": "masked", "model": {"config": {"model_type": "xlm"}}, "parallel": {"tensor": 2}}
     with pytest.raises(InputError, match=r"parallel\.tensor"):
-        make_plan(run_from(merged(TINY, values), {}, {}), find_hardware("h100-80gb:2"))
+        make_plan(parse_run(merged(TINY, values), {}, {}), find_hardware("h100-80gb:2"))
 
 
 def test_the_ranks_of_a_plan_have_groups_of_their_own():
     """The first and the last stage are traced in one process, each with the tensor group of its rank."""
-    run = run_from(merged(TINY, {"parallel": {"tensor": 2, "pipeline": 2}}), {}, {})
+    run = parse_run(merged(TINY, {"parallel": {"tensor": 2, "pipeline": 2}}), {}, {})
     plan = make_plan(run, find_hardware("h100-80gb:4"))
     assert len(plan.ranks) == 2
     assert all(rank.allocated > 0 for rank in plan.ranks)
@@ -259,7 +259,7 @@ def length_of(folder, config, **train):
     """The planned length of a run on what lies in a folder; `config` is merged into that of a small one."""
     places = {"run": str(folder / "run"), "data": {"store": str(folder / "stores")}}
     changes = merged(merged(places, config), {"train": {"steps": None} | train})
-    run = run_from(merged(TINY, changes), {}, {})
+    run = parse_run(merged(TINY, changes), {}, {})
     return run, planned_length(run, planned_data(run))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from artel.config import run_from
+from artel.config import parse_run
 from artel.models.quantization import loading_options, num_weights, quantize_structure, scales, shrink_weights
 from artel.parallel import World
 from artel.planning.plan.batches import planned_data
@@ -55,11 +55,11 @@ def test_layers_have_the_sizes_that_they_have_when_they_are_loaded(folder: Path,
 
 def traced(folder: Path, quantize: str, how: Any = "none", base: str = "fp32") -> Trace:
     """Two steps of an adapter over the model."""
-    plain = run_from(merged(TINY, {"model": {"config": {"model_type": "llama", **LLAMA}}}), {}, {})
+    plain = parse_run(merged(TINY, {"model": {"config": {"model_type": "llama", **LLAMA}}}), {}, {})
     data = planned_data(plain)
     lora = {"rank": 4} if quantize != "none" else {"rank": 4, "base": base}
     tree = {"from": str(folder), "lora": lora, "quantize": quantize}
-    run = run_from(TINY | {"model": tree, "tokenizer": {}}, {}, {})
+    run = parse_run(TINY | {"model": tree, "tokenizer": {}}, {}, {})
     whole = LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).to("meta")
     outline = ModelOutline(run, data.objective, copy.deepcopy(whole))
     world = World(0, 1, 0, torch.device("cpu"))

@@ -8,7 +8,7 @@ import yaml
 from huggingface_hub import constants, hf_hub_download
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from artel.config import run_from
+from artel.config import parse_run
 from artel.config.schema.quantities import read_seconds
 from artel.errors import InputError
 from artel.host import Memory
@@ -135,7 +135,7 @@ def test_what_train_refuses_later_is_said_before(tmp_path):
         with pytest.raises(InputError, match=says):
             check_run(described(wrong), StartConditions(1, 1))
     with pytest.raises(InputError, match=r"data\.from_store: nowhere"):
-        check_run(run_from({**TINY, "data": {"from_store": "nowhere"}, "tokenizer": {}}, {}, {}))
+        check_run(parse_run({**TINY, "data": {"from_store": "nowhere"}, "tokenizer": {}}, {}, {}))
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_an_option_that_is_a_key_brings_no_value_of_another_unit(words, advice, 
 
 
 def described(wrong):
-    return run_from(merged(TINY, wrong), {}, {(): "run.yaml"})
+    return parse_run(merged(TINY, wrong), {}, {(): "run.yaml"})
 
 
 def on_meta(**sizes):

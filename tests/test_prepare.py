@@ -215,7 +215,7 @@ def test_what_is_wrong_with_text_and_model_is_said_together():
         "from contextlib import nullcontext\n"
         "import artel.launching.background_check\n"
         "from artel.cli.main import main\n"
-        "artel.launching.background_check.checking_in_background = lambda *_: nullcontext(lambda **_: None)\n"
+        "artel.launching.background_check.check_in_background = lambda *_: nullcontext(lambda **_: None)\n"
         "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
         "main()\n"
     )
@@ -243,10 +243,10 @@ def test_the_process_beside_ends_with_the_one_that_started_it():
     script = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from artel.launching.background_check import checking_in_background\n"
-        "from artel.config import Overrides, run_from\n"
-        "run = run_from({'data': {'sources': [{'path': 'a.txt'}]}, 'train': {'batch': 4}}, {}, {})\n"
-        "with checking_in_background(run, 'run.yaml', Overrides()):\n"
+        "from artel.launching.background_check import check_in_background\n"
+        "from artel.config import Overrides, parse_run\n"
+        "run = parse_run({'data': {'sources': [{'path': 'a.txt'}]}, 'train': {'batch': 4}}, {}, {})\n"
+        "with check_in_background(run, 'run.yaml', Overrides()):\n"
         "    print(Path(f'/proc/self/task/{os.getpid()}/children').read_text(), flush=True)\n"
         "    signal.pause()\n"
     )

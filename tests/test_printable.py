@@ -9,7 +9,7 @@ import yaml
 
 from artel.cli.streams import echo, print_result
 from artel.errors import InputError, Problem
-from artel.printable import in_a_line, in_lines, json_text
+from artel.printable import escape_line, escape_lines, json_text
 from support.runs import write_run
 from support.servers import raw_server
 
@@ -36,9 +36,9 @@ def lines_of_ours(said: str) -> list[str]:
 
 
 def test_the_same_text_in_a_line_in_lines_and_in_json():
-    assert in_a_line(FORGED) == SHOWN
-    assert in_lines("a\tb\nc" + FORGED) == "a\tb\nc" + SHOWN.replace(r"\n", "\n")
-    assert in_a_line("\ud800 \udcff и 漢字 👩‍🚀 é") == r"\ud800 \udcff и 漢字 👩‍🚀 é"
+    assert escape_line(FORGED) == SHOWN
+    assert escape_lines("a\tb\nc" + FORGED) == "a\tb\nc" + SHOWN.replace(r"\n", "\n")
+    assert escape_line("\ud800 \udcff и 漢字 👩‍🚀 é") == r"\ud800 \udcff и 漢字 👩‍🚀 é"
     assert json.loads(json_text({FORGED: [FORGED]})) == {FORGED: [FORGED]}
     assert not ACTING.search(json_text({FORGED: FORGED}))
 
@@ -47,7 +47,7 @@ def test_messages_have_only_the_lines_of_their_own(capfd):
     problem = Problem(FORGED, FORGED, FORGED, quoted=(FORGED, FORGED))
     assert problem.lines == [f"{SHOWN}: {SHOWN}", f"    | {SHOWN}", f"    | {SHOWN}", f"    {SHOWN}"]
     error = InputError([problem, problem])
-    assert (str(error).count("\n"), error.in_a_line.count("\n")) == (7, 0)
+    assert (str(error).count("\n"), error.one_line.count("\n")) == (7, 0)
     echo(f"reading {FORGED}", "the second line")
     print_result(f"{FORGED}\n")
     out, err = capfd.readouterr()

@@ -6,7 +6,7 @@ import tomllib
 
 import yaml
 
-from artel.config import run_from
+from artel.config import parse_run
 from printed.commands import ROOT, documents
 from printed.running import words_of
 from printed.table import STEPS, WALKS, extra_of, page, printed
@@ -69,7 +69,7 @@ def test_every_block_of_yaml_is_a_run_file():
     }
     assert len(blocks) > 3
     for where, tree in blocks.items():
-        run_from(tree, {}, {(): where})
+        parse_run(tree, {}, {(): where})
 
 
 def test_the_page_of_figures_is_up_to_date():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from artel.config import run_from
+from artel.config import parse_run
 from artel.errors import InputError
 from artel.objectives.base import Objective
 from artel.registry import EXPORTERS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, Registry
@@ -36,7 +36,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         SCHEDULES["zzz"]
     tree = {"data": {"sources": [{"path": "a.txt", "format": "jsonlines"}]}, "train": {"schedule": "wds"}}
     with pytest.raises(InputError) as error:
-        run_from(tree, {}, {(): "run.yaml"})
+        parse_run(tree, {}, {(): "run.yaml"})
     assert {problem.where.partition(": ")[2] for problem in error.value.problems} == {
         "data.sources.0.format", "train.schedule"
     }  # fmt: skip
@@ -49,5 +49,5 @@ def test_a_name_is_registered_once():
     registry.register("mine")(object)  # the same module, imported once more
     with pytest.raises(InputError, match="track: 'console' is registered already"):
         registry.register("console")(object)
-    assert registry.module_of("mine") == __name__
-    assert registry.module_of("console") is None
+    assert registry.get_module("mine") == __name__
+    assert registry.get_module("console") is None

@@ -145,7 +145,7 @@ def test_both_languages_have_the_same_words():
 def test_every_reason_for_which_a_document_is_dropped_has_a_russian_name():
     package = Path(language.__file__).parents[2]
     source = "\n".join(file.read_text() for file in package.rglob("*.py"))
-    reasons = set(re.findall(r"""\b(?:BadRecord|Dropped)\(\s*"([a-z_]+)\"""", source))
+    reasons = set(re.findall(r"""\b(?:BadRecord|DroppedRecord)\(\s*"([a-z_]+)\"""", source))
     assert {"longer_than_block", "bad_json"} <= reasons
     russian, words = Language("ru"), [reason.replace("_", " ") for reason in sorted(reasons)]
     assert [word for word in words if russian.phrase(word) == word] == []

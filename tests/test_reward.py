@@ -21,7 +21,7 @@ import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.objectives.reward import Reward
 from artel.objectives.statistics import calibration_bins, calibration_error
-from artel.printable import in_lines
+from artel.printable import escape_lines
 from artel.text import Message, Preference
 from artel.text.formats.preferences import read_preferences
 from artel.tokens import evaluation_rows, train_tokenizer
@@ -259,7 +259,7 @@ def test_the_best_of_several_answers(command, trained):
     assert result["score"] == max(answer["score"] for answer in result["answers"])
     assert result["text"] in [each["text"] for each in result["answers"] if each["score"] == result["score"]]
     status, out, err = command("generate", writer, "--prompt", PROMPT, *options, "--seed", 5)
-    assert (status, in_lines(out.strip())) == (0, in_lines(result["text"].strip()))
+    assert (status, escape_lines(out.strip())) == (0, escape_lines(result["text"].strip()))
     assert "the best of 3" in err
 
     Path("prompts.jsonl").write_text(

@@ -38,7 +38,7 @@ from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
 from artel.objectives.seq2seq import SequenceToSequence, chrf
 from artel.parallel import DataParallel, World
-from artel.text import Document, Dropped, Pair, Record
+from artel.text import Document, DroppedRecord, Pair, Record
 from artel.tokens import Tokenizer, evaluation_rows, train_tokenizer, training_rows
 from support import WORKERS
 from support.chat_models import saved
@@ -182,9 +182,9 @@ def test_what_is_cut_is_counted(tokenizer):
     assert (sample.numbers, len(sample.ids), sample.ids[-1]) == ((12,), 20, tokenizer.end_id)
     dropped = made_of(build_objective(tokenizer, block=12, target=64, too_long="drop"), PAIRS[:2])
     assert isinstance(dropped[0], DocumentSamples)
-    assert dropped[1] == Dropped("longer_than_block")
+    assert dropped[1] == DroppedRecord("longer_than_block")
     dropped = made_of(build_objective(tokenizer, block=64, target=8, too_long="drop"), PAIRS[1:2])
-    assert dropped == [Dropped("longer_than_target")]
+    assert dropped == [DroppedRecord("longer_than_target")]
     assert made_of(objective, PAIRS[:1], "validation")[0].reference == {"input": TEXTS[0], "output": PAIRS[0].output}
     with pytest.raises(InputError, match="leaves no room between 2 special tokens"):
         build_objective(tokenizer, target=2)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import Field
 
-from artel.config import RunConfig, Section, SourceConfig, TrainConfig, dump_run, result_differences, run_from
+from artel.config import RunConfig, Section, SourceConfig, TrainConfig, dump_run, parse_run, result_differences
 from artel.config.json_schema import run_file_schema
 from artel.config.suggest import all_keys
 from artel.errors import InputError
@@ -45,7 +45,7 @@ def entries():
 
 
 def run_of(**train):
-    return run_from({**copy.deepcopy(TINY), "train": TINY["train"] | train}, {}, {(): "run.yaml"})
+    return parse_run({**copy.deepcopy(TINY), "train": TINY["train"] | train}, {}, {(): "run.yaml"})
 
 
 def problems_of(**train):
@@ -75,7 +75,7 @@ def test_settings_are_in_what_a_run_writes_and_are_compared():
     run = run_of(optimizer="wobbly", wobbly={"width": 2.0})
     tree = yaml.safe_load(dump_run(run))
     assert tree["train"]["wobbly"] == {"width": 2.0, "quiet": False}
-    assert result_differences(run, run_from(tree, {}, {(): "config.yaml"})) == []
+    assert result_differences(run, parse_run(tree, {}, {(): "config.yaml"})) == []
     other = run_of(optimizer="wobbly", wobbly={"width": 4.0, "quiet": True})
     assert result_differences(run, other) == ["train.wobbly.width: 2.0 -> 4.0"]
     assert result_differences(run_of(), run)[-1].startswith("train.wobbly: (not set) -> ")
@@ -133,5 +133,5 @@ def test_asking_all_entries_for_their_settings_imports_no_torch():
 
 def test_settings_of_a_tracker_do_not_shape_the_result():
     """It can be added to a run under way."""
-    before, now = (run_from({**copy.deepcopy(TINY), **changes}, {}, {}) for changes in ({}, {"track": ["wobbly"]}))
+    before, now = (parse_run({**copy.deepcopy(TINY), **changes}, {}, {}) for changes in ({}, {"track": ["wobbly"]}))
     assert result_differences(before, now) == []

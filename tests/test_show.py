@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from artel.config.load import run_from
+from artel.config.load import parse_run
 from artel.preparing import prepare
 from artel.preparing.sample_text import SampleViews, stored_sample_text
 from support.reading import message, rows_of, written
@@ -136,7 +136,7 @@ def test_the_command(tmp_path, what):
     run = run_of(tmp_path, **sections)
     folder = prepare(run).folder
     file = written(tmp_path, "run.yaml", json.dumps(run.model_dump(mode="json", by_alias=True)))
-    assert run_from(json.loads(file.read_text()), {}, {}) == run
+    assert parse_run(json.loads(file.read_text()), {}, {}) == run
     done = succeed("data", "show", file if what == "run" else folder)
     if what == "run":
         assert done.stdout.startswith(("o⟦ne two t⟧\n", "f⟦our five⟧\n", "s⟦ix seve⟧\n"))

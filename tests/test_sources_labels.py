@@ -5,7 +5,7 @@ import pytest
 import zstandard
 
 from artel.errors import InputError
-from artel.text import Labeled, Record
+from artel.text import LabeledText, Record
 from artel.text.formats.labels import read_labels
 from support.reading import bad, checked, items, parquet, read, rows_of, written
 
@@ -22,14 +22,14 @@ def values(records):
 def test_columns_of_a_csv(tmp_path):
     found = labels_of(tmp_path, 'id,text,label\n1,"good, very",pos\n2,bad, neg \n')
     assert values(found) == [("good, very", ("pos",)), ("bad", ("neg",))]
-    assert found[0] == Record("good, very", "a.csv:2", "set", Labeled("good, very", "", ("pos",)), group="")
+    assert found[0] == Record("good, very", "a.csv:2", "set", LabeledText("good, very", "", ("pos",)), group="")
     named = labels_of(tmp_path, "body\ttopic\ngoal\tsport\n", "a.tsv", field="body", label="topic")
     assert values(named) == [("goal", ("sport",))]
 
 
 def test_pairs_of_texts_go_by_their_first_text(tmp_path):
     (found,) = labels_of(tmp_path, "premise,other,label\na b,c,yes\n", field="premise", second="other")
-    assert found == Record("a b\nc", "a.csv:2", "set", Labeled("a b", "c", ("yes",)), group="a b")
+    assert found == Record("a b\nc", "a.csv:2", "set", LabeledText("a b", "c", ("yes",)), group="a b")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_pairs_of_texts_go_by_their_first_text(tmp_path):
 )  # fmt: skip
 def test_labels_as_json_has_them(tmp_path, value, labels, number):
     (found,) = read(read_labels, rows_of(tmp_path, [{"text": "a", "label": value}]))
-    assert found.fields == Labeled("a", "", labels, number)
+    assert found.fields == LabeledText("a", "", labels, number)
 
 
 @pytest.mark.parametrize("marks", [[0, 1, 0], [1, 1], [0.0, 1.0]])

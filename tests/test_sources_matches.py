@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from artel.text import Dropped, Match, Record, Rejected
+from artel.text import DroppedRecord, Match, Record, Rejected
 from artel.text.formats.matches import read_matches
 from support.reading import items, read_rows, written
 
@@ -112,7 +112,7 @@ def test_questions_of_squad_share_a_group_with_their_paragraph(tmp_path):
     )
     first, bad, unanswered = items(written(tmp_path, "a.json", squad), format="matches")
     assert (first.fields, first.group) == (Match("a?", ("c d",)), "c d")
-    assert (type(unanswered), unanswered.reason) == (Dropped, "unanswerable")
+    assert (type(unanswered), unanswered.reason) == (DroppedRecord, "unanswerable")
     assert (bad.reason, bad.origin) == ("answer_not_in_context", f"{tmp_path / 'a.json'}:3 (2)")
     lines = written(tmp_path, "b.json", '{"query": "a", "pos": ["b"]}\n{"query": "c", "pos": ["d"]}\n')
     assert len(items(lines, format="matches")) == 2

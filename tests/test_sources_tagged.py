@@ -12,7 +12,7 @@ import pytest
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.registry import FORMATS
-from artel.text import Dropped, Record, Tagged
+from artel.text import DroppedRecord, Record, TaggedText
 from support.reading import bad, checked, items, items_of, read, read_rows, rows_of, written
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "encoders" / "factrueval_dev.jsonl"
@@ -30,7 +30,7 @@ entities = partial(read_rows, FORMATS["entities"].read, "entities")
 def tagged(item):
     """(text, spans) of a record."""
     assert isinstance(item, Record), item
-    assert isinstance(item.fields, Tagged)
+    assert isinstance(item.fields, TaggedText)
     assert item.text == item.fields.text
     return item.text, list(item.fields.spans)
 
@@ -259,7 +259,7 @@ def test_label_studio_shows_several_spaces_as_one(tmp_path):
 def test_what_an_annotator_did_not_accept_is_dropped(tmp_path):
     rows = [{"text": TEXT, "spans": OBJECTS, "answer": answer} for answer in ("reject", "ignore")]
     found = entities(tmp_path, *rows, {"data": {"text": TEXT}, "annotations": []})
-    assert [item.reason for item in found if isinstance(item, Dropped)] == [
+    assert [item.reason for item in found if isinstance(item, DroppedRecord)] == [
         "rejected_by_annotator", "ignored_by_annotator", "not_annotated"]  # fmt: skip
 
 

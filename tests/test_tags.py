@@ -13,7 +13,7 @@ from artel.config import RunConfig
 from artel.objectives.tokens.entities import Scores
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.tokens.word_windows import best_windows, find_words, without_overlaps
-from artel.text.tags import entities_of
+from artel.text.tags import find_entities
 from artel.tokens import Encoding
 
 TAGS = ["O", *(f"{prefix}-{label}" for prefix in "BIES" for label in ("PER", "LOC", "A-B"))]
@@ -24,7 +24,7 @@ sequences = st.lists(st.sampled_from(TAGS), max_size=12)
 @settings(max_examples=300, deadline=None)
 def test_entities_are_those_of_seqeval(tags):
     """Any sequence, well formed or not, of BIO and BIOES."""
-    found = [(label, first, end - 1) for first, end, label in entities_of(tags)]
+    found = [(label, first, end - 1) for first, end, label in find_entities(tags)]
     assert found == get_entities(tags)
 
 
@@ -36,7 +36,7 @@ def test_figures_are_those_of_seqeval(drawn):
     guessed = [[chance.choice([tag, tag, chance.choice(TAGS)]) for tag in tags] for tags, chance in drawn]
     scores = Scores()
     for tags, others in zip(gold, guessed, strict=True):
-        scores.add(entities_of(tags), entities_of(others))
+        scores.add(find_entities(tags), find_entities(others))
     micro = scores.micro()
     assert micro["precision"] == pytest.approx(precision_score(gold, guessed, zero_division=0))
     assert micro["recall"] == pytest.approx(recall_score(gold, guessed, zero_division=0))

@@ -14,7 +14,7 @@ from artel.config import CleanConfig
 from artel.errors import InputError
 from artel.text import html_to_text
 from artel.text.cleaning.rules import clean
-from artel.text.reading.encodings import decode, detect_encoding, lines_in_other_encoding, other_encoding_check
+from artel.text.reading.encodings import decode, detect_encoding, find_lines_in_other_encoding, make_line_check
 from artel.text.records import BadRecord
 from support.reading import checked, documents, items, read_in_spans, read_texts
 from support.stores import stored
@@ -242,13 +242,13 @@ def test_no_line_of_a_novel_is_taken_for_another_encodings(shared_data, tmp_path
     if encoding == "windows-1252":
         text = "naïve Zoë “quoted” café – Füße müssen größer, à peine, señor; © ® Ã× · «oui»\n" * 100
     lines = [line.encode(encoding, "ignore") for line in text.split("\n")]
-    assert [line for line in lines if other_encoding_check(encoding)(line)] == []
+    assert [line for line in lines if make_line_check(encoding)(line)] == []
     short = "— Ф-фу!|Жжжжж|ъъъъъ ъъъъъ|ХХХ|ХХХV|Хэ-хэ-хэ!|Фу, цыц, эй!|Жжжжжжжжжжжжжжжжжж! Ж-ж-ж…"
     if encoding == "windows-1252":
         short = "the café…”|Il est tombé…”|né»…|café”—|«né»…"
     ukrainian = "Вони наділені розумом і совістю. Її ґанок. ЄС і США підписали угоду"
     for line in (*short.split("|"), ukrainian):
-        assert other_encoding_check(encoding)(line.encode(encoding, "ignore")) == "", line
+        assert make_line_check(encoding)(line.encode(encoding, "ignore")) == "", line
 
 
 @pytest.mark.parametrize("encoding", [*FOUR[:3], "windows-1252"])
@@ -260,9 +260,9 @@ def test_a_block_has_the_foreign_lines_that_are_found_one_by_one(encoding, end):
         " ".join(chance.choices(words, k=chance.randrange(8))).encode(chance.choice([*FOUR, encoding]), "ignore")
         for _ in range(2000)
     ]
-    expected = {number: other for number, line in enumerate(lines) if (other := other_encoding_check(encoding)(line))}
+    expected = {number: other for number, line in enumerate(lines) if (other := make_line_check(encoding)(line))}
     assert len(expected) > 100
-    assert lines_in_other_encoding(b"\n".join(lines) + end, encoding) == expected
+    assert find_lines_in_other_encoding(b"\n".join(lines) + end, encoding) == expected
 
 
 def test_guessed_encodings_are_counted_by_source(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from artel.config import run_from
+from artel.config import parse_run
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import make_plan
 from artel.planning.plan.batches import average_step, planned_data
@@ -20,7 +20,7 @@ def preferences(folder, loss="dpo", **train):
     data = {"sources": [{"path": str(folder / "pairs.jsonl"), "format": "preference"}], "block": 256}
     places = {"run": str(folder / "run"), "data": data | {"store": str(folder / "stores"), "validation": 0}}
     learned = {"objective": "preference", "preference": {"loss": loss}, "train": train}
-    return run_from(merged(TINY, places | learned | {"tokenizer": {"train": {"vocab": 270}}}), {}, {})
+    return parse_run(merged(TINY, places | learned | {"tokenizer": {"train": {"vocab": 270}}}), {}, {})
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto", "orpo"])
@@ -54,5 +54,5 @@ def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of
 
 
 def test_rows_of_blocks_are_all_usual(tmp_path):
-    run = run_from(merged(TINY, {"run": str(tmp_path / "run"), "data": {"store": str(tmp_path / "stores")}}), {}, {})
+    run = parse_run(merged(TINY, {"run": str(tmp_path / "run"), "data": {"store": str(tmp_path / "stores")}}), {}, {})
     assert average_step(run, planned_data(run), 4, 1) is None

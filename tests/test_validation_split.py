@@ -95,14 +95,14 @@ def test_without_headings_a_short_text_is_still_held_out(tmp_path):
 def test_chapters_by_hand():
     chapters = Chapters(size=1_000_000, fraction=0.1)
     texts = ["Пролог\nа", "б", "Глава 1\nв", "г", "x" * 40_000, "д"]
-    assert [chapters.chapter_of(text) for text in texts] == [texts[0]] * 2 + [texts[2]] * 3 + [texts[5]]
+    assert [chapters.assign_chapter(text) for text in texts] == [texts[0]] * 2 + [texts[2]] * 3 + [texts[5]]
 
 
 def test_a_number_and_a_path_stay_what_they_were():
     assert DataConfig().held_out == 0.05
     assert DataConfig(validation="held.txt").held_out is None
     assert DataConfig.model_validate({"validation": {"fraction": 0.2}}).held_out == 0.2
-    assert not DataConfig.model_validate({"validation": {"fraction": 0.2}}).by_chapter
+    assert not DataConfig.model_validate({"validation": {"fraction": 0.2}}).splits_by_chapter
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import artel as api
-from artel.config import ModelConfig, TokenizerTraining, run_from
+from artel.config import ModelConfig, TokenizerTraining, parse_run
 from artel.errors import InputError, WorkError
 from artel.inference import export, open_model
 from artel.models.document_mask import check_documents
@@ -81,7 +81,7 @@ def whole_model(folder):
 
 def planned_bytes(run):
     """What `artel plan` says that the finished model of a run takes on the disk."""
-    config = run_from(run, {}, {})
+    config = parse_run(run, {}, {})
     data = planned_data(config)
     outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
     return disk_bytes(config, outline.build("fp32"), multimodal_of(outline.whole), data, None)["model"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from artel.config import run_from
+from artel.config import parse_run
 from artel.training.metrics.wandb import WandbTracker
 from artel.training.run_folder import RunFolder
 from support.trackers import wandb_folders, wandb_records
@@ -25,7 +25,7 @@ def test_project_and_name_are_those_of_wandbs_variables(variables, expected, tmp
     (tmp_path / "runs/first").mkdir(parents=True)
     (tmp_path / "runs/first/config.yaml").write_text("run: runs/first\n")
     keys = {"run": "runs/first", "data": {"sources": [{"path": "a.txt"}]}, "model": {"config": {"model_type": "gpt2"}}}
-    tracker = WandbTracker(run_from(keys, {}, {(): "run.yaml"}), RunFolder(tmp_path / "runs/first"), 0, 3)
+    tracker = WandbTracker(parse_run(keys, {}, {(): "run.yaml"}), RunFolder(tmp_path / "runs/first"), 0, 3)
     tracker.log_training({"step": 1, "loss": 2.0})
     tracker.close()
     (offline,) = wandb_folders(tmp_path / "runs/first")

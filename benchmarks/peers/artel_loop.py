@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artel.config import RunConfig, run_from
+from artel.config import RunConfig, parse_run
 from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
@@ -55,7 +55,7 @@ def run_of(work: Work) -> RunConfig:
         "log": {"every": _STEPS},
         "track": ["jsonl"],
     }
-    return run_from(tree, {}, {(): "train_speed.py"})
+    return parse_run(tree, {}, {(): "train_speed.py"})
 
 
 class _AfterStep:

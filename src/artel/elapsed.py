@@ -1,7 +1,7 @@
 """A status line on the terminal: the current work and its seconds, while nothing else is printed.
 
 The line is redrawn every second and removed before the next output. `echo` (cli/streams.py) sets the work. Code that
-draws its own progress bar or waits for input does so inside `paused`.
+draws its own progress bar or waits for input does so inside `hide_elapsed`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def printing(work: str = "", *, ends_line: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def paused() -> Iterator[None]:
+def hide_elapsed() -> Iterator[None]:
     """Hide the line inside the block."""
     pause()
     try:

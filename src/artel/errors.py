@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from artel.printable import in_a_line
+from artel.printable import escape_line
 from artel.secrets import hide_secrets
 
 # Messages may quote user input. The longest list of names has 1,300 characters.
@@ -52,8 +52,8 @@ class ArtelError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     @property
-    def in_a_line(self) -> str:
-        """All problems in one line, to quote them in another message."""
+    def one_line(self) -> str:
+        """All problems as one line, to quote in another message."""
         return " · ".join("; ".join(line.strip() for line in problem.lines) for problem in self.problems)
 
     def _render_traceback_(self) -> list[str]:
@@ -98,7 +98,7 @@ def _printable(text: str) -> str:
     text = hide_secrets(text)
     if len(text) > _MAX_CHARS:
         text = f"{text[: _MAX_CHARS // 2]} … {text[-_MAX_CHARS // 2 :]}"
-    return in_a_line(text)
+    return escape_line(text)
 
 
 def missing_extra(package: str, extra: str, needed_for: str) -> InputError:

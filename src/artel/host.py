@@ -75,7 +75,7 @@ def memory(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> Memory:
     return Memory(total, free, min(limits, default=None))
 
 
-def swap() -> int:
+def swap_bytes() -> int:
     """Return the bytes of swap space on the host."""
     return _field(Path("/proc/meminfo"), "SwapTotal:", 0) * 1024
 
@@ -94,7 +94,7 @@ def reset_peak_memory() -> None:
         Path("/proc/self/clear_refs").write_text("5")  # proc(5)
 
 
-def processor() -> str:
+def processor_name() -> str:
     """Return the name of the processor, or its architecture if the name is unknown."""
     for line in read_lines(_CPUINFO):
         name, _, value = line.partition(":")

@@ -32,7 +32,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that stop a run; SIGUSR1 is Slurm's warning that the time is nearly over."""
 _is_handled = threading.Event()
 _handled_at = -math.inf
-"""Monotonic time of the last `interrupt_is_handled`, in seconds."""
+"""Monotonic time of the last `mark_interrupt_handled`, in seconds."""
 
 
 def in_main_thread() -> bool:
@@ -53,7 +53,7 @@ def answer_interrupts() -> None:
 
 
 @contextmanager
-def answered_by(answer: Answer | None) -> Iterator[None]:
+def answer_interrupts_with(answer: Answer | None) -> Iterator[None]:
     """Answer Ctrl-C inside the block with the line that `answer` returns. None: print nothing."""
     _answers.append(answer)
     try:
@@ -63,7 +63,7 @@ def answered_by(answer: Answer | None) -> Iterator[None]:
 
 
 @contextmanager
-def ended_at_once(last_line: Answer) -> Iterator[None]:
+def exit_on_signal(last_line: Answer) -> Iterator[None]:
     """Inside the block, end the process at once on a stop signal, after printing the line that `last_line` returns.
 
     For work that cannot be interrupted and has nothing to save. Without `answer_interrupts` the block runs to its end.
@@ -76,7 +76,7 @@ def ended_at_once(last_line: Answer) -> Iterator[None]:
 
 
 @contextmanager
-def explained(note: Callable[[], str]) -> Iterator[None]:
+def explain_interrupt(note: Callable[[], str]) -> Iterator[None]:
     """Add a note (what is kept, how to continue) to a Ctrl-C that ends the block. The innermost note counts."""
     try:
         yield
@@ -86,7 +86,7 @@ def explained(note: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def interrupt_is_handled() -> None:
+def mark_interrupt_handled() -> None:
     """Record that Ctrl-C was handled and the process continues, so the next one counts as the first again."""
     global _handled_at
     _handled_at = time.monotonic()
@@ -132,7 +132,7 @@ def _print_line(line: str) -> None:
 
 
 @contextmanager
-def interrupted_after() -> Iterator[None]:
+def delay_interrupts() -> Iterator[None]:
     """Delay Ctrl-C, and signals handled like it, until the end of the block.
 
     They are caught rather than masked: any thread that does not mask a signal can receive it.

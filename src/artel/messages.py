@@ -1,6 +1,6 @@
 """Messages for people: records of the logger `artel`, and phrases that a run stores for its report.
 
-A message is printed only inside `printed_by`, which the command line and functions of `import artel` enter, or by a
+A message is printed only inside `route_messages`, which the command line and functions of `import artel` enter, or by a
 handler that the program itself has added.
 """
 
@@ -98,7 +98,7 @@ class _Printer(logging.Handler):
 
 
 @contextmanager
-def printed_by(print_record: Callable[[logging.LogRecord], object]) -> Iterator[None]:
+def route_messages(print_record: Callable[[logging.LogRecord], object]) -> Iterator[None]:
     """Pass messages to `print_record` inside the block, and to no other handler."""
     original = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [_Printer(print_record)], False
@@ -111,7 +111,7 @@ def printed_by(print_record: Callable[[logging.LogRecord], object]) -> Iterator[
 
 
 @contextmanager
-def silenced() -> Iterator[None]:
+def silence_messages() -> Iterator[None]:
     """Log only warnings inside the block, in this thread."""
     token = _is_silenced.set(True)
     try:

@@ -24,7 +24,7 @@ _USER_MODULES: set[str] = set()
 
 
 @contextmanager
-def guarded(where: str, what: str, fix: str = "", kind: type[ArtelError] = InputError) -> Iterator[None]:
+def guard_user_code(where: str, what: str, fix: str = "", kind: type[ArtelError] = InputError) -> Iterator[None]:
     """Run user code inside the block. Anything it raises becomes an error of `kind` at `where`.
 
     Errors of artel and Ctrl-C pass through.
@@ -34,18 +34,18 @@ def guarded(where: str, what: str, fix: str = "", kind: type[ArtelError] = Input
     except (ArtelError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise kind.at(where, f"{what}: {raised(error)}", fix) from None
+        raise kind.at(where, f"{what}: {describe_exception(error)}", fix) from None
 
 
-def raised(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Describe an exception of user code: "ValueError: no city, in weather (tools.py:12)"."""
-    text = message_of(error)
+    text = exception_message(error)
     name = type(error).__name__ if not isinstance(error, SystemExit) else "sys.exit was called"
     location = _user_location(error, called_artel=True)
     return (f"{name}: {text}" if text else name) + (f", in {location[1]} ({location[0]})" if location else "")
 
 
-def message_of(error: BaseException) -> str:
+def exception_message(error: BaseException) -> str:
     """Return the message of an exception whose class, with its `__str__`, may be user code."""
     try:
         return str(error)
@@ -53,12 +53,14 @@ def message_of(error: BaseException) -> str:
         return f"its message cannot be shown ({type(another).__name__})"
 
 
-def own_code_error(error: BaseException) -> WorkError | None:
+def user_code_error(error: BaseException) -> WorkError | None:
     """Return the error to report for an exception raised by user code, or None if it came from elsewhere."""
     location = _user_location(error)
     if location is None or isinstance(error, ArtelError | KeyboardInterrupt):
         return None
-    return WorkError.at(location[0], f"your own code failed: {raised(error)}", "fix it there; it is not part of artel")
+    return WorkError.at(
+        location[0], f"your own code failed: {describe_exception(error)}", "fix it there; it is not part of artel"
+    )
 
 
 def _user_location(error: BaseException, *, called_artel: bool = False) -> tuple[str, str] | None:
@@ -75,26 +77,26 @@ def _user_location(error: BaseException, *, called_artel: bool = False) -> tuple
     return None
 
 
-def note_own(module: str) -> None:
+def register_user_module(module: str) -> None:
     """Register a module as user code, before it is imported."""
     _USER_MODULES.add(module.partition(".")[0])
 
 
-def import_own_module(name: str, where: str, fix: str) -> ModuleType:
+def import_user_module(name: str, where: str, fix: str) -> ModuleType:
     """Import a user module, also from the working folder. Raise InputError at `where` if that fails."""
     working_folder = str(Path.cwd())
     if working_folder not in sys.path:
         sys.path.append(working_folder)  # last, so that its files never shadow installed modules
-    note_own(name)
+    register_user_module(name)
     fix = f"{fix}; the module is searched in {working_folder} and PYTHONPATH"
-    with guarded(where, f"{name!r} cannot be imported", fix):
+    with guard_user_code(where, f"{name!r} cannot be imported", fix):
         return import_module(name)
 
 
 def load_plugin(name: str) -> str:
     """Import a plugin. Raise ValueError if that fails, like validators of the run file."""
     try:
-        import_own_module(name, "plugins", "write package.module")
+        import_user_module(name, "plugins", "write package.module")
     except InputError as error:
         problem = error.problems[0]
         raise ValueError(f"{problem.what.replace('; ', ', ')}; {problem.fix}") from None

@@ -17,12 +17,12 @@ _IN_A_LINE = re.compile(f"[{_CONTROL}]")
 _IN_LINES = re.compile(f"(?![\n\t])[{_CONTROL}]")
 
 
-def in_a_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Escape every control character, so that the text fits in one line."""
     return _IN_A_LINE.sub(_escape, text)
 
 
-def in_lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Escape every control character except line breaks and tabs."""
     return _IN_LINES.sub(_escape, text)
 
@@ -37,18 +37,18 @@ def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "backslashreplace").decode()
 
 
-def shortened(text: str, characters: int = 40) -> str:
+def shorten(text: str, characters: int = 40) -> str:
     """Shorten a text to `characters`, with an ellipsis."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
+def join_names(names: Iterable[str], most: int = 8) -> str:
     """Join the first `most` names with commas, followed by the total if there are more."""
     names = list(names)
     return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
 
 
-def in_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format a number of bytes: `3.1 MB`."""
     for scale, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= scale:

@@ -48,7 +48,7 @@ class Registry:
             raise InputError.at(self.key, f"unknown name {name!r}", fix)
         return _import_entry(self._entries, name)
 
-    def settings_of(self, name: object) -> Any:
+    def get_settings(self, name: object) -> Any:
         """Return the class of an entry's settings, or None if the name is unknown or has no settings."""
         return _import_entry(self._settings, name) if isinstance(name, str) and name in self._settings else None
 
@@ -76,7 +76,7 @@ class Registry:
 
         return add
 
-    def module_of(self, name: str) -> str | None:
+    def get_module(self, name: str) -> str | None:
         """Return the module outside artel that registered a name; None for artel's own names."""
         return self._modules.get(name)
 

@@ -35,12 +35,12 @@ def hide_secrets(value: Any) -> Any:
     return value
 
 
-def variables_of(text: str) -> list[str]:
+def find_variables(text: str) -> list[str]:
     """Return the names of the environment variables that a text refers to."""
     return _VARIABLE.findall(text)
 
 
-def with_variables(text: str, values: dict[str, str]) -> str:
+def fill_variables(text: str, values: dict[str, str]) -> str:
     """Replace each `${NAME}` in a text by its value."""
     return _VARIABLE.sub(lambda match: values[match[1]], text)
 

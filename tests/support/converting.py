@@ -6,11 +6,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from artel.config.converters.conversion import Converted
+from artel.config.converters.conversion import ConvertedConfig
 from artel.errors import InputError
 
 
-def reported(result: Converted) -> dict[str, str]:
+def reported(result: ConvertedConfig) -> dict[str, str]:
     """The lines about what is not carried over, or differs, by their keys; the text was given the name `old`."""
     lines = [line for line in result.not_carried + result.differs if line.startswith("old:")]
     return {line.split(": ")[1].split(" = ")[0]: line for line in lines}

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForTokenClassification
 from artel.config import RunConfig
 from artel.objectives import Tokens
 from artel.objectives.tokens.word_windows import NO_WORD
-from artel.text import Document, Record, Tagged
+from artel.text import Document, Record, TaggedText
 from support.saved_models import word_pieces
 
 
@@ -17,7 +17,7 @@ def objective(tokenizer, block=128, **tokens):
 
 
 def document(text, *spans, split="validation"):
-    return Document(Record(text, "a.jsonl:1", "set", Tagged(text, spans)), split)
+    return Document(Record(text, "a.jsonl:1", "set", TaggedText(text, spans)), split)
 
 
 def tags_of(made, names):

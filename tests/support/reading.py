@@ -12,7 +12,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.preparing.selection import PreparedShard
 from artel.text import Ledger, Record, Rejected, check_sources, count_lines, input_shards, read_documents
 from artel.text.reading.source_file import SourceFile
-from artel.text.sources.inputs import read_shard, read_with
+from artel.text.sources.inputs import read_or_reject, read_shard
 
 
 def read_texts(path, *, max_bad=0.0, max_document=100_000_000, **source):
@@ -47,7 +47,7 @@ def checked(path, **source):
 def read(reader, file: Path, *, max_document=100_000_000, **source):
     data = DataConfig.model_validate({"max_document": max_document})
     config = SourceConfig.model_validate({"path": str(file), **source})
-    return list(read_with(reader, SourceFile(file, file.name, "set", config, data)))
+    return list(read_or_reject(reader, SourceFile(file, file.name, "set", config, data)))
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artel.config import TokenizerTraining
-from artel.config.load import run_from
+from artel.config.load import parse_run
 from artel.messages import from_json
 from artel.preparing import prepare
 from artel.tokens import train_tokenizer
@@ -38,7 +38,7 @@ def run_of(folder: Path, **sections):
     data = {"store": str(place / "stores"), "validation": 0.0, **sections.pop("data", {})}
     tree = {"run": str(place / "run"), **sections, "data": data}
     tree.setdefault("tokenizer", {"from": str(place / bytes_tokenizer(folder).name)})
-    return run_from(tree, {}, {(): "run.yaml"})
+    return parse_run(tree, {}, {(): "run.yaml"})
 
 
 def stored(folder: Path, **sections):

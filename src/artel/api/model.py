@@ -372,7 +372,7 @@ class Model:
         Raise InputError if there is nothing to evaluate on, or if the data does not fit the objective.
         """
         from artel.inference import evaluate, evaluate_on_corpus
-        from artel.launching.hosts import choose_interface_of_process
+        from artel.launching.hosts import choose_process_interface
         from artel.launching.launcher_environment import check_worker
         from artel.launching.quiet_libraries import quiet_libraries
         from artel.parallel import join_world
@@ -384,7 +384,7 @@ class Model:
         if corpus is not None:
             return evaluate_on_corpus(self._opened, os.fspath(corpus), path)
         check_worker()
-        choose_interface_of_process()
+        choose_process_interface()
         with join_world(None) as world:
             return evaluate(self._opened, path, overrides or {}, world)
 

@@ -18,9 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from artel.errors import ArtelError, Problem
 from artel.interrupts import in_main_thread
-from artel.messages import logger, printed_by
+from artel.messages import logger, route_messages
 from artel.notebooks import in_notebook
-from artel.printable import in_a_line
+from artel.printable import escape_line
 from artel.secrets import hide_secrets
 from artel.storage import bus_error_handler
 from artel.storage.unexpected_errors import machine_error
@@ -48,7 +48,7 @@ def leaves_process_unchanged(
         def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
             with ExitStack() as stack:
                 if prints and not logger.handlers:
-                    stack.enter_context(printed_by(_print))
+                    stack.enter_context(route_messages(_print))
                 stack.enter_context(_environment())
                 if with_torch:
                     import torch  # noqa: F401
@@ -76,7 +76,7 @@ def _print(record: logging.LogRecord) -> None:
     is_warning = record.levelno >= logging.WARNING
     if is_warning or os.environ.get("RANK", "0") == "0":
         stream = sys.stdout if in_notebook() and not is_warning else sys.stderr
-        print(in_a_line(hide_secrets(record.getMessage())), file=stream, flush=True)
+        print(escape_line(hide_secrets(record.getMessage())), file=stream, flush=True)
 
 
 def _in_python(problem: Problem) -> Problem:

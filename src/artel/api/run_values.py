@@ -17,7 +17,7 @@ from artel.config.load import RunFile, read_run_file
 from artel.config.overrides import Overrides
 from artel.config.schema.registered import section_keys
 from artel.config.schema.run import RunConfig, TrainConfig
-from artel.config.suggest import key_advice
+from artel.config.suggest import suggest_key
 from artel.errors import InputError, Problem
 
 RunLike = str | os.PathLike[str] | Mapping[str, Any] | RunConfig | RunFile
@@ -62,7 +62,7 @@ def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = 
     for name in settings or {}:
         if name not in names:
             what = 'is not a key of train; put keys of other sections into overrides: {"data.block": 512}'
-            problems.append(Problem(name, what, key_advice(("train", name))))
+            problems.append(Problem(name, what, suggest_key(("train", name))))
         elif f"train.{name}" in result:
             problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "remove one"))
     if problems:

@@ -15,7 +15,7 @@ from artel.cli.chat_session import Screen, Session
 from artel.cli.common import AsJson, echo, print_json
 from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.messages import printed_by
+from artel.messages import route_messages
 
 if TYPE_CHECKING:
     from artel.inference.chat import Exchange
@@ -72,7 +72,7 @@ def chat(
     offered = functions.tools if functions is not None else ()
     opened = open_model(name)
     with (
-        printed_by(lambda record: screen.echo(record.getMessage())),
+        route_messages(lambda record: screen.echo(record.getMessage())),
         closing(ChatSession(opened, settings, system, offered)) as talk,
     ):
         session = Session(talk, screen, functions)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from artel.cli.common import echo, print_error
 from artel.cli.streams import write_out
-from artel.elapsed import paused
+from artel.elapsed import hide_elapsed
 from artel.errors import ArtelError, InputError
-from artel.interrupts import interrupt_is_handled
-from artel.printable import in_lines
+from artel.interrupts import mark_interrupt_handled
+from artel.printable import escape_lines
 
 if TYPE_CHECKING:
     from artel.inference import ChatSession
@@ -53,7 +53,7 @@ class Screen:
 
     def write(self, piece: str) -> None:
         self._is_in_line = True
-        write_out(in_lines(piece), self._out)
+        write_out(escape_lines(piece), self._out)
 
     def end_line(self) -> None:
         if self._is_in_line:
@@ -96,7 +96,7 @@ class Session:
             except ArtelError as error:
                 print_error(error)
             except KeyboardInterrupt:
-                interrupt_is_handled()
+                mark_interrupt_handled()
                 echo("", "(stopped; Ctrl-D ends)")
 
     def run_script(self, lines: Iterable[str], name: str) -> int:
@@ -231,10 +231,10 @@ def _read_entry(line: str, next_line: Callable[[], str]) -> _Entry:
 def _ask(prompt: str) -> str:
     """Read a line from the terminal. Raise EOFError at Ctrl-D."""
     if sys.stdout.isatty():
-        with paused():
+        with hide_elapsed():
             return _checked(input(prompt))
     print(prompt, end="", file=sys.stderr, flush=True)  # no prompt into a file
-    with paused():
+    with hide_elapsed():
         return _checked(input())
 
 

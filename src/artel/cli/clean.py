@@ -16,7 +16,7 @@ import typer
 from artel.cli.common import AsJson, echo, print_json
 from artel.cli.streams import print_result
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.printable import in_bytes
+from artel.printable import format_bytes
 
 _KEY = "[0-9a-f]{32}"
 _KINDS = {
@@ -148,4 +148,4 @@ def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
 
 
 def _size(entries: list[_Entry]) -> str:
-    return in_bytes(sum(entry.size for entry in entries))
+    return format_bytes(sum(entry.size for entry in entries))

@@ -39,7 +39,7 @@ def check(
     """
     echo(f"reading {name}")
     from artel.config import InvalidRunFile, Overrides, read_run_file
-    from artel.launching.read_run import checked_run
+    from artel.launching.read_run import validate_run_file
     from artel.secrets import hide_secrets
 
     file, values = read_run_file(name), Overrides.parse(overrides)
@@ -48,7 +48,7 @@ def check(
         echo(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
     except InvalidRunFile:
         echo(f"{name}: some keys are invalid; now checking the model and the texts")
-    config = checked_run(file, values)
+    config = validate_run_file(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, find_length_notes
     from artel.text import unread_files, unread_notes
@@ -82,13 +82,13 @@ def explain(
               artel config explain train --plugin my_optimizers
     """
     from artel.config import RunConfig
-    from artel.config.suggest import key_advice
+    from artel.config.suggest import suggest_key
     from artel.errors import InputError
 
     _import_plugins(plugins)
     lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
     if not lines:
-        advice = key_advice(tuple(key.split(".")))
+        advice = suggest_key(tuple(key.split(".")))
         raise InputError.at(key, "there is no such key", advice or "artel config explain lists all keys")
     print_result("\n".join(lines))
 
@@ -121,13 +121,13 @@ def convert(
 
     Example: artel config convert axolotl.yaml > run.yaml
     """
-    from artel.config import run_from
+    from artel.config import parse_run
     from artel.config.converters.tools import convert
-    from artel.config.converters.yaml_text import with_comments
+    from artel.config.converters.yaml_text import add_comments
     from artel.config.read import read_file, read_stream
 
     converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))
-    run_from(converted.run, {}, {(): str(file)})  # check before printing
+    parse_run(converted.run, {}, {(): str(file)})  # check before printing
     for line in converted.not_carried:
         echo(f"not carried over: {line}")
     for line in converted.differs:
@@ -137,14 +137,14 @@ def convert(
     if as_json:
         print_json(asdict(converted))
     else:
-        print_result(with_comments(converted.run, converted.comments), end="")
+        print_result(add_comments(converted.run, converted.comments), end="")
 
 
 def _import_plugins(names: list[str] | None) -> None:
-    from artel.plugins import import_own_module
+    from artel.plugins import import_user_module
 
     for name in names or ():
-        import_own_module(name, "--plugin", "write package.module")
+        import_user_module(name, "--plugin", "write package.module")
 
 
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import typer
 from artel.cli.common import AsJson, OverrideWords, echo, print_json
 from artel.cli.streams import write_out
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.printable import in_lines
+from artel.printable import escape_lines
 
 if TYPE_CHECKING:
     from artel.preparing.sample_text import TextPiece
@@ -220,7 +220,7 @@ def _fraction_or_path(validation: str) -> float | str:
 
 
 def _highlight(piece: TextPiece) -> str:
-    text = in_lines(piece.text) + (f"→{in_lines(piece.target)}" if piece.target else "")
+    text = escape_lines(piece.text) + (f"→{escape_lines(piece.target)}" if piece.target else "")
     if not piece.learned:
         return text
     return f"\x1b[32m{text}\x1b[0m" if sys.stdout.isatty() else f"⟦{text}⟧"

@@ -60,7 +60,7 @@ def evaluate(
     from artel.errors import InputError
     from artel.inference import evaluate as evaluate_model
     from artel.inference import evaluate_on_corpus, open_model
-    from artel.launching.hosts import choose_interface_of_process
+    from artel.launching.hosts import choose_process_interface
     from artel.launching.launcher_environment import check_worker
     from artel.parallel import join_world
     from artel.storage import check_new_file
@@ -80,7 +80,7 @@ def evaluate(
         results = [evaluate_on_corpus(open_model(name), corpus, data) for name in models]
         _show(results, as_json)
         return
-    choose_interface_of_process()
+    choose_process_interface()
     with join_world(None) as world:
         results = [evaluate_model(open_model(name), data, Overrides.parse(words), world) for name in models]
         if predictions is not None and world.first:

@@ -43,11 +43,11 @@ from artel.cli.streams import (
     print_result,
     write_lines,
 )
-from artel.elapsed import paused, show_elapsed
+from artel.elapsed import hide_elapsed, show_elapsed
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, WorkError
-from artel.interrupts import answer_interrupts, interrupt_is_handled
-from artel.messages import printed_by
-from artel.printable import in_a_line
+from artel.interrupts import answer_interrupts, mark_interrupt_handled
+from artel.messages import route_messages
+from artel.printable import escape_line
 
 
 class Commands(TyperGroup):
@@ -58,7 +58,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:  # typer would exit with 130 silently
-            interrupt_is_handled()
+            mark_interrupt_handled()
             if "ARTEL_LAUNCHED" in os.environ:  # the launcher prints how to continue
                 raise typer.Exit(Interrupted.exit_code) from None
             raise Interrupted.at("", "interrupted", "; ".join(getattr(interrupt, "__notes__", []))) from None
@@ -76,13 +76,13 @@ def _accepts_keys(ctx: typer.Context | None) -> bool:
 
 def _report_key_option(option: str, words: list[str]) -> None:
     """Raise InputError if an unknown option is a key of the run file. `words`: the command line."""
-    from artel.config import RunConfig, meant_key
+    from artel.config import RunConfig, guess_key
     from artel.config.suggest import all_keys, other_unit
 
     if not option.startswith("--"):
         return
     name = option.lstrip("-")
-    dotted = meant_key(tuple(name.split(".")))
+    dotted = guess_key(tuple(name.split(".")))
     if dotted is None or (name not in all_keys(RunConfig) and "." not in name and _is_weak_match(name, dotted)):
         return
     index = next((index for index, word in enumerate(words) if word.split("=")[0] == option), None)
@@ -181,19 +181,19 @@ def main() -> None:
 def _run() -> int:
     """Run the command and return the exit status. Every error becomes a message, never a traceback."""
     try:
-        with printed_by(print_record):
+        with route_messages(print_record):
             return app(standalone_mode=False) or 0
     except SystemExit as end:
-        from artel.plugins import own_code_error
+        from artel.plugins import user_code_error
 
-        if (user_error := own_code_error(end)) is not None:
+        if (user_error := user_code_error(end)) is not None:
             return _print_error(user_error)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except typer.Abort:
         write_lines(["artel: interrupted"])
         return 130
     except KeyboardInterrupt:
-        interrupt_is_handled()
+        mark_interrupt_handled()
         write_lines(["artel: interrupted"])
         return 130
     except BrokenPipeError:  # the reader of the output (head, less) has exited
@@ -217,19 +217,19 @@ def _run() -> int:
 def _print_usage_error(error: Any) -> int:
     """Print typer's error about the command line, with control characters escaped (from file names of a glob)."""
     if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help, which has many lines
-        error.message = in_a_line(error.message)
-    with paused():
+        error.message = escape_line(error.message)
+    with hide_elapsed():
         error.show()
     return int(error.exit_code)
 
 
 def _report_thread_error(hook_args: threading.ExceptHookArgs) -> None:
     """Report an unexpected exception in a thread like one in the command."""
-    from artel.plugins import own_code_error
+    from artel.plugins import user_code_error
     from artel.storage.unexpected_errors import fault_lines
 
     error = hook_args.exc_value
-    if error is not None and (user_error := own_code_error(error)) is not None:
+    if error is not None and (user_error := user_code_error(error)) is not None:
         _print_error(user_error)
     elif error is not None and not isinstance(error, SystemExit):  # which ends only the thread
         name = hook_args.thread.name if hook_args.thread is not None else "a thread"

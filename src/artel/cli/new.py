@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, echo, print_json
-from artel.elapsed import paused
+from artel.elapsed import hide_elapsed
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -48,14 +48,14 @@ def new(
     if text:
         echo(f"looking at {', '.join(text)}")
     quiet_libraries()
-    from artel.config import run_from
+    from artel.config import parse_run
     from artel.planning import Check, check_records, check_run
     from artel.planning.new import PresetAnswers, answer_questions, run_file
 
     answers = answer_questions(PresetAnswers(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None)
     content = run_file(answers, str(file))
     tree, lines = parse(content, str(file))
-    run = run_from(tree, {}, lines)
+    run = parse_run(tree, {}, lines)
     if not answers.hardware:
         run = run.model_copy(update={"run": f"runs/{file.stem}"})
         notes: list[str] = []
@@ -70,6 +70,6 @@ def new(
 
 
 def _ask(question: str, default: str) -> str:
-    with paused():
+    with hide_elapsed():
         answer: str = typer.prompt(question, default=default or None, err=True)
     return answer

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from artel.elapsed import printing
 from artel.errors import WorkError
-from artel.printable import in_a_line, in_lines
+from artel.printable import escape_line, escape_lines
 from artel.secrets import hide_secrets
 
 _last = ""
@@ -76,7 +76,7 @@ def last_message() -> str:
 
 def write_lines(lines: tuple[str, ...] | list[str]) -> None:
     """Print lines on standard error from any process. Ignore errors, because they could not be reported."""
-    printable = [in_a_line(hide_secrets(line)) for line in lines]
+    printable = [escape_line(hide_secrets(line)) for line in lines]
     with suppress(OSError), printing(printable[0] if printable else ""):
         print("\n".join(printable), file=sys.stderr, flush=True)
 
@@ -86,7 +86,7 @@ def print_result(text: str, end: str = "\n") -> None:
 
     Raise WorkError if it cannot be written.
     """
-    write_out(in_lines(text) + end)
+    write_out(escape_lines(text) + end)
 
 
 def write_out(text: str, stream: TextIO | None = None) -> None:

@@ -5,17 +5,17 @@ from artel.config.load import (
     InvalidRunFile,
     RunFile,
     dump_run,
-    is_doubtful,
     is_override,
+    is_suspect,
     load_run,
+    parse_run,
     read_run_file,
     read_settings,
-    run_from,
     with_location,
 )
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
-from artel.config.schema.base import Section, name_fault
+from artel.config.schema.base import Section, name_error
 from artel.config.schema.cleaning import ClassifierConfig, CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
@@ -40,7 +40,7 @@ from artel.config.schema.run import (
     ValidateConfig,
 )
 from artel.config.schema.tokenizer import TokenizerConfig, TokenizerTraining
-from artel.config.suggest import key_advice, meant_key, near_name
+from artel.config.suggest import find_similar_name, guess_key, suggest_key
 
 __all__ = [
     "AttentionConfig",
@@ -84,18 +84,18 @@ __all__ = [
     "TrainConfig",
     "ValidateConfig",
     "dump_run",
-    "is_doubtful",
+    "find_similar_name",
+    "guess_key",
     "is_override",
-    "key_advice",
+    "is_suspect",
     "load_run",
-    "meant_key",
-    "name_fault",
-    "near_name",
+    "name_error",
+    "parse_run",
     "read_run_file",
     "read_settings",
     "recipe_names",
     "recipe_text",
     "result_differences",
-    "run_from",
+    "suggest_key",
     "with_location",
 ]

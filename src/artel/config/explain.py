@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from artel.config.schema.quantities import OverLimit
-from artel.config.suggest import key_advice, other_objective
-from artel.config.yaml_lines import Key, location_of
+from artel.config.schema.quantities import OverLimitError
+from artel.config.suggest import suggest_key, translate_objective
+from artel.config.yaml_lines import Key, format_location
 from artel.errors import Problem
 
 _MAX_VALUE_CHARS = 200  # of an invalid value in a message
@@ -41,10 +41,10 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
             continue
         if detail["type"] == "extra_forbidden":
             num_unknown += 1
-            what, fix = UNKNOWN_KEY, key_advice(key) if num_unknown <= _MAX_SUGGESTIONS else ""
+            what, fix = UNKNOWN_KEY, suggest_key(key) if num_unknown <= _MAX_SUGGESTIONS else ""
         else:
             what, fix = _what_and_fix(detail, key)
-        problems[key] = Problem(location_of(key, lines), what, fix)
+        problems[key] = Problem(format_location(key, lines), what, fix)
     return problems
 
 
@@ -55,7 +55,7 @@ def _what_and_fix(detail: Any, key: Key) -> tuple[str, str]:
     if kind == "literal_error":
         near = difflib.get_close_matches(value.strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1)
         fix = f"did you mean {near[0]}?" if near else ""
-        if key == ("objective",) and (objective := other_objective(detail["input"])):
+        if key == ("objective",) and (objective := translate_objective(detail["input"])):
             fix = f"artel calls it {objective}"
         return f"{value} is not one of {context['expected']}", fix
     if kind == "value_error":
@@ -94,7 +94,7 @@ def _example(dotted: str, value: object) -> str:
 
 def _is_number_error(detail: Any) -> bool:
     """True if the error is about a number. For a key that takes a word or a number, it is the relevant error."""
-    return detail["type"] == "greater_than_equal" or isinstance(detail.get("ctx", {}).get("error"), OverLimit)
+    return detail["type"] == "greater_than_equal" or isinstance(detail.get("ctx", {}).get("error"), OverLimitError)
 
 
 def _format_value(value: object) -> str:

@@ -18,18 +18,18 @@ import yaml
 from pydantic import ValidationError
 
 from artel.config.converters.masked_lm_json import check_other_json, from_masked_lm_json, is_masked_lm_json
-from artel.config.converters.tools import check_supported, tool_of
+from artel.config.converters.tools import check_supported, detect_tool
 from artel.config.converters.trainer import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
 from artel.config.overrides import Overrides
 from artel.config.read import read_file
 from artel.config.recipes import recipe_names, recipe_text
-from artel.config.schema.base import name_fault
+from artel.config.schema.base import name_error
 from artel.config.schema.consistency import section_problems
 from artel.config.schema.registered import Settings
 from artel.config.schema.run import RunConfig
-from artel.config.suggest import is_key, meant_key, near_name
-from artel.config.yaml_lines import Key, by_line, line_of, parse, unwritable_problems
+from artel.config.suggest import find_similar_name, guess_key, is_key
+from artel.config.yaml_lines import Key, find_line, parse, sort_by_line, unwritable_problems
 from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
 
@@ -43,14 +43,14 @@ class InvalidRunFile(InputError):
     """Raised with every problem of a run file."""
 
     def __init__(self, problems: Sequence[Problem], rest: RunConfig | None, doubtful: set[str]) -> None:
-        super().__init__(by_line(problems))
+        super().__init__(sort_by_line(problems))
         self.rest = rest
         """The run without its invalid keys, for further checks. None if that is invalid too."""
         self.doubtful = doubtful
         """Dotted keys to skip in further checks: invalid keys, and the keys that unknown ones probably meant."""
 
 
-def is_doubtful(key: str, doubtful: set[str]) -> bool:
+def is_suspect(key: str, doubtful: set[str]) -> bool:
     """True if a dotted key, a section above it or a key within it is in `doubtful`."""
     return any(f"{key}.".startswith(f"{each}.") or f"{each}.".startswith(f"{key}.") for each in doubtful)
 
@@ -81,7 +81,7 @@ class RunFile:
     def run(self, overrides: Mapping[str, Any] | None = None) -> RunConfig:
         """Return the validated run. Raise InvalidRunFile with all problems."""
         try:
-            run = run_from(copy.deepcopy(self.tree), overrides, dict(self.lines))
+            run = parse_run(copy.deepcopy(self.tree), overrides, dict(self.lines))
         except InvalidRunFile as error:
             error.rest = error.rest and _with_default_folder(error.rest, self.stem)
             raise
@@ -112,7 +112,7 @@ def read_run_file(name: str) -> RunFile:
     Raise InputError if it is not a run file.
     """
     text, location, stem = _find(name)
-    tool = tool_of(text)
+    tool = detect_tool(text)
     if tool:
         fix = f"convert it: artel config convert {name} > run.yaml"
         raise InputError.at(location, f"is a configuration of {tool}, not a run file", fix)
@@ -149,7 +149,7 @@ def _with_default_folder(run: RunConfig, stem: str) -> RunConfig:
     return run if run.run else run.model_copy(update={"run": f"runs/{stem}"})
 
 
-def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: dict[Key, str]) -> RunConfig:
+def parse_run(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: dict[Key, str]) -> RunConfig:
     """Validate a tree with overrides. Raise InvalidRunFile with all problems.
 
     `lines`: the `file:line` of each key, and the name of the file at ().
@@ -164,9 +164,9 @@ def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: d
         raise InvalidRunFile([*problems, *unwritable], None, doubtful)
     run = _validated(tree, lines, problems, doubtful)
     if run is not None:
-        run._places.update(lines)
+        run._locations.update(lines)
         for problem in section_problems(run, knows_objective="objective" not in doubtful):
-            if not is_doubtful(problem.where, doubtful):
+            if not is_suspect(problem.where, doubtful):
                 problems.append(with_location(problem, run))
                 doubtful.add(problem.where)
     if problems or run is None:
@@ -177,16 +177,16 @@ def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: d
 def with_location(problem: Problem, run: RunConfig) -> Problem:
     """Add `file:line` to a problem that is about a key of the run. Return other problems unchanged."""
     dotted = problem.where.partition(":")[0]
-    if not run._places or not (is_key(dotted) or dotted.startswith("model.config.")):
+    if not run._locations or not (is_key(dotted) or dotted.startswith("model.config.")):
         return problem
     key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
-    line = line_of(key, run._places)
+    line = find_line(key, run._locations)
     return replace(problem, where=f"{line}: {problem.where}") if line else problem
 
 
 def is_override(run: RunConfig, *key: str) -> bool:
     """True if a key, e.g. ("train", "steps"), was set on the command line."""
-    return run._places.get(key, "").startswith("override")
+    return run._locations.get(key, "").startswith("override")
 
 
 def _validated(
@@ -203,10 +203,10 @@ def _validated(
         for key, problem in new_problems.items():
             dotted = ".".join(map(str, key))
             # A problem of a section may follow from a problem within it that was just reported.
-            if not is_doubtful(dotted, before) or _is_about_valid_keys(dotted, problem.what, before):
+            if not is_suspect(dotted, before) or _is_about_valid_keys(dotted, problem.what, before):
                 problems.append(problem)
             has_suggestion = problem.what == UNKNOWN_KEY and problem.fix
-            doubtful |= {dotted, (meant_key(key) if has_suggestion else None) or dotted}
+            doubtful |= {dotted, (guess_key(key) if has_suggestion else None) or dotted}
             _remove_key(tree, key)
     return None
 
@@ -238,7 +238,7 @@ def dump_run(run: RunConfig, *, secrets: bool = False) -> str:
 
 def _find(name: str) -> tuple[str, str, str]:
     """Return (text, name for messages, default name of the run folder)."""
-    fault = name_fault(name)
+    fault = name_error(name)
     if fault is not None:
         raise InputError.at(name[:_MAX_NAME_CHARS], fault, "use a YAML file or a recipe")
     path = Path(name)
@@ -250,7 +250,7 @@ def _find(name: str) -> tuple[str, str, str]:
         return text.replace("\t", " ") if path.suffix == ".json" else text, str(path), path.stem
     if name in recipe_names():
         return recipe_text(name), f"recipe {name}", name
-    near = near_name(name)
+    near = find_similar_name(name)
     fix = f"did you mean {near}?" if near else f"use a YAML file or a recipe: {', '.join(recipe_names())}"
     what = "is a folder without config.yaml" if path.is_dir() else "is neither a file nor a recipe"
     raise InputError.at(name, what, fix)

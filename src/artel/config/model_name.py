@@ -8,8 +8,8 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from artel.config.recipes import recipe_names
-from artel.config.schema.base import name_fault
-from artel.config.suggest import near_name
+from artel.config.schema.base import name_error
+from artel.config.suggest import find_similar_name
 from artel.errors import InputError
 
 HUB_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "adapter_config.json")
@@ -30,12 +30,12 @@ def check_model_name(name: str) -> None:
     Existing folders and models in the hub's cache are accepted. The hub decides about other names, unless
     HF_HUB_OFFLINE is set.
     """
-    fault = name_fault(name)
+    fault = name_error(name)
     if fault is not None:
         raise InputError.at(f"{name[:100]}…", fault, "use a run folder, a model folder or a hub id")
     if Path(name).exists() or is_in_hub_cache(name):
         return
-    near = near_name(name)
+    near = find_similar_name(name)
     if near is not None and name in (near, Path(near).name):
         if near in recipe_names():
             fix = f"train it first: artel train {near}; or use it untrained: artel generate --untrained"

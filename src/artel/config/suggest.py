@@ -23,14 +23,14 @@ _FAR_CUTOFF = 0.5
 
 
 @lru_cache(1024)
-def meant_key(key: Key) -> str | None:
+def guess_key(key: Key) -> str | None:
     """Return the dotted key that an unknown `key` probably means, or None if no key is similar."""
     section = tuple(int(part) if str(part).isdecimal() else part for part in key[:-1])
-    name = _normalized(key[-1])
+    name = _normalize(key[-1])
     if name in OTHER_NAMES:
         dotted = OTHER_NAMES[name]
-        return dotted.replace("data.sources.0.", f"{key[0]}.{key[1]}.{key[2]}.") if _is_of_source(key) else dotted
-    in_section = _names_in(section)
+        return dotted.replace("data.sources.0.", f"{key[0]}.{key[1]}.{key[2]}.") if _is_source_key(key) else dotted
+    in_section = _key_names(section)
     by_name = _keys_by_name()
     near = difflib.get_close_matches(name, in_section, 1, cutoff=_NEAR_CUTOFF)
     if not near and name in by_name:
@@ -43,25 +43,25 @@ def meant_key(key: Key) -> str | None:
     )
 
 
-def key_advice(key: Key) -> str:
+def suggest_key(key: Key) -> str:
     """Return advice on what to write instead of an unknown key."""
-    dotted = meant_key(key)
+    dotted = guess_key(key)
     if dotted is None:
-        return f"its section has: {', '.join(_names_in(key[:-1]))}" if _names_in(key[:-1]) else ""
-    if _normalized(key[-1]) in OTHER_NAMES:
-        note = about_other_name(key[-1])
+        return f"its section has: {', '.join(_key_names(key[:-1]))}" if _key_names(key[:-1]) else ""
+    if _normalize(key[-1]) in OTHER_NAMES:
+        note = describe_other_name(key[-1])
         return f"artel calls it {dotted}{note and f': {note}'}"
     return f"did you mean {dotted}?"
 
 
-def about_other_name(name: str | int) -> str:
+def describe_other_name(name: str | int) -> str:
     """Return how the values of another tool's key differ from artel's, or "" if they do not."""
-    return other_unit(name) or _DIFFERENCES.get(OTHER_NAMES.get(_normalized(name), ""), "")
+    return other_unit(name) or _DIFFERENCES.get(OTHER_NAMES.get(_normalize(name), ""), "")
 
 
 def other_unit(name: str | int) -> str:
     """Return the value for artel's key if another tool's value would be wrong, otherwise ""."""
-    return _OTHER_UNIT.get(_normalized(name), "")
+    return _OTHER_UNIT.get(_normalize(name), "")
 
 
 # Differences of artel's keys from similar keys of other tools.
@@ -83,7 +83,7 @@ _OTHER_UNIT = {
 }
 
 
-def near_name(name: str) -> str | None:
+def find_similar_name(name: str) -> str | None:
     """Return the run folder or recipe with a similar name, or None."""
     runs = {str(file.parent): str(file.parent) for file in sorted(Path("runs").glob("*/config.yaml"))}
     names = {Path(run).name: run for run in runs} | runs | {recipe: recipe for recipe in recipe_names()}
@@ -91,16 +91,16 @@ def near_name(name: str) -> str | None:
     return names[near[0]] if near else None
 
 
-def other_objective(name: object) -> str:
+def translate_objective(name: object) -> str:
     """Return artel's name for another tool's objective, or "" if unknown."""
     return OTHER_OBJECTIVES.get(str(name).lower().replace("_", "-"), "")
 
 
-def _is_of_source(key: Key) -> bool:
+def _is_source_key(key: Key) -> bool:
     return key[:2] == ("data", "sources") and len(key) > 3
 
 
-def _normalized(name: str | int) -> str:
+def _normalize(name: str | int) -> str:
     return str(name).lower().replace("-", "_")
 
 
@@ -110,12 +110,12 @@ def _keys_by_name() -> dict[str, str]:
     return {dotted.split(".")[-1]: dotted for dotted in reversed(list(all_keys(RunConfig)))}
 
 
-def _names_in(section: Key) -> list[str]:
-    kind = _section_at(section)
+def _key_names(section: Key) -> list[str]:
+    kind = _find_section(section)
     return [] if kind is None else list(section_keys(kind))
 
 
-def _section_at(key: Key) -> type[BaseModel] | None:
+def _find_section(key: Key) -> type[BaseModel] | None:
     section: type[BaseModel] | None = RunConfig
     for part in key:
         if isinstance(part, int) or section is None:
@@ -128,7 +128,7 @@ def _section_at(key: Key) -> type[BaseModel] | None:
 def is_key(dotted: str) -> bool:
     """True if the run file has a key, e.g. data.sources.0.path, also in the section of an entry or a plugin."""
     *section, name = (int(part) if part.isdecimal() else part for part in dotted.split("."))
-    return name in _names_in(tuple(section))
+    return name in _key_names(tuple(section))
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:

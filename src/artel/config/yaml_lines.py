@@ -23,7 +23,7 @@ _LINE = re.compile(r"(.+?):(\d+)(?::|$)")
 _NON_STRING_KEYS = {"timestamp": "a date", "bool": "true or false", "null": "null", "binary": "binary data"}
 
 
-def by_line(problems: Iterable[Problem]) -> list[Problem]:
+def sort_by_line(problems: Iterable[Problem]) -> list[Problem]:
     """Sort problems by file and line, without duplicates. Problems without a line come last."""
     files: dict[str, int] = {}
 
@@ -124,7 +124,7 @@ class _Loader(yaml.SafeLoader):
 
 def unwritable_problems(tree: Any, lines: dict[Key, str]) -> list[Problem]:
     """Return a problem for each value that RUN/config.yaml could not store."""
-    return [Problem(location_of(key, lines), what, fix) for key, what, fix in _unwritable(tree, ())]
+    return [Problem(format_location(key, lines), what, fix) for key, what, fix in _unwritable(tree, ())]
 
 
 def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
@@ -149,12 +149,12 @@ def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
         yield key, f"YAML reads it as a {type(value).__name__}", "quote it, or write it as a number"
 
 
-def location_of(key: Key, lines: dict[Key, str]) -> str:
+def format_location(key: Key, lines: dict[Key, str]) -> str:
     """Return `file:line: a.b.c`, or `a.b.c` if the run is not in a file."""
-    return ": ".join(part for part in (line_of(key, lines), ".".join(map(str, key))) if part)
+    return ": ".join(part for part in (find_line(key, lines), ".".join(map(str, key))) if part)
 
 
-def line_of(key: Key, lines: dict[Key, str]) -> str:
+def find_line(key: Key, lines: dict[Key, str]) -> str:
     """Return `file:line` of a key, or of the nearest section above it that is in the file; "" without a file."""
     while key and key not in lines:
         key = key[:-1]

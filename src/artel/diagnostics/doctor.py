@@ -100,7 +100,7 @@ def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict
     compiler, headers = machine.find_cpp_compiler(), machine.has_python_headers()
     limit = f", limited to {format_gib(memory.limit)}" if memory.limit is not None else ""
     facts = {
-        "processor": Fact(host.processor(), host.processor()),
+        "processor": Fact(host.processor_name(), host.processor_name()),
         "instructions": Fact(" ".join(flags) or "none that matter here", flags),
         "cores": Fact(
             f"{cores} of {os.cpu_count()}" + (f", time for {quota:g}" if quota is not None else ""),

@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from artel.errors import InputError
-from artel.plugins import guarded, note_own, raised
+from artel.plugins import describe_exception, guard_user_code, register_user_module
 from artel.storage import check_regular, user_path
 from artel.text import ToolCall, Tools
 
@@ -44,7 +44,7 @@ class ChatFunctions:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's function, with arguments from a model
-            return f"error: {raised(error)}"
+            return f"error: {describe_exception(error)}"
 
 
 def read_functions(file: str) -> ChatFunctions:
@@ -98,12 +98,12 @@ def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"artel_tools_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    note_own(spec.name)
+    register_user_module(spec.name)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     folder = str(path.parent.absolute())
     sys.path.insert(0, folder)  # it may import from its folder, as with `python FILE`
     try:
-        with guarded(str(path), "cannot be run", f"try it: python {path.name}"):
+        with guard_user_code(str(path), "cannot be run", f"try it: python {path.name}"):
             spec.loader.exec_module(module)
     finally:
         sys.path.remove(folder)

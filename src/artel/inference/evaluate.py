@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
+from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, parse_run
 from artel.errors import InputError
 from artel.inference.batch.answers import continue_prompts
 from artel.inference.open import OpenedModel, open_untrained
@@ -190,7 +190,7 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
     values["data"]["decontaminate"] = None  # the data may be a benchmark
     values["data"]["block"] = _block_size(opened)
-    run = run_from(values, overrides, {(): data})
+    run = parse_run(values, overrides, {(): data})
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
-from artel.config import ModelConfig, RunConfig, load_run, near_name
+from artel.config import ModelConfig, RunConfig, find_similar_name, load_run
 from artel.config.model_name import check_model_name, is_in_hub_cache
 from artel.errors import InputError
 from artel.messages import logger
@@ -114,7 +114,7 @@ def _open(name: str) -> OpenedModel:
     try:
         return _open_folder(name, name, None)
     except InputError:
-        near = None if folder.path.is_dir() or is_in_hub_cache(name) else near_name(name)
+        near = None if folder.path.is_dir() or is_in_hub_cache(name) else find_similar_name(name)
         if near is None:
             raise
         what = "is neither a run, a model folder nor a model on the hub"

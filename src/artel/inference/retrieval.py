@@ -25,7 +25,7 @@ from artel.config import DataConfig
 from artel.errors import InputError, Problem
 from artel.inference.evaluate import EvaluationResult
 from artel.inference.open import OpenedModel
-from artel.messages import logger, silenced
+from artel.messages import logger, silence_messages
 from artel.objectives.embedding.retrieval import Judgements, retrieval_metrics
 from artel.storage import check_new_file, write_output
 from artel.text import Document, Ledger, Match, count_drops, read_documents
@@ -140,7 +140,7 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
         raise InputError.at("--context", "the text to search has no words", "use another text or file")
     texts = [text for _, text in numbered]
     if "embed" in opened.decoding.tasks:
-        with silenced():
+        with silence_messages():
             (vector,) = unit_vectors(opened, [query], "query")
         scores = (unit_vectors(opened, texts, "document") @ vector).tolist()
     else:

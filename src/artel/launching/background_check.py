@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from artel.config import Overrides, RunConfig
 
 
-class CheckFailed(InputError):
+class CheckError(InputError):
     """All problems found by the checks."""
 
 
@@ -34,7 +34,7 @@ class CheckResult(Protocol):
 
 
 @contextmanager
-def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -> Iterator[CheckResult]:
+def check_in_background(config: RunConfig, name: str, overrides: Overrides) -> Iterator[CheckResult]:
     """Check the run of `name` and `overrides` while the block runs. The block calls the yielded CheckResult."""
     if has_no_training_keys(config):
         yield lambda *, wait=False: None
@@ -43,7 +43,7 @@ def checking_in_background(config: RunConfig, name: str, overrides: Overrides) -
         try:
             _check(config)
         except InputError as error:
-            raise CheckFailed(error.problems) from None
+            raise CheckError(error.problems) from None
         yield lambda *, wait=False: None
         return
     # In its own session, so that Ctrl-C reaches only this process, which then ends the other one.
@@ -85,7 +85,7 @@ def _error(status: int, output: bytes) -> ArtelError:
     problems = [
         Problem(where, what, fix, tuple(quoted)) for where, what, fix, quoted in json.loads(output.splitlines()[-1])
     ]
-    return CheckFailed(problems) if status == InputError.exit_code else WorkError(problems)
+    return CheckError(problems) if status == InputError.exit_code else WorkError(problems)
 
 
 def _check(config: RunConfig) -> None:

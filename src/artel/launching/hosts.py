@@ -176,7 +176,7 @@ def use_loopback() -> None:
     os.environ |= {_GLOO: name, _NCCL: f"={name}"}
 
 
-def choose_interface_of_process() -> None:
+def choose_process_interface() -> None:
     """Choose the interface of a process of a run: loopback on one host, else the one that reaches the first host.
 
     A single process needs it too, because DeepSpeed makes a process group. Set MASTER_ADDR to an address at which rank

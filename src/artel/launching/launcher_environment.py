@@ -243,7 +243,7 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
             raise InputError.at("--nproc", what, fix)
         environment |= {"NNODES": str(hosts), "NODE_RANK": environment["SLURM_NODEID"]}
         return
-    local_size = tasks_of_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
+    local_size = count_node_tasks(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
     local_rank = environment["SLURM_LOCALID"]
     if len(environment.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1:
         local_rank = "0"  # srun --gpus-per-task shows each task only its own GPU
@@ -261,7 +261,7 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
 
 
-def tasks_of_node(counts: str, node: int) -> int:
+def count_node_tasks(counts: str, node: int) -> int:
     """Return the number of tasks on a node: with `4(x2),3`, 4 on each of the first two."""
     for part in counts.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

@@ -9,14 +9,14 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from artel.elapsed import paused
+from artel.elapsed import hide_elapsed
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
-from artel.interrupts import answered_by, ended_at_once
+from artel.interrupts import answer_interrupts_with, exit_on_signal
 from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
 from artel.launching.worker import module_command
 from artel.messages import logger
 from artel.preparing.progress import reporting
-from artel.storage.unexpected_errors import FAULT, fault_of_process
+from artel.storage.unexpected_errors import FAULT, find_fault_file
 from artel.training.rank_file import mark_start
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
         )
         count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
         others = f"waiting for the other hosts ({count} in all) at {hosts.where}"
-        wait_for_hosts = partial(waiting, folder, others, leads=rendezvous.leads)
-        with answered_by(None), paused():  # the first process handles signals and shows progress for all
+        wait_for_hosts = partial(log_waiting, folder, others, leads=rendezvous.leads)
+        with (
+            answer_interrupts_with(None),
+            hide_elapsed(),
+        ):  # the first process handles signals and shows progress for all
             result = Agent(spec, hosts, on_restart, wait_for_hosts if hosts.count > 1 else nullcontext).run()
         if result is None:  # the other hosts were enough, to the end
             return
@@ -84,7 +87,7 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
 
 
 @contextmanager
-def waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
+def log_waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
     """Log `what` every few seconds inside the block. A stop signal ends the process at once.
 
     PyTorch waits in C++, where no signal handler of Python runs. The process that `leads` records the stop.
@@ -95,7 +98,7 @@ def waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
             mark_start(folder, "stopped")
         return f"stopped\n    {folder.how_to_continue}"
 
-    with ended_at_once(last_line), reporting(lambda: what) if what else nullcontext():
+    with exit_on_signal(last_line), reporting(lambda: what) if what else nullcontext():
         yield
 
 
@@ -140,7 +143,7 @@ def _process_error(rank: int, status: int, folder: RunFolder, number: int) -> Ar
         fix = "it will use less memory next time: the same command resumes from the last checkpoint"
         return WorkError.at(where, "was out of memory", fix)
     if status == FAULT:
-        fix = f"its traceback: {fault_of_process(number) or 'is above'}; please report it"
+        fix = f"its traceback: {find_fault_file(number) or 'is above'}; please report it"
         return WorkError.at(where, "failed because of a bug in artel", fix)
     if status < 0:
         fix = "Linux sends SIGKILL to a process that uses too much memory" if -status == signal.SIGKILL else ""

@@ -16,11 +16,11 @@ import xxhash
 
 import artel
 from artel.config import Overrides, RunConfig, RunFile, dump_run
-from artel.config.schema.quantities import duration
+from artel.config.schema.quantities import format_duration
 from artel.errors import InputError
-from artel.host import memory, swap
+from artel.host import memory, swap_bytes
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.launching.read_run import checked_run
+from artel.launching.read_run import validate_run_file
 from artel.launching.worker import module_command
 from artel.messages import logger
 from artel.preparing import resolve_from_records
@@ -75,7 +75,7 @@ def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_
 
     Raise InputError if the run is wrong or cannot be planned.
     """
-    config = checked_run(file, overrides, here=not options.hardware)
+    config = validate_run_file(file, overrides, here=not options.hardware)
     quiet_libraries()
     from artel.planning.hardware import find_hardware
     from artel.planning.plan import make_plan, planned_text, with_planned_packing
@@ -97,7 +97,7 @@ def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_
     return PlannedRun(config, plan, text, choice)
 
 
-def begin_with_plan(config: RunConfig, prepared: PreparedText, processes: int, nodes: int, force: bool) -> None:
+def plan_at_start(config: RunConfig, prepared: PreparedText, processes: int, nodes: int, force: bool) -> None:
     """Plan a run when `artel train` starts, with `processes` on each of `nodes`, and log the plan in three lines.
 
     `artel plan` runs in a separate process, whose memory is freed before training begins. RUN/plan.json keeps the plan:
@@ -165,7 +165,7 @@ def _plan(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | Non
 
 def _check_memory(plan: dict[str, Any]) -> None:
     """Raise InputError if the plan exceeds the memory by more than its error. Swap counts as host memory."""
-    extra = swap() / (memory().limit or memory().total) if plan["device"] == "cpu" else 0.0
+    extra = swap_bytes() / (memory().limit or memory().total) if plan["device"] == "cpu" else 0.0
     if plan["memory_share"] <= 1 + _TOLERANCE + extra:
         return
     fix = "use a smaller model, data.block or train.micro_batch, or shard it (parallel.data=fsdp); --force tries it"
@@ -177,8 +177,8 @@ def _check_budget(plan: dict[str, Any], config: RunConfig) -> None:
     shortest, budget = plan.get("shortest_budget_seconds"), config.train.budget
     if shortest is None or budget is None or shortest <= budget:
         return
-    least = duration(60 * math.ceil(shortest / 60))
-    what = f"{duration(budget)} is too short: {FEWEST_STEPS} steps take at least {least}; {plan['summary'][2]}"
+    least = format_duration(60 * math.ceil(shortest / 60))
+    what = f"{format_duration(budget)} is too short: {FEWEST_STEPS} steps take at least {least}; {plan['summary'][2]}"
     raise InputError.at("train.budget", what, f"set {least} or more, a smaller train.batch, or a smaller model")
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from artel.config import Overrides, RunConfig, RunFile, dump_run, with_location
 from artel.errors import InputError, Problem
-from artel.launching.background_check import CheckFailed, checking_in_background, has_no_training_keys
+from artel.launching.background_check import CheckError, check_in_background, has_no_training_keys
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
+from artel.launching.read_run import SECRETS_NOTE, has_secrets, validate_run_file
 from artel.messages import logger
 from artel.preparing import prepare
 from artel.storage import check_cache, write_file
@@ -25,7 +25,7 @@ def prepare_run(file: RunFile, overrides: Overrides) -> PreparedText:
     Write RUN/ledger.json, which counts its documents, and RUN/config.yaml if the run is not trained yet. Raise
     InputError with all problems of text and run, WorkError.
     """
-    config = checked_run(file, overrides, here=False)
+    config = validate_run_file(file, overrides, here=False)
     folder = RunFolder(Path(config.run))
     folder.check_claim()
     if not config.data.store:
@@ -34,10 +34,8 @@ def prepare_run(file: RunFile, overrides: Overrides) -> PreparedText:
         logger.info(SECRETS_NOTE)
     try:
         with file.as_file() as name:
-            prepared = prepare(
-                config, verify=True, while_building=lambda: checking_in_background(config, name, overrides)
-            )
-    except CheckFailed:
+            prepared = prepare(config, verify=True, while_building=lambda: check_in_background(config, name, overrides))
+    except CheckError:
         raise
     except InputError as error:  # reported with all other problems of the run
         text_problems = [with_location(problem, config) for problem in error.problems]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from artel.config import InvalidRunFile, RunConfig, RunFile, dump_run, read_run_file
-from artel.config.yaml_lines import by_line
+from artel.config.yaml_lines import sort_by_line
 from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -21,10 +21,10 @@ def read_run(name: str, overrides: Mapping[str, Any], *, here: bool = True) -> R
 
     Raise InputError with all problems of the run, not only those of its file.
     """
-    return checked_run(read_run_file(name), overrides, here=here)
+    return validate_run_file(read_run_file(name), overrides, here=here)
 
 
-def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = True) -> RunConfig:
+def validate_run_file(file: RunFile, overrides: Mapping[str, Any], *, here: bool = True) -> RunConfig:
     """Return the run of a run file that is already read. See `read_run`."""
     try:
         return file.run(overrides)
@@ -33,7 +33,7 @@ def checked_run(file: RunFile, overrides: Mapping[str, Any], *, here: bool = Tru
         from artel.planning import StartConditions, find_further_problems
 
         raise InputError(
-            by_line([*error.problems, *find_further_problems(error, StartConditions(trains_here=here))])
+            sort_by_line([*error.problems, *find_further_problems(error, StartConditions(trains_here=here))])
         ) from None
 
 

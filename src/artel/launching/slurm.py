@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from artel.config.sbatch import directive, one_line
+from artel.config.sbatch import check_one_line, format_directive
 from artel.errors import InputError, Problem, WorkError
 from artel.secrets import hide_secrets
 
@@ -60,7 +60,7 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
         )
         raise InputError([Problem(value, what, fix) for value in secrets])
     problems: list[Problem] = []
-    directives, setup = _directives(folder, job, problems), _lines(job.setup, "--setup", one_line, problems)
+    directives, setup = _directives(folder, job, problems), _lines(job.setup, "--setup", check_one_line, problems)
     if problems:
         raise InputError(problems)
     lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in directives), ""]
@@ -109,7 +109,7 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
     values |= {name: ("--option", value) for name, value in job.options.items()}
     lines: list[str] = []
     for name, (flag, value) in values.items():
-        lines += _lines([value], flag, partial(directive, name), problems)
+        lines += _lines([value], flag, partial(format_directive, name), problems)
     return [*lines, "requeue"]
 
 

@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.errors import InputError
-from artel.interrupts import explained, in_main_thread
-from artel.launching.hosts import Hosts, choose_interface_of_process
+from artel.interrupts import explain_interrupt, in_main_thread
+from artel.launching.hosts import Hosts, choose_process_interface
 from artel.launching.launcher_environment import accelerate_settings, check_counts, check_worker, is_pod, read_launcher
-from artel.launching.local import launch, waiting
-from artel.launching.plan_run import begin_with_plan
+from artel.launching.local import launch, log_waiting
+from artel.launching.plan_run import plan_at_start
 from artel.launching.quiet_libraries import quiet_libraries
-from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
+from artel.launching.read_run import SECRETS_NOTE, has_secrets, validate_run_file
 from artel.launching.rendezvous import Rendezvous
-from artel.launching.worker import end_with_launcher, is_worker, raising_lost_peers
+from artel.launching.worker import end_with_launcher, is_worker, raise_lost_peers
 from artel.messages import logger
 from artel.preparing import prepare, with_recorded_values
 from artel.storage import check_cache, lock, write_file
-from artel.storage.locks import holders
+from artel.storage.locks import lock_holders
 from artel.training.rank_file import mark_start, start_status
 from artel.training.run_folder import RunFolder, is_done
 
@@ -111,7 +111,7 @@ def start_run(
         if original is not None:
             _check_copy(config, original)
         check_cache()
-    with explained(lambda: folder.how_to_continue), lock(folder.lock, wait=False) if leads else nullcontext():
+    with explain_interrupt(lambda: folder.how_to_continue), lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
             if original is None:  # a copy is claimed when nothing of its run is refused
                 folder.claim()
@@ -163,7 +163,7 @@ def _read_environment(options: StartOptions) -> StartOptions:
 
 def _read_run(file: RunFile, overrides: Overrides, options: StartOptions) -> tuple[RunConfig, Overrides]:
     """Return the run, and its overrides with the keys set by accelerate and `options.trackers`."""
-    config = checked_run(file, overrides)
+    config = validate_run_file(file, overrides)
     accelerate = accelerate_settings(config)
     for note in accelerate.notes:
         logger.info(note)
@@ -180,10 +180,12 @@ def _read_run(file: RunFile, overrides: Overrides, options: StartOptions) -> tup
 def _wait_for_earlier_processes(folder: RunFolder) -> None:
     """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError."""
 
-    def waiting() -> None:
-        logger.info("waiting for processes of an earlier start to save and end: %s", holders(folder.processes_lock))
+    def on_wait() -> None:
+        logger.info(
+            "waiting for processes of an earlier start to save and end: %s", lock_holders(folder.processes_lock)
+        )
 
-    with lock(folder.processes_lock, waiting, wait=_SAVE_SECONDS):
+    with lock(folder.processes_lock, on_wait, wait=_SAVE_SECONDS):
         pass
 
 
@@ -256,7 +258,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
         if restart or not any(folder.checkpoints.glob("step-*")):
             _note_unreached(config, prepared)
         nodes = hosts.least if hosts.elastic else world // local_size
-        begin_with_plan(config, prepared, local_size, nodes, options.force)
+        plan_at_start(config, prepared, local_size, nodes, options.force)
         if choice is not None and folder.plan.exists():
             logger.info("plan: %s", choice.expected.speed_note())
     if not restart:
@@ -364,7 +366,7 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
     from artel.training.loop import train
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
-    choose_interface_of_process()
+    choose_process_interface()
     folder = RunFolder(Path(config.run))
     processes_lock = lock(folder.processes_lock, wait=False, shared=True)
     rank, size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
@@ -373,9 +375,9 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
     announces = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
         leads = os.environ.get("RANK", "0") == "0"
-        with waiting(folder, others if announces else "", leads=leads):
+        with log_waiting(folder, others if announces else "", leads=leads):
             world = stack.enter_context(join_world(config.train.threads))
-        stack.enter_context(raising_lost_peers())
+        stack.enter_context(raise_lost_peers())
         stack.enter_context(processes_lock)
         if LAUNCHED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LAUNCHED]))

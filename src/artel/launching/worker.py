@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from artel.errors import Problem, WorkError
-from artel.plugins import message_of
+from artel.plugins import exception_message
 
 LOST_PEERS = 75  # EX_TEMPFAIL of sysexits.h; only the launcher sees it, and ends with 1
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
@@ -49,14 +49,14 @@ def end_with_launcher(launcher: int) -> None:
 
 
 @contextmanager
-def raising_lost_peers() -> Iterator[None]:
+def raise_lost_peers() -> Iterator[None]:
     """Raise LostPeers for what libraries raise when a peer is gone; other errors pass."""
     from torch.distributed import DistError
 
     try:
         yield
     except RuntimeError as error:
-        message = message_of(error)
+        message = exception_message(error)
         if not isinstance(error, DistError) and not any(sign in message for sign in _CLOSED_CONNECTION):
             raise
         location = f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}"

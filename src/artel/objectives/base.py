@@ -14,7 +14,7 @@ from artel.errors import Problem
 from artel.objectives.decoding import Decoding
 from artel.objectives.hooks import EvaluationHooks, GlobalBatchHooks, ModelHooks, RecordHooks, TeacherHooks
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
-from artel.text import Document, Dropped, Rejected, frame_notes
+from artel.text import Document, DroppedRecord, Rejected, frame_notes
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
@@ -164,7 +164,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         return replace(request, end_ids=turn.ids if turn is not None else frozenset({self.tokenizer.end_id}))
 
     @abstractmethod
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         """Yield the samples of each document, or the reason it was rejected or dropped."""
 
     def output_ids(self, sample: Sample) -> np.ndarray | None:

@@ -44,7 +44,7 @@ from artel.objectives.types import (
     TokenView,
 )
 from artel.storage import user_path
-from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
+from artel.text import Conversation, Document, DroppedRecord, Message, Rejected, Tools
 from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 from artel.tokens.tokenizer.chat_template import (
     CHATML,
@@ -123,7 +123,7 @@ class Chat(Objective, Decoding):
         ]
         return "\n".join([*lines, *generation_usage(self.config.data.block - len(prompt_tokens), ends)])
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         for document in documents:
             assert isinstance(document.record.fields, Conversation)
             fields = document.record.fields
@@ -166,10 +166,10 @@ class Chat(Objective, Decoding):
             return [difference for difference in differences if difference is not None]
         return []
 
-    def _convert(self, conversation: Conversation) -> DocumentSamples | Dropped:
+    def _convert(self, conversation: Conversation) -> DocumentSamples | DroppedRecord:
         messages, tools = conversation.messages, conversation.tools
         if self._writer.has_control_token(messages, tools):
-            return Dropped("control_token")
+            return DroppedRecord("control_token")
         filtered = _filter_thoughts(messages, self.config.chat.reasoning)
         rendered = self._writer.write(filtered, tools)
         num_omitted = sum(bool(message.thought) for message in messages) - rendered.thoughts
@@ -185,11 +185,13 @@ class Chat(Objective, Decoding):
             truncated = Sample(sample.ids[-block:], sample.flags[-block:])
             counts["truncated"] = 1
             return (
-                DocumentSamples([truncated], counts=counts) if _has_targets(truncated) else Dropped("longer_than_block")
+                DocumentSamples([truncated], counts=counts)
+                if _has_targets(truncated)
+                else DroppedRecord("longer_than_block")
             )
         if self.config.chat.too_long == "split":
             return self._split(filtered, tools, counts)
-        return Dropped("longer_than_block")
+        return DroppedRecord("longer_than_block")
 
     def _sample(self, messages: Sequence[Message], rendered: RenderedConversation) -> Sample:
         """Return ids, and flags uint8 (tokens,): 1 for learned tokens."""
@@ -202,7 +204,9 @@ class Chat(Objective, Decoding):
         }
         return self._writer.to_sample(rendered, targets, everything=train_on == "all")
 
-    def _split(self, messages: Sequence[Message], tools: Tools, counts: dict[str, int]) -> DocumentSamples | Dropped:
+    def _split(
+        self, messages: Sequence[Message], tools: Tools, counts: dict[str, int]
+    ) -> DocumentSamples | DroppedRecord:
         """Split into conversations of whole exchanges, each as long as fits, with the system message."""
         system, exchanges = _split_exchanges(messages)
         samples: list[Sample] = []
@@ -227,7 +231,7 @@ class Chat(Objective, Decoding):
                 num_skipped += stop - start
             start = stop
         if not samples:
-            return Dropped("longer_than_block")
+            return DroppedRecord("longer_than_block")
         skipped = {"exchanges_left_out": num_skipped} if num_skipped else {}
         return DocumentSamples(samples, counts={"split": 1} | skipped | counts)
 

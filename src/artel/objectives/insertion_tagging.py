@@ -21,7 +21,7 @@ from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
-from artel.text import Document, Dropped, Pair, Rejected
+from artel.text import Document, DroppedRecord, Pair, Rejected
 from artel.tokens import Encoding, Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class InsertionTagging(Objective, Decoding):
             print(tokenizer.decode(restored, skip_special_tokens=True))
         """)
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         pairs = [document.record.fields for document in documents]
         inputs = [pair.input for pair in pairs if isinstance(pair, Pair)]
         for document, encoded in zip(documents, self.tokenizer.encode_with_offsets(inputs), strict=True):
@@ -81,7 +81,7 @@ class InsertionTagging(Objective, Decoding):
                 detail = "its output is not its input plus inserted tokens; fix or remove the pair"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
             elif len(encoded.ids) + self._frame.size > self.config.data.block:
-                yield Dropped("longer_than_block")
+                yield DroppedRecord("longer_than_block")
             else:
                 yield DocumentSamples([self._sample(record.fields.input, encoded, inserted)])
 

@@ -26,7 +26,7 @@ from artel.objectives.collate import next_token_view
 from artel.objectives.conversation.frame import ConversationError
 from artel.objectives.conversation.writer import ConversationWriter
 from artel.objectives.types import Batch, DocumentSamples, Presentation, TokenView
-from artel.text import Conversation, Document, Dropped, Message, Preference, Rejected
+from artel.text import Conversation, Document, DroppedRecord, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class PreferenceOptimization(Objective):
                 conversations.append(replace(document, record=document.record._replace(fields=conversation)))
         return self._chat.notes(conversations)
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         for document in documents:
             record = document.record
             assert isinstance(record.fields, Preference)
@@ -134,21 +134,21 @@ class PreferenceOptimization(Objective):
             except ConversationError as unfit:
                 yield Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
 
-    def _convert(self, pair: Preference) -> DocumentSamples | Dropped:
+    def _convert(self, pair: Preference) -> DocumentSamples | DroppedRecord:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
         if len(answers) < 2 and self._preference.loss != "kto":
             raise ConversationError(
                 f"it has one answer, but {self._preference.loss} needs two (preference.loss: kto accepts such rows)"
             )
         if self._writer.has_control_token(_messages(pair), pair.tools):
-            return Dropped("control_token")
+            return DroppedRecord("control_token")
         nothing = Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         sides = [
             self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools) if answer else nothing
             for answer in (pair.chosen, pair.rejected)
         ]
         if max(len(side.ids) for side in sides) > self.config.data.block:
-            return Dropped("longer_than_block")
+            return DroppedRecord("longer_than_block")
         ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
         return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
 

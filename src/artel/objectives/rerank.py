@@ -32,7 +32,7 @@ from artel.objectives.rerank_samples import (
 )
 from artel.objectives.statistics import sigmoid, spearman
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
-from artel.text import Document, Dropped, Match, Rejected
+from artel.text import Document, DroppedRecord, Match, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, UnpackedSamples
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Rerank(Objective, Decoding):
 
     # record -> samples
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         for document, result in zip(documents, self._writer.samples(documents), strict=True):
             record, match = document.record, document.record.fields
             assert isinstance(match, Match)

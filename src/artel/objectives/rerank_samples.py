@@ -13,7 +13,7 @@ import xxhash
 
 from artel.objectives.statistics import bits_to_floats, float_to_bits
 from artel.objectives.types import DocumentSamples
-from artel.text import Document, Dropped, Match, Rejected
+from artel.text import Document, DroppedRecord, Match, Rejected
 from artel.tokens import Sample, StoreSplit, Tokenizer
 from artel.tokens.order import splitmix64
 
@@ -38,7 +38,7 @@ class PairWriter:
         """Maximum tokens of a query: half of a row, so that it is the document that gets cut."""
         return (self._block - self._frame.size) // 2
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         """Yield a sample for each query and matching document."""
         fields = [document.record.fields for document in documents]
         texts = [text for match in fields if isinstance(match, Match) for text in match.texts]

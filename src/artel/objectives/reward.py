@@ -29,7 +29,7 @@ from artel.objectives.length_groups import as_tensors, group_rows, predict_logit
 from artel.objectives.pretrained_heads import has_chat_template, has_score_head, score_config
 from artel.objectives.statistics import bits_to_floats, calibration_bins, calibration_error, float_to_bits
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
-from artel.text import Document, Dropped, Message, Preference, Rejected
+from artel.text import Document, DroppedRecord, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import inserts_date, resolve_template
 
@@ -111,7 +111,7 @@ class Reward(Objective, Decoding):
 
     # record -> samples
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         texts_by_document = [self._texts(document) for document in documents]
         texts = [text for sides in texts_by_document if isinstance(sides, list) for text in sides if text]
         encoded = iter(self._reader.encode(texts))
@@ -122,13 +122,13 @@ class Reward(Objective, Decoding):
             ids = [next(encoded) if text else np.empty(0, dtype=np.int64) for text in sides]
             lengths = [len(side) for side in ids]
             if max(lengths) > self.config.data.block:
-                yield Dropped("longer_than_block")
+                yield DroppedRecord("longer_than_block")
                 continue
             assert isinstance(document.record.fields, Preference)
             numbers = (*lengths, float_to_bits(document.record.fields.margin))
             yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
 
-    def _texts(self, document: Document) -> list[str] | Rejected | Dropped:
+    def _texts(self, document: Document) -> list[str] | Rejected | DroppedRecord:
         """Return the texts of the chosen and the rejected answer, each after the prompt; empty for a missing one."""
         record, pair = document.record, document.record.fields
         assert isinstance(pair, Preference)
@@ -137,7 +137,7 @@ class Reward(Objective, Decoding):
         writer = self._reader.writer
         writer.check_tools(messages, pair.tools, record.origin)
         if writer.has_control_token(messages, pair.tools):
-            return Dropped("control_token")
+            return DroppedRecord("control_token")
         try:
             return [writer.write(side, pair.tools).text if side else "" for side in sides]
         except ConversationError as unfit:

@@ -25,8 +25,8 @@ from artel.objectives.length_groups import as_tensors, group_inputs, group_rows,
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.objectives.seq2seq_text import GenerationInput, PairFraming, TextGenerator, padded_length
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
-from artel.printable import shortened
-from artel.text import Document, Dropped, Pair, Rejected
+from artel.printable import shorten
+from artel.text import Document, DroppedRecord, Pair, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class SequenceToSequence(Objective, Decoding):
 
     # record -> samples
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         pairs = [document.record.fields for document in documents]
         inputs = self._framing.inputs([pair.input for pair in pairs if isinstance(pair, Pair)])
         outputs = self._framing.outputs([pair.output for pair in pairs if isinstance(pair, Pair)])
@@ -169,7 +169,7 @@ class SequenceToSequence(Objective, Decoding):
             assert isinstance(pair, Pair)
             truncated = {"input_truncated": int(source.is_cut), "output_truncated": int(target.is_cut)}
             if self._seq2seq.too_long == "drop" and any(truncated.values()):
-                yield Dropped("longer_than_block" if source.is_cut else "longer_than_target")
+                yield DroppedRecord("longer_than_block" if source.is_cut else "longer_than_target")
                 continue
             sample = Sample(np.concatenate([source.ids, target.ids]), None, (len(source.ids),))
             counts = {name: count for name, count in truncated.items() if count}
@@ -347,7 +347,7 @@ def _check_start(model: PreTrainedModel) -> None:
 
 
 def _line(text: str) -> str:
-    return shortened(" ".join(text.split()), _MAX_LISTED_CHARACTERS)
+    return shorten(" ".join(text.split()), _MAX_LISTED_CHARACTERS)
 
 
 _ORDER = 6

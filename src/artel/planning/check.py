@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from artel.config import InvalidRunFile, RunConfig, is_doubtful, with_location
+from artel.config import InvalidRunFile, RunConfig, is_suspect, with_location
 from artel.config.read import read_file
 from artel.config.schema.run import ParallelConfig
-from artel.config.yaml_lines import by_line
+from artel.config.yaml_lines import sort_by_line
 from artel.errors import InputError, Problem
 from artel.host import usable_cores
 from artel.models.device import pick_precision
@@ -85,7 +85,7 @@ def check_run(config: RunConfig, start: StartConditions | None = None, extra_che
     """Raise InputError with all problems of a run that can be found before any text is read."""
     problems = _run_checks(config, [*_checks(config, start or StartConditions(), set()), *extra_checks], set())
     if problems:
-        raise InputError(by_line(problems))
+        raise InputError(sort_by_line(problems))
 
 
 def find_length_notes(config: RunConfig) -> list[str]:
@@ -103,12 +103,12 @@ def find_length_notes(config: RunConfig) -> list[str]:
 def _run_checks(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
     problems: list[Problem] = []
     for check in checks:
-        if not any(is_doubtful(key, doubtful) for key in check.keys):
+        if not any(is_suspect(key, doubtful) for key in check.keys):
             try:
                 check.run()
             except InputError as error:
                 problems += [problem for problem in error.problems if problem not in problems]
-    return [with_location(problem, config) for problem in problems if not is_doubtful(problem.where, doubtful)]
+    return [with_location(problem, config) for problem in problems if not is_suspect(problem.where, doubtful)]
 
 
 def _checks(config: RunConfig, start: StartConditions, doubtful: set[str]) -> Iterator[Check]:
@@ -137,7 +137,7 @@ def _checks(config: RunConfig, start: StartConditions, doubtful: set[str]) -> It
         )
         yield Check(("train.threads",), lambda: _check_threads(train.threads))
     yield Check(("model.config",), lambda: check_model_keys(config.model))  # needs no known objective
-    if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
+    if is_suspect("objective", doubtful) or is_suspect("data.sources", doubtful):
         return
     objective = objective_type(config)
     yield Check(("objective",), lambda: _raise_if_any(objective.problems(config)))
@@ -244,7 +244,7 @@ def _valid_model(outline: Callable[[], PreTrainedModel | None]) -> PreTrainedMod
 def _parallel_dims(config: RunConfig, start: StartConditions) -> ParallelDims | None:
     """Return the parallel dimensions. None if unknown or invalid, or if DeepSpeed or a plugin sets them."""
     name = config.parallel.data
-    if config.parallel.deepspeed is not None or (isinstance(name, str) and STRATEGIES.module_of(name)):
+    if config.parallel.deepspeed is not None or (isinstance(name, str) and STRATEGIES.get_module(name)):
         return None
     world_size = start.world_size or _min_processes(config.parallel)
     try:

@@ -13,7 +13,7 @@ from artel.planning.outline import local_tokenizer
 from artel.preparing import check_sources_and_outputs, has_store
 from artel.preparing.build_store import objective_notes
 from artel.storage import is_remote
-from artel.text import Document, Dropped, Ledger, Rejected, check_ledger, read_documents
+from artel.text import Document, DroppedRecord, Ledger, Rejected, check_ledger, read_documents
 from artel.text.reading.files import is_url
 from artel.text.sources.find import all_sources
 from artel.text.sources.inputs import input_shards
@@ -89,9 +89,9 @@ class _Records:
                 elif result.observed:
                     self.observed.append((document.record.origin, result.observed))
 
-    def _discard(self, document: Document, result: Rejected | Dropped) -> None:
+    def _discard(self, document: Document, result: Rejected | DroppedRecord) -> None:
         set_name = document.record.set_name
-        counts = self.ledger.counts_of(set_name)
+        counts = self.ledger.get_counts(set_name)
         counts.kept -= 1
         counts.splits[document.split]["documents"] -= 1
         if isinstance(result, Rejected):

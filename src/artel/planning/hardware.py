@@ -11,7 +11,7 @@ import torch
 
 from artel.config.schema.quantities import read_bytes
 from artel.errors import InputError
-from artel.host import memory, processor, usable_cores
+from artel.host import memory, processor_name, usable_cores
 from artel.models.flops import data_sheet
 
 _GIGA = 10**9
@@ -213,7 +213,7 @@ def _this_machine(
     if torch.cuda.is_available() and not on_cpu:
         return _gpus_here(count or torch.cuda.device_count(), nodes, host, network)
     return Hardware(
-        name=f"{processor()}, {usable_cores()} cores",
+        name=f"{processor_name()}, {usable_cores()} cores",
         device="cpu",
         count=count or 1,
         nodes=nodes,

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.config.schema.quantities import duration
+from artel.config.schema.quantities import format_duration
 from artel.errors import InputError
-from artel.host import memory, swap
+from artel.host import memory, swap_bytes
 from artel.models.device import pick_precision
 from artel.models.flops import data_sheet, device_name, estimate_flops_per_token
 from artel.models.loading.build import base_dtype
@@ -57,7 +57,7 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
         processes, available = "a process", f"the largest GPU here has {format_gib(capacity)}"
     elif device.type == "cpu":
         host = memory()
-        capacity = (host.limit or host.total) + swap()
+        capacity = (host.limit or host.total) + swap_bytes()
         needed = (needed + MIN_PROCESS_BYTES) * on_host
         processes = f"{on_host:,} processes here" if on_host > 1 else "one process"
         available = f"{'its control group' if host.limit else 'this machine'} has {format_gib(capacity)}"
@@ -112,9 +112,9 @@ def check_budget(config: RunConfig, model: PreTrainedModel, world_size: int, on_
     tolerance = _CPU_TOLERANCE if local_device().type == "cpu" else 1.0
     if min_seconds > tolerance * budget:
         tokens = config.train.batch * config.data.block
-        shortest = duration(round_up(min_seconds))
+        shortest = format_duration(round_up(min_seconds))
         steps = f"{FEWEST_STEPS} steps of {tokens:,} tokens"
-        what = f"{duration(budget)} is too short: at peak speed, this machine needs {shortest} for {steps}"
+        what = f"{format_duration(budget)} is too short: at peak speed, this machine needs {shortest} for {steps}"
         fix = f"use {shortest} or more, a smaller train.batch, or a smaller model"
         raise InputError.at("train.budget", what, fix)
 

@@ -18,7 +18,7 @@ import orjson
 import torch
 from pydantic import Field, TypeAdapter
 
-from artel.host import processor
+from artel.host import processor_name
 from artel.messages import logger
 from artel.models.flops import device_name
 from artel.planning.operations import ATTENTION, MEMORY, PRODUCT, Operation
@@ -80,7 +80,7 @@ class Rates:
 
 def measurement_identity(device: torch.device) -> dict[str, Any]:
     """Return the device and the version of PyTorch, for which a measurement is valid."""
-    name = processor() if device.type == "cpu" else device_name(device)
+    name = processor_name() if device.type == "cpu" else device_name(device)
     return {"version": _VERSIONS.get(device.type, 1), "device": name, "torch": torch.__version__}
 
 

@@ -13,7 +13,7 @@ from artel.config import RunConfig
 from artel.messages import Phrase
 from artel.preparing.run_mark import claim_folder, read_run_id
 from artel.storage import write_file
-from artel.text import BenchmarkIndex, Contaminated
+from artel.text import BenchmarkIndex, ContaminatedDocument
 
 REJECTED, CONTAMINATED = "rejected.jsonl", "contaminated.jsonl"
 """Records that could not be used; documents that share n-grams with benchmarks (with data.decontaminate)."""
@@ -47,7 +47,7 @@ _MAX_LISTED_ROWS = 20
 
 
 def write_contaminated(
-    file: Path, contaminated: Iterable[Contaminated], index: BenchmarkIndex
+    file: Path, contaminated: Iterable[ContaminatedDocument], index: BenchmarkIndex
 ) -> tuple[dict[str, Any], str]:
     """Write a line for each contaminated document; return counts by benchmark, and a note for the user."""
     benchmark_of = [number for number, benchmark in enumerate(index.benchmarks) for _ in range(benchmark["rows"])]

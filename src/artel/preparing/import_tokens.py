@@ -29,7 +29,7 @@ import orjson
 import xxhash
 
 from artel.errors import InputError, Problem
-from artel.messages import logger, silenced
+from artel.messages import logger, silence_messages
 from artel.storage import new_folder
 from artel.text.split import is_held_out, smallest_fraction
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
@@ -81,7 +81,7 @@ def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: floa
                 )
                 for split in SPLITS:
                     shutil.rmtree(partial / split)
-                with silenced():
+                with silence_messages():
                     imported = _write_documents(files, partial, tokenizer, larger_fraction)
         ledger = imported.ledger()
         _check_splits(ledger, validation)

@@ -20,8 +20,8 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
-from artel.interrupts import explained
-from artel.messages import from_json, logger, silenced
+from artel.interrupts import explain_interrupt
+from artel.messages import from_json, logger, silence_messages
 from artel.notebooks import html_table
 from artel.objectives import objective_type
 from artel.preparing.build_store import Check, build_store
@@ -182,7 +182,7 @@ def _fetch_or_build(
             write_bytes(f"{address}.begun", b"")
         remove_leftovers(folder.parent)
         _remove_abandoned(folder.parent)
-        with explained(lambda: _resume_hint(folder)), while_building() as check:
+        with explain_interrupt(lambda: _resume_hint(folder)), while_building() as check:
             build_store(config, folder, key, check)
         is_new = True
     if not _is_complete(folder, address):
@@ -190,7 +190,7 @@ def _fetch_or_build(
     return is_new
 
 
-@silenced()
+@silence_messages()
 def prepare_silently(config: RunConfig) -> PreparedText:
     """Prepare a text, as `prepare` does, without messages."""
     return prepare(config)

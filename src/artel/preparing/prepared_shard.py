@@ -32,10 +32,10 @@ from artel.storage import new_folder
 from artel.text import (
     BenchmarkIndex,
     CleanedRecord,
-    Contaminated,
-    Dropped,
+    ContaminatedDocument,
+    DroppedRecord,
     InputShard,
-    Labeled,
+    LabeledText,
     Ledger,
     Rejected,
     clean_shard,
@@ -135,7 +135,7 @@ class _PreparedShardWriter:
         if self._signatures is not None:
             self._signatures.__exit__(kind, error, trace)
 
-    def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | Dropped | None) -> None:
+    def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | DroppedRecord | None) -> None:
         """Write a document and its `result` from the objective, None if it has no new text."""
         record, split = cleaned.document.record, SPLITS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
@@ -155,7 +155,7 @@ class _PreparedShardWriter:
                 notes["observed"] = [record.origin, result.observed]
         elif isinstance(result, Rejected):
             notes["rejected"] = [result.origin, result.reason, result.detail]
-        elif isinstance(result, Dropped):
+        elif isinstance(result, DroppedRecord):
             notes["dropped"] = result.reason
         if cleaned.changes:
             notes["changed"] = cleaned.changes
@@ -164,7 +164,7 @@ class _PreparedShardWriter:
         digest = tuple(int.from_bytes(cleaned.digest[start : start + 8]) for start in (0, 8))
         sizes = (len(record.text.encode()), len(record.text), tokens, samples)
         set_number = self._sets.setdefault(record.set_name, len(self._sets))
-        labels = record.fields.labels if self._by_label and isinstance(record.fields, Labeled) else ()
+        labels = record.fields.labels if self._by_label and isinstance(record.fields, LabeledText) else ()
         labels_number = self._labels.setdefault(labels, len(self._labels))
         flags = (split, labels_number, cleaned.has_new_text, reference is not None)
         self._rows.append((digest, *sizes, set_number, cleaned.split_hash, *flags))
@@ -202,7 +202,7 @@ class _PreparedShardWriter:
         }
         (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
 
-    def _write_contaminated(self, found: Contaminated) -> None:
+    def _write_contaminated(self, found: ContaminatedDocument) -> None:
         row = [found.origin, found.set_name, found.rows, found.words]
         self._contaminated.write(orjson.dumps(row) + b"\n")
 
@@ -257,10 +257,10 @@ class PreparedShard:
                 yield Rejected(self.origin(origin), reason, detail, set_name)
 
     @property
-    def contaminated(self) -> Iterator[Contaminated]:
+    def contaminated(self) -> Iterator[ContaminatedDocument]:
         with (self.folder / "contaminated.jsonl").open("rb") as stream:
             for origin, set_name, rows, words in map(orjson.loads, stream):
-                yield Contaminated(self.origin(origin), set_name, rows, words)
+                yield ContaminatedDocument(self.origin(origin), set_name, rows, words)
 
     def origin(self, origin: str) -> str:
         """Return an origin `file:line` with the line number of the whole file."""

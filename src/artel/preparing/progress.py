@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 
-from artel.elapsed import paused
+from artel.elapsed import hide_elapsed
 from artel.messages import logger
 
 _INTERVAL_SECONDS = 10
@@ -39,7 +39,7 @@ def reporting(what: Callable[[], str], seconds: float = _INTERVAL_SECONDS) -> It
     def report() -> None:
         if done.wait(seconds):
             return
-        with paused():  # from now on these lines show the seconds
+        with hide_elapsed():  # from now on these lines show the seconds
             while True:
                 logger.info("%s (%s s)", what(), f"{time.monotonic() - start:,.0f}")
                 if done.wait(seconds):

@@ -14,7 +14,7 @@ from artel.models import IGNORED
 from artel.objectives import build_objective
 from artel.objectives.conversation.template_check import learned_turns
 from artel.objectives.types import TokenView
-from artel.printable import in_lines
+from artel.printable import escape_lines
 from artel.tokens import StoreSplit, Tokenizer, TokenStore, micro_batches
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
@@ -65,7 +65,7 @@ class SampleText:
         words = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
         if not self.turns:
             return words
-        ends = sorted({in_lines(end) for _, end in self.turns if end})
+        ends = sorted({escape_lines(end) for _, end in self.turns if end})
         count = "1 turn" if len(self.turns) == 1 else f"{len(self.turns):,} turns"
         without_end = sum(not end for _, end in self.turns)
         description = f"each with its end {' or '.join(ends)}" if ends and not without_end else ""

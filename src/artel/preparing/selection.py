@@ -39,7 +39,7 @@ from artel.preparing.selection_rules import (
 from artel.preparing.unknown_tokens import check_unknown_tokens
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
+from artel.text import Ledger, Rejected, check_ledger, check_sets, find_source
 from artel.text.split import smallest_fraction
 from artel.tokens.manifest import SPLITS
 from artel.tokens.store import SHARD_TOKENS
@@ -147,7 +147,7 @@ class Selection:
                 found = (item for shard in self._shards for item in shard.contaminated)
                 ledger.contamination, note = write_contaminated(partial / CONTAMINATED, found, index)
                 ledger.notes.append(note)
-            if self._data.by_chapter:
+            if self._data.splits_by_chapter:
                 self._note_chapters(ledger)
             if self._by_label:
                 self._note_labels(ledger)
@@ -236,7 +236,7 @@ class Selection:
         for key, numbers in self._shards_by_source().items():
             if key == "data.validation":
                 continue
-            source = source_at(self._data, key)
+            source = find_source(self._data, key)
             for number in numbers:
                 shard, start = self._shards[number], self._starts[number]
                 rows = shard.rows
@@ -280,14 +280,14 @@ class Selection:
 
     def _count_documents(self, ledger: Ledger, shard: PreparedShard, documents: slice) -> None:
         for name, counts in shard.summary["ledger"].items():
-            ledger.counts_of(name).read += counts["read"]
-            ledger.counts_of(name).dropped.update(counts["dropped"])
+            ledger.get_counts(name).read += counts["read"]
+            ledger.get_counts(name).dropped.update(counts["dropped"])
         for source, encodings in shard.summary["encodings"].items():
             for encoding, files in encodings.items():
                 ledger.add_encoding(source, encoding, files)
         dropped, copies = self._drop_reasons[documents], self._copies[documents].astype(np.int64)
         for number, name in enumerate(shard.summary["sets"]):
-            counts = ledger.counts_of(name)
+            counts = ledger.get_counts(name)
             is_in_set = shard.rows["set"] == number
             for reason, count in zip(*np.unique(dropped[is_in_set], return_counts=True), strict=True):
                 if reason:
@@ -316,7 +316,7 @@ class Selection:
         problems: list[Problem] = []
         for key, numbers in self._shards_by_source().items():
             seen = {name for number in numbers for name in self._shards[number].summary["ledger"]}
-            problems += check_sets(source_at(self._data, key), key, seen)
+            problems += check_sets(find_source(self._data, key), key, seen)
         if problems:
             raise InputError(problems)
 

@@ -11,7 +11,7 @@ from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
 from artel.text.dedup.exact import DIGEST, find_repeated
-from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
+from artel.text.dedup.near import BAND_GROUPS, Signatures, choose_bands, find_similar_pairs, select_near_duplicates
 from artel.tokens.order import splitmix64
 
 # The values in the file `exact`.
@@ -43,9 +43,9 @@ def find_near_duplicates(workspace: Workspace, shards: list[PreparedShard], grou
     """Write the pairs of near-duplicates that one group of bands finds."""
     near = workspace.config.data.dedup.near
     assert near is not None
-    bands, _ = bands_and_rows(near.threshold)
+    bands, _ = choose_bands(near.threshold)
     signatures = _signatures(shards, duplicate_kinds(workspace) == FIRST)
-    pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
+    pairs = find_similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near_duplicates_path(group), pairs.tobytes())
 
 
@@ -60,7 +60,7 @@ def near_duplicates_by_reason(
     # Separate validation texts (data.validation is a path) are never dropped.
     is_separate = np.array([shard.key == "data.validation" for shard in workspace.input_shards], np.bool_)
     is_protected = np.repeat(is_separate, [len(shard.rows) for shard in shards])
-    return near_duplicates(signatures, pairs, is_protected, is_unusable)
+    return select_near_duplicates(signatures, pairs, is_protected, is_unusable)
 
 
 def duplicate_kinds(workspace: Workspace) -> NDArray[np.uint8]:

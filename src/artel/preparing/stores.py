@@ -48,8 +48,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that shape the store."""
     not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
     data = config.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
-    modules = [FORMATS.module_of(source.format) for source in config.data.sources]
-    plugins = {module for module in (*modules, OBJECTIVES.module_of(config.objective)) if module is not None}
+    modules = [FORMATS.get_module(source.format) for source in config.data.sources]
+    plugins = {module for module in (*modules, OBJECTIVES.get_module(config.objective)) if module is not None}
     section: Section | None = (config.model_extra or {}).get(config.objective)
     return {
         "format": FORMAT,

@@ -55,7 +55,7 @@ class Workspace:
         workspace = cls(path, config)
         held_out = workspace.held_out
         if held_out is not None:
-            data = config.data.holding_out(held_out["fraction"])
+            data = config.data.with_held_out(held_out["fraction"])
             workspace = cls(path, config.model_copy(update={"data": data}))
         config = workspace.config
         # Workers need the secrets. The folder is removed when the store is finished.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from artel.config import near_name
+from artel.config import find_similar_name
 from artel.errors import InputError, Problem, WorkError
 from artel.host import usable_cores
 from artel.messages import logger
@@ -221,7 +221,7 @@ def read_curves(path: Path) -> Curves:
             what = "has not been trained yet: no step is logged"
             raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
         if not path.parent.is_dir():
-            near = near_name(str(path.parent))
+            near = find_similar_name(str(path.parent))
             fix = f"did you mean {near}?" if near else "use the folder of a trained run"
             raise InputError.at(str(path.parent), "no such folder", fix)
         raise InputError.at(str(path), "no such file", "use the folder of a trained run")

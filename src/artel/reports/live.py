@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from artel.elapsed import paused
+from artel.elapsed import hide_elapsed
 from artel.errors import InputError
 from artel.messages import logger
 from artel.reports.page import Page
@@ -53,7 +53,7 @@ def serve(folders: Sequence[str], port: int, language: str) -> None:
             server.server_port,
             ", ".join(folders),
         )
-        with report, paused():
+        with report, hide_elapsed():
             server.serve_forever()
     except KeyboardInterrupt:
         logger.info("the report is no longer served")
@@ -121,7 +121,7 @@ class LiveReport:
             runs = self._reader.read()
             event = self._page.event(runs)
         except InputError as error:  # a damaged line or a removed folder: the page stays as it was and shows the error
-            runs, event = self._runs, orjson.dumps({"problem": error.in_a_line})
+            runs, event = self._runs, orjson.dumps({"problem": error.one_line})
         with self._condition:
             if event != self._event:
                 self._runs, self._event, self._number = runs, event, self._number + 1

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import yaml
 
-from artel.config import near_name
+from artel.config import find_similar_name
 from artel.errors import InputError, Problem
 from artel.messages import from_json
 from artel.preparing.run_mark import MARK
@@ -259,7 +259,7 @@ def check_is_run(folder: RunFolder) -> None:
     """Raise InputError if `folder` is not a run's."""
     path = folder.path
     if not path.is_dir():
-        near = near_name(str(path))
+        near = find_similar_name(str(path))
         fix = f"did you mean {near}?" if near else "use the folder of a run, as printed by artel train"
         raise InputError.at(str(path), "is not a folder" if path.exists() else "there is no such folder", fix)
     if not any(file.is_file() for file in (path / MARK, folder.metrics, folder.config)):

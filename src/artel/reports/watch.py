@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from artel.elapsed import paused
+from artel.elapsed import hide_elapsed
 from artel.errors import InputError, WorkError
-from artel.printable import in_a_line
+from artel.printable import escape_line
 from artel.reports.run_data import RunData, RunReader
 from artel.reports.status import State
 from artel.reports.terminal import loss_curve
@@ -35,7 +35,7 @@ def watch(folder: str, console: Console) -> RunData:
     reader = RunReader(folder, points=1000)
     run = reader.read()
     if console.is_terminal:
-        with paused(), Live(screen(run, console.width), console=console, refresh_per_second=4) as live:
+        with hide_elapsed(), Live(screen(run, console.width), console=console, refresh_per_second=4) as live:
             run = _follow(reader, run, lambda run: live.update(screen(run, console.width)))
     else:
         show = _Lines(console)
@@ -86,9 +86,9 @@ def _title(run: RunData) -> Text:
     state = run.status.state
     model = str(run.starts[-1].chosen.get("model", "")) if run.starts else ""
     title = Text()
-    title.append(in_a_line(str(run.folder)), style="bold")
+    title.append(escape_line(str(run.folder)), style="bold")
     title.append(f"  {state}", style=_STYLES.get(state, "dim"))
-    title.append(f"  {in_a_line(' · '.join(part for part in (run.objective, model) if part))}", style="dim")
+    title.append(f"  {escape_line(' · '.join(part for part in (run.objective, model) if part))}", style="dim")
     return title
 
 
@@ -118,7 +118,7 @@ def _ranks(run: RunData) -> Table:
     for rank in ranks[:_MAX_RANKS]:
         state = "silent" if rank.rank in silent else rank.state
         memory = f"{rank.memory_gib:.2f} GiB"
-        cells = (str(rank.rank), in_a_line(rank.host), rank.device, f"{rank.step:,}", memory, state)
+        cells = (str(rank.rank), escape_line(rank.host), rank.device, f"{rank.step:,}", memory, state)
         table.add_row(*cells, style="red" if state == "silent" else None)
     if len(ranks) > _MAX_RANKS:
         table.add_row("", f"and {len(ranks) - _MAX_RANKS} more")
@@ -183,4 +183,4 @@ class _Lines:
         if text == self._last_text:
             return
         self._last_text = text
-        self._console.print(in_a_line(f"{run.folder}: {text}"), soft_wrap=True, highlight=False, markup=False)
+        self._console.print(escape_line(f"{run.folder}: {text}"), soft_wrap=True, highlight=False, markup=False)

@@ -23,7 +23,7 @@ from artel.storage.locations import (
     user_path,
 )
 from artel.storage.locks import lock
-from artel.storage.regular_files import check_regular, check_regular_in, checksum, special_kind
+from artel.storage.regular_files import check_regular, check_regular_in, checksum, describe_file_type
 from artel.storage.remote.access import is_remote
 from artel.storage.remote.files import RemoteFile, fetch_remote, list_remote
 from artel.storage.remote.folders import (
@@ -48,6 +48,7 @@ __all__ = [
     "check_regular",
     "check_regular_in",
     "checksum",
+    "describe_file_type",
     "discard",
     "disk_errors",
     "exists",
@@ -68,7 +69,6 @@ __all__ = [
     "report_bus_errors",
     "rows_folder",
     "scratch_folder",
-    "special_kind",
     "state_folder",
     "user_path",
     "write_bytes",

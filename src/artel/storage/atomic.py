@@ -24,7 +24,7 @@ from pathlib import Path
 from artel.errors import InputError, WorkError
 from artel.host import process_exists
 from artel.storage.locations import disk_errors
-from artel.storage.regular_files import special_kind
+from artel.storage.regular_files import describe_file_type
 
 _FIX_NEW_NAME = "choose another name, or move it away"
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
@@ -61,7 +61,7 @@ def write_output(path: Path | str, content: bytes | str) -> None:
     with disk_errors(path.parent):
         if not is_stream(path):
             if path.exists() and not path.is_file():
-                what = f"is {special_kind(path.stat().st_mode) or 'a folder'}, and cannot be replaced with a file"
+                what = f"is {describe_file_type(path.stat().st_mode) or 'a folder'}, and cannot be replaced with a file"
                 raise InputError.at(str(path), what, "choose another name")
             write_file(path.resolve(), content)
             return

@@ -51,7 +51,7 @@ class MappedFiles:
         with suppress(FileNotFoundError):  # another system
             self._initial_stats = {name: Path(name).stat() for name in _mapped_files()}
 
-    def written_over(self) -> list[str]:
+    def find_overwritten(self) -> list[str]:
         """Return the files whose content may have changed. A replaced file stays mapped as it was."""
         return [name for name, initial in self._initial_stats.items() if _is_written_over(name, initial)]
 

@@ -42,7 +42,7 @@ def lock(
     while (descriptor := _try_lock(path, shared)) is None:
         if time.monotonic() >= deadline:
             fix = "wait until it ends, or stop it"
-            raise WorkError.at(str(path), f"is in use by {holders(path)}", fix)
+            raise WorkError.at(str(path), f"is in use by {lock_holders(path)}", fix)
         if on_wait is not None:
             on_wait()
             on_wait = None
@@ -83,7 +83,7 @@ def _try_lock(path: Path, shared: bool) -> int | None:
     return None
 
 
-def holders(path: Path) -> str:
+def lock_holders(path: Path) -> str:
     """Return the processes that hold the lock, for messages, without the dead ones of this host."""
     try:
         lines = path.read_bytes()[-2000:].decode(errors="replace").splitlines()

@@ -20,7 +20,7 @@ _KINDS = {
 }
 
 
-def special_kind(mode: int) -> str:
+def describe_file_type(mode: int) -> str:
     """Describe the kind of a file from its stat mode; empty for regular files and folders."""
     return _KINDS.get(stat.S_IFMT(mode), "")
 
@@ -30,7 +30,7 @@ def check_regular(*files: Path) -> None:
     problems = []
     for file in files:
         try:
-            kind = "" if file.samefile(os.devnull) else special_kind(file.stat().st_mode)
+            kind = "" if file.samefile(os.devnull) else describe_file_type(file.stat().st_mode)
         except OSError:  # missing or forbidden: reading it reports that
             continue
         if kind:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import artel
 from artel.errors import ArtelError, WorkError
-from artel.plugins import message_of, own_code_error, raised
+from artel.plugins import describe_exception, exception_message, user_code_error
 from artel.secrets import hide_secrets
 from artel.storage.locations import DISK_ERRORS, cache_folder, disk_error
 
@@ -31,7 +31,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
     """Convert an error of the machine (memory, a disk) or of a user's code; return None for a bug in artel."""
     if isinstance(error, ArtelError):
         return error
-    text = message_of(error)
+    text = exception_message(error)
     if isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text:
         what = f"the GPU has no more: {' '.join(text.split())[:200]}"
         fix = "end other programs there, or use less memory: a smaller model, data.block, train.micro_batch, --requests"
@@ -49,7 +49,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
     if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.ENOENT}:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return disk_error(error, path, "cannot be read or written")
-    return own_code_error(error)
+    return user_code_error(error)
 
 
 def write_fault(error: BaseException, doing: str) -> str:
@@ -74,7 +74,7 @@ def write_fault(error: BaseException, doing: str) -> str:
 
 def fault_lines(error: BaseException, doing: str) -> list[str]:
     """Return three lines for the user: what artel was doing, that it is a bug in artel, and the traceback's file."""
-    message = " ".join(raised(error).split())[:300]
+    message = " ".join(describe_exception(error).split())[:300]
     return [
         f"{doing}: failed with {message}",
         "this is a fault of artel, not of what you gave it; please report it with its traceback",
@@ -90,7 +90,7 @@ def worker_error(error: BaseException, doing: str) -> ArtelError:
     return WorkError.at("", f"{first} ({fault})", file)
 
 
-def fault_of_process(number: int) -> str | None:
+def find_fault_file(number: int) -> str | None:
     """Return the newest file that a process of this machine wrote about an unexpected error, if any."""
     for folder in (_faults_folder, lambda: Path(tempfile.gettempdir())):
         with suppress(OSError, ArtelError):  # as in `write_fault`

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from artel.config import BenchmarkConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.registry import FORMATS
-from artel.text.formats.format import format_of
-from artel.text.formats.jsonl import names_of, nested_field, object_of, read_rows
+from artel.text.formats.format import choose_format
+from artel.text.formats.jsonl import describe_fields, get_nested_field, read_rows, require_object
 from artel.text.formats.table import read_csv_rows
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import (
     BadRecord,
     Conversation,
-    Dropped,
+    DroppedRecord,
     Match,
     Message,
     Pair,
@@ -30,7 +30,7 @@ from artel.text.records import (
     Rejected,
 )
 from artel.text.sources.find import check_files
-from artel.text.sources.inputs import Input, inputs_of, read_inputs, read_with
+from artel.text.sources.inputs import Input, list_inputs, read_inputs, read_or_reject
 
 # Problems listed per benchmark. If a field is wrong, it is wrong in every row.
 _MAX_PROBLEMS = 5
@@ -45,26 +45,26 @@ class Row(NamedTuple):
     labels: list[str]
 
 
-def source_of(benchmark: BenchmarkConfig) -> SourceConfig:
+def benchmark_source(benchmark: BenchmarkConfig) -> SourceConfig:
     """Return the source that reads the files of a benchmark."""
     return SourceConfig(path=[benchmark.path], format=benchmark.format, document="line")
 
 
 def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> list[Input]:
     """Return the files of a benchmark. Raise InputError."""
-    return list(inputs_of(source_of(benchmark), key, data))
+    return list(list_inputs(benchmark_source(benchmark), key, data))
 
 
 def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
     """Return the problems of the files of a benchmark that show before reading."""
     if not FORMATS[benchmark.format].has_files:
         return [Problem(f"{key}.format", f"{benchmark.format} has no files", "use a file format, or remove it")]
-    return check_files(source_of(benchmark), key)
+    return check_files(benchmark_source(benchmark), key)
 
 
 def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
     """Yield the rows of the files of a benchmark. Raise InputError for rows that cannot be used. No row is skipped."""
-    source = source_of(benchmark)
+    source = benchmark_source(benchmark)
     problems: list[Problem] = []
     has_names = benchmark.query or benchmark.label
     read = partial(_rows_by_fields, benchmark) if has_names else _rows_by_format
@@ -82,10 +82,10 @@ def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterato
 
 def _rows_by_format(file: SourceFile) -> Iterator[Row | Rejected]:
     """Yield the rows as the format reads them."""
-    for item in read_with(format_of(file.source, file.origin, file.content_type).read, file):
+    for item in read_or_reject(choose_format(file.source, file.origin, file.content_type).read, file):
         if isinstance(item, Record):
             yield Row(item.origin, *query_and_labels(item))
-        elif not isinstance(item, Dropped):
+        elif not isinstance(item, DroppedRecord):
             yield item
 
 
@@ -93,7 +93,7 @@ def _rows_by_fields(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Ro
     """Yield rows of the fields that the benchmark names."""
     for origin, fields in _read_objects(benchmark, file):
         try:
-            row = object_of(fields)
+            row = require_object(fields)
             query = [text for name in benchmark.query for text in _texts(row, name, "query")]
             labels = [text for name in benchmark.label for text in _texts(row, name, "label")]
             is_one_answer = len(benchmark.label) > 1
@@ -114,9 +114,9 @@ def _read_objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tupl
 
 def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
     """Return the texts in a field. A dot reaches into an object. Raise BadRecord."""
-    value = nested_field(row, name)
+    value = get_nested_field(row, name)
     if value is None:
-        raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {names_of(row)})")
+        raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {describe_fields(row)})")
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) for item in values):
         raise BadRecord("no_text", f"field {name!r} is {type(value).__name__}, not a text or a list of texts")

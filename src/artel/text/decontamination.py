@@ -35,7 +35,7 @@ from artel.messages import logger
 from artel.storage import new_folder
 from artel.text.benchmark_rows import benchmark_files, file_problems, file_rows, task_problems, task_rows
 from artel.text.dedup.shingles import SHINGLE_VERSION, Shingler
-from artel.text.records import Contaminated, Pair, Preference, Record
+from artel.text.records import ContaminatedDocument, Pair, Preference, Record
 
 NGRAM_VERSION = [1, SHINGLE_VERSION]
 """Part of the store key: increase the first number when n-grams are hashed in another way."""
@@ -144,13 +144,13 @@ class BenchmarkIndex:
         self._has_hash = np.zeros(slots, np.bool_)
         self._has_hash[self._hashes >> self._shift] = True
 
-    def find(self, records: Sequence[Record]) -> list[Contaminated | None]:
+    def find(self, records: Sequence[Record]) -> list[ContaminatedDocument | None]:
         """Return the benchmark rows that share n-grams with each record; None if there are none.
 
         Pass many short records at a time: the overhead of a call is the time of 5,000 characters.
         """
         texts = [(number, text) for number, record in enumerate(records) for text in _texts(record)]
-        matches: list[Contaminated | None] = [None] * len(records)
+        matches: list[ContaminatedDocument | None] = [None] * len(records)
         hashes_of_texts = self._ngrams.hashes([text for _, text in texts])
         hashes = np.concatenate(hashes_of_texts)
         candidates = np.flatnonzero(self._has_hash[hashes >> self._shift])
@@ -170,7 +170,7 @@ class BenchmarkIndex:
                 first = int(candidates[positions[0]]) - (int(ends[number - 1]) if number else 0)
                 words = " ".join(simplified_words(text)[first : first + self._ngrams.words])
                 record = records[owner]
-                matches[owner] = Contaminated(record.origin, record.set_name, rows.tolist(), words)
+                matches[owner] = ContaminatedDocument(record.origin, record.set_name, rows.tolist(), words)
         return matches
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import Any
 
 from artel.errors import InputError, Problem, WorkError
 from artel.messages import Phrase, to_json
-from artel.text.records import Contaminated, Document, Rejected
+from artel.text.records import ContaminatedDocument, Document, Rejected
 
 _NUMBER_PATTERN = re.compile(r"0x[\da-fA-F]+|\d[\d,.]*")
 _MAX_LISTED = 1000
@@ -78,7 +78,7 @@ class Ledger:
     """Called with each rejected record."""
     rejected_file: str = ""
     """The file that lists all rejected records for the user; empty if there is none."""
-    on_contaminated: Callable[[Contaminated], object] | None = None
+    on_contaminated: Callable[[ContaminatedDocument], object] | None = None
     """Called with each document that is dropped for sharing n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
     """For each benchmark its rows, how many of them occur in documents, and in how many documents."""
@@ -98,27 +98,27 @@ class Ledger:
             total.add(counts)
         return total
 
-    def counts_of(self, set_name: str) -> Counts:
+    def get_counts(self, set_name: str) -> Counts:
         if set_name not in self.sets:
             self.sets[set_name] = Counts()
         return self.sets[set_name]
 
     def read(self, set_name: str) -> None:
-        self.counts_of(set_name).read += 1
+        self.get_counts(set_name).read += 1
 
     def add_encoding(self, source: str, encoding: str, files: int = 1) -> None:
         """Count files of a source with a detected encoding."""
         self.encodings.setdefault(source, Counter())[encoding] += files
 
     def drop(self, set_name: str, reason: str) -> None:
-        self.counts_of(set_name).dropped[reason] += 1
+        self.get_counts(set_name).dropped[reason] += 1
 
     def reject(self, rejected: Rejected) -> None:
         """Count an unusable record as dropped, and list it."""
         self.drop(rejected.set_name, rejected.reason)
         self.list_rejected(rejected)
 
-    def drop_contaminated(self, contaminated: Contaminated) -> None:
+    def drop_contaminated(self, contaminated: ContaminatedDocument) -> None:
         """Count a document as dropped for sharing n-grams with benchmarks."""
         self.drop(contaminated.set_name, "contaminated")
         if self.on_contaminated is not None:
@@ -133,14 +133,14 @@ class Ledger:
             self.on_reject(rejected)
 
     def keep(self, document: Document) -> None:
-        counts = self.counts_of(document.record.set_name)
+        counts = self.get_counts(document.record.set_name)
         counts.kept += 1
         text = document.record.text
         counts.splits[document.split].update(documents=1, characters=len(text), bytes=len(text.encode()))
 
     def add(self, other: Ledger) -> None:
         for name, counts in other.sets.items():
-            self.counts_of(name).add(counts)
+            self.get_counts(name).add(counts)
         self.changes.update(other.changes)
         for source, encodings in other.encodings.items():
             for encoding, files in encodings.items():

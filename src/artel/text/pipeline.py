@@ -27,14 +27,14 @@ from artel.text.cleaning.rules import check_packages, clean, drop_lines
 from artel.text.decontamination import BenchmarkIndex, check_benchmarks
 from artel.text.dedup.exact import RepeatedUnits
 from artel.text.dedup.near import check_near
-from artel.text.formats.chat import record_of
+from artel.text.formats.chat import build_record
 from artel.text.ledger import Ledger, describe_drops
 from artel.text.reading.subsets import check_sets
 from artel.text.records import (
     Conversation,
     Document,
-    Dropped,
-    Labeled,
+    DroppedRecord,
+    LabeledText,
     Match,
     Message,
     Pair,
@@ -42,10 +42,10 @@ from artel.text.records import (
     Question,
     Record,
     Rejected,
-    Tagged,
+    TaggedText,
 )
 from artel.text.sources.find import check_sources
-from artel.text.sources.inputs import InputShard, input_shards, read_shard, source_at
+from artel.text.sources.inputs import InputShard, find_source, input_shards, read_shard
 from artel.text.split import is_held_out, split_hash
 
 TEXT_VERSION = 2
@@ -104,13 +104,13 @@ def clean_shard(
 
 def _accepted_records(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield each cleaned record that no rule drops, with its changes."""
-    source = source_at(data, shard.key)
+    source = find_source(data, shard.key)
     for item in read_shard(shard, data, ledger.add_encoding):
         ledger.read(item.set_name)
         if isinstance(item, Rejected):
             ledger.reject(item)
             continue
-        if isinstance(item, Dropped):
+        if isinstance(item, DroppedRecord):
             ledger.drop(item.set_name, item.reason)
             continue
         changes: Counter[str] = Counter()
@@ -131,7 +131,7 @@ def _good_records(
 ) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield the records that pass the classifier. Questions and texts with spans are not classified."""
     for batch in _batches(records):
-        texts = ["" if isinstance(record.fields, Question | Tagged) else record.text for record, _ in batch]
+        texts = ["" if isinstance(record.fields, Question | TaggedText) else record.text for record, _ in batch]
         for (record, changes), text, is_good in zip(batch, texts, pass_classifier(texts, rule), strict=True):
             if text and not is_good:
                 ledger.drop(record.set_name, "quality")
@@ -141,7 +141,7 @@ def _good_records(
 
 def _has_pii(record: Record, rules: PiiConfig) -> bool:
     """True if a record has personal data of the kinds that drop it."""
-    if not rules.drop or isinstance(record.fields, Question | Tagged):
+    if not rules.drop or isinstance(record.fields, Question | TaggedText):
         return False
     texts = (record.fields.input, record.text) if isinstance(record.fields, Pair) else (record.text,)
     return any(find_pii(text, rules.drop) for text in texts)
@@ -209,7 +209,7 @@ def read_documents(
                     remaining -= len(record.text.encode())
                     if remaining <= 0:
                         break
-        problems += check_sets(source_at(data, key), key, set(source_ledger.sets))
+        problems += check_sets(find_source(data, key), key, set(source_ledger.sets))
         ledger.add(source_ledger)
     if reads_all:
         if problems:
@@ -291,7 +291,7 @@ def _assign_split(record: Record, key: str, data: DataConfig) -> tuple[Document,
 
 def _text_to_compare(record: Record) -> str:
     """Return the text for finding duplicates. Other answers or roles make another text."""
-    if isinstance(record.fields, Pair | Conversation | Preference | Labeled | Tagged | Match):
+    if isinstance(record.fields, Pair | Conversation | Preference | LabeledText | TaggedText | Match):
         return repr(record.fields)
     if isinstance(record.fields, Question):
         return f"{record.text}\n{record.fields.answer_class} {record.fields.answers}"
@@ -299,9 +299,9 @@ def _text_to_compare(record: Record) -> str:
 
 
 def _clean_record(record: Record, source: SourceConfig, rules: CleanConfig, changes: Counter[str]) -> Record:
-    if isinstance(record.fields, Question | Tagged):  # their answers and entities are character spans
+    if isinstance(record.fields, Question | TaggedText):  # their answers and entities are character spans
         return record
-    if isinstance(record.fields, Labeled | Match):
+    if isinstance(record.fields, LabeledText | Match):
         return _clean_texts(record, record.fields, rules, changes)
     if isinstance(record.fields, Conversation | Preference):
         return _clean_messages(record, record.fields, rules, changes)
@@ -321,7 +321,7 @@ def _clean_text(text: str, rules: CleanConfig, changes: Counter[str]) -> str:
     return mask_pii(text, rules.pii, changes) if rules.pii is not None and rules.pii.mask else text
 
 
-def _clean_texts(record: Record, fields: Labeled | Match, rules: CleanConfig, changes: Counter[str]) -> Record:
+def _clean_texts(record: Record, fields: LabeledText | Match, rules: CleanConfig, changes: Counter[str]) -> Record:
     """Return the record with each of its texts cleaned. If one becomes empty, so does the record."""
     texts = tuple(_clean_text(text, rules, changes) for text in fields.texts)
     group = texts[0] if record.group == fields.texts[0] else record.group
@@ -364,7 +364,7 @@ def _clean_messages(
         fields = replace(fields, prompt=prompt, chosen=chosen, rejected=rejected)
     if any(message.is_empty for message in messages):
         return record._replace(text="")
-    return record_of(fields, record.origin, record.set_name)
+    return build_record(fields, record.origin, record.set_name)
 
 
 def remove_commas(text: str) -> str:

@@ -114,7 +114,7 @@ class Preference:
 
 
 @dataclass(frozen=True, slots=True)
-class Labeled:
+class LabeledText:
     """A text or a pair of texts, with labels or a number."""
 
     text: str
@@ -129,13 +129,13 @@ class Labeled:
     def texts(self) -> tuple[str, ...]:
         return (self.text, self.second) if self.second else (self.text,)
 
-    def with_texts(self, texts: tuple[str, ...]) -> Labeled:
+    def with_texts(self, texts: tuple[str, ...]) -> LabeledText:
         """Return a copy with these texts, as many as in `texts`."""
         return replace(self, text=texts[0], second=texts[1] if self.second else "")
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class TaggedText:
     """A text and the entities in it."""
 
     text: str
@@ -173,7 +173,7 @@ class Record(NamedTuple):
     """The text. With `fields`: the text for finding duplicates and for training a tokenizer."""
     origin: str
     set_name: str
-    fields: Pair | Question | Conversation | Preference | Labeled | Tagged | Match | None = None
+    fields: Pair | Question | Conversation | Preference | LabeledText | TaggedText | Match | None = None
     group: str = ""
     """The text whose hash chooses the split, if not `text`. Records of one group go into the same split."""
 
@@ -193,7 +193,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Contaminated:
+class ContaminatedDocument:
     """A document that shares a word n-gram with benchmarks."""
 
     origin: str
@@ -205,7 +205,7 @@ class Contaminated:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedRecord:
     """A valid record that the settings of the run exclude. It does not count as rejected."""
 
     reason: str

@@ -69,7 +69,7 @@ class Chapters:
         self._chapter = ""
         self._characters = 0
 
-    def chapter_of(self, text: str) -> str:
+    def assign_chapter(self, text: str) -> str:
         """Return the first text of the chapter of the next document `text`: it identifies the chapter."""
         is_start = is_heading(text.lstrip().partition("\n")[0])
         if is_start:

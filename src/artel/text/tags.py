@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from artel.text.records import BadRecord, Record, Tagged
+from artel.text.records import BadRecord, Record, TaggedText
 
 OUTSIDE = "O"
 BEGIN, INSIDE, END, SINGLE = "B", "I", "E", "S"
@@ -32,7 +32,7 @@ def has_prefix(tag: str) -> bool:
     return split_tag(tag)[1] not in ("", tag)
 
 
-def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
+def find_entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     """Return (first word, end word exclusive, type) of each entity in the tags of a sequence.
 
     One rule reads every scheme, as in conlleval (Tjong Kim Sang and Buchholz 2000) and seqeval by default: an
@@ -55,15 +55,15 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     return entities
 
 
-def tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) -> Record:
+def build_tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) -> Record:
     """Return the record of a text with its spans, sorted and without white space at their ends. Raise BadRecord."""
     if not text.strip():
         raise BadRecord("empty", "its text is empty; fill it in, or remove it")
     valid_spans = sorted(dict.fromkeys(_check_span(text, span) for span in spans))
-    return Record(text, origin, set_name, Tagged(text, tuple(valid_spans)))
+    return Record(text, origin, set_name, TaggedText(text, tuple(valid_spans)))
 
 
-def tagged_words(
+def join_tagged_words(
     words: Sequence[str], tags: Sequence[str], kind: str, spaces: Sequence[bool] | None = None
 ) -> tuple[str, list[Span]]:
     """Join words by spaces. Return the text and its spans: entities, or for kind `words` each word with its tag.
@@ -88,7 +88,7 @@ def tagged_words(
         spans = [(start, start + len(word), tag) for start, word, tag in zip(starts, words, tags, strict=True)]
     else:
         spans = [
-            (starts[first], starts[stop - 1] + len(words[stop - 1]), name) for first, stop, name in entities_of(tags)
+            (starts[first], starts[stop - 1] + len(words[stop - 1]), name) for first, stop, name in find_entities(tags)
         ]
     return "".join(chunks), spans
 

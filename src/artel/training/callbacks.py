@@ -19,7 +19,7 @@ import orjson
 
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
-from artel.interrupts import SAME_SIGNAL_SECONDS, answered_by, in_main_thread
+from artel.interrupts import SAME_SIGNAL_SECONDS, answer_interrupts_with, in_main_thread
 from artel.messages import logger
 from artel.models.flops import token_rate, utilization
 from artel.storage import write_file
@@ -340,7 +340,7 @@ class StopOnSignal:
     def follow(self, run: Run) -> StopOnSignal:
         """Finish the step of `run` before it stops, and say so to whoever presses Ctrl-C. Return this callback."""
         self.finishes_step = True
-        self._answered.enter_context(answered_by(partial(_stop_message, run)))
+        self._answered.enter_context(answer_interrupts_with(partial(_stop_message, run)))
         return self
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

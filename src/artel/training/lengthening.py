@@ -17,7 +17,7 @@ import shlex
 from pathlib import Path
 
 from artel.config import RunConfig
-from artel.config.schema.quantities import duration
+from artel.config.schema.quantities import format_duration
 from artel.errors import InputError
 from artel.objectives import build_objective
 from artel.preparing import PreparedText
@@ -85,7 +85,7 @@ def _reason_to_refuse_budget(before: RunConfig, now: RunConfig, progress: Progre
     if progress.stopped_early:
         return f"it stopped at step {progress.step:,} because validation did not improve (validate.patience)"
     if progress.seconds >= new:
-        return f"it has already run for {duration(progress.seconds)}"
+        return f"it has already run for {format_duration(progress.seconds)}"
     if progress.warmup is None:
         return None
     shares = [progress.share * part / 100 for part in range(101)]
@@ -95,7 +95,9 @@ def _reason_to_refuse_budget(before: RunConfig, now: RunConfig, progress: Progre
         for old_share, new_share in pairs
     ):
         schedule = before.train.schedule
-        return f"the learning rate has already followed a schedule of {duration(old)} (train.schedule: {schedule})"
+        return (
+            f"the learning rate has already followed a schedule of {format_duration(old)} (train.schedule: {schedule})"
+        )
     return None
 
 
@@ -104,7 +106,7 @@ def _refusal(
 ) -> InputError:
     """Return the error, with a command that trains the model further if it can."""
     if new.steps is None:
-        length = duration(now.train.budget or 0.0)
+        length = format_duration(now.train.budget or 0.0)
         override = f"train.budget={length}"
     else:
         length, override = f"{new.steps:,} steps", f"train.steps={max(1, new.steps - finished_steps)}"

@@ -21,7 +21,7 @@ import orjson
 
 from artel.errors import ArtelError, InputError, Interrupted
 from artel.host import process_memory
-from artel.plugins import raised
+from artel.plugins import describe_exception
 from artel.training.run_folder import RunFolder
 
 _A_DAY = 86_400.0
@@ -64,7 +64,7 @@ def final_state(error: BaseException) -> tuple[str, str]:
     """Return (state, message) of a process that ends with an error: stopped or failed."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         return "stopped", ""
-    return "failed", error.in_a_line if isinstance(error, ArtelError) else raised(error)
+    return "failed", error.one_line if isinstance(error, ArtelError) else describe_exception(error)
 
 
 def mark_start(folder: RunFolder, state: str = "running", message: str = "") -> None:

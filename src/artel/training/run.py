@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from artel.config import RunConfig
-from artel.config.schema.quantities import Interval, duration
+from artel.config.schema.quantities import Interval, format_duration
 from artel.errors import InputError
 from artel.objectives import Objective
 from artel.parallel import OptimizerProtocol, ParallelStrategy, World
@@ -190,15 +190,15 @@ class Run:
     def _over_at_once(self, seconds: float) -> InputError:
         """Return the error for a budget that is over before the run's end was measured."""
         begun = "loading the model" if self.step == 0 else "loading the model and the first step"
-        what = f"{duration(self.budget.seconds)} is too short: {begun} took {seconds:,.0f} s"
+        what = f"{format_duration(self.budget.seconds)} is too short: {begun} took {seconds:,.0f} s"
         shortest = math.ceil(1.2 * (seconds + FEWEST_STEPS * self.progress.train_seconds))
-        fix = f"write train.budget: {duration(shortest)} or more, plus the time of a validation and a save"
+        fix = f"write train.budget: {format_duration(shortest)} or more, plus the time of a validation and a save"
         return InputError.at("train.budget", what, fix)
 
     def _too_short(self, needed: float) -> InputError:
         parts = "loading the model, the first steps, and the last validation and save"
-        what = f"{duration(self.budget.seconds)} is too short: {parts} take {needed:,.0f} s"
-        shortest = duration(math.ceil(1.2 * needed))  # the machine may be slower the next time
+        what = f"{format_duration(self.budget.seconds)} is too short: {parts} take {needed:,.0f} s"
+        shortest = format_duration(math.ceil(1.2 * needed))  # the machine may be slower the next time
         return InputError.at("train.budget", what, f"write train.budget: {shortest} or more")
 
     def count_step(self) -> None:

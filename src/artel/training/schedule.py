@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from artel.config import Count, RunConfig, Section, TrainConfig
-from artel.config.schema.quantities import Interval, duration
+from artel.config.schema.quantities import Interval, format_duration
 from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
 
@@ -67,7 +67,7 @@ def position(train: TrainConfig, length: Length, step: int, seconds: float) -> s
     """
     if train.budget is None:
         return f"step {step:,} of {length.steps:,}"
-    return f"step {step:,}, after {seconds / train.budget:.0%} of {duration(train.budget)}"
+    return f"step {step:,}, after {seconds / train.budget:.0%} of {format_duration(train.budget)}"
 
 
 def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:

@@ -14,10 +14,10 @@ import transformers
 
 import artel
 from artel.config import RunConfig, dump_run
-from artel.config.schema.quantities import duration
+from artel.config.schema.quantities import format_duration
 from artel.errors import InputError, Problem
-from artel.host import processor, reset_peak_memory
-from artel.interrupts import ended_at_once
+from artel.host import processor_name, reset_peak_memory
+from artel.interrupts import exit_on_signal
 from artel.messages import logger, to_json
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, estimate_flops_per_token, peak_flops
@@ -215,7 +215,7 @@ def _record_start(run: Run, chosen: dict[str, Any]) -> None:
             "processes": world.size,
             "environment": {
                 "hosts": -(-world.size // world.on_host),
-                "device": processor() if world.device.type == "cpu" else device_name(world.device),
+                "device": processor_name() if world.device.type == "cpu" else device_name(world.device),
                 "platform": platform.platform(),
                 "python": platform.python_version(),
                 "artel": artel.__version__,
@@ -242,7 +242,7 @@ def _describe(samples: Samples, config: RunConfig) -> str:
 def _describe_length(config: RunConfig, length: Length) -> str:
     train = config.train
     if train.budget is not None:
-        return f"steps of {train.batch} for {duration(train.budget)}, learning rate by {train.schedule}"
+        return f"steps of {train.batch} for {format_duration(train.budget)}, learning rate by {train.schedule}"
     return f"{length.steps:,} steps of {train.batch}"
 
 
@@ -254,7 +254,7 @@ def _compile(run: Run) -> None:
         mark_start(run.folder, "stopped")
         return f"stopped while compiling the layers\n    {run.folder.how_to_continue}"
 
-    with ended_at_once(last_line):  # compilers take minutes and must not be interrupted
+    with exit_on_signal(last_line):  # compilers take minutes and must not be interrupted
         logger.info("compiling the layers")
         run.trackers.show_progress("compiling")
         failure = try_compiled(

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from artel.config import ModelConfig, RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
-from artel.messages import silenced
+from artel.messages import silence_messages
 from artel.models.attention_switch import use_artel_attention
 from artel.models.device import autocast_dtype, pick_precision
 from artel.models.loading.build import build_model, load_model, must_load_full
@@ -86,7 +86,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     if not on_meta:
         model.to(world.device)
     plan = plan_parallelism(config.model_copy(update={"parallel": parallel}), world.size, world.on_host)
-    with silenced():
+    with silence_messages():
         strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights)
     model.eval()
     strategy.with_full_model(objective.check)

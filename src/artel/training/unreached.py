@@ -39,7 +39,7 @@ def _idle_settings(config: RunConfig) -> Iterator[str]:
     sections = [("", config), ("train.", config.train), ("parallel.", config.parallel)]
     sections += [(f"data.sources.{number}.", source) for number, source in enumerate(config.data.sources)]
     for prefix, section in sections:
-        for name, key in section.idle_settings():
+        for name, key in section.unused_settings():
             if not (key == "format" and FORMATS[getattr(section, key)].goes_by_suffix and FORMATS[name].is_detected):
                 yield f"{prefix}{name} has no effect: {prefix}{key} is {getattr(section, key)}"
     optimizer = config.train.optimizer

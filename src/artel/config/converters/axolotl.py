@@ -7,7 +7,7 @@ import re
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
 from artel.config.converters.axolotl_data import ORDER, convert_data, is_text
-from artel.config.converters.conversion import Conversion, Converted, KeyTable
+from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.tools import Tool
 from artel.config.converters.yaml_text import top_level_keys
 from artel.errors import Problem
@@ -231,7 +231,7 @@ def is_axolotl(text: str) -> bool:
     return "base_model" in keys and bool(keys & tool_keys) and "data" not in keys
 
 
-def convert_axolotl(text: str, location: str) -> Converted:
+def convert_axolotl(text: str, location: str) -> ConvertedConfig:
     """Convert axolotl's configuration. Raise InputError with all problems.
 
     Relative paths are relative to the working folder, as in axolotl.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
-from artel.config.converters.conversion import Conversion, Converted, KeyTable
+from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.hub_data import local_or_hub
 from artel.config.converters.tools import Tool
 from artel.config.converters.yaml_text import format_value, top_level_keys
@@ -74,7 +74,7 @@ def is_command_line(text: str) -> bool:
     return SCRIPT.search(text) is not None and not is_json and not run_file_keys & top_level_keys(text)
 
 
-def convert_command_line(text: str, location: str) -> Converted:
+def convert_command_line(text: str, location: str) -> ConvertedConfig:
     """Convert the first such command in the text. Raise InputError with all problems."""
     command = read_command(text, location)
     if command.kind not in _OBJECTIVES:

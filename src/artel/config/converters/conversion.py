@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from artel.config.converters.readers import Reader
-from artel.config.converters.yaml_text import did_you_mean, flat, format_value, is_opaque
+from artel.config.converters.yaml_text import did_you_mean, flatten, format_value, is_opaque
 from artel.config.other_names import OTHER_NAMES
 from artel.config.yaml_lines import Key, parse
 from artel.errors import InputError, Problem
@@ -54,7 +54,7 @@ class KeyTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedConfig:
     """A converted configuration, with a report on each of its keys."""
 
     run: dict[str, Any]
@@ -132,7 +132,7 @@ class Conversion:
         conversion = cls(location, *tables, names=names)
         tree, locations = parse(text, location)
         conversion.locations = {".".join(map(str, key)): line for key, line in locations.items()}
-        for parts, value in flat(tree, is_value):
+        for parts, value in flatten(tree, is_value):
             key = ".".join(map(str, parts))
             conversion.add(key, value, format_value(value, key), conversion.locations.get(key, location))
         return conversion
@@ -202,7 +202,7 @@ class Conversion:
         """Return the tool's name of a key."""
         return self._keys[key].name if key in self._keys else self._tool_names.get(key, key)
 
-    def location_of(self, key: str) -> str:
+    def locate(self, key: str) -> str:
         """Return the `file:line` of a key or section in the file."""
         return self._keys[key].location if key in self._keys else self.locations.get(key, self.location)
 
@@ -281,7 +281,7 @@ class Conversion:
 
     def add_problem(self, key: str, what: str, fix: str = "") -> None:
         """Add a problem: an invalid value of a key."""
-        self.problems.append(Problem(f"{self.location_of(key)}: {self.tool_name(key)}", what, fix))
+        self.problems.append(Problem(f"{self.locate(key)}: {self.tool_name(key)}", what, fix))
 
     def note(self, line: str) -> None:
         """Add a general note, e.g. on something that the file does not set."""
@@ -292,7 +292,7 @@ class Conversion:
         if text:
             self._comments.setdefault(dotted, text)
 
-    def finish(self) -> Converted:
+    def finish(self) -> ConvertedConfig:
         """Return the run file and its notes. Raise InputError with all problems."""
         if self.problems:
             raise InputError(list(dict.fromkeys(self.problems)))  # a key may be read more than once
@@ -300,7 +300,7 @@ class Conversion:
             if not (key.converted_to or key.reasons or key.implied_by):
                 self._classify(name, key)
         keys = self._keys.values()
-        return Converted(
+        return ConvertedConfig(
             run={key: self._run[key] for key in [*_SECTION_ORDER, *self._run] if key in self._run},
             not_carried=[_line(key) for key in keys if key.reasons and not key.converted_to],
             differs=[*(_line(key) for key in keys if key.reasons and key.converted_to), *self._notes],

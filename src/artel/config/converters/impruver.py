@@ -9,7 +9,7 @@ from typing import Any
 
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
-from artel.config.converters.conversion import Conversion, Converted, KeyTable
+from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.hub_data import SLICED_SPLIT, local_or_hub
 from artel.config.converters.tools import Tool
 from artel.config.converters.yaml_text import did_you_mean, top_level_keys
@@ -87,7 +87,7 @@ def _is_value(key: Key) -> bool:
     return len(key) == (2 if key[0] in _SECTIONS else 1)
 
 
-def convert_impruver(text: str, location: str) -> Converted:
+def convert_impruver(text: str, location: str) -> ConvertedConfig:
     """Convert impruver's configuration. Raise InputError with all problems.
 
     Relative paths are relative to the working folder.

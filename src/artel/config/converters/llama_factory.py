@@ -8,7 +8,7 @@ from typing import Any
 
 from artel.config.converters import readers as read
 from artel.config.converters import trainer
-from artel.config.converters.conversion import Conversion, Converted, KeyTable
+from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.hub_data import local_or_hub, path_exists
 from artel.config.converters.tools import Tool
 from artel.config.converters.yaml_text import top_level_keys
@@ -153,7 +153,7 @@ def is_llama_factory(text: str) -> bool:
     return "data" not in keys and bool(has_tool_keys or ("model" in keys and len(keys & _VERSION_1) >= 2))
 
 
-def convert_llama_factory(text: str, location: str) -> Converted:
+def convert_llama_factory(text: str, location: str) -> ConvertedConfig:
     """Convert LLaMA-Factory's configuration. Raise InputError with all problems.
 
     Relative paths are relative to the working folder.
@@ -177,7 +177,7 @@ def convert_llama_factory(text: str, location: str) -> Converted:
     if conversion.get("use_muon", read.flag):
         conversion.put("train.optimizer", "muon", "use_muon")
         conversion.convert("learning_rate", "train.muon_learning_rate", read.above_zero)
-        conversion.report("use_muon", trainer.optimizer_of("muon")[1])
+        conversion.report("use_muon", trainer.find_optimizer("muon")[1])
     trainer.fit_together(conversion)
     return conversion.finish()
 

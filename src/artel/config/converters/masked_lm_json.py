@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from artel.config.converters import readers as read
-from artel.config.converters.conversion import Converted
+from artel.config.converters.conversion import ConvertedConfig
 from artel.config.converters.tools import Tool
 from artel.errors import InputError, Problem
 
@@ -39,7 +39,7 @@ def is_masked_lm_json(tree: dict[str, Any]) -> bool:
     return "data" not in tree and len(tree.keys() & _KEYS.keys()) >= 2
 
 
-def convert_masked_lm_json(text: str, location: str) -> Converted:
+def convert_masked_lm_json(text: str, location: str) -> ConvertedConfig:
     """Convert the JSON. Raise InputError with all problems."""
     try:
         tree = json.loads(text)
@@ -49,7 +49,7 @@ def convert_masked_lm_json(text: str, location: str) -> Converted:
     if not is_masked_lm_json(tree):
         fix = f"its keys are: {', '.join(_KEYS)}; a run file needs no conversion"
         raise InputError.at(location, "is not the JSON of the masked-LM script", fix)
-    return Converted(from_masked_lm_json(tree, location), [], [], {}, {key: _KEYS[key][2] for key in tree})
+    return ConvertedConfig(from_masked_lm_json(tree, location), [], [], {}, {key: _KEYS[key][2] for key in tree})
 
 
 def from_masked_lm_json(tree: dict[str, Any], location: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from artel.config.converters import readers as read
-from artel.config.converters.conversion import Conversion, Converted, KeyTable
+from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.tools import Tool
 from artel.config.converters.trainer import STARTED
 from artel.config.schema.quantities import read_count
@@ -92,7 +92,7 @@ _SWITCHES = {
 # fmt: on
 
 
-def convert_cfg(text: str, location: str) -> Converted:
+def convert_cfg(text: str, location: str) -> ConvertedConfig:
     """Convert the recipe's configuration. Raise InputError with all problems."""
     conversion = Conversion(location, TABLE)
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from artel.config.converters.conversion import Converted
+from artel.config.converters.conversion import ConvertedConfig
 from artel.errors import InputError, Problem
 from artel.registry import TOOLS
 
@@ -18,7 +18,7 @@ class Tool:
     name: str
     recognizes: Callable[[str], bool]
     """True if a text, even an invalid one, belongs to this tool. The first tool that recognizes it converts it."""
-    convert: Callable[[str, str], Converted]
+    convert: Callable[[str, str], ConvertedConfig]
     """(text, name of its file for messages) → the run file. Raise InputError with all problems."""
     never_a_run_file: bool = False
     """True if what it recognizes cannot be a run file: other commands then advise to convert it."""
@@ -40,7 +40,7 @@ _TORCHTUNE = re.compile(r"(?:^[ \t]*|[{,]\s*)_component_\s*:", re.MULTILINE)
 _YAML = re.compile(r"\S+\.(?:ya?ml|json)$")
 
 
-def convert(text: str, location: str) -> Converted:
+def convert(text: str, location: str) -> ConvertedConfig:
     """Convert a configuration of another tool. Raise InputError with all problems.
 
     `location`: name of its file, for messages.
@@ -53,7 +53,7 @@ def convert(text: str, location: str) -> Converted:
     return (tool or fallback).convert(text, location)
 
 
-def tool_of(text: str) -> str:
+def detect_tool(text: str) -> str:
     """Return the name of the tool that a configuration belongs to, or "" for a run file."""
     return next((tool.name for tool in _tools() if tool.never_a_run_file and tool.recognizes(text)), "")
 

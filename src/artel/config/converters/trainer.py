@@ -188,7 +188,7 @@ def _convert_length(conversion: Conversion) -> None:
         conversion.put("train.epochs", epochs, "num_train_epochs")
 
 
-def optimizer_of(name: str) -> tuple[str, str]:
+def find_optimizer(name: str) -> tuple[str, str]:
     """Return (artel's optimizer, how it differs) for another tool's name, or adamw with advice if there is none."""
     for optimizer in OPTIMIZERS.names:
         for pattern, difference in (*OPTIMIZERS[optimizer].other_names, (re.escape(optimizer), "")):
@@ -200,7 +200,7 @@ def optimizer_of(name: str) -> tuple[str, str]:
 
 def _convert_optimizer(conversion: Conversion) -> None:
     name = conversion.get("optim", read.text)
-    optimizer, difference = optimizer_of(name or "adamw")
+    optimizer, difference = find_optimizer(name or "adamw")
     betas = [conversion.get(f"adam_beta{number}", read.fraction) for number in (1, 2)]
     if None not in betas:
         dotted = f"train.{optimizer}.betas"
@@ -240,7 +240,7 @@ def _convert_schedule(conversion: Conversion) -> None:
     steps, ratio = conversion.get("warmup_steps", read.not_negative), conversion.get("warmup_ratio", read.fraction)
     if name is None:
         return
-    options, kind = conversion.raw_value("lr_scheduler_kwargs"), SCHEDULES.settings_of(name)
+    options, kind = conversion.raw_value("lr_scheduler_kwargs"), SCHEDULES.get_settings(name)
     if kind is not None and isinstance(options, dict) and options.keys() <= kind.model_fields.keys():
         conversion.put(f"train.{name}", dict(options), "lr_scheduler_kwargs")
     is_known = name in SCHEDULES or name in _SCHEDULES

@@ -28,7 +28,7 @@ def is_opaque(key: Key) -> bool:
     return key[-1] in _OPAQUE_SECTIONS
 
 
-def flat(value: Any, is_value: Callable[[Key], bool] = is_opaque, key: Key = ()) -> Iterator[tuple[Key, Any]]:
+def flatten(value: Any, is_value: Callable[[Key], bool] = is_opaque, key: Key = ()) -> Iterator[tuple[Key, Any]]:
     """Yield (key, value) of each value without a section below it. A list without mappings is one value."""
     items: Any = None
     if key and is_value(key):
@@ -40,7 +40,7 @@ def flat(value: Any, is_value: Callable[[Key], bool] = is_opaque, key: Key = ())
     elif key:
         yield key, value
     for name, item in items or ():
-        yield from flat(item, is_value, (*key, name))
+        yield from flatten(item, is_value, (*key, name))
 
 
 def top_level_keys(text: str) -> set[str]:
@@ -63,7 +63,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def with_comments(run: dict[str, Any], comments: dict[str, str]) -> str:
+def add_comments(run: dict[str, Any], comments: dict[str, str]) -> str:
     """Return the YAML of a run file, with each of `comments` above its dotted key."""
     text = yaml.safe_dump(run, sort_keys=False, allow_unicode=True, width=_YAML_WIDTH)
     _, locations, _ = read_yaml(text, "")

@@ -36,7 +36,7 @@ ColumnOrField = BeforeValidator(_as_text, json_schema_input_type=str | int)
 """Accepts a column by its number, or a field by its name."""
 
 
-def number_if_it_is_one(value: object) -> object:
+def parse_if_number(value: object) -> object:
     """Convert a string to a number if it is one."""
     if isinstance(value, str):
         try:
@@ -46,7 +46,7 @@ def number_if_it_is_one(value: object) -> object:
     return value
 
 
-def number_or_numbers(value: object) -> object:
+def parse_unless_mapping(value: object) -> object:
     """Read one number. A mapping of numbers is returned unchanged; the type of its values reads them."""
     return value if isinstance(value, dict) else read_number(value)
 
@@ -59,7 +59,7 @@ OnOrOff = BeforeValidator(_on_or_off, json_schema_input_type=Literal["auto", "on
 """Accepts `on` and `off`, which YAML 1.1 reads as booleans."""
 
 
-def name_fault(name: str) -> str | None:
+def name_error(name: str) -> str | None:
     """Return why no file system can have a file with this name, or None if one can."""
     longest = max(len(part.encode("utf-8", "surrogateescape")) for part in name.split("/"))
     if longest > _MAX_NAME_BYTES:
@@ -74,7 +74,7 @@ _MAX_PATH_BYTES = 3800  # of 4,096: artel writes files below it
 
 
 def _valid_name(name: str) -> str:
-    fault = name_fault(name)
+    fault = name_error(name)
     if fault is not None:
         raise ValueError(f"{fault}; write another name")
     return name

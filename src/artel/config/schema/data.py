@@ -12,8 +12,8 @@ from artel.config.schema.base import (
     OneOrMore,
     Paths,
     Section,
-    number_if_it_is_one,
-    number_or_numbers,
+    parse_if_number,
+    parse_unless_mapping,
     runtime_only,
 )
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
@@ -84,7 +84,7 @@ class SourceConfig(NamingSection):
         description="html, warc: extract all text of a page, or the main text without menus and boilerplate "
         "(trafilatura; needs artel-lm[pages]).",
     )
-    weight: Annotated[float | dict[str, Number], BeforeValidator(number_or_numbers)] = Field(
+    weight: Annotated[float | dict[str, Number], BeforeValidator(parse_unless_mapping)] = Field(
         default=1.0,
         description="Occurrences of each training document per epoch: 2 is twice, 0.5 every second document, chosen by "
         "the run's seed. Or a weight per set, e.g. {Wikipedia (en): 3, Github: 0.5}; other sets have weight 1.",
@@ -209,7 +209,7 @@ def _kind_of_validation(value: Any) -> str:
 Validation = Annotated[
     Annotated[float, Tag("float")] | Annotated[str, Tag("str")] | Annotated[ValidationSplit, Tag("[section]")],
     Discriminator(_kind_of_validation),
-    BeforeValidator(number_if_it_is_one),
+    BeforeValidator(parse_if_number),
 ]
 
 
@@ -301,7 +301,7 @@ class DataConfig(Section):
         return None if isinstance(self.validation, str) else self.validation
 
     @property
-    def by_chapter(self) -> bool:
+    def splits_by_chapter(self) -> bool:
         """True if chapters of a text stay on one side of the split."""
         return isinstance(self.validation, ValidationSplit) and self.validation.by == "chapter"
 
@@ -314,7 +314,7 @@ class DataConfig(Section):
         has_labels = bool(self.sources) and all(source.yields == "labels" for source in self.sources)
         return isinstance(split, float) and 0 < split < 1 and has_labels
 
-    def holding_out(self, fraction: float) -> DataConfig:
+    def with_held_out(self, fraction: float) -> DataConfig:
         """Return a copy with another fraction to hold out."""
         split = self.validation
         new_split = split.model_copy(update={"fraction": fraction}) if isinstance(split, ValidationSplit) else fraction
@@ -322,7 +322,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _fits_its_sources(self) -> DataConfig:
-        if self.by_chapter and not any(FORMATS[source.format].is_plain_text for source in self.sources):
+        if self.splits_by_chapter and not any(FORMATS[source.format].is_plain_text for source in self.sources):
             raise ValueError("by: chapter needs plain text, but no source has any; write validation: 0.05")
         if isinstance(self.validation, ValidationSplit) and self.validation.by == "label":
             other_format = next((source.format for source in self.sources if source.yields != "labels"), None)

@@ -67,7 +67,7 @@ class DecontaminateConfig(Section):
     )
 
 
-def benchmarks_alone(value: Any) -> Any:
+def wrap_benchmarks(value: Any) -> Any:
     """Convert a list of benchmarks, or one benchmark, to a section with only these."""
     is_one = isinstance(value, dict) and bool({"path", "task"} & value.keys())
     return {"benchmarks": [value] if is_one else value} if is_one or isinstance(value, str | list) else value
@@ -76,6 +76,6 @@ def benchmarks_alone(value: Any) -> Any:
 Decontaminate = Annotated[
     DecontaminateConfig | None,
     BeforeValidator(
-        benchmarks_alone, json_schema_input_type=str | BenchmarkConfig | list[Benchmark] | DecontaminateConfig | None
+        wrap_benchmarks, json_schema_input_type=str | BenchmarkConfig | list[Benchmark] | DecontaminateConfig | None
     ),
 ]

@@ -150,7 +150,7 @@ class EmbeddingConfig(Section):
         return self.loss in ("cosine", "cosent")
 
     @property
-    def most_negatives(self) -> int:
+    def max_negatives(self) -> int:
         """Maximum number of a query's own negatives per step."""
         return 0 if self.learns_scores else self.negatives
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from artel.config.sbatch import directive, one_line
+from artel.config.sbatch import check_one_line, format_directive
 from artel.config.schema.base import Section, runtime_only
 from artel.config.schema.quantities import Bytes, ProcessCount
 
@@ -26,13 +26,13 @@ class SlurmConfig(Section):
     @field_validator("setup")
     @classmethod
     def _lines(cls, value: list[str]) -> list[str]:
-        return [one_line(line) for line in value]
+        return [check_one_line(line) for line in value]
 
     @field_validator("options")
     @classmethod
     def _options(cls, value: dict[str, str]) -> dict[str, str]:
         for name, option in value.items():
-            directive(name, option)
+            format_directive(name, option)
         return value
 
 

@@ -92,7 +92,7 @@ def read_seconds(value: object) -> float:
     return _finite(number * _SECONDS[unit.lower() or "s"], value)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as in a run file: 90s, 200s, 30min, 1.5h."""
     if seconds < 1:
         return f"{seconds:.1g}s"
@@ -104,7 +104,7 @@ def duration(seconds: float) -> str:
 
 def _bounded(number: float, value: object) -> float:
     if number > _MAX_INTERVAL:
-        raise OverLimit(f"{value!r} is never due; write never, or at most {_MAX_INTERVAL:,} (steps, epochs, s)")
+        raise OverLimitError(f"{value!r} is never due; write never, or at most {_MAX_INTERVAL:,} (steps, epochs, s)")
     return number
 
 
@@ -176,7 +176,7 @@ class Warmup:
             raise ValueError(f"{value!r} is below zero; write steps (200) or a fraction of the run (0.01)")
         if number > _MAX_INTERVAL:
             what = f"{value!r} is over {_MAX_INTERVAL:,}, longer than any run"
-            raise OverLimit(f"{what}; write steps, or a fraction of the run")
+            raise OverLimitError(f"{what}; write steps, or a fraction of the run")
         return cls(fraction=number) if 0 < number < 1 else cls(steps=read_count(number))
 
     def of(self, total: int) -> int:
@@ -196,7 +196,7 @@ class Warmup:
         )
 
 
-class OverLimit(ValueError):
+class OverLimitError(ValueError):
     """A number larger than makes sense for its key."""
 
 
@@ -205,7 +205,7 @@ def at_most(limit: float, reason: str) -> AfterValidator:
 
     def check(value: float) -> float:
         if value > limit:
-            raise OverLimit(f"{value:,} is over {limit:,}: {reason}; write {limit:,} or less")
+            raise OverLimitError(f"{value:,} is over {limit:,}: {reason}; write {limit:,} or less")
         return value
 
     return AfterValidator(check)

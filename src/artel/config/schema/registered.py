@@ -75,11 +75,11 @@ class NamingSection(Section):
         matches = (section for section in (self.model_extra or {}).values() if isinstance(section, kind))
         return next(matches, None) or kind()
 
-    def idle_settings(self) -> Iterator[tuple[str, str]]:
+    def unused_settings(self) -> Iterator[tuple[str, str]]:
         """Yield (section, key) for each section of an unused entry; `key` is the key that could name the entry."""
-        used = [name for key in self.registries for name in self._names_in(key)]
+        used = [name for key in self.registries for name in self._read_names(key)]
         for name in (self.model_extra or {}).keys() - used:
-            yield name, next(key for key, registry in self.registries.items() if registry.settings_of(name))
+            yield name, next(key for key, registry in self.registries.items() if registry.get_settings(name))
 
     @classmethod
     def entry_sections(cls) -> dict[str, FieldInfo]:
@@ -87,7 +87,7 @@ class NamingSection(Section):
         sections: dict[str, FieldInfo] = {}
         for key, registry in cls.registries.items():
             for name in registry.names_with_settings:
-                kind: Any = registry.settings_of(name)
+                kind: Any = registry.get_settings(name)
                 summary = (kind.__doc__ or "Its settings.").strip().partition("\n")[0]
                 sections[name] = Field(description=f"{key} {name}: {summary[0].lower()}{summary[1:]}")
                 sections[name].annotation = kind
@@ -99,9 +99,9 @@ class NamingSection(Section):
         extra = self.__pydantic_extra__ or {}
         kinds: dict[str, type[Section]] = {}
         for key, registry in self.registries.items():
-            for name in [*self._names_in(key), *extra]:
-                kind = registry.settings_of(name)
-                if kind is not None and (name not in kinds or name in self._names_in(key)):
+            for name in [*self._read_names(key), *extra]:
+                kind = registry.get_settings(name)
+                if kind is not None and (name not in kinds or name in self._read_names(key)):
                     kinds[name] = kind
         if conflicts := kinds.keys() & type(self).model_fields.keys():
             raise ValueError(
@@ -113,7 +113,7 @@ class NamingSection(Section):
             self.__pydantic_extra__ = dict(create_model("Settings", __base__=Section, **fields).model_validate(values))
         return self
 
-    def _names_in(self, key: str) -> list[str]:
+    def _read_names(self, key: str) -> list[str]:
         """Return the names in the value of a key."""
         value = getattr(self, key)
         return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]

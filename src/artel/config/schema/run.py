@@ -286,20 +286,20 @@ class LogConfig(Section):
     every: Count = runtime_only(10, "Steps between two lines of metrics.jsonl.", ge=1)
 
 
-class Places(dict[tuple[str | int, ...], str]):
+class KeyLocations(dict[tuple[str | int, ...], str]):
     """The `file:line` of each key of a run file. Ignored when runs are compared."""
 
     __hash__ = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Places)
+        return isinstance(other, KeyLocations)
 
 
 class RunConfig(NamingSection):
     """A run file as an object. Its sections, in `artel.config`, have the keys of `artel config explain`."""
 
     registries: ClassVar = {"objective": OBJECTIVES, "callbacks": CALLBACKS, "track": TRACKERS}
-    _places: Places = PrivateAttr(default_factory=Places)
+    _locations: KeyLocations = PrivateAttr(default_factory=KeyLocations)
     plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], OneOrMore] = runtime_only(
         [],
         "Your modules (package.module) that register formats, objectives, optimizers, schedules, trackers, exporters "

@@ -29,4 +29,4 @@ def open_exporter(exporter: str, name: str, settings: Mapping[str, Any]) -> Expo
     if exporter not in EXPORTERS and RunFolder(Path(name)).config.is_file():
         load_run(name)  # its plugins register theirs
     kind: type[Exporter] = EXPORTERS[exporter]
-    return kind(read_settings(EXPORTERS.settings_of(exporter) or Section, settings, f"--to {exporter}"))
+    return kind(read_settings(EXPORTERS.get_settings(exporter) or Section, settings, f"--to {exporter}"))

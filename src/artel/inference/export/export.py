@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from artel.config import ModelConfig, RunConfig, load_run, near_name
+from artel.config import ModelConfig, RunConfig, find_similar_name, load_run
 from artel.config.model_name import check_model_name
 from artel.errors import InputError
 from artel.inference.deepspeed_checkpoints import AssembledModel, assemble, newest_checkpoint, write_universal
@@ -123,7 +123,7 @@ def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig |
         check_folder(folder)
         return folder, None
     fix = "use the folder of a run or model; for a model on the hub: hf download NAME --local-dir FOLDER"
-    near = None if folder.is_dir() else near_name(name)
+    near = None if folder.is_dir() else find_similar_name(name)
     fix = f"did you mean {near}?" if near else fix
     raise InputError.at(name, "is neither a run nor a folder with a model", fix)
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from artel.config import load_run
 from artel.config.model_name import check_model_name
-from artel.elapsed import paused
+from artel.elapsed import hide_elapsed
 from artel.errors import InputError
 from artel.inference.engine.base import DEFAULT_REQUESTS
 from artel.inference.open import OpenedModel, move_to_device, objective_of_folder, open_model
@@ -85,7 +85,7 @@ def serve(name: str, options: ServerOptions) -> None:
             app, http=TimedProtocol, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30
         )
         server = uvicorn.Server(config)
-        with suppress(KeyboardInterrupt), paused():  # uvicorn raises the signal again after all answers
+        with suppress(KeyboardInterrupt), hide_elapsed():  # uvicorn raises the signal again after all answers
             server.run(sockets=[listener])
 
 

@@ -221,7 +221,7 @@ def _reads_pairs(run: RunConfig | None) -> bool:
     """Return False if the run file shows that the model learned only single texts."""
     if run is None or run.data.from_store:
         return True
-    return any(source.second or FORMATS.module_of(source.format) for source in run.data.sources)
+    return any(source.second or FORMATS.get_module(source.format) for source in run.data.sources)
 
 
 def _check_not_empty(text: str, path: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from artel.interrupts import interrupted_after
+from artel.interrupts import delay_interrupts
 from artel.storage import cache_folder
 
 _SOURCES = Path(__file__).parent
@@ -52,7 +52,7 @@ def uninterrupted_compilers() -> Iterator[None]:
     Ctrl-C reaches all processes of a terminal. Compilers inherit the signal mask of the thread that starts them. In
     this process, which would otherwise end them, the interrupt is delayed until the block ends.
     """
-    with interrupted_after():
+    with delay_interrupts():
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from artel.messages import logger
 from artel.models.loading.safetensors_files import TensorFiles
-from artel.printable import listed
+from artel.printable import join_names
 
 _LAYERS_AHEAD = re.compile(r"num_\w*(nextn|mtp)\w*_layers")
 """Configuration keys for the number of layers that predict further tokens."""
@@ -72,7 +72,7 @@ def carry_unused(
 
 def kept_note(source: str, names: Collection[str]) -> str:
     """Return the note for the user about tensors that are saved again."""
-    return f"in {source} but not part of this model, so not trained; saved again unchanged: {listed(names)}"
+    return f"in {source} but not part of this model, so not trained; saved again unchanged: {join_names(names)}"
 
 
 def leave_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> list[str]:
@@ -80,7 +80,7 @@ def leave_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> list
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
     zeroed = [key for config in configs for key in _announce_none(config)]
     changed = f"; {' and '.join(dict.fromkeys(zeroed))} becomes 0" if zeroed else ""
-    return [f"in {source} but not in this model, so left out: {listed(sorted(names))}{changed}"]
+    return [f"in {source} but not in this model, so left out: {join_names(sorted(names))}{changed}"]
 
 
 def _announce_none(config: PreTrainedConfig) -> list[str]:

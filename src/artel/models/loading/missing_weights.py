@@ -23,7 +23,7 @@ from artel.models.loading.model_folder import read_config
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.safetensors_files import find_files
 from artel.models.loading.structure import without_weights
-from artel.printable import listed
+from artel.printable import join_names
 from artel.tokens import Tokenizer
 
 
@@ -50,7 +50,7 @@ def check_complete(
     fix = "use a folder with all of its weights"
     if len(required) > len(model.state_dict()) // 2:
         fix = "the weights and config.json are of different models"
-    raise InputError.at("model.from", f"{name} has no weights for {listed(required)}", fix)
+    raise InputError.at("model.from", f"{name} has no weights for {join_names(required)}", fix)
 
 
 def heads_of_other_sizes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> set[str]:
@@ -73,7 +73,7 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all()
     ]
     if invalid_names:
-        what = f"has NaN or infinite weights: {listed(invalid_names)}"
+        what = f"has NaN or infinite weights: {join_names(invalid_names)}"
         raise InputError.at(name, what, "use an earlier checkpoint, or the model as published")
 
 
@@ -92,7 +92,7 @@ def check_grown(model: PreTrainedModel, grown: Collection[str], name: str, modul
     matrices = {key for key, parameter in model.named_parameters() if parameter.dim() > 1}
     uninitialized = [key for key in grown if key in matrices and not any(_is_inside(key, module) for module in modules)]
     if uninitialized:
-        what = f"an adapter brings new tokens to {name}, but no weights of these for {listed(uninitialized)}"
+        what = f"an adapter brings new tokens to {name}, but no weights of these for {join_names(uninitialized)}"
         raise InputError.at("model.from", what, "save it again with these modules in modules_to_save")
 
 
@@ -240,7 +240,7 @@ def _note(name: str, old: Sequence[str], new: Sequence[str], old_rows: Mapping[i
     new_labels = [label for number, label in enumerate(new) if number not in old_rows]
     left_out = [old[number] for number in sorted({*range(len(old))} - {*old_rows.values()})]
     groups = (("rows kept", rows), ("newly initialized", new_labels), ("left out", left_out))
-    parts = [f"{words}: {listed(labels, _MAX_LISTED)}" for words, labels in groups if labels]
+    parts = [f"{words}: {join_names(labels, _MAX_LISTED)}" for words, labels in groups if labels]
     note = f"head of {name}, by label: {'; '.join(parts)}"
     if rows and not new_labels and all(_UNNAMED.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
         note += ". Its labels have no names there: if this is not their order, write the labels in it"

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from artel.errors import InputError
 from artel.messages import logger
 from artel.models.lora.adapters import NAME, inject, require_peft, without_peft_warnings
-from artel.printable import listed
+from artel.printable import join_names
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -197,7 +197,7 @@ def check_used(adapter: AdapterFolder, unexpected: list[str]) -> None:
         key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)
     ]  # wrappers hold copies
     if unknown_tensors:
-        what = f"has tensors that do not exist in {adapter.base}: {listed(unknown_tensors)}"
+        what = f"has tensors that do not exist in {adapter.base}: {join_names(unknown_tensors)}"
         fix = "base_model_name_or_path must be the model it was trained on"
         if adapter.config.task_type not in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM"):
             fix = f"it was trained for {adapter.config.task_type}: merge it with peft, whose Auto classes have the head"

@@ -35,8 +35,8 @@ from artel.objectives.decoding import Decoding, first_words, python_literal
 from artel.objectives.length_groups import as_tensors, group_rows, predict_logits, row_logits
 from artel.objectives.pretrained_heads import base_labels, order_like
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
-from artel.printable import shortened
-from artel.text import Document, Dropped, Labeled, Record, Rejected
+from artel.printable import shorten
+from artel.text import Document, DroppedRecord, LabeledText, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Classification(Objective, Decoding):
         num_texts, num_characters, all_single, all_numbers, has_fraction = 0, 0, True, True, False
         for record in records:
             fields = record.fields
-            assert isinstance(fields, Labeled)
+            assert isinstance(fields, LabeledText)
             counts.update(fields.labels)
             num_texts += 1
             num_characters += len(fields.text)
@@ -187,19 +187,19 @@ class Classification(Objective, Decoding):
 
     # record -> samples
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         fields = [document.record.fields for document in documents]
-        framed = self._framing.frame([labeled.texts for labeled in fields if isinstance(labeled, Labeled)])
+        framed = self._framing.frame([labeled.texts for labeled in fields if isinstance(labeled, LabeledText)])
         for document, row in zip(documents, framed, strict=True):
             record, labeled = document.record, document.record.fields
-            assert isinstance(labeled, Labeled)
+            assert isinstance(labeled, LabeledText)
             try:
                 numbers = (row.second_start, *self._kind.encode_target(labeled))
             except LabelError as error:
                 yield Rejected(record.origin, error.reason, error.detail, record.set_name)
                 continue
             if row.num_truncated and self._classification.too_long == "drop":
-                yield Dropped("longer_than_block")
+                yield DroppedRecord("longer_than_block")
             else:
                 counts = {"truncated": 1} if row.num_truncated else {}
                 yield DocumentSamples([Sample(row.ids, None, numbers)], counts=counts)
@@ -330,10 +330,10 @@ def _check_labels(counts: Counter[str], texts: int, characters: int, kind: str) 
     if all(re.fullmatch("[+-]?[0-9]+", label) for label in labels):
         labels.sort(key=int)
     if len(labels) < 2 and not (kind == "multi" and labels):
-        what = f"all {texts:,} texts have the label {shortened(labels[0])!r}" if labels else "no text has a label"
+        what = f"all {texts:,} texts have the label {shorten(labels[0])!r}" if labels else "no text has a label"
         raise InputError.at(key, what, "check `label` of the source, or write the labels")
     if len(labels) > max(_MANY_LABELS, texts / 2):
-        what = f"{texts:,} texts have {len(labels):,} different labels: {', '.join(map(shortened, labels[:3]))} …"
+        what = f"{texts:,} texts have {len(labels):,} different labels: {', '.join(map(shorten, labels[:3]))} …"
         fix = "check `label` of the source; for numbers write classification.kind: number"
         if sum(len(label) * count for label, count in counts.items()) > characters:
             fix = "labels are longer than texts: are `field` and `label` of the source swapped?"

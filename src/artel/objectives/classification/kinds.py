@@ -25,8 +25,8 @@ from artel.objectives.classification.label_metrics import (
     softmax,
 )
 from artel.objectives.statistics import bits_to_floats, float_to_bits, sigmoid
-from artel.printable import shortened
-from artel.text import Labeled
+from artel.printable import shorten
+from artel.text import LabeledText
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ class Kind(ABC):
         return tuple(self.labels)
 
     @abstractmethod
-    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: LabeledText) -> tuple[int, ...]:
         """Return the target of a text as integers. Raise LabelError if the run cannot learn it."""
 
     @abstractmethod
@@ -123,11 +123,11 @@ class Kind(ABC):
 
     def _label_index(self, label: str) -> int:
         if label not in self._indices:
-            known = ", ".join(map(shortened, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
+            known = ", ".join(map(shorten, self.labels[:20])) + (" …" if len(self.labels) > 20 else "")
             is_written = "labels" in self.classification.model_fields_set
             what = "is not a label of this run" if is_written else "occurs in no training text; the run's are"
             fix = "fix it, add it to classification.labels, or remove the row"
-            raise LabelError("unknown_label", f"the label {shortened(label)!r} {what} ({known}); {fix}")
+            raise LabelError("unknown_label", f"the label {shorten(label)!r} {what} ({known}); {fix}")
         return self._indices[label]
 
 
@@ -135,7 +135,7 @@ class SingleLabel(Kind):
     problem_type = "single_label_classification"
     better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "matthews", "auc"])
 
-    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: LabeledText) -> tuple[int, ...]:
         if len(fields.labels) != 1:
             reason, count = ("several_labels", len(fields.labels)) if fields.labels else ("no_label", "no")
             what = f"has {count} label{'s' * (len(fields.labels) > 1)}, but each text of this run has one"
@@ -210,7 +210,7 @@ class MultiLabel(Kind):
         self._thresholds = np.full(len(self.labels), DEFAULT_THRESHOLD)
         self._has_thresholds, self._may_tune = False, True
 
-    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: LabeledText) -> tuple[int, ...]:
         chosen = {self._label_index(label) for label in fields.labels}
         return tuple(int(number in chosen) for number in range(len(self.labels)))
 
@@ -313,7 +313,7 @@ class Regression(Kind):
     def outputs(self) -> tuple[str, ...]:
         return ("number",)
 
-    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: LabeledText) -> tuple[int, ...]:
         if fields.number is None:
             label = repr(fields.labels[0]) if fields.labels else "nothing"
             raise LabelError("no_number", f"has {label} instead of a number; write one (0.5), or remove the row")
@@ -345,7 +345,7 @@ class Regression(Kind):
 class PlaceholderLabels(SingleLabel):
     """Stands in for the labels until the records are read: `artel plan` needs samples, but no labels."""
 
-    def encode_target(self, fields: Labeled) -> tuple[int, ...]:
+    def encode_target(self, fields: LabeledText) -> tuple[int, ...]:
         return (0,)
 
 

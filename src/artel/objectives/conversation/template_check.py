@@ -18,7 +18,7 @@ import numpy as np
 from artel.errors import InputError
 from artel.messages import Phrase
 from artel.objectives.conversation.frame import Difference
-from artel.printable import in_lines
+from artel.printable import escape_lines
 from artel.text import Conversation, Document, ToolCall, Tools
 from artel.tokens import StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRejection, TurnEnd, marks_before_calls, render
@@ -88,7 +88,7 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
     follows = tokenizer.decode(ids[after : after + 1].tolist())
     stops = " or ".join(repr(end) for end in (*tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)), *ends.texts))
     what = f"no end of a turn is a target, so the model would not learn to stop. In {origin} "
-    what += f"{in_lines(follows)!r} follows the answer" if follows else "nothing follows the answer"
+    what += f"{escape_lines(follows)!r} follows the answer" if follows else "nothing follows the answer"
     what += f", but generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
     fix = "end answers there with eos_token, set chat.template: chatml, or make the last turn a target"
     raise InputError.at("chat.template", what, fix)

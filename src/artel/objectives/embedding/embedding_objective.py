@@ -191,7 +191,7 @@ class Embedding(Objective, Decoding):
             length = rows.lengths[row]
             key = f"match:{self.config.seed}:{rows.epochs[row]}:{rows.indices[row]}"
             matches.append(
-                choose_texts(rows.ids[row, :length], rows.flags[row, :length], self._embedding.most_negatives, key)
+                choose_texts(rows.ids[row, :length], rows.flags[row, :length], self._embedding.max_negatives, key)
             )
         keys = match_keys(
             [

@@ -100,7 +100,7 @@ def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int)
     total = 0.0
     for start in range(0, len(validated.matches), batch):
         matches = [
-            _match(validated, match, embedding.most_negatives) for match in validated.matches[start : start + batch]
+            _match(validated, match, embedding.max_negatives) for match in validated.matches[start : start + batch]
         ]
         keys = torch.from_numpy(match_keys([keys for keys, _ in matches]))
         order = [texts[0] for _, texts in matches] + [texts[1] for _, texts in matches]

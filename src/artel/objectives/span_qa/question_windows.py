@@ -15,7 +15,7 @@ import xxhash
 from artel.config import SpanQAConfig
 from artel.objectives.span_qa.answers import CLASSES, trimmed
 from artel.objectives.types import DocumentSamples
-from artel.text import Document, Dropped, Question, Rejected
+from artel.text import Document, DroppedRecord, Question, Rejected
 from artel.tokens import Encoding, Sample, Tokenizer
 
 # Columns of a sample's numbers: document in its split, first token of the window in the document, start of the window
@@ -34,7 +34,7 @@ class QuestionWindows:
         self._span_qa = span_qa
         self._block = block
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         all_fields = [document.record.fields for document in documents]
         questions = self._tokenizer.encode([record.question for record in all_fields if isinstance(record, Question)])
         contexts = self._tokenizer.encode_with_offsets(
@@ -45,7 +45,7 @@ class QuestionWindows:
 
     def _windows(
         self, document: Document, question: np.ndarray, context: Encoding
-    ) -> DocumentSamples | Rejected | Dropped:
+    ) -> DocumentSamples | Rejected | DroppedRecord:
         record, fields = document.record, document.record.fields
         assert isinstance(fields, Question)
         if len(question) > self._span_qa.question:
@@ -62,7 +62,7 @@ class QuestionWindows:
         answer = context.token_range(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
         length = self._block - self.frame.size - len(question)
         if answer is not None and answer[1] - answer[0] >= length and document.split == "train":
-            return Dropped("answer_longer_than_window")
+            return DroppedRecord("answer_longer_than_window")
         is_validation = document.split == "validation"
         samples = []
         for first in window_starts(len(context.ids), length, self._span_qa.stride):

@@ -20,7 +20,7 @@ from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
 from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, QuestionWindows
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.registry import FORMATS
-from artel.text import Document, Dropped, Question, Record, Rejected
+from artel.text import Document, DroppedRecord, Question, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, single_row
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SpanQA(Objective, Decoding):
             print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))
         """)
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         return self._windows.samples(documents)
 
     # samples -> batch -> loss

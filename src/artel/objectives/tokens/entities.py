@@ -19,8 +19,8 @@ from artel.objectives.length_groups import batches_by_length
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, WordWindows
 from artel.objectives.types import Batch, DocumentSamples
-from artel.text import Document, Record, Tagged
-from artel.text.tags import entities_of
+from artel.text import Document, Record, TaggedText
+from artel.text.tags import find_entities
 from artel.tokens import Rows, Sample, SampleList, StoreSplit, evaluation_rows
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def entity_words(
     If every word has a tag, adjacent pieces of a word (around a hyphen or apostrophe) with the same tag are joined.
     """
     if not word_tags:
-        return entities_of(tags)
+        return find_entities(tags)
     words: list[tuple[int, int, str]] = []
     for word, tag in enumerate(tags):
         if words and words[-1][2] == tag and ends[word - 1] == starts[word]:
@@ -93,7 +93,7 @@ def token_labels(tags: Sequence[str], *, word_tags: bool) -> list[str]:
     words = [token for token, tag in enumerate(tags) if tag]
     labels = [""] * len(tags)
     names = [(word, word + 1, tags[token]) for word, token in enumerate(words)]
-    for first, end, label in names if word_tags else entities_of([tags[token] for token in words]):
+    for first, end, label in names if word_tags else find_entities([tags[token] for token in words]):
         stop = words[end] if end < len(words) else words[end - 1] + 1
         labels[words[first] : stop] = [label] * (stop - words[first])
     return labels
@@ -103,7 +103,7 @@ def predict_entities(
     objective: Tagger, model: PreTrainedModel, windows: WordWindows, texts: list[str]
 ) -> list[dict[str, Any]]:
     """Return the names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
-    records = [Record(text, f"text {number}", "", Tagged(text, ())) for number, text in enumerate(texts)]
+    records = [Record(text, f"text {number}", "", TaggedText(text, ())) for number, text in enumerate(texts)]
     results = windows.samples([Document(record, "validation") for record in records])
     documents = [each if isinstance(each, DocumentSamples) else None for each in results]  # None: no words
     samples = [sample for document in documents if document for sample in document.samples]

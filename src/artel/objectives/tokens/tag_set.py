@@ -9,7 +9,7 @@ from functools import cached_property
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.objectives.pretrained_heads import order_like
-from artel.text import Record, Tagged
+from artel.text import Record, TaggedText
 from artel.text.tags import BEGIN, END, INSIDE, OUTSIDE, SINGLE, WORDS, split_tag
 
 _LETTERS = {"bio": ("B", "I"), "bilou": ("B", "I", "L", "U")}
@@ -100,7 +100,7 @@ def collect_labels(records: Iterable[Record], *, word_tags: bool) -> list[str]:
     labels: set[str] = set()
     is_covered = True
     for record in records:
-        assert isinstance(record.fields, Tagged)
+        assert isinstance(record.fields, TaggedText)
         labels.update(label for *_, label in record.fields.spans)
         is_covered = is_covered and covers(record.fields.text, record.fields.spans)
     if not labels:

@@ -28,7 +28,7 @@ from artel.objectives.tokens.entities import (
 from artel.objectives.tokens.tag_set import TagSet, collect_labels, labels_or_tags, uses_word_tags
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, WordWindows, find_span_words, review_spans
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
-from artel.text import Document, Dropped, Record, Rejected, Tagged
+from artel.text import Document, DroppedRecord, Record, Rejected, TaggedText
 from artel.text.tags import ENTITIES, OUTSIDE, WORDS, split_tag
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer
 
@@ -158,7 +158,7 @@ class Tokens(Objective, Decoding):
                 print(tokenizer.decode([token]), model.config.id2label[tag])
         """)
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         return self._windows.samples(documents)
 
     def check(self, model: PreTrainedModel) -> None:
@@ -172,7 +172,9 @@ class Tokens(Objective, Decoding):
 
     def mismatch(self, records: Iterable[Record]) -> str:
         known = self.tags.labels
-        labels = {label for record in records if isinstance(record.fields, Tagged) for *_, label in record.fields.spans}
+        labels = {
+            label for record in records if isinstance(record.fields, TaggedText) for *_, label in record.fields.spans
+        }
         if labels <= set(known):
             return ""
         return f"this model has the labels {', '.join(known)}, but the data have {', '.join(sorted(labels))}"

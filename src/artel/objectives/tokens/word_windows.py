@@ -21,7 +21,7 @@ from artel.objectives.span_qa.answers import with_marks
 from artel.objectives.span_qa.question_windows import window_starts
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.types import DocumentSamples
-from artel.text import Document, Dropped, Rejected, Tagged
+from artel.text import Document, DroppedRecord, Rejected, TaggedText
 from artel.tokens import Encoding, Sample, Tokenizer
 
 Span = tuple[int, int, str]
@@ -104,15 +104,15 @@ class WordWindows:
         self._unlabeled = len(tags.tags) + 1
         self._flag_type = np.uint8 if self._unlabeled < 2**8 else np.uint64
 
-    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         fields = [document.record.fields for document in documents]
-        texts = [tagged.text for tagged in fields if isinstance(tagged, Tagged)]
+        texts = [tagged.text for tagged in fields if isinstance(tagged, TaggedText)]
         for document, encoded in zip(documents, self._tokenizer.encode_with_offsets(texts), strict=True):
             yield self._convert(document, encoded)
 
     def _convert(self, document: Document, encoded: Encoding) -> DocumentSamples | Rejected:
         record = document.record
-        assert isinstance(record.fields, Tagged)
+        assert isinstance(record.fields, TaggedText)
         text = record.fields.text
         spans = record.fields.spans if self._tags.labels else ()  # none before records have decided the labels
         words = find_words(text, encoded)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from artel.config import RunConfig, TrainConfig
-from artel.config.schema.quantities import duration
+from artel.config.schema.quantities import format_duration
 from artel.errors import InputError, Problem
 from artel.planning.budget.fits import Fits, Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size, with_model_size
@@ -306,7 +306,7 @@ def _check_shortest(config: RunConfig, processes: int, seconds: Callable[[int], 
     if min_seconds > config.train.budget:
         shortest = math.ceil(min_seconds * 1.1)  # a repeated measurement may be a little slower
         steps = f"{_MIN_STEPS} steps of the smallest model, loading, a validation and a save"
-        what = f"{duration(config.train.budget)} is too short: {steps} take {shortest} s"
+        what = f"{format_duration(config.train.budget)} is too short: {steps} take {shortest} s"
         raise InputError.at("train.budget", what, f"use {shortest}s or more")
 
 
@@ -347,8 +347,8 @@ def _reasons(
         f"weight_decay {train.weight_decay:g}"
     )
     yield (
-        f"{duration(expected.seconds)} at {expected.tokens_per_second:,.0f} tokens/s ({expected.source}) is about "
-        f"{_format_count(best.tokens)} tokens = {best.tokens / text.tokens:,.1f} epochs of the text, which has "
+        f"{format_duration(expected.seconds)} at {expected.tokens_per_second:,.0f} tokens/s ({expected.source}) is "
+        f"about {_format_count(best.tokens)} tokens = {best.tokens / text.tokens:,.1f} epochs of the text, which has "
         f"{_format_count(text.tokens)} ({text.note})"
     )
     if expected.bits_per_byte is not None:

@@ -15,7 +15,7 @@ import torch
 from artel.config import ModelConfig, RunConfig
 from artel.errors import InputError
 from artel.host import usable_cores
-from artel.messages import logger, silenced
+from artel.messages import logger, silence_messages
 from artel.models.attention_switch import use_artel_attention
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
@@ -221,7 +221,7 @@ def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
     )
 
 
-@silenced()
+@silence_messages()
 def _plan_size(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> SizeTimes:
     model = ModelConfig.model_validate({"config": size.config()})
     times, tokens = [], []

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from artel.config import Overrides, RunConfig, run_from
+from artel.config import Overrides, RunConfig, parse_run
 from artel.errors import InputError
 from artel.host import usable_cores
 from artel.parallel.mesh import read_parallel_dims
@@ -233,7 +233,7 @@ def larger_accelerators(hardware: Hardware) -> list[Hardware]:
 def _apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
     """Return the run with other values; None if they are invalid for it."""
     try:
-        changed_run = run_from(config.model_dump(mode="json", by_alias=True), changes, {})
+        changed_run = parse_run(config.model_dump(mode="json", by_alias=True), changes, {})
         check_optimizer(changed_run.train)
     except InputError:
         return None

@@ -16,7 +16,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.messages import logger, silenced
+from artel.messages import logger, silence_messages
 from artel.models.activation_checkpointing import Recompute
 from artel.planning.fit.estimate import (
     RECOMPUTES,
@@ -255,7 +255,7 @@ class Search:
             return None
         budget.spend(layout, mode, rows, self._hardware, self._cost(layout))
         try:
-            with silenced():
+            with silence_messages():
                 plan = make_plan(
                     layout.with_micro_batch(mode, rows), self._hardware, layout.on_host, self._price, self._text
                 )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
-from artel.printable import in_bytes
+from artel.printable import format_bytes
 from artel.registry import FORMATS
 from artel.text import Ledger, Rejected, all_inputs, check_sources, read_documents
-from artel.text.formats.format import format_of
+from artel.text.formats.format import choose_format
 from artel.text.sources.find import is_table_name
 from artel.text.sources.inputs import Input
 
@@ -43,7 +43,7 @@ class Look:
         """Describe the text for people: `1 file, 3.1 MB: text`."""
         plural = "" if self.files == 1 else "s"
         kinds = " or ".join(dict.fromkeys(self.formats.values()))
-        return f"{self.files:,} file{plural}, {in_bytes(self.bytes)}: {kinds}"
+        return f"{self.files:,} file{plural}, {format_bytes(self.bytes)}: {kinds}"
 
 
 def look_at(paths: list[str]) -> Look:
@@ -104,7 +104,7 @@ def _formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> Iterat
     chapter headings are. A table is never plain text.
     """
     auto = _data(paths, FORMATS.names[0]).sources[0]
-    is_plain = not is_table and all(format_of(auto, entry.address).is_plain_text for entry in inputs)
+    is_plain = not is_table and all(choose_format(auto, entry.address).is_plain_text for entry in inputs)
     in_folders = is_plain and len({Path(entry.address).parent for entry in inputs}) > 1
     names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(paths, name, is_plain)]
     by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]

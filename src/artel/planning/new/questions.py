@@ -16,7 +16,7 @@ from artel.messages import logger
 from artel.objectives import Objective
 from artel.planning.hardware import find_hardware
 from artel.planning.new.look import Look, look_at
-from artel.printable import in_bytes
+from artel.printable import format_bytes
 from artel.registry import OBJECTIVES
 
 SCRATCH = "scratch"
@@ -147,7 +147,7 @@ def answer_questions(preset: PresetAnswers, ask: Ask | None) -> Answers:
         logger.info(
             "%s of text is too little to learn a language from: the answers will be noise. Use a pretrained "
             "model: --from FOLDER or --from %s",
-            in_bytes(look.bytes),
+            format_bytes(look.bytes),
             PRETRAINED,
         )
     if preset.time is not None:

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.messages import silenced
+from artel.messages import silence_messages
 from artel.models import loss
 from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_artel_attention
@@ -160,7 +160,7 @@ def _record_operations(
     del trace.live.events[end:]
 
 
-@silenced()
+@silence_messages()
 def _parallelize(
     config: RunConfig, model: PreTrainedModel, objective: Objective, world: World, precision: str
 ) -> ParallelStrategy:

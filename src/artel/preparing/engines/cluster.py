@@ -122,7 +122,7 @@ class Submission:
             try:
                 tasks.run(self.stage, number)
             except ArtelError as error:
-                print(f"artel: {error.in_a_line}", file=sys.stderr, flush=True)
+                print(f"artel: {error.one_line}", file=sys.stderr, flush=True)
                 workspace.write_error(f"{self.stage}-{number}", error)
                 return
             except (Exception, SystemExit) as error:
@@ -208,7 +208,7 @@ def main() -> int:
     try:
         Submission.read(Path(folder)).run(int(rank), int(ranks))
     except ArtelError as error:
-        print(f"artel: {error.in_a_line}", file=sys.stderr, flush=True)
+        print(f"artel: {error.one_line}", file=sys.stderr, flush=True)
         return 1
     return 0
 

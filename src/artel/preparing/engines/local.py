@@ -24,7 +24,7 @@ from typing import IO, Literal
 
 from artel.errors import ArtelError, WorkError
 from artel.host import usable_cores
-from artel.interrupts import interrupted_after
+from artel.interrupts import delay_interrupts
 from artel.preparing.tasks import Stage, Tasks
 from artel.storage.panics import hide_panics
 from artel.storage.unexpected_errors import worker_error
@@ -65,7 +65,7 @@ def run_locally(
 
 def _start(processes: Sequence[BaseProcess]) -> None:
     """Start the processes. Ctrl-C waits until all have started: an exception in a fork hook (of logging) is lost."""
-    with interrupted_after():
+    with delay_interrupts():
         for process in processes:
             process.start()
 
@@ -106,7 +106,7 @@ def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
             try:
                 tasks.workspace.write_error(f"{stage}-{number}", error)
             except ArtelError:  # the disk is full
-                print(f"artel: {error.in_a_line}", file=sys.stderr, flush=True)
+                print(f"artel: {error.one_line}", file=sys.stderr, flush=True)
             return 1
     return 0
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from artel.config import PrepareConfig, SlurmConfig
-from artel.config.sbatch import directive
+from artel.config.sbatch import format_directive
 from artel.errors import InputError, WorkError
 from artel.preparing.engines.cluster import (
     VISIBILITY_SECONDS,
@@ -88,7 +88,7 @@ def job_script(work: Submission, jobs: int, slurm: SlurmConfig) -> str:
         **slurm.options,
     }
     try:
-        directives = [f"#SBATCH --{directive(name, value)}" for name, value in options.items()]
+        directives = [f"#SBATCH --{format_directive(name, value)}" for name, value in options.items()]
     except ValueError as error:  # a path for the log; everything else is checked before
         fix = "choose another folder for stores (data.store, ARTEL_CACHE)"
         raise InputError.at("data.store", str(error), fix) from None

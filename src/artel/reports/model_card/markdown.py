@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from artel.printable import in_a_line, in_lines
+from artel.printable import escape_line, escape_lines
 
 _OUTSIDE_PATH = re.compile(r"~|/|\.\./|file:|.*/\.\.(?:/|$)")
 
@@ -27,7 +27,7 @@ def hide_paths(value: Any) -> Any:
 
 def code(text: str) -> str:
     """Format as inline code, also inside a table cell. Empty for an empty text."""
-    text = in_a_line(text).replace("|", "\\|")
+    text = escape_line(text).replace("|", "\\|")
     if not text.strip():
         return ""
     ticks = "`" * (_longest_run(text) + 1)
@@ -37,7 +37,7 @@ def code(text: str) -> str:
 
 def block(text: str, language: str = "") -> str:
     """Format any text as a fenced code block."""
-    text = in_lines(text.rstrip("\n"))
+    text = escape_lines(text.rstrip("\n"))
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 

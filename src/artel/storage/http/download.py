@@ -26,7 +26,7 @@ from typing import Any
 import xxhash
 
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.secrets import HIDDEN, hide_secrets, variables_of, with_variables
+from artel.secrets import HIDDEN, fill_variables, find_variables, hide_secrets
 from artel.storage.http.resume import PartialDownload, fetch_once
 
 _RETRY_SECONDS = (0.3, 1.0)  # seconds before the second and the third attempt
@@ -207,7 +207,7 @@ def _check_secrets(url: str) -> None:
         what = f"its secret was not saved: {HIDDEN} is in its place"
         fix = "give the address again, with ${NAME} for the secret, and set NAME in the environment"
         raise InputError.at(url, what, fix)
-    missing = [name for name in variables_of(url) if name not in os.environ]
+    missing = [name for name in find_variables(url) if name not in os.environ]
     if missing:
         what = "there is no {} in the environment"
         raise InputError([Problem(url, what.format(name), f"set it: export {name}=…") for name in missing])
@@ -215,8 +215,8 @@ def _check_secrets(url: str) -> None:
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
     """Return the request. USER:PASSWORD@ becomes a header that is not sent to the target of a redirect."""
-    values = {name: urllib.parse.quote(os.environ[name].strip(), safe="") for name in variables_of(url)}
-    address = _to_ascii(with_variables(url, values))
+    values = {name: urllib.parse.quote(os.environ[name].strip(), safe="") for name in find_variables(url)}
+    address = _to_ascii(fill_variables(url, values))
     parts = urllib.parse.urlsplit(address)
     user, separator, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host)), headers=headers)

@@ -27,7 +27,7 @@ class ServiceUnreachable(WorkError):
     """The service does not answer. It may answer later."""
 
 
-class Offline(InputError):
+class OfflineError(InputError):
     """The environment forbids network access."""
 
 
@@ -69,7 +69,7 @@ def open_remote(path: str) -> Iterator[Any]:
 
         if constants.HF_HUB_OFFLINE:
             fix = "unset HF_HUB_OFFLINE, or download it with network access (hf download) and use the folder"
-            raise Offline([Problem(path, "is on the hub, but HF_HUB_OFFLINE is set", fix)])
+            raise OfflineError([Problem(path, "is on the hub, but HF_HUB_OFFLINE is set", fix)])
         yield HfFileSystem(skip_instance_cache=True, use_listings_cache=False)
 
 

@@ -20,7 +20,7 @@ from artel.storage.http.resume import PartialDownload, fetch_once
 from artel.storage.locations import cache_folder
 from artel.storage.remote.access import (
     READ,
-    Offline,
+    OfflineError,
     ServiceUnreachable,
     endpoint,
     fix_address,
@@ -58,7 +58,7 @@ def list_remote(path: str) -> list[RemoteFile]:
     record = cache_folder() / "listings" / f"{key}.json"
     try:
         remote_files = _list(path)
-    except (ServiceUnreachable, Offline) as error:
+    except (ServiceUnreachable, OfflineError) as error:
         if (last_listing := _read_record(record)) is None:
             raise
         remote_files, time = last_listing

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from artel.config import CleanConfig
 from artel.errors import InputError, missing_extra
-from artel.text.records import Question, Record, Tagged
+from artel.text.records import Question, Record, TaggedText
 
 # In a few words fractions are meaningless: one "yes, yes" would be a third. Gopher drops shorter documents.
 _MIN_WORDS = 50
@@ -46,7 +46,7 @@ def drop_reason(record: Record, rules: CleanConfig) -> str | None:
         return "empty"
     if len(text) < rules.minimum:
         return "too_short"
-    if isinstance(record.fields, Question | Tagged):
+    if isinstance(record.fields, Question | TaggedText):
         return None
     if rules.maximum is not None and len(text) > rules.maximum:
         return "too_long"

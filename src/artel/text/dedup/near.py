@@ -6,8 +6,8 @@ Four steps over files. Workers can share the first two:
    each (about 0.7 bytes per byte of English text, 0.4 of Russian in UTF-8), and one key of 8 bytes per band of its
    MinHash signature (128 permutations at a threshold of 0.8: 25 bands, 200 bytes).
 2. Documents with equal keys in a band are candidates. They form a pair if their Jaccard similarity, computed from the
-   shingles, is at least the threshold (`similar_pairs`, for some of the bands).
-3. Connected pairs form a cluster (`near_duplicates`), by union-find.
+   shingles, is at least the threshold (`find_similar_pairs`, for some of the bands).
+3. Connected pairs form a cluster (`select_near_duplicates`), by union-find.
 4. The first document of each cluster is kept.
 
 Memory: 33 bytes per document to sort the keys of one band, and less than 150 MB for the documents being signed. One
@@ -65,7 +65,7 @@ _MAX_COMPARISONS = 1000
 _MAX_OPEN_FILES = 200
 
 
-def bands_and_rows(threshold: float) -> tuple[int, int]:
+def choose_bands(threshold: float) -> tuple[int, int]:
     """Return (bands, rows per band): the fewest bands that find a pair at the threshold 999 times in 1000.
 
     One band agrees with probability similarity^rows, and at least one band with 1 - (1 - similarity^rows)^bands.
@@ -104,7 +104,7 @@ class SignatureWriter:
     ) -> None:
         self._batch_documents, self._batch_characters = batch_documents, batch_characters
         self._folder = folder
-        self._bands, self._rows = bands_and_rows(config.threshold)
+        self._bands, self._rows = choose_bands(config.threshold)
         self._shingler = Shingler(_SHINGLE_WORDS)
         self._minhash = _minhash()
         factors = [xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1 for row in range(self._rows)]
@@ -228,7 +228,7 @@ class Signatures:
         return self._opened[shard]
 
 
-def similar_pairs(
+def find_similar_pairs(
     signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _MAX_COMPARISONS
 ) -> NDArray[np.int64]:
     """Return int64 (pairs, 2): documents at least this similar that share a key, enough to connect each cluster."""
@@ -246,7 +246,7 @@ def similar_pairs(
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def near_duplicates(
+def select_near_duplicates(
     signatures: Signatures,
     pairs: Iterable[NDArray[np.int64]],
     is_protected: NDArray[np.bool_],

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from xml.parsers import expat
 
 from artel.text.formats.format import Format
-from artel.text.formats.pages import records_of_page, records_of_text
+from artel.text.formats.pages import read_page_records, split_text_records
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import BadRecord
 
@@ -124,7 +124,7 @@ def read_docx(file: SourceFile) -> Items:
         )
         name = next(targets, "word/document.xml").lstrip("/")
         text = "\n".join(line for line in _paragraphs(document.read(name), name) if line.strip())
-    yield from records_of_text(text, file.origin, file)
+    yield from split_text_records(text, file.origin, file)
 
 
 def _paragraphs(content: bytes, name: str) -> list[str]:
@@ -167,7 +167,7 @@ def read_epub(file: SourceFile) -> Items:
             origin = f"{file.origin}[{number}] {name}"
             try:
                 page = _EMPTY_ELEMENT.sub(rb"<\1\2></\1>", book.read(name))
-                yield from records_of_page(page, _PAGE_TYPE, origin, file)
+                yield from read_page_records(page, _PAGE_TYPE, origin, file)
             except BadRecord as error:
                 yield file.reject(origin, error)
                 if error.reason == "too_large":

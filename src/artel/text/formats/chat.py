@@ -17,10 +17,10 @@ from typing import Any
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
-from artel.plugins import import_own_module, raised
+from artel.plugins import describe_exception, import_user_module
 from artel.registry import FORMATS
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, has_lines, names_of, read_rows
+from artel.text.formats.jsonl import SUFFIXES, describe_fields, has_lines, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.tool_rows import check_names, check_results, drop_nulls, extract_tools, is_padded, tools_field
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn
@@ -37,10 +37,10 @@ UserFunction = Callable[[dict[str, Any]], Any]
 
 def read_chat(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per conversation. If a row has several, the origin has the path: `file:line (instances[1])`."""
-    return records_of_rows(file, Converter(file.source).conversations)
+    return read_row_records(file, Converter(file.source).conversations)
 
 
-def records_of_rows(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[Record | Rejected]:
+def read_row_records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[Record | Rejected]:
     """Yield the records of the conversations or preferences that `fields_of` returns for each row."""
     is_table = not has_lines(file)
     for row_origin, row in read_rows(file):
@@ -50,12 +50,12 @@ def records_of_rows(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Ite
                 if isinstance(fields, BadRecord):
                     yield file.reject(origin, fields)
                 else:
-                    yield record_of(fields, origin, file.set_name)
+                    yield build_record(fields, origin, file.set_name)
         except BadRecord as error:
             yield file.reject(row_origin, error)
 
 
-def record_of(fields: Conversation | Preference, origin: str, set_name: str) -> Record:
+def build_record(fields: Conversation | Preference, origin: str, set_name: str) -> Record:
     """Return the record of a conversation or preference. Its text is that of all messages.
 
     Conversations that begin with the same question, and preferences with the same prompt, go into the same split: a
@@ -92,7 +92,7 @@ def check_converter(source: SourceConfig, key: str) -> list[Problem]:
 def import_function(converter: str, key: str) -> UserFunction:
     """Import the user function `module:function`, also from the working folder. Raise InputError."""
     module, _, name = converter.partition(":")
-    function = getattr(import_own_module(module, key, "write module:function"), name, None)
+    function = getattr(import_user_module(module, key, "write module:function"), name, None)
     if not callable(function):
         fix = f"define {name}(row) there; it is given a row and returns a list of {{role, content}}"
         raise InputError.at(key, f"{module!r} has no function {name!r}", fix)
@@ -115,7 +115,7 @@ def call_function(function: UserFunction, converter: str, row: dict[str, Any]) -
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        what = f"{converter} failed on it: {raised(error)}"
+        what = f"{converter} failed on it: {describe_exception(error)}"
         raise BadRecord("converter_failed", f"{what}; fix the function, or remove the row") from None
 
 
@@ -187,7 +187,7 @@ def _form_of(row: dict[str, Any]) -> str:
     if "prompt" in row and "completion" in row:
         return "completion"
     fix = "name its fields (mapping: {instruction: question, output: answer}), or write converter: module:function"
-    raise BadRecord("unknown_form", f"has no known form of a conversation (it has: {names_of(row)}); {fix}")
+    raise BadRecord("unknown_form", f"has no known form of a conversation (it has: {describe_fields(row)}); {fix}")
 
 
 def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
@@ -203,7 +203,7 @@ def _turns_of_field(reader: RowReader, row: dict[str, Any], *names: str) -> Iter
     if name is None:
         field_name = reader.mapping.get(names[0], names[0])
         fix = f"write mapping: {{{names[0]}: NAME}}, or another converter"
-        raise BadRecord("no_field", f"has no field {field_name!r} (it has: {names_of(row)}); {fix}")
+        raise BadRecord("no_field", f"has no field {field_name!r} (it has: {describe_fields(row)}); {fix}")
     return [("", [*reader.system(row), *reader.turns(row[name], name)])]
 
 
@@ -254,7 +254,7 @@ def _oasst(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     message: Any = row.get("prompt")
     if not isinstance(message, dict):
         fix = "write the tree of replies under it"
-        raise BadRecord("no_field", f"has no object 'prompt' (it has: {names_of(row)}); {fix}")
+        raise BadRecord("no_field", f"has no object 'prompt' (it has: {describe_fields(row)}); {fix}")
     if message.get("deleted"):
         raise BadRecord("deleted", "the prompt of the tree is deleted; remove the tree")
     turns: list[Turn] = []

@@ -17,7 +17,7 @@ from artel.text.formats.format import Format
 from artel.text.reading.files import file_name, with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
-from artel.text.tags import ENTITIES, WORDS, tagged_record, tagged_words
+from artel.text.tags import ENTITIES, WORDS, build_tagged_record, join_tagged_words
 
 COLUMNS = with_compressed(".conll", ".conllu", ".bio", ".iob")
 """Suffixes of files that are read as columns, whatever the format of their source."""
@@ -72,8 +72,8 @@ def _record(sentence: _Sentence, file: SourceFile, origin: str, *, is_universal:
     spaces = None
     if is_universal and len(rows[0]) == _NUM_COLUMNS:
         spaces = ["SpaceAfter=No" not in row[_MISC].split("|") for row in rows]
-    text, spans = tagged_words([row[word] for row in rows], [row[tag] for row in rows], source.yields, spaces)
-    return tagged_record(text, spans, origin, file.set_name)
+    text, spans = join_tagged_words([row[word] for row in rows], [row[tag] for row in rows], source.yields, spaces)
+    return build_tagged_record(text, spans, origin, file.set_name)
 
 
 def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> None:

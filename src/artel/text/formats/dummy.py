@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from artel.config import SourceConfig
 from artel.text.formats.format import Format
 from artel.text.records import AnswerClass, Question, Record
-from artel.text.tags import tagged_record
+from artel.text.tags import build_tagged_record
 
 _PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
 _VERBS = ["sings", "works", "reads", "sleeps", "writes", "waits"]
@@ -42,7 +42,7 @@ def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
                 if name != part:
                     spans.append((len(text), len(text) + len(name), part))
                 text += name
-        yield tagged_record(text, spans, f"dummy:{number}", source.name or "dummy")
+        yield build_tagged_record(text, spans, f"dummy:{number}", source.name or "dummy")
 
 
 def _name(part: str, rng: random.Random) -> str:

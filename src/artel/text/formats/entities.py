@@ -20,12 +20,12 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.text.formats.conll import COLUMNS, CONLL
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, has_lines, names_of, object_of, read_rows
+from artel.text.formats.jsonl import SUFFIXES, describe_fields, has_lines, read_rows, require_object
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows, class_names
 from artel.text.reading.files import file_name
 from artel.text.reading.source_file import SourceFile
-from artel.text.records import BadRecord, Dropped, Record, Rejected
-from artel.text.tags import ENTITIES, WORDS, Span, tagged_record, tagged_words
+from artel.text.records import BadRecord, DroppedRecord, Record, Rejected
+from artel.text.tags import ENTITIES, WORDS, Span, build_tagged_record, join_tagged_words
 
 _WORD_FIELDS = ("tokens", "words")
 _TAG_FIELDS = {
@@ -38,7 +38,7 @@ _LABEL_FIELDS = ("label", "labels", "type", "tag", "entity_group")
 _DROP_REASONS = {"reject": "rejected_by_annotator", "ignore": "ignored_by_annotator"}  # `answer` of Prodigy
 
 
-def read_entities(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
+def read_entities(file: SourceFile) -> Iterator[Record | Rejected | DroppedRecord]:
     """Yield a record per row; for CoNLL columns, per sentence."""
     if _is_columns(file.origin):
         yield from CONLL.read(file)
@@ -60,18 +60,18 @@ class _EntityReader:
         tags = [file.source.tags] if file.source.tags else _TAG_FIELDS[file.source.yields]
         self._names: dict[str, list[str]] = {} if has_lines(file) else class_names(file.path, file.origin, tags)
 
-    def read(self, row: Any, origin: str) -> Record | Dropped:
+    def read(self, row: Any, origin: str) -> Record | DroppedRecord:
         source, set_name = self._source, self._file.set_name
         if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
             row = {source.field: row[0], **row[1]}  # training data of spaCy
-        entry = object_of(row)
+        entry = require_object(row)
         answer = entry.get("answer")
         if isinstance(answer, str) and answer in _DROP_REASONS:
-            return Dropped(_DROP_REASONS[answer], set_name)
+            return DroppedRecord(_DROP_REASONS[answer], set_name)
         if is_task(entry):
             text, spans = annotated_spans(entry, source.field)
             if spans is None:
-                return Dropped("not_annotated", set_name)
+                return DroppedRecord("not_annotated", set_name)
         elif (
             (words := _field_of(entry, source.words, _WORD_FIELDS))
             and isinstance(entry[words], list)
@@ -80,7 +80,7 @@ class _EntityReader:
             text, spans = self._read_words(entry, words)
         else:
             text, spans = self._read_spans(entry)
-        return tagged_record(text, spans, origin, set_name)
+        return build_tagged_record(text, spans, origin, set_name)
 
     def _override_argument(self, setting: str, name: str) -> str:
         return shlex.quote(f"{self._file.key}.{setting}={name}")
@@ -91,13 +91,13 @@ class _EntityReader:
         tags = None if field is None else entry[field]
         if field is None or not isinstance(tags, list):
             name = next((name for name, value in entry.items() if isinstance(value, list) and name != words), "NAME")
-            what = f"has {words!r} and no list of tags for them (it has: {names_of(entry)})"
+            what = f"has {words!r} and no list of tags for them (it has: {describe_fields(entry)})"
             raise BadRecord("no_field", f"{what}; name it: {self._override_argument('tags', name)}")
         if len(tags) != len(entry[words]):
             what = f"has {len(entry[words])} {words} and {len(tags)} {field}"
             raise BadRecord("unequal_columns", f"{what}; fix it: each word has one tag")
         names = self._source.tag_names or self._names.get(field, [])
-        return tagged_words(entry[words], [_tag_name(tag, names) for tag in tags], kind)
+        return join_tagged_words(entry[words], [_tag_name(tag, names) for tag in tags], kind)
 
     def _read_spans(self, entry: dict[str, Any]) -> tuple[str, list[Span]]:
         text = entry.get(self._source.field)
@@ -109,7 +109,7 @@ class _EntityReader:
             raise BadRecord("no_text", f"{what}; {fix}, or words: NAME if it is a list of words")
         field = _field_of(entry, self._source.tags, _SPAN_FIELDS)
         if field is None or not isinstance(entry[field], list):
-            what = f"has no list of spans (it has: {names_of(entry)})"
+            what = f"has no list of spans (it has: {describe_fields(entry)})"
             name = next((name for name, value in entry.items() if isinstance(value, list)), "NAME")
             fix = f"name it: {self._override_argument('tags', name)}; use an empty list if there are no names"
             raise BadRecord("no_field", f"{what}; {fix}")

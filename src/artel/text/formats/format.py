@@ -63,7 +63,7 @@ class Format:
         return ": ".join(filter(None, (suffixes, self.description)))
 
 
-def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Format:
+def choose_format(source: SourceConfig, origin: str, content_type: str = "") -> Format:
     """Return the format of a file: of the source, else by suffix, else text. URLs without a known suffix are pages."""
     source_format: Format = FORMATS[source.format]
     if not source_format.goes_by_suffix:
@@ -80,7 +80,7 @@ def detected_formats() -> list[Format]:
 
 
 AUTO = Format(
-    read=lambda file: format_of(file.source, file.origin, file.content_type).read(file),
+    read=lambda file: choose_format(file.source, file.origin, file.content_type).read(file),
     goes_by_suffix=True,
     is_pages=True,
     is_plain_text=True,

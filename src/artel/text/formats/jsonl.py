@@ -19,7 +19,7 @@ from artel.text.reading.encodings import decode
 from artel.text.reading.files import file_name, with_compressed
 from artel.text.reading.lines import line_encoding, read_byte_lines, read_lines
 from artel.text.reading.source_file import SourceFile, column_fix
-from artel.text.reading.subsets import set_column, set_name_of
+from artel.text.reading.subsets import read_set_name, set_column
 from artel.text.records import BadRecord, Record, Rejected
 
 _ARRAY_SUFFIXES = with_compressed(".json")
@@ -31,8 +31,10 @@ def read_jsonl(file: SourceFile) -> Iterator[Record | Rejected]:
     source = file.source
     for origin, row in read_rows(file, line_parser(source.field, set_column(source))):
         try:
-            entry = object_of(row)
-            yield Record(text_field(entry, source.field, file.key), origin, set_name_of(entry, source, file.set_name))
+            entry = require_object(row)
+            yield Record(
+                get_text_field(entry, source.field, file.key), origin, read_set_name(entry, source, file.set_name)
+            )
         except BadRecord as error:
             yield file.reject(origin, error)
 
@@ -119,7 +121,7 @@ def _max_array_bytes(file: SourceFile) -> int:
     return max(file.max_bytes, size)
 
 
-def object_of(row: Any) -> dict[str, Any]:
+def require_object(row: Any) -> dict[str, Any]:
     """Return the row as a dictionary. Raise BadRecord if it is one, or if it is not an object."""
     if isinstance(row, BadRecord):
         raise row
@@ -128,7 +130,7 @@ def object_of(row: Any) -> dict[str, Any]:
     return row
 
 
-def nested_field(row: dict[str, Any], name: str) -> Any:
+def get_nested_field(row: dict[str, Any], name: str) -> Any:
     """Return the value of a field; None if it is missing. A dot in `name` reaches into an object."""
     value: Any = row
     for step in [name] if name in row else name.split("."):
@@ -136,15 +138,15 @@ def nested_field(row: dict[str, Any], name: str) -> Any:
     return value
 
 
-def names_of(fields: dict[Any, Any]) -> str:
+def describe_fields(fields: dict[Any, Any]) -> str:
     """Return the names of fields, for error messages. Rows of user functions may have names that are not strings."""
     return ", ".join(map(str, fields)) or "none"
 
 
-def text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:
+def get_text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:
     """Return the text in the field `name`, which `key` of the source at `source_key` names. Raise BadRecord."""
     if name not in entry:
-        what = f"has no field {name!r} (it has: {names_of(entry)})"
+        what = f"has no field {name!r} (it has: {describe_fields(entry)})"
         raise BadRecord("no_field", f"{what}; write {column_fix(key, source_key)}")
     if entry[name] is None:
         raise BadRecord("no_text", f"field {name!r} is empty (null); fill it in, or remove the row")

@@ -11,17 +11,17 @@ from urllib.parse import urlsplit
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
-from artel.printable import shortened
+from artel.printable import shorten
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES as JSON_SUFFIXES
-from artel.text.formats.jsonl import names_of, object_of, read_rows, text_field
+from artel.text.formats.jsonl import describe_fields, get_text_field, read_rows, require_object
 from artel.text.formats.parquet import SUFFIX as PARQUET_SUFFIX
 from artel.text.formats.parquet import check_parquet_columns, class_names
 from artel.text.formats.table import check_columns, read_csv_rows
 from artel.text.formats.text import read_text
 from artel.text.reading.files import file_name, is_url, with_compressed
 from artel.text.reading.source_file import SourceFile, column_fix
-from artel.text.records import BadRecord, Labeled, Record, Rejected
+from artel.text.records import BadRecord, LabeledText, Record, Rejected
 
 _TABLE_SUFFIXES = with_compressed(".csv", ".tsv")
 _LIST_AS_TEXT = re.compile(r"""\[\s*(['"\d].*)?\]""", re.DOTALL)  # lists in csv as pandas and `datasets` write them
@@ -48,7 +48,7 @@ def _record(file: SourceFile, origin: str, text: str, second: str, labels: tuple
     if not all(map(str.strip, texts)):
         role = "second text" if text.strip() else "text"
         raise BadRecord("empty", f"the {role} is empty; fill it in, or remove the row")
-    fields = Labeled(text, second, labels, _number(labels))
+    fields = LabeledText(text, second, labels, _number(labels))
     return Record("\n".join(texts), origin, file.set_name, fields, group=text if second else "")
 
 
@@ -78,17 +78,17 @@ def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
     names = class_names(file.path, file.origin, source.label) if _is_parquet(file.origin) else {}
     for origin, row in read_rows(file):
         try:
-            entry = object_of(row)
-            second = text_field(entry, source.second, file.key, "second") if source.second else ""
+            entry = require_object(row)
+            second = get_text_field(entry, source.second, file.key, "second") if source.second else ""
             labels = [_field(entry, name, names, file.key) for name in source.label]
-            yield origin, (text_field(entry, source.field, file.key), second, *labels)
+            yield origin, (get_text_field(entry, source.field, file.key), second, *labels)
         except BadRecord as error:
             yield origin, error
 
 
 def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source_key: str) -> Any:
     if name not in entry:
-        what = f"has no field {name!r} (it has: {names_of(entry)})"
+        what = f"has no field {name!r} (it has: {describe_fields(entry)})"
         raise BadRecord("no_field", f"{what}; write {column_fix('label', source_key)}")
     value = entry[name]
     return _class_name(value, name, names[name]) if name in names else value
@@ -126,7 +126,7 @@ def _check_items(value: Any, column: str) -> None:
             what = f"the label in {column!r} is a list of {len(value)} marks, 0 or 1"
             raise BadRecord("no_label", f"{what}; write the names of its labels, or a column for each label")
     elif isinstance(value, str) and _LIST_AS_TEXT.fullmatch(value.strip()):
-        what = f"the label in {column!r} is the text of a list, {shortened(value)!r}"
+        what = f"the label in {column!r} is the text of a list, {shorten(value)!r}"
         raise BadRecord("no_label", f"{what}; write x,y with separator: ',' in the source, or JSON lines")
 
 

@@ -24,7 +24,7 @@ import orjson
 from artel.config import DataConfig, SourceConfig
 from artel.errors import Problem
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, names_of, read_rows
+from artel.text.formats.jsonl import SUFFIXES, describe_fields, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.questions import read_squad
 from artel.text.formats.table import check_columns, read_csv_objects
@@ -32,7 +32,7 @@ from artel.text.formats.turns import RowReader
 from artel.text.reading.files import file_name, uncompressed_name, with_compressed
 from artel.text.reading.lines import read_lines
 from artel.text.reading.source_file import Items, SourceFile
-from artel.text.records import BadRecord, Dropped, Match, Question, Record, Rejected
+from artel.text.records import BadRecord, DroppedRecord, Match, Question, Record, Rejected
 
 _QUERY_FIELDS = ("query", "anchor", "question", "sentence1", "sentence_A", "text1")
 _POSITIVE_FIELDS = ("positive", "positives", "pos", "document", "passage", "answer", "sentence2", "sentence_B", "text2")
@@ -80,7 +80,7 @@ def _match_of_row(row: dict[str, Any], key: str) -> Match:
     queries, positives, negatives = (
         _texts(row, names) for names in (_QUERY_FIELDS, _POSITIVE_FIELDS, _NEGATIVE_FIELDS)
     )
-    field_names = names_of(row)
+    field_names = describe_fields(row)
     if len(queries) > 1:
         raise BadRecord("no_query", f"has {len(queries)} queries (its fields: {field_names}); write a row for each")
     if not queries:
@@ -158,13 +158,13 @@ def _is_squad(file: SourceFile) -> bool:
     return isinstance(row.get("data"), list)
 
 
-def _from_question(item: Record | Rejected) -> Record | Rejected | Dropped:
+def _from_question(item: Record | Rejected) -> Record | Rejected | DroppedRecord:
     """Return the record of a question. Questions of one paragraph go into the same split."""
     if isinstance(item, Rejected):
         return item
     assert isinstance(item.fields, Question)
     if not item.fields.answers:
-        return Dropped("unanswerable", item.set_name)
+        return DroppedRecord("unanswerable", item.set_name)
     match = Match(item.fields.question, (item.fields.context,))
     return _record(match, item.origin, item.set_name, item.fields.context)
 

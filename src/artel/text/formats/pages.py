@@ -17,7 +17,7 @@ from artel.text.reading.encodings import decode, is_text_encoding
 from artel.text.reading.files import DECOMPRESSION_ERRORS, decompression_error, open_decompressed, with_compressed
 from artel.text.reading.lines import read_full
 from artel.text.reading.source_file import Items, SourceFile
-from artel.text.records import BadRecord, Dropped, Record
+from artel.text.records import BadRecord, DroppedRecord, Record
 
 # Maximum bytes of the headers of a record or response. Crawlers allow 32 or 64 KB.
 _MAX_HEADER_BYTES = 1 << 18
@@ -29,23 +29,25 @@ _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 
 
 def read_html(file: SourceFile) -> Items:
-    yield from records_of_page(read_full(file.path, file.origin, file.max_bytes), file.content_type, file.origin, file)
+    yield from read_page_records(
+        read_full(file.path, file.origin, file.max_bytes), file.content_type, file.origin, file
+    )
 
 
-def records_of_page(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
-    """Yield the records of a page of `file`, or Dropped if `extract: main` finds no main text. Raise BadRecord."""
+def read_page_records(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
+    """Yield the records of a page, or a DroppedRecord if `extract: main` finds no main text. Raise BadRecord."""
     source = file.source
     if source.extract == "main":
         text = main_text(page_source(page, content_type, source.profile, source.encoding), origin)
         if not text:
-            yield Dropped("no_main_text", file.set_name)
+            yield DroppedRecord("no_main_text", file.set_name)
             return
     else:
         text = html_to_text(page, content_type, source.profile, source.encoding)
-    yield from records_of_text(text, origin, file)
+    yield from split_text_records(text, origin, file)
 
 
-def records_of_text(text: str, origin: str, file: SourceFile) -> Items:
+def split_text_records(text: str, origin: str, file: SourceFile) -> Items:
     """Yield the text as one record, or one per line: its lines are the paragraphs of the page."""
     if file.source.document in ("auto", "file"):
         yield Record(text, origin, file.set_name)
@@ -74,10 +76,10 @@ def read_warc(file: SourceFile) -> Items:
                         continue
                     content_type, content = page
                     if _media_type(content_type) in _PAGE_TYPES:
-                        yield from records_of_page(content, content_type, origin, file)
+                        yield from read_page_records(content, content_type, origin, file)
                     else:
                         text = _plain_text(content, content_type, file.source.encoding)
-                        yield from records_of_text(text, origin, file)
+                        yield from split_text_records(text, origin, file)
                 except BadRecord as error:
                     yield file.reject(origin, error)
         except DECOMPRESSION_ERRORS as error:

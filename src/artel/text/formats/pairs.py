@@ -11,7 +11,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.storage import user_path
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import object_of, read_rows, text_field
+from artel.text.formats.jsonl import get_text_field, read_rows, require_object
 from artel.text.formats.parquet import SUFFIX as PARQUET_SUFFIX
 from artel.text.formats.parquet import check_parquet_columns
 from artel.text.formats.table import Row, check_columns, read_csv_rows
@@ -84,8 +84,8 @@ def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]
     if name.endswith(_JSON_SUFFIXES):
         for origin, row in read_rows(file):
             try:
-                entry = object_of(row)
-                yield origin, tuple(text_field(entry, column, file.key, key) for key, column in columns)
+                entry = require_object(row)
+                yield origin, tuple(get_text_field(entry, column, file.key, key) for key, column in columns)
             except BadRecord as error:
                 yield origin, error
     elif file.source.outputs and not name.endswith(_TABLE_SUFFIXES):  # parallel texts: empty lines are rows, too

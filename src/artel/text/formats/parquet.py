@@ -15,7 +15,7 @@ from artel.text.formats.format import Format
 from artel.text.reading.encodings import decode
 from artel.text.reading.files import file_name
 from artel.text.reading.source_file import SourceFile
-from artel.text.reading.subsets import set_column, set_name_of
+from artel.text.reading.subsets import read_set_name, set_column
 from artel.text.records import BadRecord, Record, Rejected
 
 # Rows of a batch. More rows do not make documents of 5 KB faster.
@@ -51,7 +51,7 @@ def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
                 entry = next(fields) if fields else {}
                 set_name = file.set_name
                 try:
-                    set_name = set_name_of(entry if isinstance(entry, dict) else {}, source, file.set_name)
+                    set_name = read_set_name(entry if isinstance(entry, dict) else {}, source, file.set_name)
                     text = _decode_value(value, encoding, origin, file)
                 except BadRecord as error:
                     yield Rejected(origin, error.reason, error.detail, set_name)

@@ -19,9 +19,9 @@ from itertools import takewhile
 from typing import Any
 
 from artel.config import SourceConfig
-from artel.text.formats.chat import call_function, import_function, records_of_rows
+from artel.text.formats.chat import call_function, import_function, read_row_records
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import SUFFIXES, has_lines, names_of
+from artel.text.formats.jsonl import SUFFIXES, describe_fields, has_lines
 from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.tool_rows import extract_tools
 from artel.text.formats.turns import RowReader, Turn
@@ -40,7 +40,7 @@ _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]*")
 def read_preferences(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per row."""
     reader = PreferenceReader(file.source)
-    return records_of_rows(file, lambda row: [("", reader.preference(row))])
+    return read_row_records(file, lambda row: [("", reader.preference(row))])
 
 
 class PreferenceReader:
@@ -68,7 +68,9 @@ class PreferenceReader:
         if row.get("label") is not None:
             return self._read_unpaired(row)
         fix = "name them in the source: mapping: {chosen: NAME, rejected: NAME} or {completion: NAME, label: NAME}"
-        raise BadRecord("no_field", f"has neither chosen and rejected nor a label (it has: {names_of(row)}); {fix}")
+        raise BadRecord(
+            "no_field", f"has neither chosen and rejected nor a label (it has: {describe_fields(row)}); {fix}"
+        )
 
     def _read_paired(self, row: dict[str, Any]) -> Preference:
         chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
@@ -97,7 +99,7 @@ class PreferenceReader:
             answer = prompt.pop()
         else:
             fix = "write completion, or end the messages with the answer"
-            raise BadRecord("no_answer", f"has a label and no answer (it has: {names_of(row)}); {fix}")
+            raise BadRecord("no_answer", f"has a label and no answer (it has: {describe_fields(row)}); {fix}")
         prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
         answer = _extract_calls(answer, tools)
         return Preference(_check_prompt(prompt), answer if label else None, None if label else answer, tools)
@@ -114,7 +116,9 @@ class PreferenceReader:
         if name is None:
             field_name = self._rows.mapping.get("prompt", self._prompt_fields[0])
             fix = "name it in the source: mapping: {prompt: NAME}"
-            raise BadRecord("no_prompt", f"has no prompt: no field {field_name!r} (it has: {names_of(row)}); {fix}")
+            raise BadRecord(
+                "no_prompt", f"has no prompt: no field {field_name!r} (it has: {describe_fields(row)}); {fix}"
+            )
         if name == "instruction":
             return self._rows.messages(self._rows.question(row), "prompt: ")
         return self._rows.messages([*self._rows.system(row), *self._turns(row[name], name, "user")], "prompt: ")

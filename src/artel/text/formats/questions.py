@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from artel.printable import shortened
+from artel.printable import shorten
 from artel.text.formats.format import Format
-from artel.text.formats.jsonl import has_lines, names_of, object_of, parse_full, read_rows
+from artel.text.formats.jsonl import describe_fields, has_lines, parse_full, read_rows, require_object
 from artel.text.reading.files import with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import AnswerClass, BadRecord, Question, Record, Rejected
@@ -28,7 +28,7 @@ def read_nq(file: SourceFile) -> Iterator[Record | Rejected]:
     """
     for origin, row in read_rows(file):
         try:
-            yield _record(_nq_question(object_of(row), origin.rpartition(":")[2]), origin, file.set_name)
+            yield _record(_nq_question(require_object(row), origin.rpartition(":")[2]), origin, file.set_name)
         except BadRecord as error:
             yield file.reject(origin, error)
 
@@ -64,7 +64,7 @@ def _field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "")
     expected = " or ".join(kind.__name__ for kind in kinds)
     if name not in entry:
         raise BadRecord(
-            "no_field", f"{owner} has no field {name!r} (it has: {names_of(entry)}); write it as {expected}"
+            "no_field", f"{owner} has no field {name!r} (it has: {describe_fields(entry)}); write it as {expected}"
         )
     value = entry[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):  # a bool is an int in Python
@@ -192,7 +192,7 @@ def _find_texts(answers: list[Any], document: str) -> _Answers:
         if start >= 0:
             spans.append((start, start + len(answer)))
     if answers and not spans:
-        what = f"the document does not hold {shortened(repr(answers[0]), 80)}"
+        what = f"the document does not hold {shorten(repr(answers[0]), 80)}"
         fix = "copy the answer from the document, or write answers: [] for none"
         raise BadRecord("answer_not_in_document", f"{what}; {fix}")
     return ("short", tuple(dict.fromkeys(spans))) if spans else ("unknown", ())
@@ -254,9 +254,9 @@ def _squad_span(answer: Any, context: str, path: str) -> Span:
         fix = "write answers: [] for a question without an answer"
         raise BadRecord("answer_not_in_context", f"{path} is an empty text; {fix}")
     if start < 0 or context[start:end] != text:
-        actual = shortened(repr(context[start:end]), 80) if start >= 0 else "nothing"
+        actual = shorten(repr(context[start:end]), 80) if start >= 0 else "nothing"
         fix = "answer_start counts characters of context from 0; fix it, or remove the question"
-        what = f"{path} is {shortened(repr(text), 80)}, but at {start} the context has {actual}"
+        what = f"{path} is {shorten(repr(text), 80)}, but at {start} the context has {actual}"
         raise BadRecord("answer_not_in_context", f"{what}; {fix}")
     return start, end
 

@@ -13,7 +13,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.formats.format import Format
 from artel.text.formats.table_lines import TableRows, is_quoted, too_long_error
-from artel.text.reading.encodings import BLOCK_BYTES, other_encoding_check, other_encoding_detail
+from artel.text.reading.encodings import BLOCK_BYTES, describe_other_encoding, make_line_check
 from artel.text.reading.files import (
     DECOMPRESSION_ERRORS,
     decompression_error,
@@ -177,10 +177,10 @@ def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tu
         byte = ord(surrogate) - 0xDC00
         fix = "fix it, or name the encoding of the source"
         return BadRecord("unreadable", f"is not {encoding}: byte {byte:#04x}; {fix}")
-    if (check := other_encoding_check(encoding)) is not None:
+    if (check := make_line_check(encoding)) is not None:
         for other in (check(value.encode(encoding)) for value in values):
             if other:
-                return BadRecord("other_encoding", other_encoding_detail(encoding, other))
+                return BadRecord("other_encoding", describe_other_encoding(encoding, other))
     return values
 
 

@@ -61,12 +61,12 @@ def read_text(file: SourceFile) -> Iterator[Record | Rejected]:
 
 def _group_by_chapter(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterator[Record | Rejected]:
     """Yield the documents; with `validation.by: chapter`, those of a chapter form a group."""
-    if not file.data.by_chapter:
+    if not file.data.splits_by_chapter:
         yield from items
         return
     chapters = Chapters(file.path.stat().st_size, file.data.held_out or 0.0)
     for item in items:
-        yield item._replace(group=chapters.chapter_of(item.text)) if isinstance(item, Record) else item
+        yield item._replace(group=chapters.assign_chapter(item.text)) if isinstance(item, Record) else item
 
 
 def _lines(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -135,7 +135,7 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
             if isinstance(line, BadRecord):
                 yield file.reject(f"{file.origin}:{number}", line)
                 continue
-            if file.is_cut and file.data.by_chapter and lines and is_heading(line):
+            if file.is_cut and file.data.splits_by_chapter and lines and is_heading(line):
                 yield Record("\n".join(lines), f"{file.origin}:{first}", file.set_name)
                 lines = []
             if not lines:

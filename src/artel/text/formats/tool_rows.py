@@ -43,7 +43,7 @@ def tools_field(row: dict[str, Any]) -> str | None:
     return next((name for name in _TOOLS_FIELDS if row.get(name)), None)
 
 
-def tools_of(value: Any, where: str) -> Tools:
+def parse_tools(value: Any, where: str) -> Tools:
     """Return functions from a list, JSON, or a list of JSON texts. Raise BadRecord."""
     if isinstance(value, str):
         try:
@@ -56,7 +56,7 @@ def tools_of(value: Any, where: str) -> Tools:
 
 def _tool(item: Any, where: str) -> dict[str, Any]:
     if isinstance(item, str):
-        (item,) = tools_of(item, where) or ({},)
+        (item,) = parse_tools(item, where) or ({},)
     function = item.get("function", item) if isinstance(item, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise BadRecord("bad_tools", f"{where} is {repr(item)[:80]}, not a function; {_FIX_TOOLS}")
@@ -153,7 +153,7 @@ def _without_descriptions(text: str, tools: Tools) -> tuple[str, Tools]:
         return text, ()
     rest = _CALL_INSTRUCTIONS.sub("", "".join([*kept_texts, text[end:]]))
     lines = [line for line in rest.split("\n") if not _CALLING_LINE.search(line) and line.strip(" \t,.;") != ""]
-    return "\n".join(lines).strip(), tools_of(descriptions, "the functions of the system message")
+    return "\n".join(lines).strip(), parse_tools(descriptions, "the functions of the system message")
 
 
 def _is_description(value: Any, names: set[str]) -> bool:

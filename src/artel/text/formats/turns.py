@@ -16,8 +16,8 @@ import re
 from typing import Any, Literal
 
 from artel.config import SourceConfig
-from artel.text.formats.jsonl import names_of, nested_field, object_of
-from artel.text.formats.tool_rows import tools_field, tools_of, turn_calls
+from artel.text.formats.jsonl import describe_fields, get_nested_field, require_object
+from artel.text.formats.tool_rows import parse_tools, tools_field, turn_calls
 from artel.text.records import BadRecord, Message, Tools
 
 Turn = dict[str, Any]
@@ -48,16 +48,16 @@ class RowReader:
     def __init__(self, source: SourceConfig) -> None:
         self.mapping = source.mapping
         self._fill = source.fill
-        self._tools = tools_of(source.tools, "tools of the source")
+        self._tools = parse_tools(source.tools, "tools of the source")
         self._placeholders = re.compile(r"\{\{\s*(" + "|".join(map(re.escape, source.fill)) + r")\s*\}\}")
 
     def rename_fields(self, row: Any) -> dict[str, Any]:
         """Return the row with its fields renamed (`mapping`). A dot in the name of a field reaches into an object."""
-        row = object_of(row)
+        row = require_object(row)
         mapped_names = {*self.mapping, *self.mapping.values()}
         fields = {name: value for name, value in row.items() if name not in mapped_names}
         for name, name_in_row in self.mapping.items():
-            value = nested_field(row, name_in_row)
+            value = get_nested_field(row, name_in_row)
             if value is not None:
                 fields[name] = value
         return fields
@@ -168,7 +168,7 @@ class RowReader:
     def tools(self, row: dict[str, Any]) -> Tools:
         """Return the functions that the row describes, else those of the source."""
         name = tools_field(row)
-        return self._tools if name is None else tools_of(row[name], name)
+        return self._tools if name is None else parse_tools(row[name], name)
 
     def system(self, row: dict[str, Any]) -> list[Turn]:
         """Return the turn of the field `system` of a row, if it has one."""
@@ -190,7 +190,7 @@ class RowReader:
 def _missing_field_error(
     field_name: str, name: str, fields: dict[str, Any], prefix: str, alternative: str = ""
 ) -> BadRecord:
-    what = f"{prefix}has no field {field_name!r} (it has: {names_of(fields)})"
+    what = f"{prefix}has no field {field_name!r} (it has: {describe_fields(fields)})"
     return BadRecord("no_field", f"{what}; write mapping: {{{name}: NAME}}{alternative}")
 
 
@@ -246,7 +246,7 @@ def _columns_to_turns(columns: dict[str, Any], path: str) -> list[Turn]:
     lists = {name: values for name, values in columns.items() if isinstance(values, list)}
     if not lists:
         fix = "write a list of messages, or lists of role and content"
-        raise BadRecord("no_messages", f"{path} is an object without lists (it has: {names_of(columns)}); {fix}")
+        raise BadRecord("no_messages", f"{path} is an object without lists (it has: {describe_fields(columns)}); {fix}")
     if len({len(values) for values in lists.values()}) > 1:
         have = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
         raise BadRecord("uneven_columns", f"the lists of {path} are not of one length ({have}); fix them")

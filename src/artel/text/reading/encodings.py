@@ -73,11 +73,11 @@ def marked_encoding(data: bytes) -> str | None:
 
 
 def detect_encoding(data: bytes) -> str:
-    """Detect the encoding of a text in memory (see `detect_encoding_of`)."""
-    return detect_encoding_of(io.BytesIO(data).read)
+    """Detect the encoding of a text in memory (see `detect_stream_encoding`)."""
+    return detect_stream_encoding(io.BytesIO(data).read)
 
 
-def detect_encoding_of(read: Callable[[int], bytes]) -> str:
+def detect_stream_encoding(read: Callable[[int], bytes]) -> str:
     """Detect the encoding of a text that `read` returns in blocks, from its lines that are not ASCII.
 
     A byte order mark decides, then the zeros of UTF-16, then valid UTF-8, which other encodings practically never form.
@@ -87,7 +87,7 @@ def detect_encoding_of(read: Callable[[int], bytes]) -> str:
     in an unknown encoding.
     """
     head = read(SAMPLE_BYTES)
-    encoding = encoding_of_wide_characters(head)
+    encoding = detect_wide_encoding(head)
     if encoding:
         return encoding
     binary = len(head) - len(head.translate(None, _BINARY_BYTES))  # five times as fast as a regular expression
@@ -113,7 +113,7 @@ def detect_encoding_of(read: Callable[[int], bytes]) -> str:
     return _encoding_of_most_lines(sample)
 
 
-def encoding_of_wide_characters(head: bytes) -> str:
+def detect_wide_encoding(head: bytes) -> str:
     """Return the encoding of a byte order mark, or UTF-16 if the zeros of the text show it; else an empty string."""
     marked = marked_encoding(head)
     if marked:
@@ -239,7 +239,7 @@ def _russian_score(text: str) -> float:
 
 
 @cache
-def other_encoding_check(encoding: str) -> Callable[[bytes], str] | None:
+def make_line_check(encoding: str) -> Callable[[bytes], str] | None:
     """Return a function that returns the actual encoding of a line of a file in `encoding`; "" if that may be right.
 
     A single-byte encoding decodes any line, so a line in another encoding would become nonsense unnoticed. The check
@@ -281,12 +281,12 @@ def _utf_8_or_empty(line: bytes) -> str:
     return ""
 
 
-def lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
-    """Return {line number in the block, from 0: actual encoding of the line} (see `other_encoding_check`).
+def find_lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
+    """Return {line number in the block, from 0: actual encoding of the line} (see `make_line_check`).
 
     One pass over the block selects the lines to check: few, if the block is in the encoding of its file.
     """
-    check = other_encoding_check(encoding)
+    check = make_line_check(encoding)
     if check is None or block.isascii():
         return {}
     cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
@@ -316,14 +316,14 @@ def _doubtful_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
 
 def check_lines(data: bytes, encoding: str) -> None:
     """Raise BadRecord if a text in a single-byte encoding has a line in another encoding."""
-    if other_encoding_check(encoding) is None:
+    if make_line_check(encoding) is None:
         return
     start = 0
     while start < len(data):
         stop = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
-        for number, other in lines_in_other_encoding(data[start:stop], encoding).items():
+        for number, other in find_lines_in_other_encoding(data[start:stop], encoding).items():
             line = data.count(b"\n", 0, start) + number + 1
-            detail = other_encoding_detail(encoding, other)
+            detail = describe_other_encoding(encoding, other)
             raise BadRecord("other_encoding", f"its line {line} {detail}, or name the encoding of the source")
         start = stop
 
@@ -338,7 +338,7 @@ def is_single_byte(encoding: str) -> bool:
     return len(table) == 256 and table.count("\ufffd") < 64
 
 
-def other_encoding_detail(encoding: str, other: str) -> str:
+def describe_other_encoding(encoding: str, other: str) -> str:
     return f"is {other}, but the file is {encoding}; convert it"
 
 
@@ -353,7 +353,7 @@ def is_text_encoding(name: str) -> bool:
 
 def decode(data: bytes, encoding: str = "auto") -> str:
     """Decode a text, turn its line ends into \\n and remove a byte order mark. Raise BadRecord."""
-    return with_line_feeds(decode_unchanged(data, encoding))
+    return normalize_line_ends(decode_unchanged(data, encoding))
 
 
 def decode_unchanged(data: bytes, encoding: str = "auto") -> str:
@@ -371,7 +371,7 @@ def decode_unchanged(data: bytes, encoding: str = "auto") -> str:
         raise BadRecord("unreadable", f"is not {encoding}: {error}") from None
 
 
-def with_line_feeds(text: str) -> str:
+def normalize_line_ends(text: str) -> str:
     """Return the text with every line end as \\n, without a byte order mark."""
     text = text.removeprefix("\ufeff")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

@@ -16,12 +16,12 @@ from artel.text.reading.encodings import (
     BLOCK_BYTES,
     SAMPLE_BYTES,
     decode,
-    detect_encoding_of,
-    encoding_of_wide_characters,
+    describe_other_encoding,
+    detect_stream_encoding,
+    detect_wide_encoding,
+    find_lines_in_other_encoding,
     is_single_byte,
-    lines_in_other_encoding,
-    other_encoding_detail,
-    with_line_feeds,
+    normalize_line_ends,
 )
 from artel.text.reading.files import (
     COMPRESSED_SUFFIXES,
@@ -79,7 +79,7 @@ def _decode_single_byte(
     """Decode lines of a single-byte encoding, a block at a time. Lines in another encoding are bad."""
     for block in _blocks(lines):
         content = b"".join(line for _, line in block if isinstance(line, bytes))
-        others = lines_in_other_encoding(content, encoding)
+        others = find_lines_in_other_encoding(content, encoding)
         texts: list[str] = []
         if not others and b"\r" not in content and not isinstance(block[-1][1], BadRecord):
             with suppress(UnicodeDecodeError):  # the loop below finds the bad line
@@ -89,7 +89,7 @@ def _decode_single_byte(
             continue
         for index, (number, line) in enumerate(block):
             if index in others:
-                yield number, BadRecord("other_encoding", other_encoding_detail(encoding, others[index]))
+                yield number, BadRecord("other_encoding", describe_other_encoding(encoding, others[index]))
             else:
                 yield number, line if isinstance(line, BadRecord) else _decode_line(line, encoding)
 
@@ -161,7 +161,7 @@ def _detected_encoding(file: Path, origin: str) -> str:
             except DECOMPRESSION_ERRORS:
                 return b""  # the text before the damage decides; reading the lines reports the damage
 
-        return detect_encoding_of(read)
+        return detect_stream_encoding(read)
 
 
 def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
@@ -170,7 +170,7 @@ def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
         return False
     with file.open("rb") as stream:
         head = stream.read(SAMPLE_BYTES)
-        name = encoding_of_wide_characters(head) if encoding == "auto" else encoding
+        name = detect_wide_encoding(head) if encoding == "auto" else encoding
         if (b"\0" in head and not name) or not _has_line_feed_byte(name or "utf-8"):
             return False
         if not file_name(origin).endswith(".json"):
@@ -178,7 +178,7 @@ def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
         stream.seek(0)
         while line := stream.readline(SAMPLE_BYTES):
             # The same test as in `read_rows`: is the file an array?
-            if text := with_line_feeds(line.decode(name or "utf-8", "replace")).strip():
+            if text := normalize_line_ends(line.decode(name or "utf-8", "replace")).strip():
                 return not text.startswith("[")
     return False
 
@@ -236,7 +236,7 @@ def _multibyte_lines(file: Path, origin: str, encoding: str, max_bytes: int) -> 
                 return
             if len(line) > max_bytes:
                 raise _line_too_long(origin, number, max_bytes)
-            yield number, with_line_feeds(line.rstrip("\r\n"))
+            yield number, normalize_line_ends(line.rstrip("\r\n"))
 
 
 def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:

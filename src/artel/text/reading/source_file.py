@@ -9,9 +9,9 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.text.reading.lines import Span, read_lines
-from artel.text.records import BadRecord, Dropped, Record, Rejected
+from artel.text.records import BadRecord, DroppedRecord, Record, Rejected
 
-Items = Iterator[Record | Rejected | Dropped]
+Items = Iterator[Record | Rejected | DroppedRecord]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.reading.source_file import Items
-from artel.text.records import BadRecord, Dropped, Record
+from artel.text.records import BadRecord, DroppedRecord, Record
 
 _BOUND_PATTERN = r"\s*(-?\d[\d_]*|-?\d+(?:\.\d+)?%)?\s*"
 _SLICE_PATTERN = re.compile(rf"\[{_BOUND_PATTERN}:{_BOUND_PATTERN}\]")
@@ -59,7 +59,7 @@ def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], 
     """
     start, stop = _bounds(source.rows)
     if any(bound is not None and (bound.is_percent or bound.value < 0) for bound in (start, stop)):
-        count = sum(1 for item in count_pass() if not isinstance(item, Dropped))
+        count = sum(1 for item in count_pass() if not isinstance(item, DroppedRecord))
         first = start.index(count) if start else 0
         last: int | None = stop.index(count) if stop else count
     else:
@@ -67,7 +67,7 @@ def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], 
     is_empty = True
     index = 0
     for item in read():
-        if isinstance(item, Dropped):  # its set is excluded: not counted
+        if isinstance(item, DroppedRecord):  # its set is excluded: not counted
             yield item
             continue
         if last is not None and index >= last:
@@ -89,7 +89,7 @@ def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
     return start or None, stop or None
 
 
-def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
+def read_set_name(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
     """Return the set of a record, from its field `set_field`. Raise BadRecord if the required field is missing."""
     if not source.set_field:
         return default
@@ -116,10 +116,10 @@ def _field_path(set_field: str) -> tuple[str, ...]:
 
 
 def filter_sets(items: Items, source: SourceConfig) -> Items:
-    """Yield the items, replacing records of excluded sets by Dropped."""
+    """Yield the items, replacing records of excluded sets by DroppedRecord."""
     for item in items:
         is_excluded = item.set_name in source.exclude or (source.include and item.set_name not in source.include)
-        yield Dropped("excluded_set", item.set_name) if is_excluded and isinstance(item, Record) else item
+        yield DroppedRecord("excluded_set", item.set_name) if is_excluded and isinstance(item, Record) else item
 
 
 def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:

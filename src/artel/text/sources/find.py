@@ -15,13 +15,13 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.registry import FORMATS
-from artel.storage import is_remote, list_remote, rows_folder, special_kind, user_path
+from artel.storage import describe_file_type, is_remote, list_remote, rows_folder, user_path
 from artel.text.formats.chat import check_converter
-from artel.text.formats.format import detected_formats, format_of
+from artel.text.formats.format import choose_format, detected_formats
 from artel.text.reading.encodings import is_text_encoding
 from artel.text.reading.files import COMPRESSED_SUFFIXES, is_url, uncompressed_name
 from artel.text.reading.subsets import check_rows
-from artel.text.sources.walk import files_in, files_matching, unique_files
+from artel.text.sources.walk import glob_files, unique_files, walk_files
 
 _FIXES = {
     ".docx": "save it as text, or convert it with pandoc",
@@ -68,7 +68,7 @@ def check_sources(data: DataConfig) -> None:
                 problems += (
                     _check_kind(str(file), source, key)
                     or _check_regular(file, f"{key}.path")
-                    or format_of(source, str(file)).check(file, source, key, data)
+                    or choose_format(source, str(file)).check(file, source, key, data)
                 )
     if problems:
         raise InputError(problems)
@@ -88,7 +88,7 @@ def check_files(source: SourceConfig, key: str) -> list[Problem]:
     return problems
 
 
-def files_of(source: SourceConfig, path: str, key: str) -> list[Path]:
+def list_files(source: SourceConfig, path: str, key: str) -> list[Path]:
     """Return the local files of a path of a source. Raise InputError."""
     files, problems = _find_files(source, path, key)
     if problems:
@@ -122,7 +122,7 @@ def _check_names(files: list[Path], key: str) -> list[Problem]:
     return problems
 
 
-def local_path(path: str, key: str) -> Path:
+def resolve_local_path(path: str, key: str) -> Path:
     """Return a path of a run file as a local file, folder or glob. Every machine has the folders in braces."""
     placeholders = {
         "stdlib": sysconfig.get_path("stdlib"),
@@ -135,10 +135,10 @@ def local_path(path: str, key: str) -> Path:
 
 
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
-    location = local_path(path, key)
+    location = resolve_local_path(path, key)
     if location.is_dir():
         suffixes = _suffixes(source)
-        entries = (entry for entry in files_in(location) if entry.name.lower().endswith(suffixes))
+        entries = (entry for entry in walk_files(location) if entry.name.lower().endswith(suffixes))
         files = unique_files(entry for entry in entries if entry.is_file())
         if not files:
             unread = _find_unread(location, suffixes)
@@ -149,7 +149,7 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     if location.exists():
         return [location]
     is_glob = any(mark in str(location) for mark in "*?[")
-    files = unique_files(file for file in files_matching(str(location)) if file.is_file()) if is_glob else []
+    files = unique_files(file for file in glob_files(str(location)) if file.is_file()) if is_glob else []
     if not files:
         what = f"no file matches {path}" if is_glob else f"there is no file {path}"
         fix = f"paths are relative to {Path.cwd()}"
@@ -172,7 +172,7 @@ def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, lis
         for path in source.path if FORMATS[source.format].has_files else []:
             if not is_remote(path) and not is_url(path):
                 with suppress(InputError, OSError):  # reported by `check_sources`
-                    location = local_path(path, key)
+                    location = resolve_local_path(path, key)
                     if location.is_dir() and (files := _find_unread(location, _suffixes(source))):
                         yield key, source, path, files
 
@@ -218,7 +218,7 @@ def _fix_for_suffix(suffix: str) -> str:
 def _find_unread(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [
         file
-        for file in sorted(files_in(folder, include_hidden=False))
+        for file in sorted(walk_files(folder, include_hidden=False))
         if not file.name.lower().endswith((*suffixes, "~"))
         and file.name.lower() not in _IGNORED_NAMES
         and file.parent.name != "__pycache__"
@@ -232,7 +232,7 @@ def _special_kind(file: Path) -> str:
     """
     status = os.stat(file)  # noqa: PTH116 - called for every file, and Path.stat takes twice as long
     if not stat.S_ISREG(status.st_mode):
-        return special_kind(status.st_mode) or "a folder"
+        return describe_file_type(status.st_mode) or "a folder"
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         is_generated = status.st_size == 0 and os.read(descriptor, 1) != b"" and os.fstat(descriptor).st_size == 0

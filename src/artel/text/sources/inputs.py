@@ -19,14 +19,14 @@ from artel.registry import FORMATS
 from artel.secrets import hide_secrets
 from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote, list_remote, user_path
 from artel.text.formats.chat import converter_file
-from artel.text.formats.format import Format, format_of
+from artel.text.formats.format import Format, choose_format
 from artel.text.formats.text import CUT_CHARACTERS
 from artel.text.reading.files import file_name, is_url, require_unchanged
 from artel.text.reading.lines import Span, can_be_divided, line_encoding
 from artel.text.reading.source_file import Items, SourceFile, settings_key
 from artel.text.reading.subsets import filter_sets, slice_rows
 from artel.text.records import BadRecord
-from artel.text.sources.find import all_sources, files_of, local_path
+from artel.text.sources.find import all_sources, list_files, resolve_local_path
 from artel.text.sources.walk import may_match_inside
 
 OnEncoding = Callable[[str, str], object]
@@ -78,12 +78,12 @@ class InputShard:
         return cls(content["key"], tuple(inputs), content["has_rows"])
 
 
-def source_at(data: DataConfig, key: str) -> SourceConfig:
+def find_source(data: DataConfig, key: str) -> SourceConfig:
     """Return the source at a key of the run file."""
     return next(source for source_key, source in all_sources(data) if source_key == key)
 
 
-def inputs_of(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Input]:
+def list_inputs(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Input]:
     """Yield the files of a source in reading order (sorted within a glob or folder). Downloads http(s) addresses."""
     if not FORMATS[source.format].has_files:
         return
@@ -94,20 +94,20 @@ def inputs_of(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Inpu
         elif is_remote(path):
             yield from (Input(path, file.address, file.size, file.version) for file in list_remote(path))
         else:
-            for local in files_of(source, path, key):
+            for local in list_files(source, path, key):
                 status = local.stat()
                 yield Input(path, str(local), status.st_size, str(status.st_mtime_ns))
 
 
 def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input]]]:
     """Yield (key in the run file, source, its files) for all sources. Sets `is_cut` of texts to cut into documents."""
-    sources = [(key, source, list(inputs_of(source, key, data))) for key, source in all_sources(data)]
+    sources = [(key, source, list(list_inputs(source, key, data))) for key, source in all_sources(data)]
     total = sum(entry.size for _, _, inputs in sources for entry in inputs)
     min_bytes = max(MIN_CUT_BYTES, data.held_out * total) if data.held_out else math.inf
     for key, source, inputs in sources:
         if source.document == "auto":
             inputs = [
-                replace(entry, is_cut=entry.size >= min_bytes and format_of(source, entry.address).is_plain_text)
+                replace(entry, is_cut=entry.size >= min_bytes and choose_format(source, entry.address).is_plain_text)
                 for entry in inputs
             ]
         yield key, source, inputs
@@ -141,7 +141,9 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
         group: list[Input] = []
         group_bytes = 0
         for entry in inputs:
-            is_one_span = size is None or (data.by_chapter and format_of(source, entry.address).is_plain_text)
+            is_one_span = size is None or (
+                data.splits_by_chapter and choose_format(source, entry.address).is_plain_text
+            )
             spans = [] if size is None or is_one_span else _spans(entry, source, size)
             if group and (spans or size is None or group_bytes + entry.size > size):
                 shards.append(InputShard(key, tuple(group)))
@@ -160,7 +162,7 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
     """Return path, size and version of each file of the sources, with modules of converters and outputs of pairs."""
     facts: list[Any] = []
     for key, source in all_sources(data):
-        for entry in inputs_of(source, key, data):
+        for entry in list_inputs(source, key, data):
             is_local = not (is_url(entry.address) or is_remote(entry.address))
             facts.append([str(Path(entry.address).resolve()) if is_local else entry.address, entry.size, entry.version])
         outputs = user_path(source.outputs, f"{key}.outputs")
@@ -171,7 +173,7 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
 
 def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
     """Divide a file into spans of about `size` bytes; empty if it cannot be divided."""
-    if entry.size <= size or not format_of(source, entry.address).can_be_divided(source):
+    if entry.size <= size or not choose_format(source, entry.address).can_be_divided(source):
         return []
     address = entry.address
     if is_url(address) or is_remote(address) or file_name(address).endswith(".parquet"):  # jsonl reads parquet too
@@ -195,7 +197,7 @@ class SourcePath:
 
     def would_read(self, folder: Path) -> bool:
         """True if the source would read files in `folder`, a real path that need not exist."""
-        path = local_path(self.path, self.key)
+        path = resolve_local_path(self.path, self.key)
         parts = path.parts
         num_fixed_parts = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
         if path.is_dir():
@@ -217,7 +219,7 @@ def source_paths(data: DataConfig) -> Iterator[SourcePath]:
         for path in source.path if FORMATS[source.format].has_files else []:
             if not is_url(path) and not is_remote(path):
                 with suppress(InputError):
-                    yield SourcePath(key, path, tuple(files_of(source, path, key)))
+                    yield SourcePath(key, path, tuple(list_files(source, path, key)))
         if source.outputs and source_key != "data.validation":
             key = f"{source_key}.outputs"
             with suppress(InputError):
@@ -226,7 +228,7 @@ def source_paths(data: DataConfig) -> Iterator[SourcePath]:
 
 def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = lambda *_: None) -> Items:
     """Yield the records of an input shard, of the sets that its source includes. Reports each file's encoding once."""
-    source = source_at(data, shard.key)
+    source = find_source(data, shard.key)
 
     def read(on_encoding: OnEncoding = lambda *_: None) -> Items:
         format: Format = FORMATS[source.format]
@@ -239,7 +241,7 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
     yield from slice_rows(source, shard.key, read, lambda: read(on_encoding)) if source.rows else read(on_encoding)
 
 
-def read_with(reader: Callable[[SourceFile], Items], file: SourceFile) -> Items:
+def read_or_reject(reader: Callable[[SourceFile], Items], file: SourceFile) -> Items:
     """Yield the records of a file. An unreadable file is one rejected record, of its first span."""
     try:
         yield from reader(file)
@@ -274,11 +276,11 @@ def read_inputs(
 
 
 def _read_file(file: SourceFile) -> Items:
-    format = format_of(file.source, file.origin, file.content_type)
+    format = choose_format(file.source, file.origin, file.content_type)
     if file.source.encoding == "auto" and format.has_lines(file):
         with suppress(BadRecord):  # binary data: the reader reports it
             encoding = line_encoding(file.path, file.origin, "auto")
             if file.span is None or file.span.start == 0:
                 file.on_encoding(file.set_name, encoding)
             file = replace(file, source=file.source.model_copy(update={"encoding": encoding}))
-    yield from read_with(format.read, file)
+    yield from read_or_reject(format.read, file)

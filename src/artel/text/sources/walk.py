@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 
-def files_in(folder: Path, *, include_hidden: bool = True) -> Iterator[Path]:
+def walk_files(folder: Path, *, include_hidden: bool = True) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders.
 
     Linked folders are entered once, after folders that need no link. Links to a parent folder are ignored: a glob would
@@ -44,7 +44,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False  # a link to itself is a broken link
 
 
-def files_matching(pattern: str) -> Iterator[Path]:
+def glob_files(pattern: str) -> Iterator[Path]:
     """Yield the paths that a glob matches. `**` matches any number of folders, as in the glob module."""
     parts = Path(pattern).parts
     if "**" not in parts:
@@ -54,7 +54,7 @@ def files_matching(pattern: str) -> Iterator[Path]:
     include_hidden = any(part.startswith(".") for part in parts[index:])
     for base in map(Path, glob.iglob(str(Path(*parts[:index])))):  # noqa: PTH207
         if base.is_dir():
-            for file in files_in(base, include_hidden=include_hidden):
+            for file in walk_files(base, include_hidden=include_hidden):
                 if matches(file.relative_to(base).parts, parts[index:]):
                     yield file
 

@@ -19,7 +19,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from artel.errors import InputError
 from artel.storage.locations import user_path
-from artel.storage.regular_files import special_kind
+from artel.storage.regular_files import describe_file_type
 from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, TemplateTimeout, check_limits, run_with_deadline
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
@@ -114,7 +114,7 @@ def read_template(file: str, *, trial_seconds: int = TRIAL_SECONDS) -> str:
     try:
         path = user_path(file, _WHERE)
         status = path.stat()
-        if kind := special_kind(status.st_mode):
+        if kind := describe_file_type(status.st_mode):
             raise InputError.at(_WHERE, f"{file} is {kind}, not a regular file", fix)
         if status.st_size > _MAX_FILE_BYTES:
             what = f"{file} has {status.st_size:,} bytes, more than the {_MAX_FILE_BYTES:,} of any template"

@@ -137,14 +137,14 @@ class Saver:
             if self._world.first:
                 commit(self._folder, content.progress, self._config)
         except ArtelError as error:
-            self._failed(f"the checkpoint of step {step} could not be written: {error.in_a_line}")
+            self._failed(f"the checkpoint of step {step} could not be written: {error.one_line}")
             return False
         if self._world.first and self._config.copy_to is not None:
             try:
                 copy_checkpoints(self._folder, self._config)
             except ArtelError as error:
                 self._failed(
-                    f"the checkpoint of step {step} could not be copied to {self._config.copy_to}: {error.in_a_line}"
+                    f"the checkpoint of step {step} could not be copied to {self._config.copy_to}: {error.one_line}"
                 )
         return True
 

@@ -63,7 +63,7 @@ def use_less_memory(run: Run) -> None:
     try:
         run.memory_limit.lower(smaller)
     except ArtelError as error:  # the next start will have to find the size again
-        logger.info("%s: the smaller micro-batch cannot be saved: %s", where, error.in_a_line)
+        logger.info("%s: the smaller micro-batch cannot be saved: %s", where, error.one_line)
 
 
 def _in_words(plan: MicroBatchPlan) -> str:

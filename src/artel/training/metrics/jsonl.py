@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from artel.printable import in_a_line
+from artel.printable import escape_line
 from artel.storage import disk_errors, write_file
 
 
@@ -29,12 +29,12 @@ class Lines:
         except OSError as error:
             if not self._refused:
                 what = f"{self._path} cannot be written now ({error.strerror}): its lines stay in memory"
-                print(in_a_line(what), file=sys.stderr)
+                print(escape_line(what), file=sys.stderr)
             self._refused = True
 
     def close(self) -> None:
         if self._unwritten:
-            print(in_a_line(f"{self._path} misses its last lines: they could not be written"), file=sys.stderr)
+            print(escape_line(f"{self._path} misses its last lines: they could not be written"), file=sys.stderr)
         self._file.close()
 
 

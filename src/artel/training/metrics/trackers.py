@@ -20,8 +20,8 @@ from artel.config import RunConfig
 from artel.elapsed import pause, resume
 from artel.errors import InputError, missing_extra
 from artel.notebooks import in_notebook
-from artel.plugins import raised
-from artel.printable import in_a_line
+from artel.plugins import describe_exception
+from artel.printable import escape_line
 from artel.registry import TRACKERS
 from artel.secrets import hide_secrets
 from artel.training.metrics.jsonl import Lines, drop_lines_after
@@ -114,7 +114,7 @@ def _report(make: Callable[[], str | None], file: Path) -> Path | None:
     try:
         html = make()
     except Exception as error:  # only trackers need the page, and the run is done
-        print(in_a_line(f"trackers get no report of the run: {error}"), file=sys.stderr)
+        print(escape_line(f"trackers get no report of the run: {error}"), file=sys.stderr)
         return None
     if html is None:
         return None
@@ -123,8 +123,8 @@ def _report(make: Callable[[], str | None], file: Path) -> Path | None:
 
 
 def _warn(name: str, error: BaseException) -> None:
-    reason = hide_secrets(raised(error))
-    print(in_a_line(f"tracker {name} failed and is disabled from now on: {reason}"), file=sys.stderr)
+    reason = hide_secrets(describe_exception(error))
+    print(escape_line(f"tracker {name} failed and is disabled from now on: {reason}"), file=sys.stderr)
 
 
 class JsonLines(Tracker):
