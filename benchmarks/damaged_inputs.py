@@ -44,8 +44,8 @@ from artel.models.loading.request import ModelRequest
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.manifest import SPLITS, read_manifest
-from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full, write_sharded
-from artel.training.checkpoint.items import checkpoint_items, states
+from artel.training.checkpoint.format import CheckpointContent, Progress, load_checkpoint, write_full, write_sharded
+from artel.training.checkpoint.items import checkpoint_items, collect_states
 from artel.training.optim.optimizer import Optimizer
 
 Files = dict[str, bytes]
@@ -196,7 +196,7 @@ class Checkpoints:
                 parameter.grad = torch.full_like(parameter, 0.01)
             self._optimizer.step(1.0)
             progress = Progress(step=step, tokens=step * 64, validation={"loss": 3.5}, best=3.5, best_step=3, store="x")
-            content = Content(states(self._items), progress, "run: x\n")
+            content = CheckpointContent(collect_states(self._items), progress, "run: x\n")
             write_full(folder / f"step-{step:09d}", content)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         write_sharded(folder / "pieces", content, first=True, group=None)

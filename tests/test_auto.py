@@ -29,7 +29,7 @@ from artel.planning.hardware import find_hardware
 from artel.planning.plan import describe, make_plan
 from artel.planning.plan.run_plan import processes_on_host
 from artel.training.comparison import expected_range
-from artel.training.same_run import with_earlier_choice
+from artel.training.same_run import restore_choice
 from support.runs import write_run
 
 GIB = 2**30
@@ -263,17 +263,17 @@ def test_constants_that_were_not_measured_are_said_to_be_assumed():
 def test_a_run_goes_on_with_what_was_chosen_when_it_began(tmp_path):
     file = write_run(tmp_path / "run.yaml", model={"config": None, "auto": True}, train={"steps": None, "budget": "1h"})
     run = load_run(str(file))
-    assert with_earlier_choice(run) is None  # nothing has begun
+    assert restore_choice(run) is None  # nothing has begun
     first = chosen(run)
     folder = Path(run.run)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_run(first))
-    assert with_earlier_choice(run) is None  # it never came to a checkpoint
-    assert with_earlier_choice(run, needs_checkpoint=False) == first
+    assert restore_choice(run) is None  # it never came to a checkpoint
+    assert restore_choice(run, needs_checkpoint=False) == first
     (folder / "checkpoints" / "step-000000003").mkdir(parents=True)
-    assert with_earlier_choice(run) == first
+    assert restore_choice(run) == first
     own = load_run(str(file), {"train.batch": 48})
-    assert with_earlier_choice(own).train.batch == 48  # and is refused when the two are compared
+    assert restore_choice(own).train.batch == 48  # and is refused when the two are compared
 
 
 def test_a_short_text_gets_no_model_larger_for_it_than_any_that_was_measured():

@@ -15,7 +15,7 @@ from artel.planning.rates import Rates, measurement_identity, save_rates
 from artel.preparing import prepare
 from artel.training.loop import train
 from artel.training.micro_batch import MicroBatchPlan
-from artel.training.planned import planned_micro_batch
+from artel.training.plan_file import planned_micro_batch
 from artel.training.run_folder import RunFolder
 from support.messages import logged
 from support.runs import refused, succeed, write_run

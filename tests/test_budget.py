@@ -274,20 +274,21 @@ def test_what_the_end_takes_is_kept_free_and_grows_where_the_machine_becomes_slo
     budget.note_end("validation", 4.0)
     budget.note_end("checkpoint", 2.0)
     assert (budget.step_seconds, budget.end_seconds) == (1.0, 6.0)
-    assert budget.needed(92.0) == 100.0
-    assert budget.share(14.0, 10.0) == pytest.approx(10 / 90)
+    assert budget.needed_seconds(92.0) == 100.0
+    assert budget.update_used_fraction(14.0, 10.0) == pytest.approx(10 / 90)
     for _ in range(5):
         budget.note_step(3.0)
     assert budget.end_seconds == 18.0
     for _ in range(5):
         budget.note_step(0.5)
     assert budget.end_seconds == 4.0  # half of the validation, and the files as before
-    before = budget.share(50.0, 40.0)
+    before = budget.update_used_fraction(50.0, 40.0)
     budget.note_end("validation", 0.0)
-    assert budget.share(50.0, 40.0) == before  # it never falls
-    assert budget.share(99.0, 90.0) == 1.0
-    resumed = Budget(100.0, {"validation": [6.0, 1.0]}, share=0.9)  # begins with what the start before knew
-    assert (resumed.needed(90.0), resumed.share(50.0, 40.0), resumed.is_measured) == (96.0, 0.9, False)
+    assert budget.update_used_fraction(50.0, 40.0) == before  # it never falls
+    assert budget.update_used_fraction(99.0, 90.0) == 1.0
+    resumed = Budget(100.0, {"validation": [6.0, 1.0]}, used_fraction=0.9)  # begins with what the start before knew
+    assert not resumed.is_measured
+    assert (resumed.needed_seconds(90.0), resumed.update_used_fraction(50.0, 40.0)) == (96.0, 0.9)
 
 
 def test_one_length_alone_and_the_schedule_that_a_budget_chooses(tmp_path: Path) -> None:

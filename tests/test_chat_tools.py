@@ -161,7 +161,7 @@ def test_a_file_of_functions_is_a_module_like_others(tmp_path):
         f"{head}@dataclass\nclass Place:\n    name: str\n{MODULE.replace('-3', 'DEGREES')}"
     )
     functions = read_functions(str(tmp_path / "tools.py"))
-    assert functions.result(ToolCall("weather", {"city": "Omsk"})) == "-3"
+    assert functions.run(ToolCall("weather", {"city": "Omsk"})) == "-3"
     assert str(tmp_path) not in sys.path
 
 
@@ -169,9 +169,9 @@ def test_what_a_function_raises_is_told_to_the_model(tmp_path):
     (tmp_path / "functions.py").write_text(MODULE)
     functions = read_functions(str(tmp_path / "functions.py"))
     assert [tool["function"]["name"] for tool in functions.tools] == ["weather"]
-    assert functions.result(ToolCall("weather", {"city": "Tomsk"})) == '{"nothing": "known"}'
-    assert functions.result(ToolCall("weather", {"town": "Omsk"})).startswith("error: TypeError: ")
-    assert functions.result(ToolCall("rain", {})) == "error: there is no function rain; the functions are weather"
+    assert functions.run(ToolCall("weather", {"city": "Tomsk"})) == '{"nothing": "known"}'
+    assert functions.run(ToolCall("weather", {"town": "Omsk"})).startswith("error: TypeError: ")
+    assert functions.run(ToolCall("rain", {})) == "error: there is no function rain; the functions are weather"
 
 
 @pytest.mark.parametrize("page", ["docs/chat.md", "docs/ru/chat.md"])
@@ -179,7 +179,7 @@ def test_the_file_of_the_page_can_be_called(tmp_path, page):
     written(page, "functions.py")(tmp_path)
     functions = read_functions(str(tmp_path / "functions.py"))
     assert functions.tools[0]["function"]["parameters"]["required"] == ["city"]
-    assert functions.result(ToolCall("get_weather", {"city": "Omsk"})) == '{"degrees": -3}'
+    assert functions.run(ToolCall("get_weather", {"city": "Omsk"})) == '{"degrees": -3}'
 
 
 @pytest.mark.parametrize(

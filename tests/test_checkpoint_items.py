@@ -10,8 +10,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.config import TrainConfig
 from artel.errors import InputError, WorkError
 from artel.host import process_memory
-from artel.training.checkpoint.format import Content, Progress, full_weights, load_checkpoint, write_full, write_sharded
-from artel.training.checkpoint.items import checkpoint_items, states
+from artel.training.checkpoint.format import (
+    CheckpointContent,
+    Progress,
+    full_weights,
+    load_checkpoint,
+    write_full,
+    write_sharded,
+)
+from artel.training.checkpoint.items import checkpoint_items, collect_states
 from artel.training.checkpoint.sharded_files import read_shards, write_shards
 from artel.training.optim.optimizer import Optimizer
 
@@ -52,7 +59,9 @@ def group():
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_a_callbacks_state_is_saved_and_loaded(tmp_path, optimizer, group, in_pieces):
     counts = Counts(torch.tensor([1.0, 2.0]))
-    content = Content(states(checkpoint_items(optimizer, [counts, print])), Progress(step=3), "run: x\n")
+    content = CheckpointContent(
+        collect_states(checkpoint_items(optimizer, [counts, print])), Progress(step=3), "run: x\n"
+    )
     path = tmp_path / "step-000000003"
     if in_pieces:
         write_sharded(path, content, first=True, group=None)
@@ -83,7 +92,10 @@ def test_shards_are_written_from_where_they_lie(tmp_path, group):
 
 
 def test_a_callback_that_a_checkpoint_does_not_know_begins_anew(tmp_path, optimizer):
-    write_full(tmp_path / "step-000000003", Content(states(checkpoint_items(optimizer)), Progress(step=3), "run: x\n"))
+    write_full(
+        tmp_path / "step-000000003",
+        CheckpointContent(collect_states(checkpoint_items(optimizer)), Progress(step=3), "run: x\n"),
+    )
     counts = Counts("as it was")
     load_checkpoint(tmp_path, checkpoint_items(optimizer, [counts]))
     assert counts.value == "as it was"
@@ -95,13 +107,13 @@ def test_an_error_of_a_callback_is_not_taken_for_a_damaged_checkpoint(tmp_path, 
             raise KeyError("its own")
 
     items = checkpoint_items(optimizer, [Fails(torch.ones(1))])
-    write_full(tmp_path / "step-000000003", Content(states(items), Progress(step=3), "run: x\n"))
+    write_full(tmp_path / "step-000000003", CheckpointContent(collect_states(items), Progress(step=3), "run: x\n"))
     with pytest.raises(KeyError, match="its own"):
         load_checkpoint(tmp_path, items)
 
 
 def test_a_state_that_cannot_be_saved_is_refused(optimizer):
     with pytest.raises(WorkError, match=r"callbacks: Counts: value of its state_dict is of type int"):
-        states(checkpoint_items(optimizer, [Counts(3)]))
+        collect_states(checkpoint_items(optimizer, [Counts(3)]))
     with pytest.raises(InputError, match="two callbacks are named Counts"):
         checkpoint_items(optimizer, [Counts(), Counts()])

@@ -12,7 +12,7 @@ import yaml
 from artel.config import dump_run, load_run, parse_run
 from artel.parallel import World
 from artel.preparing import prepare
-from artel.training.comparison import reached, read_choice, record_reached
+from artel.training.comparison import choice_comparison, read_choice, record_results
 from artel.training.loop import train
 from artel.training.run_folder import RunFolder
 from support.messages import logged
@@ -64,8 +64,8 @@ def test_a_run_says_at_its_end_what_it_reached_and_its_report_too(folder):
     ],
 )  # fmt: skip
 def test_figures_stand_beside_the_expected_ones(folder, overrides, changes, line):
-    assert record_reached(folder, load_run(str(folder.config), overrides), RESULT | changes) == line
-    assert (reached(read_choice(folder) or {}) if line else None) == line
+    assert record_results(folder, load_run(str(folder.config), overrides), RESULT | changes) == line
+    assert (choice_comparison(read_choice(folder) or {}) if line else None) == line
     assert ("reached" in json.loads(folder.choice.read_text())) == (line is not None)
 
 
@@ -75,7 +75,7 @@ def test_figures_stand_beside_the_expected_ones(folder, overrides, changes, line
 def test_a_damaged_file_tells_nothing(folder, content):
     folder.choice.write_text(content)
     assert read_choice(folder) is None
-    assert record_reached(folder, load_run(str(folder.config)), RESULT) is None
+    assert record_results(folder, load_run(str(folder.config)), RESULT) is None
 
 
 def test_a_restart_keeps_its_plan_without_what_the_earlier_run_measured(folder):

@@ -17,7 +17,7 @@ from artel.models.attention_switch import use_artel_attention
 from artel.models.logits_loss import PositionLogits, loss_of_logits
 from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, in_classes
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer
-from artel.training.teacher_outputs import CachedOutputs, shards_of
+from artel.training.teacher_outputs import CachedOutputs, split_into_shards
 from support import WORKERS
 from support.objectives import objective_run, student_of, taught
 from support.runs import kill, losses, metrics, refused, start, succeed, torchrun
@@ -170,12 +170,12 @@ def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
 
 
 def test_shards_are_the_same_for_any_number_of_ranks():
-    shards = shards_of("train", 1000, 1000)
+    shards = split_into_shards("train", 1000, 1000)
     assert [shard.start for shard in shards] == list(range(0, 1000, 32))
     assert shards[-1].stop == 1000
     assert shards[1].name == "train/00001.safetensors"
-    assert len(shards_of("train", 3, 2**30)) == 3
-    assert shards_of("validation", 0, 10) == []
+    assert len(split_into_shards("train", 3, 2**30)) == 3
+    assert split_into_shards("validation", 0, 10) == []
 
 
 @pytest.mark.processes

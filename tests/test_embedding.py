@@ -326,7 +326,7 @@ def test_a_validation_has_the_texts_of_one_match_at_least(tmp_path):
     """Of fewer not all vectors would be there, and their loss would be 0."""
     prepared = prepare(load_run(str(objective_run(tmp_path / "run.yaml", "embedding"))))
     validation = Validation(build_objective(prepared.config, prepared.tokenizer()), prepared.open().validation)
-    documents = validation.part.numbers()[:, DOCUMENT]
+    documents = validation.split.numbers()[:, DOCUMENT]
     assert validation.count(1) == (documents == documents[0]).sum() > 1
     assert validation.count(None) == len(documents)
 

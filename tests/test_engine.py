@@ -24,7 +24,7 @@ from artel.inference.engine import paged, slots
 from artel.inference.engine.base import EngineError, Generation
 from artel.inference.engine.make import SequentialEngine, make_engine
 from artel.inference.engine.paged import BatchingEngine
-from artel.inference.engine.slot_model import CannotSlot, Chunk, SlotModel
+from artel.inference.engine.slot_model import Chunk, SlotModel, SlotsUnsupported
 from artel.inference.engine.slots import SlotEngine
 from artel.models.cpu.build import library
 from artel.models.cpu.packed import pack, packable_bytes
@@ -146,7 +146,7 @@ def test_what_an_engine_cannot_compute_is_refused(tokenizer, monkeypatch):
     ids = torch.tensor([prompt_of(6, 1), prompt_of(6, 2)])
     one = model(ids[:1]).logits
     with closing(make_engine(model, tokenizer, 2, CONTEXT)):
-        with pytest.raises(CannotSlot, match="needs a mask"):  # a padded batch beside the engine
+        with pytest.raises(SlotsUnsupported, match="needs a mask"):  # a padded batch beside the engine
             model(ids, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))
         torch.testing.assert_close(model(ids[:1]).logits, one)
     with pytest.raises(InputError) as error:

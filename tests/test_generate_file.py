@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 
 import artel
 from artel.inference import open_model
-from artel.inference.batch import answers, read_prompts
+from artel.inference.batch import generate_answers, read_prompts
 from artel.models.generate import Sampling
 from support.chat_models import ONE_THREAD, llama, never_ending, saved, trained_tokenizer
 from support.objectives import objective_run
@@ -71,7 +71,7 @@ def test_texts_of_fifty_prompts_are_those_of_each_alone(kind, temperature, reque
     Path("prompts.txt").write_text("\n".join(texts))
     sampling = Sampling(24, temperature, top_k=50, seed=7)
     opened = open_model(str(folder))
-    together = list(answers(opened, read_prompts("prompts.txt"), 0, sampling))
+    together = list(generate_answers(opened, read_prompts("prompts.txt"), 0, sampling))
     alone = open_model(str(folder))
     assert len(next(alone.tokenizer.encode([texts[-1]]))) > WINDOW  # whose older half is dropped
     for number, (text, result) in enumerate(zip(texts, together, strict=True)):

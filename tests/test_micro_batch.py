@@ -172,7 +172,7 @@ def test_what_is_remembered_wrongly_is_not_believed(cache, content):
 
 
 class Peer:
-    """What `agree` is where the other process has less memory: it answers by the same search of its own."""
+    """What `all_reduce_min` is where the other process has less memory: it answers by the same search of its own."""
 
     def __init__(self, limit, known=-1):
         self.attempt, self.known, self.asked = Memory(limit), known, 0
@@ -199,13 +199,13 @@ class Peer:
 
 def test_what_does_not_fit_one_process_is_too_large_for_all():
     peer = Peer(8 * 16)
-    assert find(peer.watch(Memory(1000)), 64, agree=peer, **AS_ON_A_GPU) == MicroBatchPlan(16, "none")
+    assert find(peer.watch(Memory(1000)), 64, all_reduce_min=peer, **AS_ON_A_GPU) == MicroBatchPlan(16, "none")
 
 
 def test_what_only_one_process_remembers_is_tried_anew():
     find(Memory(1000), 64, **AS_ON_A_GPU)
     attempt, peer = Memory(1000), Peer(8 * 16)
-    assert find(peer.watch(attempt), 64, agree=peer, **AS_ON_A_GPU) == MicroBatchPlan(16, "none")
+    assert find(peer.watch(attempt), 64, all_reduce_min=peer, **AS_ON_A_GPU) == MicroBatchPlan(16, "none")
     assert attempt.tried
 
 

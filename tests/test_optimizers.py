@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from artel.config import TrainConfig
 from artel.errors import InputError
 from artel.registry import OPTIMIZERS
-from artel.training.optim.bf16_adamw import hold_in_bf16, rounded_to_bf16
+from artel.training.optim.bf16_adamw import hold_in_bf16, round_to_bf16
 from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.optimizer import Optimizer, check_optimizer, clip_divisor, state_bytes
-from artel.training.optim.parameter_groups import layer_shares
+from artel.training.optim.parameter_groups import lr_fractions
 
 # Each optimizer with a learning rate at which three steps move the weights by more than what is compared.
 SETTINGS = {"adafactor": {"learning_rate": 0.5}, "sgd": {"learning_rate": 0.1, "momentum": 0.9}}
@@ -247,7 +247,7 @@ T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2,
 )  # fmt: skip
 def test_layer_shares_of_other_architectures(auto_class, keys, expected):
     model = model_of(auto_class, **keys)
-    shares = layer_shares(model, 0.5)
+    shares = lr_fractions(model, 0.5)
     for prefix, share in expected.items():
         actual = {shares[parameter] for name, parameter in model.named_parameters() if name.startswith(prefix)}
         assert actual == {share}, prefix
@@ -262,7 +262,7 @@ def test_an_output_head_named_after_embeddings_is_a_head(monkeypatch):
     model.embed_out = head
     del model.lm_head
     monkeypatch.setattr(type(model), "get_output_embeddings", lambda _: head)
-    assert layer_shares(model, 0.5)[model.embed_out.weight] == 1
+    assert lr_fractions(model, 0.5)[model.embed_out.weight] == 1
 
 
 def test_layer_decay_needs_layers():
@@ -276,7 +276,7 @@ def test_stochastic_rounding_is_right_in_the_mean():
     """200,000 draws between neighbours 2^-7 apart: the mean's standard error is at most 2^-8 / sqrt(200,000)."""
     for number in (1 + 2**-10, -1 - 3 * 2**-10, 1 + 2**-7 - 2**-12, 3e-30):
         numbers = torch.full((200_000,), number)
-        result = rounded_to_bf16(numbers, torch.Generator().manual_seed(3))
+        result = round_to_bf16(numbers, torch.Generator().manual_seed(3))
         assert result.dtype == torch.bfloat16
         values = result.double().unique()
         assert len(values) == 2
@@ -290,7 +290,7 @@ def test_what_bf16_holds_is_not_rounded():
     held = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     held = torch.cat([held, torch.tensor([0.0, -0.0, float("inf"), float("-inf")]).bfloat16()])
     for seed in range(5):
-        assert torch.equal(rounded_to_bf16(held.float(), torch.Generator().manual_seed(seed)), held)
+        assert torch.equal(round_to_bf16(held.float(), torch.Generator().manual_seed(seed)), held)
 
 
 def bf16_run(steps: int, seed: int = 5, model=None, optimizer=None, first: int = 0):

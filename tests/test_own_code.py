@@ -127,7 +127,7 @@ def test_a_function_of_a_chat_that_fails_is_a_result(folder, kind):
     statement, said = RAISING[kind]
     name, place = written(folder, TOOL, statement)
     functions = read_functions(f"{name}.py")
-    result = functions.result(ToolCall("weather", {"city": "Rome"}))
+    result = functions.run(ToolCall("weather", {"city": "Rome"}))
     assert result.startswith(f"error: {said}, in weather (")
     assert place in result
 

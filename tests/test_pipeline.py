@@ -33,7 +33,7 @@ from artel.parallel.pipeline_parallel import PipelineParallel
 from artel.parallel.pipeline_stages import split_into_stages, stage_count, stages_problems
 from artel.tokens import Rows, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
-from artel.training.optim.parameter_groups import layer_shares
+from artel.training.optim.parameter_groups import lr_fractions
 from support.ranks import run_ranks
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
@@ -353,10 +353,10 @@ def test_layers_are_balanced_by_what_else_a_stage_has():
 def test_a_stage_learns_as_fast_as_in_the_whole_model(config):
     """By train.layer_decay: its layers are those of the middle or the end, and its embeddings below all of them."""
     model = model_of(config, objectives()["chat"])
-    whole = layer_shares(model, 0.5)
+    whole = lr_fractions(model, 0.5)
     expected = {name: whole[parameter] for name, parameter in model.named_parameters()}
     for index in range(2):
         (stage,) = split_into_stages(copy.deepcopy(model), [index], 2)
-        shares = layer_shares(stage.model, 0.5)
+        shares = lr_fractions(stage.model, 0.5)
         for name, parameter in stage.model.named_parameters():
             assert shares[parameter] == expected[name], name

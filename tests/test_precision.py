@@ -77,8 +77,8 @@ def test_the_loss_scale_is_saved_beside_an_optimizer():
 @pytest.mark.parametrize("number", [float("inf"), float("nan"), float("-inf")])
 def test_an_infinite_norm_is_found(number):
     scale = LossScale(CPU)
-    assert scale.found_infinite(torch.tensor(number)) == 1
-    assert scale.found_infinite(torch.tensor(1e30)) == 0
+    assert scale.overflow_flag(torch.tensor(number)) == 1
+    assert scale.overflow_flag(torch.tensor(1e30)) == 0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -214,7 +214,7 @@ def test_copies_outlive_a_machine_without_those_that_it_never_had(tmp_path, buck
     assert copied(bucket, "two") == {4, 6}
     shutil.rmtree(tmp_path / "run")
     damage(bucket, "two/step-000000006")
-    with pytest.raises(ArtelError, match=r"(?s)began with train\.learning_rate.*another place for copies"):
+    with pytest.raises(ArtelError, match=r"(?s)began with train\.learning_rate.*another address for copies"):
         trained(file, overrides=["train.learning_rate=1"])
     _, said = trained(file)
     assert any("step-000000006 is damaged (model.safetensors does not have its checksum)" in line for line in said)

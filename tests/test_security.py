@@ -29,7 +29,7 @@ from artel.models.loading.request import ModelRequest
 from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore
-from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_full
+from artel.training.checkpoint.format import CheckpointContent, Progress, load_checkpoint, write_full
 from artel.training.checkpoint.items import checkpoint_items
 from support.chat_models import saved
 from support.runs import write_run
@@ -75,7 +75,7 @@ def test_names_in_a_manifest_stay_in_the_store(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["../step-000000001/state.json", "/etc/hostname", "a/state.json"])
 def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
-    content = Content(
+    content = CheckpointContent(
         {"model": {"w": torch.zeros(2)}, "optimizer": {"w|m": torch.zeros(2)}}, Progress(step=2), "run: x\n"
     )
     path = tmp_path / "step-000000002"
@@ -245,7 +245,7 @@ def guarded():
             right = given == f"reader:{PASSWORD}" and parse_qs(asked.query).get("token", [""])[0] in TOKENS
             body = "".join(json.dumps({"text": f"text {n} of them"}) + "\n" for n in range(200)).encode()
             self.send_response(200 if right and asked.path == "/a.jsonl" else 403)
-            self.send_header("Content-Length", str(len(body) if right else 0))
+            self.send_header("CheckpointContent-Length", str(len(body) if right else 0))
             self.end_headers()
             self.wfile.write(body if right else b"")
 

@@ -16,7 +16,7 @@ from artel.errors import InputError
 from artel.preparing.stores import store_key
 from artel.registry import FORMATS, OPTIMIZERS, TRACKERS
 from artel.text.formats.dummy import DUMMY
-from artel.training.unreached import unreached_settings
+from artel.training.unused_settings import find_unused_settings
 from support.runs import ENVIRONMENT, TINY, artel
 
 
@@ -92,8 +92,8 @@ def test_settings_of_formats_and_objectives_are_in_the_key_of_a_store():
 
 def test_settings_of_an_entry_that_nobody_names_are_noted():
     note = "train.wobbly has no effect: train.optimizer is adamw"
-    assert note in unreached_settings(run_of(wobbly={"width": 2.0}))
-    assert unreached_settings(run_of(optimizer="adamw")) == []
+    assert note in find_unused_settings(run_of(wobbly={"width": 2.0}))
+    assert find_unused_settings(run_of(optimizer="adamw")) == []
 
 
 def test_an_entry_with_the_name_of_a_key_is_refused():

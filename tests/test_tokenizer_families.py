@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import artel
 from artel.inference import ChatSession, ChatSettings, open_model
-from artel.inference.batch.answers import answers
+from artel.inference.batch.answers import generate_answers
 from artel.inference.batch.files import Prompt
 from artel.models.generate import Sampling
 from artel.tokens import load_tokenizer
@@ -82,7 +82,7 @@ def test_a_text_has_the_same_ids_in_training_and_in_every_command(tmp_path, name
                 "".join(opened.decoding.reply(opened.model, text, "", GREEDY).pieces)  # artel generate, artel.open
             assert rows[0] == expected
             with rows_read_by(opened.model) as rows:
-                list(answers(opened, [Prompt("a.jsonl:1", {}, text)], 0, GREEDY))
+                list(generate_answers(opened, [Prompt("a.jsonl:1", {}, text)], 0, GREEDY))
             assert has(rows, expected)
         with served_model(tmp_path / folder) as served, rows_read_by(served.opened.model) as rows:
             for text in PROMPTS:
@@ -114,7 +114,7 @@ def test_a_conversation_has_the_ids_of_its_template(tmp_path, name):
             "".join(ChatSession(opened, ChatSettings(new_tokens=2), "").answer("the mill"))
         assert has(rows, prompt)
         with rows_read_by(opened.model) as rows:
-            list(answers(opened, [Prompt("a.jsonl:1", {}, messages=talk[:1])], 0, GREEDY))
+            list(generate_answers(opened, [Prompt("a.jsonl:1", {}, messages=talk[:1])], 0, GREEDY))
         assert has(rows, prompt)
         with served_model(tmp_path / folder) as served, rows_read_by(served.opened.model) as rows:
             body = {"model": "tiny", "messages": talk[:1], "max_tokens": 2}

@@ -167,7 +167,7 @@ TRACKERS = Registry(
     "track",
     {
         "console": "artel.training.metrics.trackers:ConsoleTracker",
-        "jsonl": "artel.training.metrics.trackers:JsonLines",
+        "jsonl": "artel.training.metrics.trackers:JsonLinesTracker",
         "tensorboard": "artel.training.metrics.tensorboard:TensorBoardTracker",
         "wandb": "artel.training.metrics.wandb:WandbTracker",
         "mlflow": "artel.training.metrics.mlflow:MlflowTracker",

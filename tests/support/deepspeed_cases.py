@@ -89,9 +89,9 @@ def cpu_processes(rank, world):
 
 def pytorch_optimizer(model, train):
     """PyTorch's optimizer as training makes it."""
-    from artel.training.optim.optimizer import plain_optimizer
+    from artel.training.optim.optimizer import optimizer_factory
 
-    return plain_optimizer(model, train, 0)
+    return optimizer_factory(model, train, 0)
 
 
 def train_steps(layout, optimizer, first, last, rank, world):

@@ -37,7 +37,7 @@ def learn(
             losses.append(float(loss.detach()))
             continue
         norm = norm / scale.scale
-        result = scale.found_infinite(norm)
+        result = scale.overflow_flag(norm)
         optimizer.step(1.0, scale.divisor(clip_divisor(norm, 1.0)), result)
         scale.update(result)
         if not result:

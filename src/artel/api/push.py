@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from artel.api.process import leaves_process_unchanged
 
 if TYPE_CHECKING:
-    from artel.inference.push import Pushed
+    from artel.inference.push import PushResult
 
 
 @leaves_process_unchanged(with_torch=True, prints=True)
@@ -25,7 +25,7 @@ def push(
     languages: Sequence[str] = (),
     base_model: str | None = None,
     dry_run: str | os.PathLike[str] | None = None,
-) -> Pushed:
+) -> PushResult:
     """Upload the model of a run to the Hugging Face hub, with a model card made from the run: `artel push`.
 
     The token is HF_TOKEN or the one stored by `hf auth login`. An interrupted upload resumes.

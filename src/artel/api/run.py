@@ -20,7 +20,7 @@ from artel.storage import check_regular
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from artel.inference.push import Pushed
+    from artel.inference.push import PushResult
     from artel.reports.curves import Curves
     from artel.training import RunFolder
 
@@ -96,7 +96,7 @@ class Run:
 
         return figure(read_run(self.folder))
 
-    def push(self, repo: str, **options: Any) -> Pushed:
+    def push(self, repo: str, **options: Any) -> PushResult:
         """Upload the model of the run to the Hugging Face hub, with a model card: `artel.push(folder, repo, ...)`."""
         from artel.api.push import push
 

@@ -188,7 +188,7 @@ class Session:
         self._screen.write(f"→ {call.name}({json.dumps(call.arguments, ensure_ascii=False)})")
         self._screen.end_line()
         if self._functions is not None and self._functions.can_run:
-            result = self._functions.result(call)
+            result = self._functions.run(call)
         else:
             result = self._typed_result(call.name)
         self._screen.write(f"← {result}")

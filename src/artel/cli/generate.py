@@ -98,7 +98,7 @@ def generate(
     if is_one_prompt and not untrained:
         check_model_name(name)
     from artel.inference import open_model, open_untrained
-    from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_checksum
+    from artel.inference.batch import Prompt, best_answers, check_reward, generate_answers, weights_checksum
     from artel.inference.retrieval import can_search, search
 
     options = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
@@ -115,7 +115,7 @@ def generate(
         opened = opened_model()
         sampling = opened.decoding.sampling(**options)
         if best_of == 1:
-            return answers(opened, prompts, start, sampling)
+            return generate_answers(opened, prompts, start, sampling)
         echo(f"loading {reward}")
         judge = open_model(reward)
         check_reward(opened, judge)
@@ -262,7 +262,7 @@ def _generate_file(
 
     prompts = read_prompts(prompts_file)
     with Results.open(out, prompts, {"model": name, "weights": weights_checksum(name)} | settings) as results:
-        before = results.done
+        before = results.count
         if before:
             echo(f"{before:,} of {len(prompts):,} prompts are already answered in {out}")
         tokens, began = 0, time.monotonic()
@@ -273,7 +273,7 @@ def _generate_file(
                 for result in results_left:
                     results.add(result)
                     tokens += result.get("tokens", 0)
-                    progress.show(results.done, tokens)
+                    progress.show(results.count, tokens)
         seconds = time.monotonic() - began
     if as_json:
         counts = {"prompts": len(prompts), "answered": len(prompts) - before, "answered_before": before}

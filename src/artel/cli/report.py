@@ -71,7 +71,7 @@ def _in_terminal(folder: str) -> dict[str, Any]:
     from artel.reports.details import detail_lines, read_details
     from artel.reports.run_data import read_status
     from artel.reports.terminal import loss_curve
-    from artel.training.comparison import reached, read_choice
+    from artel.training.comparison import choice_comparison, read_choice
     from artel.training.run_folder import RunFolder
 
     curves = read_curves(RunFolder(Path(folder)).metrics)
@@ -86,7 +86,7 @@ def _in_terminal(folder: str) -> dict[str, Any]:
         scores = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
         echo(f"validation: {scores}")
     choice = read_choice(RunFolder(Path(folder)))
-    if choice is not None and (comparison := reached(choice)) is not None:
+    if choice is not None and (comparison := choice_comparison(choice)) is not None:
         echo(comparison)
     details = _details(RunFolder(Path(folder)).validation)
     echo(*detail_lines(read_details(details)))

@@ -3,7 +3,7 @@
 from artel.inference.benchmark_tasks import run_tasks
 from artel.inference.chat import ChatSession, ChatSettings
 from artel.inference.evaluate import EvaluationResult, evaluate
-from artel.inference.export.export import Exported, export, export_for_deepspeed
+from artel.inference.export.export import ExportedModel, export, export_for_deepspeed
 from artel.inference.open import OpenedModel, open_model, open_untrained
 from artel.inference.retrieval import evaluate_on_corpus
 
@@ -11,7 +11,7 @@ __all__ = [
     "ChatSession",
     "ChatSettings",
     "EvaluationResult",
-    "Exported",
+    "ExportedModel",
     "OpenedModel",
     "evaluate",
     "evaluate_on_corpus",

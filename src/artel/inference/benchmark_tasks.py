@@ -1,6 +1,6 @@
-"""`artel evaluate --tasks`: tasks of lm-evaluation-harness, or of MTEB for embedders and rerankers.
+"""`artel evaluate --tasks`: runs tasks of lm-evaluation-harness, or of MTEB for embedders and rerankers.
 
-MTEB (Muennighoff et al. 2023) needs the extra `mteb`. A task's data come from the hub, or from its cache (HF_HOME).
+MTEB (Muennighoff et al. 2023) needs the extra `mteb`. The data of a task come from the hub or its cache (HF_HOME).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def run_tasks(opened: OpenedModel, tasks: list[str], folder: str | None, limit: int | None) -> dict[str, Any]:
     """Run `tasks`, given as names or YAML files, and return the results in the harness's format.
 
-    A model that embeds or reranks runs MTEB's tasks, by name. `folder` holds the user's task files; `limit` is the
-    number of examples of each task. Raise InputError for an unknown task, a model that neither package can evaluate,
-    and if the package is not installed.
+    A model that embeds or reranks runs MTEB's tasks, by name. `folder`: the user's task files. `limit`: number of
+    examples per task. Raise InputError for an unknown task, for a model that neither package can evaluate, or if the
+    package is not installed.
     """
     if {"embed", "rerank"} & set(opened.decoding.tasks):
         for value, key in ((folder, "--task-folder"), (limit, "--limit")):
@@ -51,8 +51,8 @@ _EMPTY_TEXT = "."
 def run_mteb(opened: OpenedModel, names: Sequence[str]) -> dict[str, Any]:
     """Return metrics of a model that embeds or reranks: {"results": {task: {metric: value}}}.
 
-    A task's main metric comes first, under its name in MTEB, then those of its splits and languages. Raise InputError
-    for unknown tasks, tasks with images or sound, and missing data.
+    A task's main metric comes first, under its name in MTEB, then the metrics of its splits and languages. Raise
+    InputError for unknown tasks, tasks with images or sound, and missing data.
     """
     if find_spec("mteb") is None:
         raise missing_extra("mteb", "mteb", "--tasks")
@@ -87,7 +87,7 @@ def task_metrics(opened: OpenedModel, task: Any) -> dict[str, Any]:
     name = task.metadata.name
     try:
         task.load_data()
-    except Exception as error:  # from the hub, its cache, or a reader of data
+    except Exception as error:  # the hub, its cache and readers of data raise all types
         detail = (str(error).strip().splitlines() or [type(error).__name__])[0]
         fix = "run it once with network access; its data is then cached in HF_HOME"
         raise InputError.at("--tasks", f"the data of {name} cannot be read: {detail}", fix) from None
@@ -114,7 +114,7 @@ class _Model:
         name = f"artel/{opened.name.strip('/').replace('/', '_') or 'model'}"
         self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": name, "revision": "here"})
 
-    def _answers(self, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def _compute_answers(self, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         return self._opened.decoding.answers(self._opened.model, task, inputs)
 
 
@@ -123,12 +123,12 @@ class _Encoder(_Model):
 
     def encode(self, inputs: Iterable[Any], *, prompt_type: Any = None, **_: Any) -> np.ndarray:
         """Return float32 (texts, size). Queries and documents get their prefixes; texts of other tasks have none."""
-        kind = "" if prompt_type is None else str(prompt_type.value)
+        input_type = "" if prompt_type is None else str(prompt_type.value)
         vectors = []
         for batch in inputs:
-            texts = [{"text": text, "input_type": kind} for text in _texts(batch)]
+            texts = [{"text": text, "input_type": input_type} for text in _read_texts(batch)]
             vectors.append(
-                np.array([answer["embedding"] for answer in self._answers("embed", texts)], dtype=np.float32)
+                np.array([answer["embedding"] for answer in self._compute_answers("embed", texts)], dtype=np.float32)
             )
         return np.concatenate(vectors)
 
@@ -146,12 +146,14 @@ class _CrossEncoder(_Model):
 
     def predict(self, inputs1: Iterable[Any], inputs2: Iterable[Any], **_: Any) -> np.ndarray:
         """Return the relevance of each document to its query, (pairs,)."""
-        queries, documents = ([text for batch in inputs for text in _texts(batch)] for inputs in (inputs1, inputs2))
+        queries, documents = (
+            [text for batch in inputs for text in _read_texts(batch)] for inputs in (inputs1, inputs2)
+        )
         pairs = list(zip(queries, documents, strict=True))
-        return np.array([answer["score"] for answer in self._answers("rerank", pairs)])
+        return np.array([answer["score"] for answer in self._compute_answers("rerank", pairs)])
 
 
-def _texts(batch: Any) -> list[str]:
+def _read_texts(batch: Any) -> list[str]:
     return [text if text.strip() else _EMPTY_TEXT for text in batch["text"]]
 
 

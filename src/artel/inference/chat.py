@@ -1,4 +1,4 @@
-"""Chat with a model: a conversation in a chat template, with answers that are streamed."""
+"""Chat with a model: a conversation in the format of a chat template, with streamed answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from artel.tokens.tokenizer.chat_template import CHATML, TemplateRejection, prom
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _CONTEXT = 4096
-"""Tokens of a conversation that the engine caches, so that they are not computed again."""
+"""Tokens of a conversation whose keys and values the engine caches."""
 
 # The range of each setting. The bounds of the penalty keep logits within float32.
 _RANGES = {
@@ -46,10 +46,10 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Settings of a conversation, which may change during it. Raise InputError for values out of range."""
+    """Settings of a conversation, which may change while it runs. Raise InputError for values out of range."""
 
     history: int = 10
-    """Earlier exchanges in the prompt, besides the system message."""
+    """Number of earlier exchanges in the prompt, not counting the system message."""
     new_tokens: int = 200
     repetition_penalty: float = 1.2
     temperature: float = 0.5
@@ -68,11 +68,11 @@ class ChatSettings:
             raise InputError(problems)
 
     def with_value(self, name: str, value: str) -> ChatSettings:
-        """Return the settings with one of them set to a value like 0.7 or 1_000. Raise InputError."""
+        """Return the settings with one of them set to a value like 0.7 or 1_000. Raise InputError if it is wrong."""
         types = {field.name: field.type for field in fields(self)}
         if name not in types:
-            near = difflib.get_close_matches(name.replace("-", "_"), types, 1)
-            fix = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(types)}"
+            similar = difflib.get_close_matches(name.replace("-", "_"), types, 1)
+            fix = f"did you mean {similar[0]}?" if similar else f"settings are: {', '.join(types)}"
             raise InputError.at(name, "unknown setting", fix)
         try:
             number: Any = read_count(value) if types[name] == "int" else read_number(value)
@@ -98,7 +98,7 @@ class ChatSession:
         self._name = opened.name
         self._model, self._tokenizer = opened.model, opened.tokenizer
         self._window = position_limit(opened.model)
-        self._own_files: set[Path] = set()
+        self._written_files: set[Path] = set()
         self._answer_count = 0  # each answer has its own seed
         self._engine = _ChatEngine(opened)
         weakref.finalize(self, self._engine.close)
@@ -115,7 +115,7 @@ class ChatSession:
             logger.info("%s: its tokenizer has no chat template; the conversation is written as %s", opened.name, name)
 
     def answer(self, message: str) -> Iterator[str]:
-        """Yield the answer to a message in chunks, which are added to the history as they are generated.
+        """Yield the answer to a message in chunks, and add each chunk to the history.
 
         Raise InputError, without changing the conversation, if the model cannot process the message.
         """
@@ -167,20 +167,20 @@ class ChatSession:
     def save(self, path: str) -> None:
         """Write the conversation as a line of JSON, which `format: chat` reads. Raise InputError or WorkError.
 
-        Only a file that this session wrote is replaced.
+        Replaces only files that this session wrote.
         """
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
         file = user_path(path, "save").absolute()
-        if file not in self._own_files:
+        if file not in self._written_files:
             check_new_file(file)
         fields = {"messages": self.messages} | ({"tools": list(self._tools)} if self._tools else {})
         line = json.dumps(fields, ensure_ascii=False)
         write_output(file, line + "\n")
-        self._own_files.add(file)
+        self._written_files.add(file)
 
     def load(self, path: str) -> None:
-        """Replace this conversation, and its system message, by one that `save` wrote. Raise InputError.
+        """Replace this conversation and its system message by one that `save` wrote. Raise InputError if unreadable.
 
         `save` may then replace the file.
         """
@@ -188,17 +188,17 @@ class ChatSession:
         fields = read_conversation(file, path)
         messages = fields["messages"]
         self.system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
-        self.exchanges = exchanges_of(messages, path)
+        self.exchanges = parse_exchanges(messages, path)
         self._answer_count = len(self.exchanges)
         if fields.keys() <= {"messages", "tools"}:
-            self._own_files.add(file)
+            self._written_files.add(file)
 
     def close(self) -> None:
         """Stop the engine. A closed conversation can be saved, and the next message starts the engine again."""
         self._engine.close()
 
     def _answer(self, exchange: Exchange, earlier: list[Exchange]) -> Iterator[str]:
-        ids = self._prompt(exchange, earlier)
+        ids = self._make_prompt(exchange, earlier)
         check_embedded(self._model, self._tokenizer, ids)
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
@@ -220,10 +220,10 @@ class ChatSession:
         return self._write(exchange, ids, sampling)
 
     def _write(self, exchange: Exchange, ids: list[int], sampling: Sampling) -> Iterator[str]:
-        engine = self._engine.for_length(len(ids) + sampling.new_tokens)
+        engine = self._engine.get_engine(len(ids) + sampling.new_tokens)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
-        beginning = GenerationPrompt(ids, self._stop, special_tokens=bool(self._tools))
-        chunks = self._extract_calls(exchange, write_text(engine, self._tokenizer, beginning, sampling))
+        generation_prompt = GenerationPrompt(ids, self._stop, special_tokens=bool(self._tools))
+        chunks = self._extract_calls(exchange, write_text(engine, self._tokenizer, generation_prompt, sampling))
         trailing_space = ""
         while True:
             try:
@@ -234,7 +234,7 @@ class ChatSession:
             except EngineError as error:
                 raise WorkError.at(self._name, f"the model failed: {error}") from None
             # Whitespace around an answer belongs to the template: after `Assistant:` the model generates the space that
-            # the template puts before an answer in the history.
+            # the template writes before an answer in the history.
             text = chunk.rstrip() if exchange.answer else chunk.strip()
             trailing_space = chunk[len(chunk.rstrip()) :]
             if text:
@@ -267,12 +267,12 @@ class ChatSession:
                 exchange.calls = tuple(reader.calls)
                 return "stop"
 
-    def _prompt(self, exchange: Exchange, earlier: list[Exchange]) -> list[int]:
-        """Return the prompt's ids, with as many of the last exchanges as leave room for an answer. Raise InputError."""
+    def _make_prompt(self, exchange: Exchange, earlier: list[Exchange]) -> list[int]:
+        """Return the ids of a prompt with as many recent exchanges as leave room for an answer. Raise InputError."""
         history = start_at_message(earlier[-self.settings.history :] if self.settings.history else [])
         if exchange.results and not history:  # results belong to the message that led to the calls
             history = start_at_message(earlier, last=True)
-        ids = self._ids([*history, exchange])
+        ids = self._encode([*history, exchange])
         if self._window is None:
             return ids
         # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
@@ -282,17 +282,17 @@ class ChatSession:
             if exchange.results and not shorter:
                 break
             history = shorter
-            ids = self._ids([*history, exchange])
+            ids = self._encode([*history, exchange])
         if len(ids) >= self._window:
             what = f"with it the prompt is {len(ids):,} tokens, but the model accepts {self._window:,}"
             raise InputError.at("message", what, "shorten it, or the system message")
         if len(history) < available:
             dropped = available - len(history)
-            full = f"the context of {self._window:,} tokens is full"
-            logger.info("%s; earlier exchanges dropped: %s of %s, the oldest first", full, dropped, available)
+            reason = f"the context of {self._window:,} tokens is full"
+            logger.info("%s; earlier exchanges dropped: %s of %s, the oldest first", reason, dropped, available)
         return ids
 
-    def _ids(self, exchanges: list[Exchange]) -> list[int]:
+    def _encode(self, exchanges: list[Exchange]) -> list[int]:
         """Return the ids of exchanges, the last of which has no answer yet."""
         try:
             messages = self._messages(exchanges, self._tool_style)[:-1]
@@ -314,18 +314,18 @@ class ChatSession:
 
 
 class _ChatEngine:
-    """The engine of a conversation, whose tokens stay in its cache while they fit."""
+    """The engine of a conversation. Its cache keeps the conversation's tokens while they fit."""
 
     def __init__(self, opened: OpenedModel) -> None:
         self._opened = opened
         self._engine: Engine | None = None
         self._length = 0
 
-    def for_length(self, tokens: int) -> Engine:
+    def get_engine(self, tokens: int) -> Engine:
         """Return an engine whose context holds `tokens` of prompt and answer."""
         if self._engine is None or tokens > self._length:
             self.close()
-            self._engine = self._make(tokens)
+            self._engine = self._make_engine(tokens)
         return self._engine
 
     def close(self) -> None:
@@ -333,7 +333,7 @@ class _ChatEngine:
             self._engine.close()
             self._engine = None
 
-    def _make(self, tokens: int) -> Engine:
+    def _make_engine(self, tokens: int) -> Engine:
         opened = self._opened
         self._length = min(_CONTEXT, position_limit(opened.model) or _CONTEXT)
         if tokens <= self._length:
@@ -353,11 +353,11 @@ class Exchange:
     message: str
     answer: str = ""
     finished: bool = False
-    """True if the model ended the answer itself."""
+    """True if the model ended the answer, False if it was cut off."""
     calls: tuple[ToolCall, ...] = ()
     """Calls at the end of the answer."""
     results: tuple[str, ...] = ()
-    """Instead of a message: the results of the previous answer's calls, in their order."""
+    """Results of the previous answer's calls, in their order, if the exchange has no message."""
 
 
 def start_at_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
@@ -390,8 +390,8 @@ def read_conversation(file: Path, name: str) -> dict[str, Any]:
     return fields
 
 
-def exchanges_of(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
-    """Return the exchanges of messages that `read_conversation` has checked. Raise InputError for a wrong call."""
+def parse_exchanges(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
+    """Turn messages that `read_conversation` has checked into exchanges. Raise InputError for a wrong call."""
     exchanges: list[Exchange] = []
     results: list[str] = []
     for message in messages:
@@ -404,8 +404,8 @@ def exchanges_of(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
                 exchanges.append(Exchange("", results=tuple(results)))
                 results = []
             try:
-                listed = message.get("tool_calls") or []
-                calls = tuple(map(parse_call, listed if isinstance(listed, list) else [listed]))
+                entries = message.get("tool_calls") or []
+                calls = tuple(map(parse_call, entries if isinstance(entries, list) else [entries]))
             except BadRecord as error:
                 raise InputError.at("load", f"{name}: a call {error.detail}", "use a file that /save wrote") from None
             exchanges[-1].answer, exchanges[-1].finished, exchanges[-1].calls = message["content"], True, calls

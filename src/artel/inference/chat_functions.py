@@ -1,4 +1,4 @@
-"""Functions that a model may call in a chat: described in a JSON file, or defined in a Python file, and then run."""
+"""Functions that a model may call in a chat. A JSON file describes them; a Python file defines functions to run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTION = "--tools"
 
 
 class ChatFunctions:
-    """Functions for a model to call; functions from a Python file can be run."""
+    """Functions that a model may call. Those from a Python file can be run."""
 
     def __init__(self, tools: Tools, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.tools = tools
@@ -30,10 +30,10 @@ class ChatFunctions:
 
     @property
     def can_run(self) -> bool:
-        """True if these are Python functions, not only descriptions."""
+        """True if the functions come from a Python file."""
         return bool(self._functions)
 
-    def result(self, call: ToolCall) -> str:
+    def run(self, call: ToolCall) -> str:
         """Run a call. Return text unchanged, other values as JSON, and an error as a sentence for the model."""
         function = self._functions.get(call.name)
         if function is None:
@@ -99,9 +99,9 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     register_user_module(spec.name)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up there
     folder = str(path.parent.absolute())
-    sys.path.insert(0, folder)  # it may import from its folder, as with `python FILE`
+    sys.path.insert(0, folder)  # the file may import from its folder, as with `python FILE`
     try:
         with guard_user_code(str(path), "cannot be run", f"try it: python {path.name}"):
             spec.loader.exec_module(module)

@@ -1,23 +1,23 @@
 """DeepSpeed's checkpoints: read as a model or as the start of a run, and written from a run's checkpoint.
 
-Reading: the checkpoints of transformers' Trainer under ZeRO (`checkpoint-500`) are such checkpoints. The shards of each
-process are in `global_step…`; configuration and tokenizer are next to the file `latest`.
+Reading: transformers' Trainer writes this format under ZeRO (`checkpoint-500`). The shards of each process are in
+`global_step…`. Configuration and tokenizer are next to the file `latest`.
 
 Writing: the universal format, from which an engine of any stage and number of processes continues.
 
     DIR/latest_universal                          the name of the folder next to it
     DIR/global_step500/zero/NAME/fp32.pt          a parameter, float32
-                                 exp_avg.pt       Adam's averages of its gradient, and of the squared gradient
+                                 exp_avg.pt       Adam's averages of the gradient, and of the squared gradient
                                  exp_avg_sq.pt
-                                 step.pt          number of its optimizer steps
+                                 step.pt          number of optimizer steps
                             optimizer_state.pt    state shared by all parameters
-                       mp_rank_00_model_states.pt counts; stage 3 expects them under the other name
+                       mp_rank_00_model_states.pt counts; stage 3 reads them under the second name
                        zero_pp_rank_0_mp_rank_00_model_states.pt
 
 DeepSpeed's ds_to_universal.py makes the same files (Lian et al. 2024, "Universal Checkpointing"), which DeepSpeed reads
-with `"checkpoint": {"load_universal": true}` in its configuration. Betas, epsilon and weight decay are those of the
-continued run; the learning rate is the run's next one until the first step of its schedule. With `train.ema` fp32.pt
-is the weight, and the model beside `latest_universal` has its average, which DeepSpeed would not update.
+with `"checkpoint": {"load_universal": true}` in its configuration. DeepSpeed's configuration sets betas, epsilon and
+weight decay. The learning rate is the run's next one until DeepSpeed's schedule takes its first step. With `train.ema`,
+fp32.pt has the weights, and the model next to `latest_universal` has their averages, which DeepSpeed would not update.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import InputError, Problem
-from artel.inference.open import objective_of_folder, open_fresh
+from artel.inference.open import open_fresh, open_objective
 from artel.messages import logger
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.pretrained import read_generation_config
@@ -45,7 +45,7 @@ from artel.registry import OPTIMIZERS
 from artel.storage import disk_errors
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
-from artel.training.checkpoint.format import Content, Progress, checkpoint_path, read_progress, write_full
+from artel.training.checkpoint.format import CheckpointContent, Progress, checkpoint_path, read_progress, write_full
 from artel.training.checkpoint.items import OptimizerState, Weights
 from artel.training.checkpoint.sharded_files import read_shards, stored_shapes
 from artel.training.optim.local_shards import trained_tensors
@@ -56,14 +56,14 @@ from artel.training.schedule import rate, rate_by_time, run_length
 
 @dataclass(frozen=True, slots=True)
 class AssembledModel:
-    """A model on the meta device, and its weights in float32 by name, tied ones at least once."""
+    """A model on the meta device, and its float32 weights by name. Tied weights appear under at least one name."""
 
     model: PreTrainedModel
     tokenizer: Tokenizer
     weights: dict[str, torch.Tensor]
 
 
-def assemble(folder: Path) -> AssembledModel:
+def assemble_model(folder: Path) -> AssembledModel:
     """Load the model of DeepSpeed's checkpoint in `folder` (the one with `latest`, or a `global_step…`) into memory.
 
     Raise InputError if the configuration, the tokenizer or files are missing, or the weights are of another model.
@@ -73,7 +73,7 @@ def assemble(folder: Path) -> AssembledModel:
         fix = f"copy config.json and the tokenizer's files of the model that was trained to {model_folder}"
         raise InputError.at(str(folder), "is a DeepSpeed checkpoint without the files of its model", fix)
     tokenizer = load_tokenizer(str(model_folder), where=str(folder))
-    objective = objective_of_folder(str(model_folder), None, tokenizer)
+    objective = open_objective(str(model_folder), None, tokenizer)
     config, _ = read_config(str(model_folder))
     model = without_weights(config, objective.auto_class, objective.heads).float()
     read_generation_config(model, str(model_folder))
@@ -93,7 +93,7 @@ def conversion_problems(run: RunConfig) -> list[Problem]:
 
 
 def check_deepspeed_checkpoint(run: RunConfig, folder: Path) -> None:
-    """Raise InputError if `folder` has no checkpoint, or `run` cannot continue from one. Read no tensors."""
+    """Raise InputError if `folder` has no checkpoint, or `run` cannot continue from it. Reads no tensors."""
     problems = conversion_problems(run)
     try:
         model_files(folder)
@@ -124,7 +124,7 @@ def write_first_checkpoint(run: RunConfig, prepared: PreparedText, folder: Path)
     run_folder = RunFolder(Path(run.run))
     checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
     checkpoints.mkdir(parents=True, exist_ok=True)
-    content = Content({Weights.file: weights, OptimizerState.file: state}, progress, dump_run(run))
+    content = CheckpointContent({Weights.file: weights, OptimizerState.file: state}, progress, dump_run(run))
     write_full(checkpoint_path(checkpoints, step), content)
     logger.info(
         "continuing from step %s of %s: weights, averages and step count; samples come in this run's own order",
@@ -136,7 +136,7 @@ def write_first_checkpoint(run: RunConfig, prepared: PreparedText, folder: Path)
 def _match_run(
     model: PreTrainedModel, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], folder: Path
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return weights and state with the names of artel's checkpoint of `model`, a tied weight once."""
+    """Return weights and state under the names of artel's checkpoint of `model`. Tied weights appear once."""
     tensors, trained, prefix = model.state_dict(keep_vars=True), trained_tensors(model), _prefix(model, weights)
     state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     trained_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -148,7 +148,7 @@ def _match_run(
 
 
 def _prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
-    """Return the prefix of all names in `saved`, which comes from a module around the model."""
+    """Return the prefix of all names in `saved`, which a wrapper of the model has added."""
     first = next(iter(model.state_dict()))
     return next((name.removesuffix(first) for name in saved if name.endswith(first)), "")
 
@@ -159,7 +159,7 @@ def _match_model(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder:
     weights = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
     present = {id(tensors[name]) for name in weights.keys() & tensors.keys()}
     missing = [name for name, tensor in tensors.items() if name not in weights and id(tensor) not in present]
-    # Buffers of older versions of transformers (GPT-2's masks), which the model ignores on loading.
+    # Buffers of older versions of transformers (GPT-2's masks), which models ignore on loading.
     ignored = model._keys_to_ignore_on_load_unexpected or []
     unexpected = [
         name
@@ -188,7 +188,7 @@ def _match_model(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder:
 
 
 _CHUNK_BYTES = 2**30
-_DEEPSPEED_VERSION = "0.19.8"  # of DeepSpeed, whose format this is; it refuses files without a version
+_DEEPSPEED_VERSION = "0.19.8"  # the version whose format this is; DeepSpeed refuses files without one
 
 
 def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
@@ -222,7 +222,7 @@ def write_universal(run: RunConfig, prepared: PreparedText, checkpoint: Path, fo
         "ds_version": _DEEPSPEED_VERSION,
         "buffer_names": [],
         "module": {},
-        "lr_scheduler": _scheduler(step),
+        "lr_scheduler": _scheduler_state(step),
     }
     groups = [{"lr": _next_rate(run, prepared, progress)}]
     count = torch.tensor(float(step))
@@ -230,14 +230,14 @@ def write_universal(run: RunConfig, prepared: PreparedText, checkpoint: Path, fo
         step_folder = folder / f"global_step{step}"
         zero = step_folder / "zero"
         parameters = 0
-        for name, tensors in _parameters(checkpoint):
+        for name, tensors in _read_parameters(checkpoint):
             parameters += 1
             parameter_folder = zero / name
             parameter_folder.mkdir(parents=True)
             for key, tensor in tensors.items():
                 _save({"param": tensor}, parameter_folder / f"{key}.pt")
             _save(count, parameter_folder / "step.pt")
-        # ZeRO stages 1 and 2 pair these groups with their own, whatever their number; stage 3 reads the first.
+        # ZeRO stages 1 and 2 pair these groups with theirs, so there must be enough. Stage 3 reads the first.
         shared = {
             "param_groups": groups * parameters,
             "ds_version": _DEEPSPEED_VERSION,
@@ -249,22 +249,22 @@ def write_universal(run: RunConfig, prepared: PreparedText, checkpoint: Path, fo
         (folder / "latest_universal").write_text(step_folder.name, encoding="utf-8")
 
 
-def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+def _read_parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Yield each trained parameter in float32 and its Adam averages, by DeepSpeed's names."""
     shapes = stored_shapes(checkpoint)
     trained_names = [name.removesuffix(f"|{AVERAGES[0]}") for name in shapes if name.endswith(f"|{AVERAGES[0]}")]
     while trained_names:
-        read: dict[str, torch.Tensor] = {}
+        stored_tensors: dict[str, torch.Tensor] = {}
         names = []
-        while trained_names and sum(tensor.nbytes for tensor in read.values()) < _CHUNK_BYTES:
+        while trained_names and sum(tensor.nbytes for tensor in stored_tensors.values()) < _CHUNK_BYTES:
             names.append(trained_names.pop(0))
             for stored in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
                 shape, dtype = shapes[stored]
-                read[stored] = torch.empty(shape, dtype=dtype)
-        read_shards(checkpoint, read)
+                stored_tensors[stored] = torch.empty(shape, dtype=dtype)
+        read_shards(checkpoint, stored_tensors)
         for name in names:
-            averages = {key: read.pop(f"{name}|{key}").float() for key in AVERAGES}
-            yield name, {"fp32": read.pop(name).float(), **averages}
+            averages = {key: stored_tensors.pop(f"{name}|{key}").float() for key in AVERAGES}
+            yield name, {"fp32": stored_tensors.pop(name).float(), **averages}
 
 
 def _next_rate(run: RunConfig, prepared: PreparedText, progress: Progress) -> float:
@@ -276,8 +276,8 @@ def _next_rate(run: RunConfig, prepared: PreparedText, progress: Progress) -> fl
     return run.train.learning_rate * rate(run.train, min(progress.step, steps - 1), steps, progress.warmup)
 
 
-def _scheduler(step: int) -> dict[str, Any]:
-    """Return the state after `step` steps, for DeepSpeed's schedulers, which have one entry, and PyTorch's."""
+def _scheduler_state(step: int) -> dict[str, Any]:
+    """Return a scheduler's state after `step` steps, with the keys of DeepSpeed's and of PyTorch's schedulers."""
     return {"last_batch_iteration": step - 1, "last_epoch": step, "_step_count": step + 1, "lr_lambdas": []}
 
 

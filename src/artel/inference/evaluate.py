@@ -32,7 +32,7 @@ from artel.training.evaluation import ProgressMessages, Validation, micro_batch_
 from artel.training.teacher import set_cached_outputs, set_teacher
 
 _DEFAULT_BLOCK = 1024
-"""Default block size: large enough that tokens with little context weigh little, small enough for a laptop."""
+"""Default block size: large, so that few tokens have little context, but small enough for a laptop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class EvaluationResult:
     """None for a corpus, whose `samples` are queries."""
     seconds: float
     details: dict[str, Any] = field(default_factory=dict)
-    """Further results: tables by label, a confusion matrix (`Objective.details`)."""
+    """More results: tables by label, a confusion matrix (`Objective.details`)."""
     predictions: Any = None
-    """For questions: the content of the predictions file in the official format."""
+    """For questions: the content of the predictions file, in the official format."""
 
     @property
     def size(self) -> str:
-        """The size of the data in words."""
+        """The size of the data, as text."""
         if self.tokens is None:
             return f"{self.documents:,} documents, {self.samples:,} queries"
         return f"{self.documents:,} documents, {self.samples:,} samples, {self.tokens:,} tokens"
@@ -69,9 +69,9 @@ class EvaluationResult:
 
 
 def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any], world: World) -> EvaluationResult:
-    """Evaluate a model on its run's validation split, on that of another run file, or on all of a file or folder.
+    """Evaluate a model on the validation split of its run or of another run file, or on a whole file or folder.
 
-    Raise InputError if there is nothing to evaluate on, or the data is for another objective.
+    Raise InputError if there is no data to evaluate on, or the data is for another objective.
     """
     run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
@@ -83,7 +83,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         logger.info(note)
     store = prepared.open()
     if data is None:
-        objective.fit_statistics(store.train)  # a weighted loss has the weights of training
+        objective.fit_statistics(store.train)  # a weighted loss uses the weights of training
     validation = Validation(objective, store.validation)
     if len(validation.samples) == 0:
         raise InputError.at(
@@ -104,7 +104,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         log_probs = reference_outputs(objective, store.validation, reference, size, progress)
         objective.set_reference(log_probs.numpy(), validation=True)
     if data is None:
-        with_teacher(objective, run, store, world)
+        set_teacher_if_available(objective, run, store, world)
     started = time.monotonic()
     size, progress = micro_batch_size(run, world), ProgressMessages(f"evaluating {opened.name}:")
     metrics, outputs = validation.evaluate(strategy, size, run.validate_.blocks, progress)
@@ -127,27 +127,27 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
 
 
 def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> PreparedText:
-    """Return the store to evaluate on. Raise InputError, with one sentence if the model has none of the labels."""
+    """Return the prepared text to evaluate on. Raise InputError, with one message if no label is the model's."""
     try:
         return prepare(run)
     except InputError:
-        if data is not None and (what := _mismatch_reason(opened, run)):
+        if data is not None and (what := _find_mismatch(opened, run)):
             fix = "use data with the labels of the model, or train a model on these"
             raise InputError.at(data, what, fix) from None
         raise
 
 
-def _mismatch_reason(opened: OpenedModel, run: RunConfig) -> str:
-    """Return why a model cannot be evaluated on a run's records; empty if it can, or if they cannot be read."""
+def _find_mismatch(opened: OpenedModel, run: RunConfig) -> str:
+    """Return the reason if a model cannot be evaluated on a run's records. Empty if it can, or without records."""
     with suppress(InputError):
         return opened.objective.mismatch(document.record for document in read_documents(run.data, Ledger()))
     return ""
 
 
-def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World) -> None:
-    """Give the objective its teacher, or the teacher's saved outputs; without either, omit the teacher's metrics.
+def set_teacher_if_available(objective: Objective, run: RunConfig, store: TokenStore, world: World) -> None:
+    """Give the objective its teacher or the teacher's saved outputs. Without either, omit the teacher's metrics.
 
-    Outputs from training are not recomputed: that can take hours and much disk space.
+    Outputs are not recomputed, since that can take hours and much disk space.
     """
     teacher, note = objective.teacher, RunFolder(Path(run.run)).teacher
     if teacher is None:
@@ -163,12 +163,12 @@ def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world:
 
 
 def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:
-    """Return the run whose validation split to evaluate: the model's, another one, or one made for a path."""
+    """Return the run whose validation split to evaluate: the model's, another run, or a run made for a path."""
     if data is None and opened.run is None:
         raise InputError.at(opened.name, "is not a run, so it has no validation split", "add --data FILE")
     if data is None:
         return load_run(opened.name, overrides)
-    # The run folder stays empty: dropped documents of this text do not belong in another run's ledger.
+    # Set no run folder: dropped documents of this text do not belong in another run's ledger.
     model_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
@@ -178,13 +178,18 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
                 f"learned {opened.objective.config.objective}, but {data} is for {run.objective}",
                 "evaluate it on data for its own objective",
             )
-        changes = {"run": "", "tokenizer": model_tokenizer, "model": ModelConfig(), **_decided_in_training(opened, run)}
+        changes = {
+            "run": "",
+            "tokenizer": model_tokenizer,
+            "model": ModelConfig(),
+            **_values_from_training(opened, run),
+        }
         return run.model_copy(update=changes)
     base = opened.objective.config
     objective_name = overrides.get("objective")
     if opened.run is None and objective_name in OBJECTIVES.names:
         base = base.model_copy(update={"objective": objective_name})
-    source = _source_like(base, data)
+    source = _make_source(base, data)
     # Keep repeated documents: a document's score must not depend on the others in the file.
     values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
@@ -194,13 +199,13 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
 
 
-def _decided_in_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
+def _values_from_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
     """Return the objective's section with the values that the model's training data decided, such as labels."""
-    kind, trained_run = objective_type(run), opened.objective.config
-    if not kind.decided_by_records or run.objective != trained_run.objective:
+    objective, trained_run = objective_type(run), opened.objective.config
+    if not objective.decided_by_records or run.objective != trained_run.objective:
         return {}
-    values = {key: getattr(getattr(trained_run, kind.section), key) for key in kind.decided_by_records}
-    return {kind.section: getattr(run, kind.section).model_copy(update=values)}
+    values = {key: getattr(getattr(trained_run, objective.section), key) for key in objective.decided_by_records}
+    return {objective.section: getattr(run, objective.section).model_copy(update=values)}
 
 
 def _can_evaluate(opened: OpenedModel, objective: type[Objective]) -> bool:
@@ -208,8 +213,8 @@ def _can_evaluate(opened: OpenedModel, objective: type[Objective]) -> bool:
     return opened.run is None and objective.is_per_token and objective.auto_class == opened.objective.auto_class
 
 
-def _source_like(base: RunConfig, path: str) -> SourceConfig:
-    """Return a source with the settings of the run's first one, or else chosen by suffix and objective."""
+def _make_source(base: RunConfig, path: str) -> SourceConfig:
+    """Return a source for `path` with the settings of the run's first source, or chosen by suffix and objective."""
     first_source = base.data.sources[0] if base.data.sources else None
     if first_source is not None and FORMATS[first_source.format].has_files:
         return first_source.model_copy(update={"path": [path], "name": "", "format": first_source.format})
@@ -230,18 +235,18 @@ def _block_size(opened: OpenedModel) -> int:
 def _evaluate_texts(
     opened: OpenedModel, generation_eval: GenerationEval, world: World
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return metrics and details of greedily generated texts, which all processes share."""
-    for beginning in generation_eval.prompts:
-        check_embedded(opened.model, opened.tokenizer, beginning.ids)
+    """Return metrics and details of greedily generated texts. The processes divide the prompts."""
+    for prompt in generation_eval.prompts:
+        check_embedded(opened.model, opened.tokenizer, prompt.ids)
     sampling = Sampling(generation_eval.new_tokens, temperature=0.0)
     logger.info("%s generates %s", opened.name, generation_eval.what)
 
-    def write(beginnings: list[GenerationPrompt]) -> list[str]:
+    def write(prompts: list[GenerationPrompt]) -> list[str]:
         progress = ProgressMessages(f"{opened.name} generates:")
         texts = []
-        for answer in continue_prompts(opened, beginnings, sampling):
+        for answer in continue_prompts(opened, prompts, sampling):
             texts.append(answer.text)
-            progress(len(texts) / len(beginnings))
+            progress(len(texts) / len(prompts))
         return texts
 
     return generation_eval.judge(world.share(write, generation_eval.prompts))

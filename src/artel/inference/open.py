@@ -1,4 +1,4 @@
-"""Open a model for use: from a run, a folder or a hub id, or a run's model before training."""
+"""Opens a model for use: from a run, a folder or a hub id, or a run's model before training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OpenedModel:
 
     @property
     def decoding(self) -> Decoding:
-        """How the model answers."""
+        """The decoding of its objective, which computes answers."""
         return self.objective.decoding
 
     @property
@@ -61,7 +61,7 @@ class OpenedModel:
         return resolve_template(self.tokenizer, self.template_setting)
 
     def turn_end(self, template: str) -> TurnEnd:
-        """Return what ends an answer, from the template, the tokenizer and generation_config.json."""
+        """Return the ids and texts that end an answer, from template, tokenizer and generation_config.json."""
         end = turn_end(self.tokenizer, template)
         return TurnEnd(end.ids | end_ids(self.model), end.texts)
 
@@ -70,7 +70,7 @@ def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
     """Open the final model of a run, its newest checkpoint while it is unfinished, or any Hugging Face model.
 
     An adapter (of a run, or in a folder of peft) is opened with its base model, quantized as in the run. `device`
-    defaults to the GPU of this process, or the CPU without one. Raise InputError.
+    defaults to the GPU of this process, or else the CPU. Raise InputError if there is no such model.
     """
     opened = _open(name)
     move_to_device(opened, device or own_device())
@@ -81,7 +81,7 @@ def move_to_device(opened: OpenedModel, device: torch.device) -> None:
     """Move the model to a device. Raise InputError if it does not fit there."""
     model = opened.model
     if model.device == device or getattr(model, "quantization_method", None) == QuantizationMethod.BITS_AND_BYTES:
-        return  # loaded on its device already
+        return  # already loaded on its device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     try:
         model.to(device)
@@ -114,15 +114,15 @@ def _open(name: str) -> OpenedModel:
     try:
         return _open_folder(name, name, None)
     except InputError:
-        near = None if folder.path.is_dir() or is_in_hub_cache(name) else find_similar_name(name)
-        if near is None:
+        similar = None if folder.path.is_dir() or is_in_hub_cache(name) else find_similar_name(name)
+        if similar is None:
             raise
         what = "is neither a run, a model folder nor a model on the hub"
-        raise InputError.at(name, what, f"did you mean {near}?") from None
+        raise InputError.at(name, what, f"did you mean {similar}?") from None
 
 
 def check_was_trained(folder: RunFolder) -> None:
-    """Raise InputError for a run without weights, never trained or removed."""
+    """Raise InputError if the run has no weights: it was never trained, or they were removed."""
     name = str(folder.path)
     if folder.result.is_file():
         raise InputError.at(
@@ -163,7 +163,7 @@ def open_checkpoint(run: RunConfig, prepared: PreparedText, path: Path) -> Opene
 
 def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
     tokenizer = load_tokenizer(folder, where=name)
-    objective = objective_of_folder(folder, run, tokenizer)
+    objective = open_objective(folder, run, tokenizer)
     adapter = read_adapter(folder)
     config = ModelConfig.model_validate({"from": folder})
     if run is not None and run.model.runs_code and (adapter is None or run.model.from_ == adapter.base):
@@ -190,16 +190,16 @@ def _limit_to_positions(objective: Objective, model: PreTrainedModel) -> Objecti
     return build_objective(run.model_copy(update={"data": data}), objective.tokenizer)
 
 
-def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
-    """Return the objective of a model or adapter in a folder: that of its run, or the one that fits its head."""
+def open_objective(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
+    """Return the objective of a model or adapter in a folder: its run's, or the one that fits its head."""
     if run is None:
         adapter = read_adapter(folder)
-        run = _run_of_folder(folder if adapter is None else adapter.base)
+        run = _make_run_config(folder if adapter is None else adapter.base)
     return build_objective(run, tokenizer)
 
 
-def _run_of_folder(folder: str) -> RunConfig:
-    """Return a run with the objective that fits the class that saved a model; causal if none does."""
+def _make_run_config(folder: str) -> RunConfig:
+    """Return a run file with the objective that fits the model's class; causal if none fits."""
     config, _ = read_config(folder)
     architecture = (config.architectures or [""])[0]
     matching_names = (name for name in OBJECTIVES.names if OBJECTIVES[name].claims(architecture, folder))

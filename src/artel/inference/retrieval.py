@@ -1,7 +1,7 @@
-"""Retrieval with a model of vectors or a reranker: search a text, mine hard negatives, evaluate on a corpus.
+"""Retrieval with an embedding model or a reranker: search a text, mine hard negatives, evaluate on a corpus.
 
-Hard negatives are documents near a query that are not among its positives, and less similar than these: a document
-that is as similar may well answer the query without being labeled (Moreira et al. 2024, "NV-Retriever", positive-aware
+Hard negatives are documents near a query that are less similar to it than its positives. A document that is as similar
+as a positive may well answer the query without being labeled (Moreira et al. 2024, "NV-Retriever", positive-aware
 mining).
 
 A corpus (`artel evaluate --corpus`) is a file of texts next to matches, or a folder in the format of BEIR (Thakur et
@@ -32,12 +32,12 @@ from artel.text import Document, Ledger, Match, count_drops, read_documents
 from artel.training.evaluation import ProgressMessages
 
 _PROGRESS_TEXTS = 1024
-"""Texts between two progress messages."""
+"""Texts embedded between two progress messages."""
 _MINING_MARGIN = 0.05
 """Minimum difference between the cosine of a query's farthest positive and that of a mined negative."""
 
 
-def check_embeds(opened: OpenedModel) -> None:
+def check_can_embed(opened: OpenedModel) -> None:
     """Raise InputError if the model does not embed texts."""
     if "embed" not in opened.decoding.tasks:
         what = f"learned {opened.objective.config.objective}, which does not embed texts"
@@ -49,10 +49,10 @@ def _read_matches_and_corpus(
 ) -> tuple[dict[str, tuple[list[str], list[str]]], list[str], int]:
     """Return ({query: (positives, negatives)}, documents, rejected records) of a file or glob of matches.
 
-    The documents are those of the matches, then the texts of `corpus`. What was dropped is logged.
+    The documents of the matches come first, then the texts of `corpus`. Logs the documents that were dropped.
     """
     data_ledger, corpus_ledger = Ledger(), Ledger()
-    matches = _merged_matches(data, data_ledger)
+    matches = _read_merged_matches(data, data_ledger)
     texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
     if corpus is not None:
         corpus_documents = _documents({"path": corpus, "document": "line"}, corpus_ledger)
@@ -72,7 +72,7 @@ def _read_matches_and_corpus(
     return matches, list(texts), data_ledger.rejected + corpus_ledger.rejected
 
 
-def _merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str], list[str]]]:
+def _read_merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str], list[str]]]:
     """Return {query: (positives, negatives)}, with all matches of a query merged."""
     merged: dict[str, tuple[list[str], list[str]]] = {}
     for document in _documents({"path": data, "format": "matches"}, ledger):
@@ -92,15 +92,15 @@ def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
     return read_documents(data, ledger)
 
 
-def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str) -> np.ndarray:
+def embed_normalized(opened: OpenedModel, texts: Sequence[str], input_type: str) -> np.ndarray:
     """Return normalized vectors, float32 (texts, size)."""
     batches = []
     for start in range(0, len(texts), _PROGRESS_TEXTS):
-        inputs = [{"text": text, "input_type": kind} for text in texts[start : start + _PROGRESS_TEXTS]]
+        inputs = [{"text": text, "input_type": input_type} for text in texts[start : start + _PROGRESS_TEXTS]]
         answers = opened.decoding.answers(opened.model, "embed", inputs)
         batches.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
         logger.info(
-            "%s of %s %s texts embedded", f"{min(start + _PROGRESS_TEXTS, len(texts)):,}", f"{len(texts):,}", kind
+            "%s of %s %s texts embedded", f"{min(start + _PROGRESS_TEXTS, len(texts)):,}", f"{len(texts):,}", input_type
         )
     vectors = np.concatenate(batches)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -109,7 +109,7 @@ def unit_vectors(opened: OpenedModel, texts: Sequence[str], kind: str) -> np.nda
 # Search
 
 
-_PROGRESS_PAIRS = 64  # scored by a reranker between two progress messages
+_PROGRESS_PAIRS = 64  # pairs scored by a reranker between two progress messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
     texts = [text for _, text in numbered]
     if "embed" in opened.decoding.tasks:
         with silence_messages():
-            (vector,) = unit_vectors(opened, [query], "query")
-        scores = (unit_vectors(opened, texts, "document") @ vector).tolist()
+            (vector,) = embed_normalized(opened, [query], "query")
+        scores = (embed_normalized(opened, texts, "document") @ vector).tolist()
     else:
         scores = _pair_scores(opened, query, texts)
     hits = [Hit(line, text, score) for (line, text), score in zip(numbered, scores, strict=True)]
@@ -150,7 +150,7 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (first line from 1, paragraph). A text without blank lines has a paragraph a line."""
+    """Yield (number of the first line, paragraph). Without blank lines, each line is a paragraph."""
     separator = r"\n[ \t]*\n" if re.search(r"\S[ \t]*\n[ \t]*\n\s*\S", text) else r"\n"
     line, start = 1, 0
     for end, next_start in [*(match.span() for match in re.finditer(separator, text)), (len(text), len(text))]:
@@ -187,7 +187,7 @@ class MiningCounts:
     """Documents of data and corpus together."""
     negatives: int
     without: int
-    """Queries without a negative."""
+    """Number of queries without a negative."""
     rejected: int
     """Unusable records of data and corpus."""
 
@@ -196,7 +196,7 @@ def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: s
     """Add negatives from among all documents to the matches of `data`, and write them as JSON lines (format `matches`).
 
     Args:
-        opened: a model of vectors.
+        opened: an embedding model.
         data: a file or glob of matches.
         out: the file to write.
         negatives: maximum number for each query, nearest first.
@@ -204,28 +204,29 @@ def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: s
 
     Raise InputError if the model, the data or the output file is unsuitable.
     """
-    check_embeds(opened)
+    check_can_embed(opened)
     check_new_file(out)
     matches, documents, rejected = _read_matches_and_corpus(data, corpus)
-    positions = {text: position for position, text in enumerate(documents)}
-    corpus_vectors = unit_vectors(opened, documents, "document")
-    query_vectors = unit_vectors(opened, list(matches), "query")
-    lines, count, without = [], 0, 0
+    indices = {text: index for index, text in enumerate(documents)}
+    corpus_vectors = embed_normalized(opened, documents, "document")
+    query_vectors = embed_normalized(opened, list(matches), "query")
+    lines, count, queries_without_negatives = [], 0, 0
     chunk = max(1, _MAX_COSINES // len(documents))
-    for number, (query, (positives, known)) in enumerate(matches.items()):
+    for number, (query, (positives, known_negatives)) in enumerate(matches.items()):
         if number % chunk == 0:
             cosines = query_vectors[number : number + chunk] @ corpus_vectors.T
         row = cosines[number % chunk]
-        answers = [positions[text] for text in positives]
+        answers = [indices[text] for text in positives]
         limit = row[answers].min() - _MINING_MARGIN
         row[answers] = -np.inf
-        row[[positions[text] for text in (query, *known) if text in positions]] = -np.inf
+        row[[indices[text] for text in (query, *known_negatives) if text in indices]] = -np.inf
         nearest = np.argsort(-np.where(row <= limit, row, -np.inf), kind="stable")[:negatives]
-        mined = [documents[position] for position in nearest if -np.inf < row[position] <= limit]
-        count, without = count + len(mined), without + (not mined)
-        lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known, *mined]}))
+        mined = [documents[index] for index in nearest if -np.inf < row[index] <= limit]
+        count += len(mined)
+        queries_without_negatives += not mined
+        lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known_negatives, *mined]}))
     write_output(out, b"\n".join(lines) + b"\n")
-    return MiningCounts(len(matches), len(documents), count, without, rejected)
+    return MiningCounts(len(matches), len(documents), count, queries_without_negatives, rejected)
 
 
 # Evaluation on a corpus
@@ -242,50 +243,50 @@ class Corpus:
     documents: list[str]
     queries: list[str]
     judged: list[Judgements]
-    """For each query: {index of a document: relevance, above 0}. Indices beyond the documents are of judged documents
-    that are missing, and are never found."""
+    """For each query: {index of a document: relevance, above 0}. Indices beyond the documents stand for missing
+    documents, which are never found."""
     self_documents: dict[int, int]
     """{query index: index of the document that is the query itself, which is not searched}."""
 
 
 def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> EvaluationResult:
-    """Compute recall, MRR and nDCG of a model of vectors, with the queries of `data` or of a folder in BEIR's format.
+    """Compute recall, MRR and nDCG of an embedding model, with the queries of `data` or of a folder in BEIR's format.
 
     All documents of `corpus` are searched. Raise InputError if the model or the corpus is unsuitable.
     """
-    check_embeds(opened)
+    check_can_embed(opened)
     is_folder = Path(corpus).is_dir()
     if is_folder and data is not None:
         what = f"{corpus} is a folder in BEIR's format, which has its own queries"
         raise InputError.at("--data", what, "remove it, or use a file of texts as --corpus")
-    read = read_beir(Path(corpus)) if is_folder else _corpus_of_matches(corpus, data)
+    loaded = read_beir(Path(corpus)) if is_folder else _read_corpus_of_matches(corpus, data)
     started = time.monotonic()
-    documents = unit_vectors(opened, read.documents, "document")
-    queries = unit_vectors(opened, read.queries, "query")
-    metrics = retrieval_metrics(queries, documents, read.judged, read.self_documents)
+    documents = embed_normalized(opened, loaded.documents, "document")
+    queries = embed_normalized(opened, loaded.queries, "query")
+    metrics = retrieval_metrics(queries, documents, loaded.judged, loaded.self_documents)
     seconds = time.monotonic() - started
     objective = opened.objective.config.objective
-    return EvaluationResult(opened.name, objective, metrics, len(read.queries), len(read.documents), None, seconds)
+    return EvaluationResult(opened.name, objective, metrics, len(loaded.queries), len(loaded.documents), None, seconds)
 
 
-def _corpus_of_matches(corpus: str, data: str | None) -> Corpus:
+def _read_corpus_of_matches(corpus: str, data: str | None) -> Corpus:
     """Return the queries of `data`, with its documents and the texts of the file or glob `corpus`."""
     if data is None:
         fix = "add --data FILE with matches, whose queries are used; or give a folder in BEIR's format"
         raise InputError.at("--corpus", f"{corpus} has texts, but no queries", fix)
     matches, documents, _ = _read_matches_and_corpus(data, corpus)
-    positions = {text: position for position, text in enumerate(documents)}
-    judged = [dict.fromkeys((positions[text] for text in positives), 1.0) for positives, _ in matches.values()]
-    self_documents = {number: positions[query] for number, query in enumerate(matches) if query in positions}
-    self_documents = {number: position for number, position in self_documents.items() if position not in judged[number]}
+    indices = {text: index for index, text in enumerate(documents)}
+    judged = [dict.fromkeys((indices[text] for text in positives), 1.0) for positives, _ in matches.values()]
+    self_documents = {number: indices[query] for number, query in enumerate(matches) if query in indices}
+    self_documents = {number: index for number, index in self_documents.items() if index not in judged[number]}
     return Corpus(documents, list(matches), judged, self_documents)
 
 
 def read_beir(folder: Path) -> Corpus:
     """Read a folder in BEIR's format, with the judgements of test, or else dev, validation or train.
 
-    A document is its title and text, without empty ones. As in BEIR, queries without a relevant document are skipped,
-    and a document with a query's own id is not searched. Raise InputError with the first 20 wrong lines.
+    A document is its title and text; empty documents are skipped. As in BEIR, queries without a relevant document are
+    skipped, and a query does not search the document with its own id. Raise InputError with the first 20 wrong lines.
     """
     file = next((file for name in _SPLITS if (file := folder / "qrels" / f"{name}.tsv").is_file()), None)
     missing = [name for name in ("corpus.jsonl", "queries.jsonl") if not (folder / name).is_file()]
@@ -303,23 +304,23 @@ def read_beir(folder: Path) -> Corpus:
         problems.append(Problem(str(folder / "corpus.jsonl"), "has no document with words", "add documents with text"))
     if problems:
         raise InputError(problems[:_MAX_PROBLEMS])
-    if without := len(texts) - len(documents):
-        logger.info("%s: %s documents without words are skipped", folder / "corpus.jsonl", f"{without:,}")
-    positions = {name: position for position, name in enumerate(documents)}
+    if num_empty := len(texts) - len(documents):
+        logger.info("%s: %s documents without words are skipped", folder / "corpus.jsonl", f"{num_empty:,}")
+    indices = {name: index for index, name in enumerate(documents)}
     by_query: dict[str, Judgements] = {}
     for query, document, score in judgements:
         if score > 0:
-            position = positions.setdefault(document, len(positions))
-            by_query.setdefault(query, {})[position] = score
+            index = indices.setdefault(document, len(indices))
+            by_query.setdefault(query, {})[index] = score
     if not by_query:
         raise InputError.at(str(file), "marks no document as relevant to a query", "use scores above 0")
-    if unknown := len(positions) - len(documents):
+    if num_missing := len(indices) - len(documents):
         logger.info(
             "%s: %s relevant documents are not in corpus.jsonl, so they are never found",
             file,
-            f"{unknown:,}",
+            f"{num_missing:,}",
         )
-    self_documents = {number: positions[name] for number, name in enumerate(by_query) if name in documents}
+    self_documents = {number: indices[name] for number, name in enumerate(by_query) if name in documents}
     return Corpus(
         list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), self_documents
     )
@@ -327,32 +328,36 @@ def read_beir(folder: Path) -> Corpus:
 
 def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, str]]:
     """Yield (id, text) of each line; the text joins the fields of these names."""
-    for where, line in _lines(file):
+    for location, line in _lines(file):
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            problems.append(Problem(where, f"is not JSON: {error}", "fix the line"))
+            problems.append(Problem(location, f"is not JSON: {error}", "fix the line"))
             continue
         fields = [row.get(name) or "" for name in names] if isinstance(row, dict) else []
         name = row.get("_id") if isinstance(row, dict) else None
         if not isinstance(name, str) or not all(isinstance(field, str) for field in fields) or "text" not in row:
-            problems.append(Problem(where, "has no `_id` and `text` that are strings", 'write {"_id": …, "text": …}'))
+            problems.append(
+                Problem(location, "has no `_id` and `text` that are strings", 'write {"_id": …, "text": …}')
+            )
             continue
         yield name, " ".join(filter(None, fields)).strip()
 
 
 def _judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) -> Iterator[tuple[str, str, float]]:
-    """Yield (query, document, score) of each line but the heading."""
-    for number, (where, line) in enumerate(_lines(file)):
-        parts = line.rstrip("\n").split("\t")
+    """Yield (query, document, score) of each line except the heading."""
+    for number, (location, line) in enumerate(_lines(file)):
+        columns = line.rstrip("\n").split("\t")
         try:
-            query, document, score = parts[0], parts[1], float(parts[2])
+            query, document, score = columns[0], columns[1], float(columns[2])
         except (IndexError, ValueError):
-            if number:  # the first is a heading
-                problems.append(Problem(where, "is not a judgement", "write QUERY, DOCUMENT and SCORE between tabs"))
+            if number:  # the first line is a heading
+                problems.append(Problem(location, "is not a judgement", "write QUERY, DOCUMENT and SCORE between tabs"))
             continue
         if query not in queries:
-            problems.append(Problem(where, f"there is no query {query!r} in queries.jsonl", "fix or remove the line"))
+            problems.append(
+                Problem(location, f"there is no query {query!r} in queries.jsonl", "fix or remove the line")
+            )
             continue
         yield query, document, score
 

@@ -76,7 +76,7 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
         if not (result.is_failed() and hosts.elastic):
             handler.shutdown()
     except SignalException:
-        raise Interrupted.at("", "stopped", folder.how_to_continue) from None
+        raise Interrupted.at("", "stopped", folder.continue_hint) from None
     except RendezvousClosedError:
         what, fix = "another host has ended the run", "its output has the reason; the same command resumes"
         raise WorkError.at(hosts.where, what, fix) from None
@@ -96,7 +96,7 @@ def log_waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
     def last_line() -> str:
         if leads:
             mark_start(folder, "stopped")
-        return f"stopped\n    {folder.how_to_continue}"
+        return f"stopped\n    {folder.continue_hint}"
 
     with exit_on_signal(last_line), reporting(lambda: what) if what else nullcontext():
         yield

@@ -111,7 +111,7 @@ def start_run(
         if original is not None:
             _check_copy(config, original)
         check_cache()
-    with explain_interrupt(lambda: folder.how_to_continue), lock(folder.lock, wait=False) if leads else nullcontext():
+    with explain_interrupt(lambda: folder.continue_hint), lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
             if original is None:  # a copy is claimed when nothing of its run is refused
                 folder.claim()
@@ -281,29 +281,27 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
 
 def _with_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the choices of its first start (`model.auto`, `data.packing: auto`), if there was one."""
-    from artel.training.same_run import with_earlier_choice, with_earlier_packing
+    from artel.training.same_run import restore_choice, restore_packing
 
-    return with_recorded_values(
-        with_earlier_packing((with_earlier_choice(config) or config) if config.model.auto else config)
-    )
+    return with_recorded_values(restore_packing((restore_choice(config) or config) if config.model.auto else config))
 
 
 def _note_unreached(config: RunConfig, prepared: PreparedText) -> None:
     """Announce settings without effect in a run of this length. Raise InputError for a warmup far beyond its end."""
     from artel.training.lengthening import prepared_length
-    from artel.training.unreached import unreached_settings
+    from artel.training.unused_settings import find_unused_settings
 
     length = prepared_length(config, prepared)
-    for note in unreached_settings(config, length) if length.samples else ():
+    for note in find_unused_settings(config, length) if length.samples else ():
         logger.info(note)
 
 
 def _with_packing(config: RunConfig, prepared: PreparedText, restart: bool) -> RunConfig:
     """Return the run with `data.packing: auto` resolved: as in its first start, or now."""
     from artel.training.packing import AUTO, choose_packing, with_packing
-    from artel.training.same_run import with_earlier_packing
+    from artel.training.same_run import restore_packing
 
-    config = config if restart else with_earlier_packing(config)
+    config = config if restart else restore_packing(config)
     if config.data.packing != AUTO:
         return config
     choice = choose_packing(config, prepared.open().train)
@@ -317,9 +315,9 @@ def _check_min_budget(config: RunConfig, world: int, local_size: int, restart: b
     from artel.planning.budget.choose import TRYING_MESSAGE, check_budget_before_text, is_doubtful
     from artel.planning.hardware import find_hardware
     from artel.preparing import is_prepared
-    from artel.training.same_run import with_earlier_choice
+    from artel.training.same_run import restore_choice
 
-    has_begun = not restart and with_earlier_choice(config) is not None
+    has_begun = not restart and restore_choice(config) is not None
     if not has_begun and is_doubtful(config, find_hardware()) and not is_prepared(config):
         logger.info(TRYING_MESSAGE)
         check_budget_before_text(config, world, local_size)
@@ -330,9 +328,9 @@ def _with_choice(config: RunConfig, world: int, local_size: int, restart: bool) 
     from artel.planning import StartConditions, check_run
     from artel.planning.budget.choose import CHOOSING_MESSAGE, choose_model
     from artel.planning.hardware import find_hardware
-    from artel.training.same_run import with_earlier_choice
+    from artel.training.same_run import restore_choice
 
-    chosen, choice = None if restart else with_earlier_choice(config), None
+    chosen, choice = None if restart else restore_choice(config), None
     if chosen is None:
         logger.info(CHOOSING_MESSAGE)
         choice = choose_model(config, find_hardware(), world, local_size)
@@ -364,7 +362,7 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
     from artel.parallel import join_world
     from artel.registry import CALLBACKS
     from artel.training.loop import train
-    from artel.training.same_run import with_earlier_choice, with_earlier_packing
+    from artel.training.same_run import restore_choice, restore_packing
 
     choose_process_interface()
     folder = RunFolder(Path(config.run))
@@ -382,8 +380,8 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
         if LAUNCHED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LAUNCHED]))
         if config.model.auto:  # another process led the run, and has written what was chosen
-            config = with_earlier_choice(config, needs_checkpoint=False) or config
-        config = with_earlier_packing(config, needs_checkpoint=False)
+            config = restore_choice(config, needs_checkpoint=False) or config
+        config = restore_packing(config, needs_checkpoint=False)
         callbacks = [*callbacks, *(CALLBACKS[name]() for name in config.callbacks)]
         prepared = prepare(with_recorded_values(config))
         return train(prepared.config, prepared, world, callbacks, make_report=partial(_report, config.run))

@@ -48,7 +48,7 @@ from artel.training.model_setup import check_layout
 from artel.training.optim.optimizer import check_optimizer
 from artel.training.run_folder import RunFolder
 from artel.training.task_harness import check_tasks
-from artel.training.unreached import unreached_settings
+from artel.training.unused_settings import find_unused_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def find_length_notes(config: RunConfig) -> list[str]:
         if not config.model.auto and is_prepared(config):
             prepared = prepare_silently(config)
             length = prepared_length(prepared.config, prepared)
-    return unreached_settings(config, length if length and length.samples else None)
+    return find_unused_settings(config, length if length and length.samples else None)
 
 
 def _run_checks(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
@@ -128,7 +128,7 @@ def _checks(config: RunConfig, start: StartConditions, doubtful: set[str]) -> It
         file = Path(config.parallel.deepspeed)
         yield Check(("parallel.deepspeed",), lambda: read_file(file))
     if not _has_started(config):
-        yield Check(("train", "validate", "checkpoint", "log"), lambda: unreached_settings(config))
+        yield Check(("train", "validate", "checkpoint", "log"), lambda: find_unused_settings(config))
     yield Check(("track",), lambda: check_trackers(list(config.track)))
     yield Check(("train.optimizer", "train.weights", "train.precision"), lambda: check_optimizer(train))
     if start.trains_here:

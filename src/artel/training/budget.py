@@ -1,10 +1,10 @@
-"""Keeps a run within `train.budget`: the fraction of its time that is used, and the last step.
+"""Keeps a run within `train.budget`: measures the used fraction of the time, and predicts the last step.
 
-The end of a run takes time, too: a validation, the samples, the last checkpoint, the final model. `MeasureEnd`
+The end of a run also takes time: a validation, the samples, the last checkpoint, the final model. `MeasureEnd`
 (callbacks.py) measures it early in each start, and the budget reserves it. Validation and samples are measured again
-each time; checkpoints are not, since most are written while training continues. Checkpoints save the measurements for
-the first steps of the next start. The first rank measures, and `synchronize` (loop.py) passes its numbers to the others
-in every step, so that all use one clock.
+each time. Checkpoints are not, since most are written while training continues. Each checkpoint saves the measurements,
+and the next start uses them in its first steps. The first rank measures, and `synchronize` (loop.py) passes its numbers
+to the other ranks in every step: all use one clock.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from collections.abc import Mapping
 from statistics import median
 
 FEWEST_STEPS = 4
-"""Steps of the shortest run with a budget: two measure the pace, and a third is taken only if a fourth would fit."""
-_COMPUTED_PARTS = {"validation", "samples"}
-"""Parts of the end that the model computes. The others write files."""
-_PACE_STEPS = 5  # steps whose median is the pace: one delayed step does not count, a slower machine soon does
+"""Steps of the shortest run with a budget. Two measure the pace, and a third is taken only if a fourth would fit."""
+_COMPUTED_PHASES = {"validation", "samples"}
+"""Phases of the end that the model computes. The others write files."""
+_PACE_STEPS = 5  # steps whose median is the pace: a single delayed step hardly changes it, a slower machine soon does
 
 
 class Budget:
-    """The time that a run may take, and the first rank's measurements, all in seconds. Without a limit: infinite."""
+    """The time that a run may take, and the first rank's measurements. All in seconds; infinite without a limit."""
 
-    def __init__(self, seconds: float | None, end: Mapping[str, list[float]] | None = None, share: float = 0.0) -> None:
-        """`end` and `share`: from the previous start, if the run resumes."""
+    def __init__(
+        self, seconds: float | None, end: Mapping[str, list[float]] | None = None, used_fraction: float = 0.0
+    ) -> None:
+        """`end` and `used_fraction`: from the previous start, if the run resumes."""
         self.seconds = math.inf if seconds is None else seconds
         self._steps: deque[float] = deque(maxlen=_PACE_STEPS)
-        self._first_is_over = False
-        self._share = share
+        self._first_step_is_over = False
+        self._used_fraction = used_fraction
         self.end = dict(end or {})
-        """Part of the end -> [its seconds, seconds per step at that time]."""
+        """Phase of the end -> [its seconds, seconds per step at that time]."""
         self.is_measured = False
-        """True once all parts of the end have been measured in this start."""
+        """True once all phases of the end have been measured in this start."""
 
     @property
     def step_seconds(self) -> float:
@@ -44,34 +46,35 @@ class Budget:
     def end_seconds(self) -> float:
         """Seconds that the end of the run takes at the current pace.
 
-        Parts that the model computes scale with the duration of a step. Writing files gets slower with it, but not
-        faster.
+        Phases that the model computes scale with the duration of a step. Writing files gets slower when steps do, but
+        not faster.
         """
-        now, total = self.step_seconds, 0.0
-        for part, (seconds, then) in self.end.items():
-            pace = now / then if now and then else 1.0
-            total += seconds * (pace if part in _COMPUTED_PARTS else max(1.0, pace))
+        step_seconds, total = self.step_seconds, 0.0
+        for phase, (seconds, step_seconds_then) in self.end.items():
+            slowdown = step_seconds / step_seconds_then if step_seconds and step_seconds_then else 1.0
+            total += seconds * (slowdown if phase in _COMPUTED_PHASES else max(1.0, slowdown))
         return total
 
     def note_step(self, seconds: float) -> None:
-        """Record the duration of a step. The first one of a start does not count, since it compiles and allocates."""
-        if self._first_is_over:
+        """Record the duration of a step. Ignores the first step of a start, which compiles and allocates memory."""
+        if self._first_step_is_over:
             self._steps.append(seconds)
-        self._first_is_over = True
+        self._first_step_is_over = True
 
-    def note_end(self, part: str, seconds: float) -> None:
-        """Record the duration, measured or estimated, of a part of the end."""
-        self.end[part] = [seconds, self.step_seconds]
+    def note_end(self, phase: str, seconds: float) -> None:
+        """Record the duration, measured or estimated, of a phase of the end."""
+        self.end[phase] = [seconds, self.step_seconds]
 
-    def share(self, elapsed: float, in_steps: float) -> float:
-        """Return the used fraction of the time for steps, given that `in_steps` of the `elapsed` seconds were steps.
+    def update_used_fraction(self, elapsed: float, in_steps: float) -> float:
+        """Return the used fraction of the time for steps. `in_steps` of the `elapsed` seconds were steps.
 
-        It never falls, even if the end turns out to take less than expected, or if the run resumes.
+        The fraction never falls, even if the end turns out to take less than expected, or if the run resumes.
         """
-        left = self.seconds - elapsed - self.end_seconds
-        self._share = max(self._share, in_steps / (in_steps + left) if left > 0 else 1.0)
-        return self._share
+        remaining = self.seconds - elapsed - self.end_seconds
+        used_fraction = in_steps / (in_steps + remaining) if remaining > 0 else 1.0
+        self._used_fraction = max(self._used_fraction, used_fraction)
+        return self._used_fraction
 
-    def needed(self, elapsed: float) -> float:
+    def needed_seconds(self, elapsed: float) -> float:
         """Return the total duration of the run if the step that begins now is not its last one."""
         return elapsed + 2 * self.step_seconds + self.end_seconds

@@ -1,7 +1,7 @@
 """Callbacks: small objects that the loop calls after every step. Each decides for itself whether it is due.
 
-Whether a step was good is known late: callbacks that need to know ask the guard first. A user's callback runs before
-them, so with `train.on_bad_step: stop` it may see the weights of a bad step, after which the run ends.
+The host learns late if a step was good, so callbacks that depend on it ask the guard first. A user's callback runs
+before them: with `train.on_bad_step: stop` it may see the weights of a bad step, after which the run ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from artel.storage import write_file
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
 from artel.training.memory import memory_in_use
-from artel.training.metrics.jsonl import Lines
+from artel.training.metrics.jsonl import JsonLinesFile
 from artel.training.run import IntervalClock, Run
 from artel.training.task_harness import best_is_task, run_tasks, task_directions, task_metrics
 
@@ -45,7 +45,7 @@ class Log:
         run.trackers.on_step(run.step)
         if not (run.step % run.config.log.every == 0 or run.finished):
             return
-        self._guard.rewound(run)
+        self._guard.check_newest_step(run)
         sums = run.strategy.all_reduce_sum(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
         if not totals["targets"]:  # only bad steps, which are in bad_steps.jsonl
@@ -64,13 +64,13 @@ class Log:
                 "step": run.step,
                 "epoch": round(run.length.epoch(run.step), 6),
                 "loss": run.progress.train_loss,
-                **({"balance": balance} if balance else {}),  # of a mixture of experts
+                **({"balance": balance} if balance else {}),  # only for a mixture of experts
                 "gradient_norm": float(run.norm),
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
                 "tokens_per_second": speed,
                 "run_tokens_per_second": run.progress.tokens_per_second,
-                **({"filler": round(1 - tokens / positions, 6)} if tokens < positions else {}),  # of the rows
+                **({"filler": round(1 - tokens / positions, 6)} if tokens < positions else {}),  # fraction of padding
                 "seconds": round(run.progress.seconds + run.first_rank_seconds, 3),
                 "memory_gib": round(memory_in_use(run.world.device) / 2**30, 4),
                 **({"mfu": mfu} if mfu is not None else {}),
@@ -80,7 +80,7 @@ class Log:
 
 
 class Validate:
-    """Evaluates the validation split at `validate.every` and at the end. Ends the run after `validate.patience`."""
+    """Evaluates the validation split at `validate.every` and at the end. Stops the run early by `validate.patience`."""
 
     def __init__(self, guard: Guard, validation: Validation) -> None:
         self._guard, self._validation = guard, validation
@@ -93,7 +93,7 @@ class Validate:
         is_due = self._clock.is_due(run, config.every)
         if not (is_due or run.finished):
             return
-        self._guard.rewound(run)
+        self._guard.check_newest_step(run)
         run.trackers.show_progress("evaluating", 0.0)
         progress = partial(run.trackers.show_progress, "evaluating")
         with run.timed_end("validation"):
@@ -101,7 +101,7 @@ class Validate:
         run.progress.validation, run.progress.calibration = metrics, run.objective.calibration()
         run.newest_validation = run.step
         run.check_folder()
-        if run.world.first and (details := run.objective.details(outputs, self._validation.part)):
+        if run.world.first and (details := run.objective.details(outputs, self._validation.split)):
             write_file(run.folder.validation, orjson.dumps({"step": run.step, **details}, option=orjson.OPT_INDENT_2))
         best = run.config.checkpoint.best
         if best is not None and best in metrics:
@@ -129,7 +129,7 @@ class ShowSamples:
         line = {"step": run.step, "prompt": prompt, "text": _generate_sample(run, prompt)}
         logger.info("step %s: %s → %s", run.step, prompt, line["text"])
         if run.world.first:
-            lines = Lines(run.folder.samples)
+            lines = JsonLinesFile(run.folder.samples)
             lines.add(line)
             lines.close()
         return line
@@ -145,11 +145,12 @@ class MeasureEnd:
     """With `train.budget`: times what the end of the run will take, after the second step of this start.
 
     It evaluates a few micro-batches, continues one prompt, and writes one checkpoint, even if `checkpoint.every` is
-    never. The loop waits for it as it does for the last one. The final model is assumed to take as long as a
-    checkpoint, which contains it. Raise WorkError if the checkpoint cannot be written: neither could the last one.
+    never. The loop waits for this checkpoint, as for the last one. The final model is assumed to take as long as a
+    checkpoint, which contains it. Raise WorkError if the checkpoint cannot be written, since the last one would fail
+    too.
     """
 
-    _MICRO_BATCHES = 4  # of the validation, after one for warm-up
+    _MICRO_BATCHES = 4  # timed micro-batches of the validation, after one for warm-up
 
     def __init__(self, guard: Guard, validation: Validation) -> None:
         self._guard, self._validation = guard, validation
@@ -159,7 +160,7 @@ class MeasureEnd:
         self._steps += 1
         if run.config.train.budget is None or self._steps != 2 or run.finished:
             return
-        self._guard.rewound(run)
+        self._guard.check_newest_step(run)
         run.trackers.show_progress("measuring the time that the end takes")
         self._validate(run)
         self._show(run)
@@ -167,8 +168,8 @@ class MeasureEnd:
         run.check_folder()
         started = run.clock()
         _save_and_wait(run)
-        for part in ("checkpoint", "model"):
-            run.budget.note_end(part, run.clock() - started)
+        for phase in ("checkpoint", "model"):
+            run.budget.note_end(phase, run.clock() - started)
         run.budget.is_measured = True
 
     def _validate(self, run: Run) -> None:
@@ -193,7 +194,7 @@ class MeasureEnd:
 
 
 class Save:
-    """Saves a checkpoint at `checkpoint.every`, at the end, on a requested stop, and if `checkpoint.best` improved."""
+    """Saves a checkpoint at `checkpoint.every`, if `checkpoint.best` improves, on a requested stop, and at the end."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -202,13 +203,13 @@ class Save:
 
     def __call__(self, run: Run) -> None:
         every = run.config.checkpoint.every
-        better = run.step == run.progress.best_step
-        if not self._started and every != Interval():  # that is, never
+        is_best = run.step == run.progress.best_step
+        if not self._started and every != Interval():  # an empty interval means never
             run.saver.touch_memory()
         self._started = True
-        if not (better or run.stop_requested or run.finished or self._clock.is_due(run, every)):
+        if not (is_best or run.stop_requested or run.finished or self._clock.is_due(run, every)):
             return
-        self._guard.rewound(run)
+        self._guard.check_newest_step(run)
         run.check_folder()
         if run.stop_requested or run.finished:
             run.trackers.show_progress("writing the checkpoint")
@@ -246,15 +247,15 @@ class EvaluateTasks:
         is_due = self._clock.is_due(run, config.tasks_every)
         if not (is_due or measures_end or run.finished):
             return
-        self._guard.rewound(run)
-        results = self._results(run)
+        self._guard.check_newest_step(run)
+        results = self._evaluate(run)
         if results is not None:
             self._record(run, task_metrics(results))
         if best_is_task(run.config):
             self._compare(run, results, is_due)
 
-    def _results(self, run: Run) -> dict[str, Any] | None:
-        """Return the harness's results, or None if a task failed, or on ranks that do not take part."""
+    def _evaluate(self, run: Run) -> dict[str, Any] | None:
+        """Return the harness's results. None if a task failed, or on ranks that do not take part."""
         run.trackers.show_progress("evaluating the tasks")
         config, strategy = run.config.validate_, run.strategy
         world = run.world if strategy.holds_full_model else None
@@ -265,7 +266,7 @@ class EvaluateTasks:
                 return run_tasks(
                     strategy.model, run.tokenizer, config.tasks, limit=config.tasks_limit, world=world, quiet=True
                 )
-            except Exception as error:  # whatever the harness or a task raises: the run continues without it
+            except Exception as error:  # the harness and tasks raise all types; the run continues without the results
                 if not strategy.holds_full_model:
                     raise  # the other ranks wait for this one within a layer
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
@@ -285,23 +286,23 @@ class EvaluateTasks:
         name = run.config.checkpoint.best
         assert name is not None
         metrics = {} if results is None else task_metrics(results)
-        known = run.world.first and name in metrics
-        higher = known and results is not None and task_directions(results)[name]
+        has_value = run.world.first and name in metrics
+        higher = has_value and results is not None and task_directions(results)[name]
         value, is_known, is_higher = run.strategy.all_reduce_sum(
-            [metrics[name] if known else 0.0, float(known), float(bool(higher))]
+            [metrics[name] if has_value else 0.0, float(has_value), float(bool(higher))]
         )
         if is_known:
-            at_step = run.progress.validation if run.newest_validation == run.step else metrics
-            compare_with_best(run, value, at_step, higher_is_better=bool(is_higher), counts=is_due)
+            step_metrics = run.progress.validation if run.newest_validation == run.step else metrics
+            compare_with_best(run, value, step_metrics, higher_is_better=bool(is_higher), counts=is_due)
 
 
 def compare_with_best(
     run: Run, value: float, metrics: dict[str, float], *, higher_is_better: bool, counts: bool
 ) -> None:
-    """Record the value of `checkpoint.best` after the newest step. A better one is saved; `patience` may end the run.
+    """Record the value of `checkpoint.best` after the newest step, and stop the run early if `patience` is over.
 
-    `metrics`: all of this step. `counts`: True if it counts toward `patience`. A validation that is due only because
-    the run ends does not count, since a longer run would not have it. All ranks pass the same values.
+    `metrics`: all metrics of this step. `counts`: True if the validation counts toward `patience`. One that is due only
+    because the run ends does not count, since a longer run would not have it. All ranks pass the same values.
     """
     name, progress = run.config.checkpoint.best, run.progress
     assert name is not None
@@ -324,35 +325,36 @@ class StopOnSignal:
     """Ends the run after this step, saved, on SIGTERM, Ctrl-C or Slurm's SIGUSR1; at once on a second Ctrl-C.
 
     Before the first step there is nothing to finish, so each of these signals ends the run at once: through the handler
-    that artel's caller has set, or by ending the process. Signals arrive in the main thread only.
+    that the caller of artel has set, or by ending the process. Signals arrive in the main thread only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.requested = False
-        """True once this process was asked to stop."""
+        """True once this process has been asked to stop."""
         self.finishes_step = False
-        """True while steps are taken: a first Ctrl-C then waits for the end of the step."""
-        self._clock, self._when = clock, 0.0
-        self._answered = ExitStack()
+        """True once steps are taken. Then a first Ctrl-C waits for the end of the step."""
+        self._clock, self._signal_time = clock, 0.0
+        self._interrupt_answers = ExitStack()
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if in_main_thread() else ()
-        self._before = {number: signal.signal(number, self._on_signal) for number in signals}
+        self._old_handlers = {number: signal.signal(number, self._on_signal) for number in signals}
 
     def follow(self, run: Run) -> StopOnSignal:
-        """Finish the step of `run` before it stops, and say so to whoever presses Ctrl-C. Return this callback."""
+        """Finish the step of `run` before it stops, and tell the user so on Ctrl-C. Return this callback."""
         self.finishes_step = True
-        self._answered.enter_context(answer_interrupts_with(partial(_stop_message, run)))
+        self._interrupt_answers.enter_context(answer_interrupts_with(partial(_stop_message, run)))
         return self
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
-        before = self._before[signal.SIGINT]
-        if not self.finishes_step and callable(before):
-            before(number, frame)
-        if self.requested and number == signal.SIGINT and now - self._when > SAME_SIGNAL_SECONDS:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
+        old_handler = self._old_handlers[signal.SIGINT]
+        if not self.finishes_step and callable(old_handler):
+            old_handler(number, frame)
+        if self.requested and number == signal.SIGINT and now - self._signal_time > SAME_SIGNAL_SECONDS:
+            handler = signal.SIG_DFL if old_handler is signal.default_int_handler else old_handler
+            signal.signal(signal.SIGINT, handler)
             signal.raise_signal(signal.SIGINT)
         if not self.requested:
-            self._when = now
+            self._signal_time = now
         self.requested = True
 
     def __call__(self, run: Run) -> None:
@@ -360,16 +362,18 @@ class StopOnSignal:
             raise Interrupted.at("", f"stopped and saved after {run.position}", "the same command resumes")
 
     def close(self) -> None:
-        self._answered.close()
-        for number, handler in self._before.items():
+        self._interrupt_answers.close()
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
 
 def _stop_message(run: Run) -> str:
-    """Return the answer to Ctrl-C: what it does to `run` now, and what a second one would do."""
+    """Return the message after Ctrl-C: when `run` will stop, and the effect of a second Ctrl-C."""
     step = run.folder.last_checkpoint
-    resumes = f"resume from the last checkpoint ({step})" if step else "lose its steps: no checkpoint is written yet"
+    second_effect = f"resume from the last checkpoint ({step})"
+    if not step:
+        second_effect = "lose its steps: no checkpoint is written yet"
     seconds = run.seconds_left_of_step
     estimate = f" (about {seconds:,.0f} s)" if seconds >= 1 else ""
-    what = f"once this is done: {run.trackers.doing}" if run.trackers.doing else f"after this step{estimate}"
-    return f"stopping {what}; press Ctrl-C again to stop at once and {resumes}"
+    when = f"once this is done: {run.trackers.doing}" if run.trackers.doing else f"after this step{estimate}"
+    return f"stopping {when}; press Ctrl-C again to stop at once and {second_effect}"

@@ -1,4 +1,4 @@
-"""Compares planned values with measured ones, in words and in RUN/choice.json."""
+"""Compares planned values with measured ones, in messages and in RUN/choice.json."""
 
 from __future__ import annotations
 
@@ -20,44 +20,42 @@ _UNITS = {
 }
 """Unit and number of decimals of each value."""
 
-
 EXPECTED = ("bits_per_byte", "tokens_per_second", "minutes")
-"""Values in RUN/choice.json."""
-
+"""Names of the values in RUN/choice.json."""
 
 BITS_ERROR = 0.1
-"""Error of the expected bits per byte of a chosen model, as a fraction. On two novels that were not used for the fits
-it was between -0.4 % and 9 % (benchmarks/NOTES.md)."""
+"""Relative error of the expected bits per byte of a chosen model. On two novels that were not used for the fits the
+error was between -0.4 % and 9 % (benchmarks/NOTES.md)."""
 
 
 def expected_range(bits_per_byte: float) -> tuple[float, float]:
-    """Return the lowest and highest bits per byte to expect of a chosen model."""
+    """Return the expected bits per byte of a chosen model as a range: (lowest, highest)."""
     return bits_per_byte * (1 - BITS_ERROR), bits_per_byte * (1 + BITS_ERROR)
 
 
 def comparison_line(planned: Mapping[str, float | None], measured: Mapping[str, float | None]) -> str:
-    """Return each measured value with the planned one and the difference, in words."""
-    parts = []
+    """Return a line with each measured value, the planned one, and their difference."""
+    entries = []
     for name, value in measured.items():
         if value is None:
             continue
         unit, digits = _UNITS[name]
-        part = f"{value:,.{digits}f} {unit}"
+        entry = f"{value:,.{digits}f} {unit}"
         expected = planned.get(name)
         if expected and name == "bits_per_byte":
             lowest, highest = expected_range(expected)
-            part += f", expected {lowest:.2f} to {highest:.2f}"
+            entry += f", expected {lowest:.2f} to {highest:.2f}"
         elif expected:
-            part += f", planned {expected:,.{digits}f} ({value / expected - 1:+.0%})"
-        parts.append(part)
-    return "; ".join(parts)
+            entry += f", planned {expected:,.{digits}f} ({value / expected - 1:+.0%})"
+        entries.append(entry)
+    return "; ".join(entries)
 
 
-def record_reached(folder: RunFolder, config: RunConfig, result: Mapping[str, Any]) -> str | None:
+def record_results(folder: RunFolder, config: RunConfig, result: Mapping[str, Any]) -> str | None:
     """Write the results of a run with `model.auto` into RUN/choice.json, next to the expected values.
 
-    `result`: as in result.json. With a different budget than at the choice, there are no expected bits per byte. Return
-    the comparison in a line, or None if the model was not chosen automatically.
+    `result`: the content of result.json. If the budget has changed since the choice, the expected bits per byte are
+    dropped. Return the comparison as a line, or None if the model was not chosen automatically.
     """
     choice, budget = read_choice(folder), config.train.budget
     if choice is None or choice.get("model") != config.model.config:
@@ -72,17 +70,17 @@ def record_reached(folder: RunFolder, config: RunConfig, result: Mapping[str, An
         "minutes": result["wall_seconds"] / 60,
     }
     write_file(folder.choice, orjson.dumps(choice, option=orjson.OPT_INDENT_2))
-    return reached(choice)
+    return choice_comparison(choice)
 
 
-def reached(choice: Mapping[str, Any]) -> str | None:
-    """Return the comparison in RUN/choice.json in a line, or None if the run is not finished."""
+def choice_comparison(choice: Mapping[str, Any]) -> str | None:
+    """Return the comparison in RUN/choice.json as a line, or None if the run is not finished."""
     measured = choice_values(choice, "reached")
     return f"reached: {comparison_line(choice_values(choice, 'expected'), measured)}" if measured else None
 
 
 def choice_values(choice: Mapping[str, Any], group: str) -> dict[str, float]:
-    """Return the known values of RUN/choice.json in a group, `expected` or `reached`."""
+    """Return the known values of RUN/choice.json in `group`: expected or reached."""
     values = choice.get(group)
     if not isinstance(values, dict):
         return {}

@@ -20,24 +20,24 @@ from artel.storage import write_file
 from artel.tokens import PackedSamples, StoreSplit, TokenStore, evaluation_rows
 from artel.training.heartbeat import heartbeat
 
-# Tokens of a micro-batch if the run file says auto: 4,096 keep two CPU cores busy and within reach of their caches;
-# 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
+# Tokens of a micro-batch if the run file says auto. 4,096 keep two CPU cores busy and fit their caches. 32,768 fill a
+# GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
 _AUTO_TOKENS = {"cpu": 4096, "cuda": 32768}
 _MESSAGE_SECONDS = 10.0
 
 
 class ProgressMessages:
-    """Progress of a long piece of work, as a message every ten seconds: `evaluating 40%`."""
+    """Logs the progress of long work every ten seconds: `evaluating 40%`."""
 
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._clock = what, clock
+    def __init__(self, activity: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._activity, self._clock = activity, clock
         self._last = clock()
 
-    def __call__(self, share: float) -> None:
+    def __call__(self, fraction: float) -> None:
         now = self._clock()
         if now - self._last >= _MESSAGE_SECONDS:
             self._last = now
-            logger.info("%s %s", self._what, f"{share:.0%}")
+            logger.info("%s %s", self._activity, f"{fraction:.0%}")
 
 
 def micro_batch_size(config: RunConfig, world: World) -> int:
@@ -48,11 +48,11 @@ def micro_batch_size(config: RunConfig, world: World) -> int:
 
 
 class Validation:
-    """A split of a store as the objective's dataset, and a model's metrics on it."""
+    """A split of a store as the objective's dataset, and a model's metrics on that split."""
 
-    def __init__(self, objective: Objective, part: StoreSplit) -> None:
-        self.part = part
-        self.samples = objective.dataset(part)
+    def __init__(self, objective: Objective, split: StoreSplit) -> None:
+        self.split = split
+        self.samples = objective.dataset(split)
         self._objective = objective
 
     def stored_samples(self, count: int) -> int:
@@ -61,7 +61,7 @@ class Validation:
 
     def count(self, limit: int | None) -> int:
         """Return the number of samples to evaluate: at most `limit`, but as many as the metrics need."""
-        minimum = self._objective.min_evaluated(self.part)
+        minimum = self._objective.min_evaluated(self.split)
         return min(len(self.samples), max(minimum, limit or len(self.samples)))
 
     def evaluate(
@@ -77,14 +77,14 @@ class Validation:
         """
         count = self.count(limit)
         totals, outputs = strategy.evaluate(self._batches(strategy, micro_batch, count, progress), count)
-        return self._objective.metrics(totals, outputs, self.part), outputs
+        return self._objective.metrics(totals, outputs, self.split), outputs
 
     def _batches(
         self, strategy: ParallelStrategy, micro_batch: int, count: int, progress: Callable[[float], None]
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         ranks = strategy.dp_degree
         local_indices = np.arange(strategy.dp_rank, count, ranks)
-        # The same number of batches on all ranks: some ranks may have only padding in the last one.
+        # All ranks have the same number of batches. For some, the last one may be all padding.
         for start in range(0, -(-count // ranks), micro_batch):
             indices = local_indices[start : start + micro_batch]
             heartbeat("a validation batch")
@@ -106,33 +106,33 @@ def set_reference(
 ) -> None:
     """Give an objective that needs a reference the untrained model's outputs for each sample.
 
-    A run that `resumes` reads them from `file`; the file of a run without a checkpoint may be of another model. It
-    holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
+    A run that `resumes` reads them from `file`. Without a checkpoint the file is ignored, since it may be of another
+    model. It holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
     """
     if not objective.needs_reference:
         return
-    known = _read_reference(file, store.digest) if resumes and file.is_file() else None
+    reference = _read_reference(file, store.digest) if resumes and file.is_file() else None
     world.barrier()  # all ranks read before the first one writes
-    if known is None:
-        what = "computing the model's log-probability of each answer before training"
-        logger.info(what)
-        parts = {"train": store.train, "validation": store.validation}
-        known = {}
-        for name, part in parts.items():
-            if part.samples:
-                progress = ProgressMessages(f"{what} ({name}):")
-                known[name] = reference_outputs(objective, part, strategy, micro_batch, progress)
+    if reference is None:
+        activity = "computing the model's log-probability of each answer before training"
+        logger.info(activity)
+        splits = {"train": store.train, "validation": store.validation}
+        reference = {}
+        for name, split in splits.items():
+            if split.samples:
+                progress = ProgressMessages(f"{activity} ({name}):")
+                reference[name] = reference_outputs(objective, split, strategy, micro_batch, progress)
         if world.first:
-            write_file(file, save(known, metadata={"store": store.digest}))
-    for name, outputs in known.items():
+            write_file(file, save(reference, metadata={"store": store.digest}))
+    for name, outputs in reference.items():
         objective.set_reference(outputs.numpy(), validation=name == "validation")
 
 
 def reference_outputs(
-    objective: Objective, part: StoreSplit, strategy: ParallelStrategy, micro_batch: int, progress: ProgressMessages
+    objective: Objective, split: StoreSplit, strategy: ParallelStrategy, micro_batch: int, progress: ProgressMessages
 ) -> torch.Tensor:
     """Return the model's outputs for each sample of a split, float64 (samples, len(objective.outputs))."""
-    return torch.from_numpy(Validation(objective, part).evaluate(strategy, micro_batch, None, progress)[1])
+    return torch.from_numpy(Validation(objective, split).evaluate(strategy, micro_batch, None, progress)[1])
 
 
 def _read_reference(file: Path, digest: str) -> dict[str, torch.Tensor] | None:

@@ -16,13 +16,13 @@ from artel.models.loading.build import build_model
 from artel.models.loading.save import save_model
 from artel.storage import write_file
 from artel.training.checkpoint.format import Progress, checkpoint_path, full_weights, load_weights, read_progress
-from artel.training.comparison import record_reached
+from artel.training.comparison import record_results
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.run import Run
 
 
 def no_report() -> None:
-    """Return no report, for runs whose trackers need none."""
+    """Return None: the default for runs whose trackers need no report."""
 
 
 def finish(run: Run) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def finish(run: Run) -> dict[str, Any]:
         "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
     }
     is_frozen = any(not weight.requires_grad for weight in run.strategy.model.parameters())
-    (frozen,) = run.strategy.all_reduce_sum([float(is_frozen)])  # with a pipeline each rank knows only its own stage
+    (frozen,) = run.strategy.all_reduce_sum([float(is_frozen)])  # a pipeline rank knows only its own stage
     if run.world.first:
         run.objective.calibrate(progress.calibration)
         # A rank that holds the full model has the final weights. Otherwise read them from the checkpoint.
@@ -64,7 +64,7 @@ def finish(run: Run) -> dict[str, Any]:
             note=run.folder.record_model_files,
         )
         run.folder.record_weights()
-        comparison = record_reached(run.folder, run.config, result)
+        comparison = record_results(run.folder, run.config, result)
         if comparison is not None:
             logger.info(comparison)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
@@ -84,7 +84,7 @@ def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
 
 
 def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
-    """Return (checkpoint for the final model, its step). Sets the metrics of that step in `progress`."""
+    """Return the checkpoint for the final model, and its step. Sets that step's metrics in `progress`."""
     best = run.folder.checkpoints / "best"
     is_best = progress.stopped_early and best.exists()  # after a full disk there may be no best checkpoint
     path = best if is_best else checkpoint_path(run.folder.checkpoints, progress.step)
@@ -98,9 +98,9 @@ def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
 
 
 def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
-    """Return frozen weights, which are in no checkpoint, by building the model again.
+    """Build the model again and return its frozen weights, which no checkpoint has.
 
-    Return nothing for adapters, which are saved without their base model.
+    Adapters have none, since they are saved without their base model.
     """
     config = run.config
     if config.model.lora is not None:
@@ -113,7 +113,7 @@ def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
 
 
 def _peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes: of the GPU, or this process's largest resident size."""
+    """Return the peak in bytes: of the GPU's allocator, or the largest resident size of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

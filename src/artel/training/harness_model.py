@@ -16,37 +16,39 @@ from artel.training.heartbeat import heartbeat
 
 
 class HarnessModel(HFLM):
-    """The harness's class for transformers models, for a model in training, on one process or several."""
+    """lm-evaluation-harness's interface to a model in training, on one process or several."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer, batch: int, world: World | None) -> None:
         """`world`: processes that hold the full model and divide the questions."""
-        # The harness adds a padding token to its tokenizer; the run's own must stay unchanged.
+        # A copy, since the harness adds a padding token, but the run's tokenizer must stay unchanged.
         super().__init__(_ModelCalls(model), tokenizer=deepcopy(tokenizer.hf), batch_size=batch)
         self._processes = world or World(0, 1, 0, model.device)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        return self._shared(super().loglikelihood, requests, disable_tqdm)
+        return self._divide(super().loglikelihood, requests, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        return self._shared(super().loglikelihood_rolling, requests, disable_tqdm)
+        return self._divide(super().loglikelihood_rolling, requests, disable_tqdm)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        return self._shared(super().generate_until, requests, disable_tqdm)
+        return self._divide(super().generate_until, requests, disable_tqdm)
 
-    def _shared(self, answer: Callable[..., list[Any]], requests: list[Any], disable_tqdm: bool) -> list[Any]:
-        """Return the answers of all processes. Raise WorkError on all if one fails."""
+    def _divide(self, answer: Callable[..., list[Any]], requests: list[Any], disable_tqdm: bool) -> list[Any]:
+        """Divide the requests among the processes. Return all answers on each; raise WorkError on all if one fails."""
         hides_progress = disable_tqdm or self._processes.size > 1
-        return self._processes.share(lambda mine: answer(mine, disable_tqdm=hides_progress), requests)
+        return self._processes.share(
+            lambda local_requests: answer(local_requests, disable_tqdm=hides_progress), requests
+        )
 
 
 class _ModelCalls:
-    """The calls that the harness makes. It must not get the module itself, whose weights it would tie again."""
+    """The model as the harness may call it. Given the module itself, it would tie its weights again."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.device, self.config, self.dtype = model.device, model.config, model.dtype
 
-    # Run compiled layers in eager mode: each question has a different length, and would be compiled again.
+    # Run compiled layers in eager mode: each question has another length, and would be compiled anew.
 
     def __call__(self, inputs: torch.Tensor) -> Any:
         heartbeat("questions of the harness")

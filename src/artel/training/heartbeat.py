@@ -1,4 +1,4 @@
-"""Signals progress to the watchdog: code that finishes a piece of work calls `heartbeat`."""
+"""Signals progress to the watchdog: code that finishes a step of its work calls `heartbeat`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 _listener: Callable[[str], None] | None = None
 
 
-def heartbeat(done: str) -> None:
-    """Report that this process has finished `done`. Does nothing if no watchdog listens."""
+def heartbeat(finished: str) -> None:
+    """Report that this process has finished something. Does nothing if no watchdog listens."""
     if _listener is not None:
-        _listener(done)
+        _listener(finished)
 
 
 def listen(listener: Callable[[str], None] | None) -> None:

@@ -29,7 +29,7 @@ from artel.training.finish import close_trackers, finish, no_report
 from artel.training.heartbeat import heartbeat
 from artel.training.memory import retained_host_memory
 from artel.training.micro_batch import is_out_of_memory
-from artel.training.planned import CompareWithPlan
+from artel.training.plan_file import CompareWithPlan
 from artel.training.prefetch import Prefetcher, gc_between_steps
 from artel.training.profile import StepProfiler
 from artel.training.run import Run
@@ -47,9 +47,9 @@ def train(
 ) -> dict[str, Any]:
     """Train, or resume, the run that `config` describes. Return the result, as in result.json.
 
-    `callbacks` are called after every step, before the built-in ones. One that has `state_dict` and `load_state_dict`
-    is saved in every checkpoint and resumes with the run. `clock` returns seconds, for intervals, the budget and the
-    result. `make_report` returns the HTML report of the finished run, for trackers that keep it.
+    `callbacks` are called after every step, before the built-in ones. A callback that has `state_dict` and
+    `load_state_dict` is saved in every checkpoint and resumes with the run. `clock` returns seconds, for intervals, the
+    budget and the result. `make_report` returns the HTML report of the finished run, for trackers that keep it.
 
     Raise InputError before the first step, or if `train.budget` is too short; WorkError if the work fails; Interrupted
     if asked to stop.
@@ -67,8 +67,8 @@ def train(
             guard, profiler = Guard(run), StepProfiler(run)
             for close in (run.trackers.close, run.saver.close, profiler.close):  # the last is called first
                 at_end.callback(close)
-            # The order matters: metrics are logged before a validation, and both come before a save. The profile comes
-            # last, so that a profiled step includes the callbacks after it.
+            # The order matters: metrics are logged before a validation, and both come before a save. The profiler comes
+            # last, so that a profiled step includes the other callbacks.
             validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
             callbacks = [*callbacks, Log(guard), validate, samples, EvaluateTasks(guard), measure, Save(guard)]
             callbacks += [CompareWithPlan(run), signals.follow(run), profiler]
@@ -85,13 +85,14 @@ def train(
                         # The samples of a step are a function of its number alone (principle 1).
                         with profiler_range("artel: data"):
                             batches = prefetcher.next()
-                        # All ranks learn the number of targets in the global batch, the loss's divisor (principle 2).
+                        # All ranks agree on the number of targets in the global batch, which divides the loss
+                        # (principle 2).
                         synchronize(run, batches, signals.requested)
                         sums = forward_backward(run, batches)
-                        # Only now read whether the previous step was good: the device is busy with this one, and
-                        # nothing waits. If memory ran out, or that step was bad and a checkpoint was restored, repeat
-                        # this step.
-                        if sums is None or guard.rewound(run):
+                        # Check the previous step only now, while the device is busy with this one, so that nothing
+                        # waits. Repeat this step if memory ran out, or if the previous step was bad and a checkpoint
+                        # was restored.
+                        if sums is None or guard.check_newest_step(run):
                             continue
                         with profiler_range("artel: optimizer"), optimizer_memory():
                             guard.optimizer_step(run, sums)
@@ -108,14 +109,16 @@ def train(
 
 
 def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
-    """Agree with all ranks on the global batch's counts, on whether to stop, and on the first rank's times."""
+    """Share with all ranks the counts of the global batch, requests to stop, and the first rank's times."""
     times = run.times() if run.world.first else (0.0, 0.0, 0.0)
     counts = [0.0, 0.0, 0.0]
     if run.strategy.is_reporting_rank:
-        each = [(batch.targets, batch.tokens, batch.computed_positions) for batch in batches]
-        counts = [float(sum(numbers)) for numbers in zip(*each, strict=True)]
-    run.targets, tokens, positions, stops, *agreed = run.strategy.all_reduce_sum([*counts, float(stop), *times])
-    run.follow(*agreed)
+        batch_counts = [(batch.targets, batch.tokens, batch.computed_positions) for batch in batches]
+        counts = [float(sum(numbers)) for numbers in zip(*batch_counts, strict=True)]
+    run.targets, tokens, positions, stops, *first_rank_times = run.strategy.all_reduce_sum(
+        [*counts, float(stop), *times]
+    )
+    run.follow(*first_rank_times)
     run.tokens, run.positions = int(tokens), int(positions)
     run.stop_requested = stops > 0
 
@@ -126,7 +129,8 @@ def forward_backward(run: Run, batches: list[Batch]) -> torch.Tensor | None:
     Return this rank's sums, float32 (len(objective.sums),), on the device; None if memory ran out and `run.batch_plan`
     is now smaller.
 
-    Raise OutOfMemory if all processes must start again with less, WorkError if there is nothing smaller to try.
+    Raise OutOfMemory if all processes must start again with smaller micro-batches, WorkError if no smaller size is
+    left.
     """
     torch.manual_seed(_dropout_seed(run.config.seed, run.step, run.strategy.dp_rank))
     try:
@@ -142,5 +146,5 @@ def forward_backward(run: Run, batches: list[Batch]) -> torch.Tensor | None:
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Dropout depends on the step alone, not on what ran before it: a resumed run needs no stored random state."""
+    """Return the seed for dropout in a step. It depends only on the step, so checkpoints store no random state."""
     return xxhash.xxh3_64_intdigest(f"dropout:{seed}:{step}:{rank}".encode()) >> 1

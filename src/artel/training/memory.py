@@ -1,17 +1,17 @@
-"""Memory of a training process: what it holds now, and keeping freed host memory for the next step.
+"""Memory of a training process: its current size, and keeping freed host memory for the next step.
 
 glibc's malloc gives each tensor above 32 MB its own pages, and returns free memory at the end of its heap to the
-kernel. The kernel clears each page that it hands out: 21 to 27 % of a GPT-2's training step on a CPU (4 x 256, 32 rows
-of 256). Keeping freed memory raises the peak by 12 to 33 %, and it does not grow further with rows of unequal length
-(benchmarks/kept_memory.py).
+kernel. The kernel clears each page that it hands out, which takes 21 to 27 % of a GPT-2's training step on a CPU (4 x
+256, 32 rows of 256). Keeping freed memory raises the peak by 12 to 33 %, and it does not grow further with rows of
+unequal length (benchmarks/kept_memory.py).
 
 The heap grows in pages of 2 MB if the kernel has them: address translation of 4 KB pages takes a part of each step,
 above all in virtual machines, which translate twice (measured in benchmarks/NOTES.md).
 
 If C++ can be built, tensors from 256 KB on get their own address range (models/cpu/memory.cpp). PyTorch asks glibc for
-64-byte alignment, so glibc searches a little more than a tensor takes and gives the rest at both ends to small objects:
-afterwards a tensor of the same size no longer fits. If layers keep their inputs only, each left 21 MB behind in
-addition to the 6 that it kept (benchmarks/results.md).
+64-byte alignment, so glibc searches for a little more than a tensor takes, and gives the unused ends to small objects.
+Afterwards a tensor of the same size no longer fits there. When layers keep only their inputs, each left 21 MB behind
+in addition to the 6 MB that it kept (benchmarks/results.md).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ import torch
 from artel.host import memory, process_memory
 from artel.models.cpu.build import library as build_library
 
-KEPT_SHARE = 0.35
-"""Extra memory of a step when freed memory is kept, as a fraction: a little over the largest measured, 0.33."""
-# Parameters and defaults of mallopt(3) in glibc (malloc/malloc.c). The mmap threshold grows to its largest by itself.
+RETAINED_FRACTION = 0.35
+"""Extra memory of a step when freed memory is kept, as a fraction. The largest measured was 0.33."""
+# Parameters and defaults of mallopt(3) in glibc (malloc/malloc.c). glibc raises the mmap threshold to its maximum.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _MALLOC_VARIABLES = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
 _NO_TRIM, _DEFAULT_MMAP_MAX, _MAX_MMAP_THRESHOLD = -1, 65_536, 32 << 20
@@ -45,7 +45,7 @@ _OVERCOMMIT_FILE = Path("/proc/sys/vm/overcommit_memory")
 def retained_host_memory(device: torch.device) -> Iterator[None]:
     """Keep freed memory in this process inside the block, if it computes on a CPU and its C library is glibc.
 
-    Does nothing if the user has set one of malloc's own variables.
+    Does nothing if the user has set one of malloc's environment variables.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc" or os.environ.keys() & _MALLOC_VARIABLES:
         yield
@@ -70,7 +70,7 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
 
 
 def release_free_memory() -> None:
-    """Return free memory to the kernel, even inside `retained_host_memory`, so that a step's need can be measured."""
+    """Return free memory to the kernel, even inside `retained_host_memory`, before the memory of a step is measured."""
     if platform.libc_ver()[0] != "glibc" or os.environ.keys() & _MALLOC_VARIABLES:
         return
     ctypes.CDLL(None).malloc_trim(0)
@@ -79,8 +79,8 @@ def release_free_memory() -> None:
 
 
 def has_no_memory_limit() -> bool:
-    """True if unused address space is free: the process has no limit, and the kernel overcommits."""
-    limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    """True if unused address space costs nothing: the process has no limit, and the kernel overcommits."""
+    limits = (resource.getrlimit(name)[0] for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     try:
         strict = _OVERCOMMIT_FILE.read_text().strip() == "2"
     except OSError:
@@ -89,21 +89,21 @@ def has_no_memory_limit() -> bool:
 
 
 def _tensor_range(size: int) -> ctypes.CDLL | None:
-    """Give large tensors their own range of `size` bytes. Return the library that can end it, or None without C++."""
+    """Give large tensors their own range of `size` bytes. Return the library that manages it, or None without C++."""
     library = _library()
     return library if library is not None and library.keep_tensors(ctypes.c_size_t(size)) else None
 
 
 def _library() -> ctypes.CDLL | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing is slower without it
+        warnings.simplefilter("ignore")  # the library is optional
         return build_library("memory")
 
 
 def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:
     """Back the next `size` bytes of the heap with large pages, if the kernel has them.
 
-    The heap grows at once and holds the bytes as free. They take address space now, and memory only when used.
+    The heap grows at once, and the bytes are free. They take address space now, but memory only when used.
     """
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]

@@ -1,7 +1,7 @@
 """Finds the largest micro-batch that fits into memory, and the activation recomputation it needs, by trying.
 
-On a GPU memory decides: the largest micro-batch that fits is used. On a CPU the caches decide, and memory rarely does.
-But there a process that takes too much is killed, so small attempts show what larger ones would need.
+On a GPU memory decides: the largest micro-batch that fits is used. On a CPU the caches decide, memory rarely. But a
+process that takes too much host memory is killed, so small attempts predict the memory of larger ones.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
 from artel.tokens import Samples, UnpackedSamples, training_rows
-from artel.training.memory import KEPT_SHARE, has_no_memory_limit, release_free_memory
+from artel.training.memory import RETAINED_FRACTION, has_no_memory_limit, release_free_memory
 
 Attempt = Callable[[int, Recompute], None]
-"""Runs forward and backward on that many copies of the longest sample, with that recomputation, and drops gradients."""
+"""attempt(rows, recompute): run forward and backward on `rows` copies of the longest sample, and drop the gradients."""
 
-# Tokens of a micro-batch beyond which more gain little: 4,096 keep two CPU cores busy and within reach of their caches;
-# on an H200 nanoGPT 124M made 510k tokens/s with 32,768 and 531k with 65,536.
+# Tokens of a micro-batch beyond which speed hardly grows. 4,096 keep two CPU cores busy and fit their caches. On an
+# H200, nanoGPT 124M reached 510k tokens/s with 32,768 and 531k with 65,536.
 _MAX_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Tokens of a micro-batch that make recomputation unnecessary. A CPU gains nothing from larger micro-batches.
 _ENOUGH_TOKENS = {"cpu": 1, "cuda": 8192}
 # Fraction of memory left free for fragmentation, communication and other processes. Chosen, not measured.
 _MARGIN_FRACTION = 0.1
 AMPLE = 0.5
-"""Fraction of the free memory below which an estimated micro-batch is used untried. Estimates err by far less, and if
-it does not fit after all, the first step is repeated with a smaller one."""
-_MIN_MEASURED_BYTES = 2**20  # bytes; less may be memory that the process held before
+"""Fraction of the free memory below which an estimated micro-batch is used untried. Errors of estimates are far
+smaller. If it does not fit after all, the first step is repeated with a smaller one."""
+_MIN_MEASURED_BYTES = 2**20  # a smaller difference may be memory that the process already had
 # Messages of errors other than torch.OutOfMemoryError.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
 _MAX_CANDIDATES = 64  # samples among which the longest is searched
@@ -68,30 +68,32 @@ class MemoryLimit:
         """`run`: the folder. `key`: everything that the limit depends on, as in `find_micro_batch`."""
         self._file, self._key = run / f"limit-{_digest(key)}.json", key
 
-    def keep(self, plan: MicroBatchPlan, agree: Callable[[int], int]) -> MicroBatchPlan:
-        """Return `plan`, or a smaller one if the limit is lower. `agree` returns the smallest number of all ranks."""
+    def apply(self, plan: MicroBatchPlan, all_reduce_min: Callable[[int], int]) -> MicroBatchPlan:
+        """Return `plan`, or a smaller one if the limit is lower. The same on all ranks."""
         saved = _read(self._file, ("none", "selective", "full"))
-        lowest = agree(min(_memory_order(each) for each in (plan, saved) if each is not None))
+        lowest = all_reduce_min(
+            _memory_order(plan) if saved is None else min(_memory_order(plan), _memory_order(saved))
+        )
         if lowest == _memory_order(plan):
             return plan
         return MicroBatchPlan(lowest // 2, plan.recompute if lowest % 2 else "full")
 
     def lower(self, plan: MicroBatchPlan) -> None:
-        """Lower the limit to `plan`. Raise WorkError or InputError of the disk."""
+        """Lower the limit to `plan`. Raise WorkError or InputError if the disk refuses."""
         _save([self._file], plan, self._key)
 
 
 def _memory_order(plan: MicroBatchPlan) -> int:
-    """Return a number that orders micro-batches by memory: by rows, and full recomputation takes less."""
+    """Return a number that orders micro-batches by memory: by rows, then by recomputation, since full takes less."""
     return 2 * plan.size + (plan.recompute != "full")
 
 
-def next_smaller(plan: MicroBatchPlan, share: int) -> MicroBatchPlan | None:
-    """Return what to try after `plan` ran out of memory: half the rows, or full recomputation for a single row.
+def next_smaller(plan: MicroBatchPlan, local_rows: int) -> MicroBatchPlan | None:
+    """Return the micro-batch to try after `plan` ran out of memory: half the rows, or full recomputation of one row.
 
-    `share`: this process's rows of a global batch, which are cut into equal micro-batches.
+    `local_rows`: this process's rows of a global batch, which are cut into equal micro-batches.
     """
-    rows = -(-share // -(-share // plan.size))
+    rows = -(-local_rows // -(-local_rows // plan.size))
     if rows > 1:
         return MicroBatchPlan(-(-rows // 2), plan.recompute)
     return None if plan.recompute == "full" else MicroBatchPlan(1, "full")
@@ -108,7 +110,7 @@ def find_micro_batch(
     run: Path,
     reserve: int = 0,
     exactly: bool = False,
-    agree: Callable[[int], int] = lambda number: number,
+    all_reduce_min: Callable[[int], int] = lambda number: number,
     enough_tokens: int | None = None,
     planned: MicroBatchPlan | None = None,
     is_ample: bool = False,
@@ -118,32 +120,32 @@ def find_micro_batch(
     max_rows: this process's rows of a global batch, of `row_tokens` tokens each. With `exactly`, the only size allowed.
     modes: some of none, selective, full, in this order. A mode suffices if `enough_tokens` (default: 8,192, on a CPU
         one row) or all rows fit. With the last mode, anything that fits does.
-    reserve: bytes that the optimizer will take later.
-    key: everything that the answer depends on. An earlier answer is used without trying: first from the folder `run`,
+    reserve: bytes that the optimizer will allocate later.
+    key: everything that the result depends on. An earlier result is used without trying: first from the folder `run`,
         so that a run resumes bit for bit even if the cache has changed, then from the cache.
-    agree: returns the smallest number of all ranks. They try the same sizes, and a size must fit all of them.
-    planned: what `artel plan` found. Tried first, then a little less; with `is_ample` used untried.
+    all_reduce_min: returns the smallest number of all ranks. They try the same sizes, and a size must fit all of them.
+    planned: the result of `artel plan`. Tried first, then a smaller one; with `is_ample` used untried.
 
     Raise InputError if not even one row fits. Other errors of `attempt` propagate.
     """
     name = f"{_digest(key)}.json"
     files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
     saved = next((plan for file in files if (plan := _read(file, modes)) is not None), None)
-    saved = same_everywhere(saved, modes, agree)
+    saved = agreed_plan(saved, modes, all_reduce_min)
     if saved is not None:
         _save(files[:1], saved, key)
         return saved
     sizes = [max_rows] if exactly else sizes_to_try(max_rows, row_tokens, device)
-    candidates = _planned_candidates(same_everywhere(planned, modes, agree), sizes, modes)
-    if candidates and agree(int(is_ample)):
+    candidates = _planned_candidates(agreed_plan(planned, modes, all_reduce_min), sizes, modes)
+    if candidates and all_reduce_min(int(is_ample)):
         _save(files[:1], candidates[0], key)  # not in the cache, since it is untested
         return candidates[0]
-    trials = _Trials(attempt, device, reserve, agree)
+    trials = _Trials(attempt, device, reserve, all_reduce_min)
     plan = trials.first_that_fits(candidates)
     if plan is None:
         plan = trials.search(sizes, modes, enough_rows(row_tokens, device, enough_tokens))
     if plan is None:
-        raise _nothing_fits(modes, row_tokens, sizes[0])
+        raise _does_not_fit_error(modes, row_tokens, sizes[0])
     _save(files, plan, key)
     return plan
 
@@ -153,19 +155,19 @@ def enough_rows(row_tokens: int, device: torch.device, enough_tokens: int | None
     return -(-(enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)) // row_tokens)
 
 
-def same_everywhere(
-    plan: MicroBatchPlan | None, modes: Sequence[Recompute], agree: Callable[[int], int]
+def agreed_plan(
+    plan: MicroBatchPlan | None, modes: Sequence[Recompute], all_reduce_min: Callable[[int], int]
 ) -> MicroBatchPlan | None:
-    """Return `plan` if all processes have the same, or None: hosts with separate folders may have saved others."""
+    """Return `plan` if all processes have the same one, else None: hosts with separate folders may differ."""
     number = -1 if plan is None or plan.recompute not in modes else plan.size * len(modes) + modes.index(plan.recompute)
-    lowest, highest = agree(number), -agree(-number)
+    lowest, highest = all_reduce_min(number), -all_reduce_min(-number)
     return plan if lowest == highest >= 0 else None
 
 
 def _planned_candidates(
     planned: MicroBatchPlan | None, sizes: Sequence[int], modes: Sequence[Recompute]
 ) -> list[MicroBatchPlan]:
-    """Return the planned micro-batch and a smaller one: fewer rows, or more recomputation for the fewest."""
+    """Return the planned micro-batch and a smaller one: fewer rows, or more recomputation if rows cannot shrink."""
     if planned is None or planned.size not in sizes:
         return []
     smaller = [size for size in sizes if size < planned.size]
@@ -178,8 +180,8 @@ def _planned_candidates(
 def sizes_to_try(max_rows: int, row_tokens: int, device: torch.device) -> list[int]:
     """Return sizes to try, smallest first: divisors and halves (rounded up) of `max_rows`, up to a limit of tokens.
 
-    The loop cuts a share into equal micro-batches with padding: 60 rows by at most 16 are four of 15. So divisors need
-    no padding, and halves cover shares without divisors.
+    The loop cuts a rank's rows into equal micro-batches, with padding: 60 rows with a limit of 16 become four of 15.
+    Divisors need no padding. Halves help if `max_rows` has few divisors.
     """
     divisors = {size for size in range(1, max_rows + 1) if max_rows % size == 0}
     halves = {-(-max_rows // 2**power) for power in range(max_rows.bit_length())}
@@ -197,7 +199,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
     """Return (index, tokens) of the sample that makes the largest batch, to be used for attempts.
 
-    Single samples are compared among those with most tokens in the store. Blocks are all of one size.
+    Unpacked samples are compared among those with the most tokens in the store. Blocks all have one size.
     """
     candidates = np.zeros(1, dtype=np.int64)
     if isinstance(samples, UnpackedSamples):
@@ -214,7 +216,7 @@ def repeat_sample(objective: Objective, samples: Samples, index: int, rows: int)
 def cache_key(
     config: RunConfig, model: PreTrainedModel, max_rows: int, row_tokens: int, device: torch.device, world: int
 ) -> dict[str, Any]:
-    """Return everything that decides which micro-batch fits: the key under which the answer is saved."""
+    """Return everything that affects which micro-batch fits: the key of the saved result."""
     data, train = config.data, config.train
     lora, quantize, frozen = config.model.lora, config.model.quantize, config.model.freeze
     plugin: Section | None = (config.model_extra or {}).get(config.objective)
@@ -225,14 +227,14 @@ def cache_key(
         "objective": [config.objective, OBJECTIVES[config.objective].settings(config), *plugin_settings],
         "data": [data.block, data.packing, data.document_mask, max_rows, row_tokens],
         "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
-        "device": _device(device),
+        "device": _device_key(device),
         "processes": [world, config.parallel.model_dump(mode="json")],
         "versions": [artel.__version__, torch.__version__, transformers.__version__],
     }
 
 
-def _device(device: torch.device) -> list[Any]:
-    """Return name and memory in bytes."""
+def _device_key(device: torch.device) -> list[Any]:
+    """Return the device's name and its memory in bytes."""
     if device.type == "cuda":
         return [torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory]
     return [platform.machine(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -260,7 +262,7 @@ def _read(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
     return MicroBatchPlan(size, mode) if size >= 1 and mode in modes else None
 
 
-def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
+def _does_not_fit_error(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
     what = f"{rows} sample(s) of {row_tokens:,} tokens do not fit into memory"
     if rows > 1:
         return InputError.at("train.micro_batch", what, "write auto, or a smaller number")
@@ -273,12 +275,12 @@ def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> Inp
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Attempts with different sizes, the same on all processes."""
+    """Tries micro-batches of different sizes, the same on all processes."""
 
     attempt: Attempt
     device: torch.device
     reserve: int
-    agree: Callable[[int], int]
+    all_reduce_min: Callable[[int], int]
 
     def search(self, sizes: list[int], modes: Sequence[Recompute], enough_rows: int) -> MicroBatchPlan | None:
         """Return the first mode in which `enough_rows` rows, or the largest of the ascending `sizes`, fit.
@@ -321,7 +323,7 @@ class _Trials:
 
     def _fits(self, rows: int, mode: Recompute) -> bool:
         """True if the size fits on all processes."""
-        return self.agree(int(self._fits_here(rows, mode))) == 1
+        return self.all_reduce_min(int(self._fits_here(rows, mode))) == 1
 
     def _fits_here(self, rows: int, mode: Recompute) -> bool:
         reserved = self.reserve
@@ -340,25 +342,25 @@ class _Trials:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)  # the ballast is no memory of the run
+            torch.cuda.reset_peak_memory_stats(self.device)  # do not count the ballast as memory of the run
         return fits
 
     def _within_host_memory(self, sizes: list[int], mode: Recompute) -> tuple[list[int], bool]:
         """Return the sizes that fit into host memory, judging by attempts with one row and with two.
 
-        Also return True if the largest needs so little that it can be used untried.
+        Also return True if the largest size needs so little memory that it can be used untried.
         """
         if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET_FILE.exists():
             return sizes, False
         max_rows, is_ample = self._rows_in_host_memory(mode, sizes[-1])
-        if self.agree(int(is_ample)):
+        if self.all_reduce_min(int(is_ample)):
             return sizes, True
-        max_rows = self.agree(max_rows)
+        max_rows = self.all_reduce_min(max_rows)
         return [size for size in sizes if size <= max_rows], False
 
     def _rows_in_host_memory(self, mode: Recompute, largest: int) -> tuple[int, bool]:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # from torchrun: processes on this host
-        release_free_memory()  # otherwise an attempt would reuse free memory, and seem to take none
+        release_free_memory()  # otherwise an attempt would reuse free memory and seem to need none
         baseline, free = process_memory("VmRSS"), memory().free // local_world_size - self.reserve
         limit = baseline + int((1 - _MARGIN_FRACTION) * memory().free) // local_world_size - self.reserve
         peaks: list[int] = []
@@ -369,10 +371,10 @@ class _Trials:
             peaks.append(process_memory("VmHWM"))
             release_free_memory()
             # An upper bound for a row: the attempt also allocated the gradients.
-            row_bytes = (1 + KEPT_SHARE) * (peaks[0] - baseline)
+            row_bytes = (1 + RETAINED_FRACTION) * (peaks[0] - baseline)
             if row_bytes > _MIN_MEASURED_BYTES and largest * row_bytes < AMPLE * free and has_no_memory_limit():
                 return largest, True
-        bytes_per_row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
+        bytes_per_row = max(1, int((1 + RETAINED_FRACTION) * (peaks[1] - peaks[0])))
         return max(0, 1 + (limit - peaks[0]) // bytes_per_row), False
 
 

@@ -36,24 +36,24 @@ from artel.tokens import Samples, Tokenizer
 from artel.training.micro_batch import (
     MemoryLimit,
     MicroBatchPlan,
+    agreed_plan,
     cache_key,
     find_micro_batch,
     is_out_of_memory,
     longest_sample,
     repeat_sample,
-    same_everywhere,
     sizes_to_try,
 )
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.optim.loss_scaler import LossScale
-from artel.training.optim.optimizer import Optimizer, plain_optimizer, state_bytes
-from artel.training.planned import planned_micro_batch, plans_ample_memory
+from artel.training.optim.optimizer import Optimizer, optimizer_factory, state_bytes
+from artel.training.plan_file import planned_micro_batch, plans_ample_memory
 from artel.training.run_folder import RunFolder
 
 
 @dataclass(slots=True)
 class TrainableModel:
-    """A model split by its strategy, its optimizer, and the choices made."""
+    """A model, parallelized by its strategy, with its optimizer and the choices made on the way."""
 
     strategy: ParallelStrategy
     optimizer: OptimizerProtocol
@@ -63,7 +63,7 @@ class TrainableModel:
     """Precision of the layers."""
     compiled: bool
     chosen: dict[str, Any]
-    """Choices by key of the run file."""
+    """Chosen values by key of the run file."""
     summary: str
     """Model, device and choices, in a line."""
 
@@ -73,8 +73,8 @@ def check_layout(
 ) -> None:
     """Raise InputError if a run cannot be split over `world_size` processes, `on_host` of them on each host.
 
-    Called before any text is read, with a model on the meta device. `set_up_model` checks the real model again. Callers
-    that check many layouts pass the `model`.
+    Called before any text is read, with a model on the meta device. `set_up_model` checks the real model again. A
+    caller that checks many layouts passes the `model`.
     """
     plan = plan_parallelism(config, world_size, on_host)
     if plan.full_matrices:
@@ -102,9 +102,9 @@ def check_layout(
 def set_up_model(
     config: RunConfig, tokenizer: Tokenizer, objective: Objective, samples: Samples, world: World, steps: int | None
 ) -> TrainableModel:
-    """Build the run's model, split over the processes of `world`, and its optimizer. Raise InputError.
+    """Build the run's model, split over the processes of `world`, and its optimizer. Raise InputError if it cannot run.
 
-    `steps`: length of the run, None if `train.budget` ends it.
+    `steps`: length of the run; None if `train.budget` ends it.
     """
     plan = plan_parallelism(config, world.size, world.on_host)
     documents = getattr(objective, "apart", False)
@@ -119,7 +119,7 @@ def set_up_model(
         raise InputError(problems)
     is_checked = not any(parameter.is_meta for parameter in model.parameters())
     if is_checked:
-        objective.check(model)  # on the device, whose kernels may differ
+        objective.check(model)  # on the device, since its kernels may differ
     precision = _precision(config, plan, world)
     if config.train.weights == "bf16":
         hold_in_bf16(model)
@@ -135,20 +135,20 @@ def set_up_model(
     if config.validate_.prompts and not strategy.can_generate:
         logger.info("validate.prompts: a pipeline cannot generate text, so there are no samples during training")
     memory_limit = _memory_limit(config, strategy, world)
-    fitting = _fit(config, objective, samples, strategy, world, plan.micro_batch)
-    batch_plan = memory_limit.keep(fitting, strategy.all_reduce_min)
+    fitting = _find_batch_plan(config, objective, samples, strategy, world, plan.micro_batch)
+    batch_plan = memory_limit.apply(fitting, strategy.all_reduce_min)
     if batch_plan != fitting:
         logger.info(
             "micro-batches of %s, not %s: memory ran out in an earlier step of this run", batch_plan.size, fitting.size
         )
-    recomputed = _recompute(model, config, batch_plan)
+    recomputed = _apply_recompute(model, config, batch_plan)
     compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)
     if plan.reason_not_compiled is not None:
         compiled = Choice(OFF, plan.reason_not_compiled)
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.fills_blocks(config))
-    make_optimizer = plain_optimizer(model, config.train, config.seed)
-    optimizer = strategy.own_optimizer(make_optimizer, batch_plan.size, steps)
+    build_optimizer = optimizer_factory(model, config.train, config.seed)
+    optimizer = strategy.own_optimizer(build_optimizer, batch_plan.size, steps)
     if optimizer is None:
         loss_scale = LossScale(world.device) if precision == "fp16" else None
         optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
@@ -184,8 +184,8 @@ def _build(
 ) -> tuple[BuiltModel, WeightLoader | None]:
     """Return the full model on its device; or, if `plan` shards it, a model on the meta device and its weight loader.
 
-    Isolated documents are tested on the full model. A pipeline stage cannot be tested, so each process then builds the
-    full model first.
+    Isolated documents are tested on the full model. A pipeline stage cannot be tested, so with a pipeline each process
+    builds the full model first.
     """
     precision = _precision(config, plan, world)
     request = objective.model_request(config.model, config.data.block, config.seed)
@@ -205,13 +205,13 @@ def _precision(config: RunConfig, plan: ParallelPlan, world: World) -> str:
     return plan.precision or pick_precision(config.train.precision, world.device, config.train.weights)
 
 
-def _recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatchPlan) -> str:
-    """Switch on activation checkpointing as planned. Return what is recomputed, in words."""
-    done, mode = recompute(model, plan.recompute), config.train.activation_checkpointing
-    if done.startswith("none (") and mode not in ("auto", "none"):
+def _apply_recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatchPlan) -> str:
+    """Switch on activation checkpointing as planned. Return a description of the recomputed layers."""
+    description, mode = recompute(model, plan.recompute), config.train.activation_checkpointing
+    if description.startswith("none (") and mode not in ("auto", "none"):
         what = f"{mode}: {model.config.model_type} cannot compute its layers twice"
         raise InputError.at("train.activation_checkpointing", what, "write auto or none")
-    return done
+    return description
 
 
 def _memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
@@ -221,7 +221,7 @@ def _memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -
     return MemoryLimit(RunFolder(Path(config.run)).micro_batches, key)
 
 
-def _fit(
+def _find_batch_plan(
     config: RunConfig,
     objective: Objective,
     samples: Samples,
@@ -229,7 +229,7 @@ def _fit(
     world: World,
     strategy_size: int | None,
 ) -> MicroBatchPlan:
-    """Return micro-batch and recomputation: set by the run or its strategy, or what fits the longest sample."""
+    """Return the micro-batch plan set by the run or its strategy, or the largest that fits the longest sample."""
     mode, size = config.train.activation_checkpointing, strategy_size or config.train.micro_batch
     if size != "auto" and mode != "auto":
         return MicroBatchPlan(size, mode)
@@ -240,22 +240,22 @@ def _fit(
     if not strategy.can_probe_memory:
         largest = sizes_to_try(max_rows, row_tokens, world.device)[-1] if size == "auto" else size
         if size == "auto" and world.device.type == "cuda":
-            planned = same_everywhere(planned_before_run, modes, strategy.all_reduce_min)
+            planned = agreed_plan(planned_before_run, modes, strategy.all_reduce_min)
         else:
             planned = None
         return planned or MicroBatchPlan(largest, modes[0])
 
-    earlier = ""
+    last_result = ""
 
     def attempt(rows: int, mode: Recompute) -> None:
-        nonlocal earlier
+        nonlocal last_result
         suffix = "" if mode == modes[0] else f" with activation_checkpointing: {mode}"
-        logger.info("%schecking whether a micro-batch of %s fits into memory%s", earlier, rows, suffix)
-        earlier = f"a micro-batch of {rows} does not fit; "
+        logger.info("%schecking whether a micro-batch of %s fits into memory%s", last_result, rows, suffix)
+        last_result = f"a micro-batch of {rows} does not fit; "
         recompute(strategy.model, mode)
         try:
             strategy.probe_memory(repeat_sample(objective, samples, index, rows))
-            earlier = f"a micro-batch of {rows} fits; "
+            last_result = f"a micro-batch of {rows} fits; "
         except Exception as error:
             refusal = None if is_out_of_memory(error) else architecture_error(error, strategy.model)
             if refusal is not None:
@@ -274,7 +274,7 @@ def _fit(
         run=RunFolder(Path(config.run)).micro_batches,
         reserve=state_bytes(strategy.model, config.train, on=world.device),
         exactly=size != "auto",
-        agree=strategy.all_reduce_min,
+        all_reduce_min=strategy.all_reduce_min,
         planned=planned_before_run,
         is_ample=plans_ample_memory(RunFolder(Path(config.run))),
     )

@@ -1,4 +1,4 @@
-"""`data.packing: auto`: decide if samples share blocks. A pure function of the run, its store and its model.
+"""`data.packing: auto`: decides if samples share blocks: a pure function of the run, its store and its model.
 
 Packing changes the meaning of a step: `train.batch` then counts blocks, as in other tools. So samples are packed only
 if the run keeps enough steps to learn in. The choice is written to RUN/config.yaml, and a started run keeps it.
@@ -16,9 +16,9 @@ from artel.tokens import StoreSplit
 from artel.tokens.packing import best_fit, sample_sizes
 from artel.training.schedule import Length
 
-AUTO, ALONE, PACKED = "auto", "concatenate", "best_fit"
-_MIN_SAMPLES_PER_BLOCK = 2  # samples per block, on average: below that, packing gains little
-_MIN_STEPS = 50  # fewest steps of a packed run: with fewer, neither schedule nor model gets far
+AUTO, UNPACKED, PACKED = "auto", "concatenate", "best_fit"
+_MIN_SAMPLES_PER_BLOCK = 2  # on average; with fewer, packing gains little
+_MIN_STEPS = 50  # of a packed run; with fewer, neither schedule nor model gets far
 
 
 def with_packing(config: RunConfig, packing: str) -> RunConfig:
@@ -33,27 +33,27 @@ def may_unpack(config: RunConfig) -> bool:
     return config.data.packing == PACKED and "packing" not in config.data.model_fields_set
 
 
-def choose_packing(config: RunConfig, part: StoreSplit) -> Choice:
-    """Return `best_fit` or `concatenate` for the training `part` of a run's store, with the reason."""
-    return choose_by_lengths(config, np.diff(part.ends().astype(np.int64), prepend=0))
+def choose_packing(config: RunConfig, split: StoreSplit) -> Choice:
+    """Return `best_fit` or `concatenate` for the training `split` of a run's store, with the reason."""
+    return choose_by_lengths(config, np.diff(split.ends().astype(np.int64), prepend=0))
 
 
-def choose_by_lengths(config: RunConfig, tokens: np.ndarray, share: float = 1.0) -> Choice:
-    """Choose like `choose_packing`, from sample lengths: `tokens`, int (samples,), are a `share` of all samples."""
-    kind, block = objective_type(config), config.data.block
-    if not kind.packs_samples or not len(tokens):
-        return Choice(ALONE, "")
-    problems = packed_problems(config, kind.auto_class)
+def choose_by_lengths(config: RunConfig, tokens: np.ndarray, fraction: float = 1.0) -> Choice:
+    """Choose like `choose_packing`, from the lengths of a `fraction` of all samples: `tokens`, int (samples,)."""
+    objective_class, block = objective_type(config), config.data.block
+    if not objective_class.packs_samples or not len(tokens):
+        return Choice(UNPACKED, "")
+    problems = packed_problems(config, objective_class.auto_class)
     if problems:
-        return Choice(ALONE, problems[0].what)
+        return Choice(UNPACKED, problems[0].what)
     blocks = best_fit(np.minimum(sample_sizes(tokens, 1), block), block)[1]
     mean = f"{tokens.mean():,.0f} tokens on average"
     if len(tokens) < _MIN_SAMPLES_PER_BLOCK * blocks:
-        return Choice(ALONE, f"samples of {mean} leave little of a block of {block:,} empty")
-    all_blocks = max(1, round(blocks / share))
+        return Choice(UNPACKED, f"samples of {mean} leave little of a block of {block:,} empty")
+    all_blocks = max(1, round(blocks / fraction))
     length = Length.from_config(config.train, all_blocks, float(tokens.sum()) / blocks)
     steps = all_blocks // config.train.batch if length.steps is None else length.steps
     if steps < _MIN_STEPS:
-        left = f"packing would leave only {steps:,} steps of {config.train.batch} blocks"
-        return Choice(ALONE, f"{left}. Force it with data.packing={PACKED}")
+        reason = f"packing would leave only {steps:,} steps of {config.train.batch} blocks"
+        return Choice(UNPACKED, f"{reason}. Force it with data.packing={PACKED}")
     return Choice(PACKED, f"samples of {mean} share blocks of {block:,} tokens and do not see each other")

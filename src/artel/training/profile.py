@@ -1,11 +1,11 @@
 """Profile a few steps: `profile: true` writes a Chrome trace and a table of the time per step into RUN/profile.
 
-PyTorch's profiler runs only for these steps and in the first process. Otherwise the cost is one call of the callback
+PyTorch's profiler runs only for these steps, in the first process. Outside them the cost is one call of the callback
 per step, and a check in each range (`artel.models.forward_pass`).
 
-The table sums the time by kind of work. On a CPU rows are operators (self time), on a GPU kernels. Time that no row
-accounts for is the host's own: on a GPU, all the time in which the GPU waits. Communication counts in full, even while
-something else runs.
+The table sums the time by kind of work. On a CPU, rows are operators (self time); on a GPU, kernels. Time that no row
+accounts for is the host's: on a GPU, all the time in which the GPU waits. Communication counts in full, even if it
+overlaps with computation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOST = "the host's own time"
 class StepProfiler:
     """A callback that profiles steps 6 to 8 after a start or resume, or earlier ones if the run is shorter.
 
-    It comes last, so that a recorded step includes the other callbacks. Always call `close` at the end.
+    It is the last callback, so that a recorded step includes the others. Always call `close` at the end.
     """
 
     def __init__(self, run: Run) -> None:
@@ -73,14 +73,14 @@ class StepProfiler:
             self._profiler.step()
 
     def close(self) -> None:
-        """Stop recording and write the complete steps, unless that is done. Raise WorkError if the disk is full."""
+        """Stop recording and write the complete steps, unless already closed. Raise WorkError if the disk is full."""
         if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warns if the schedule did not reach its end
             profiler.stop()
-        if not self._run.folder.path.is_dir():  # removed during the run: do not create it again
+        if not self._run.folder.path.is_dir():  # the user removed it: do not create it again
             return
         steps = self._run.step - self._first_step
         if steps < 1:
@@ -118,7 +118,7 @@ class StepProfiler:
 
 
 def _write(profiler: profile, folder: Path, steps: int) -> TimeTable:
-    """Write trace.json, table.json and table.txt, all or none. Replace an earlier profile."""
+    """Write trace.json, table.json and table.txt together, or none. Replace an earlier profile."""
     with new_folder(folder, replace=True) as partial:
         profiler.export_chrome_trace(str(partial / "trace.json"))
         table = time_table(profiler, steps)

@@ -3,8 +3,8 @@
     ranks/rank-00000.json    rank, host, pid, device, step, memory_gib, state, message, time, every
 
 Each training process writes its file every few seconds (`faults/rank_status.py`). Before that, the process that starts
-the run writes the first one's once: it lives until the run ends, and an earlier start may have left a file with state
-died or failed. Only its own host can tell that such a process was killed.
+the run writes the first rank's file once: that process lives until the run ends, and an earlier start may have left a
+file with state died or failed. Only the host of that process can see that it was killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from artel.training.run_folder import RunFolder
 
 _A_DAY = 86_400.0
 """Seconds until the next write of a process that starts a run: preparing text or waiting for hosts may take hours."""
-_MAX_MESSAGE_CHARACTERS = 500  # characters of a message
+_MAX_MESSAGE_CHARACTERS = 500
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -34,17 +34,24 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def write_rank(
-    folder: RunFolder, rank: int, facts: dict[str, Any], state: str, message: str = "", *, every: float, identity: str
+    folder: RunFolder,
+    rank: int,
+    measurements: dict[str, Any],
+    state: str,
+    message: str = "",
+    *,
+    every: float,
+    identity: str,
 ) -> None:
-    """Replace a process's file. `facts`: its device, step and memory_gib. `every`: seconds between writes.
+    """Replace a process's file. `measurements`: its device, step and memory_gib. `every`: seconds between writes.
 
-    Does nothing if the disk refuses, or if the folder is no longer the one of `identity`.
+    Does nothing if the disk refuses, or if the folder no longer has this `identity`.
     """
     status = {
         "rank": rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        **facts,
+        **measurements,
         "state": state,
         "message": message[:_MAX_MESSAGE_CHARACTERS],
         "time": time.time(),
@@ -54,7 +61,7 @@ def write_rank(
     with suppress(OSError, ArtelError):
         if identity:
             folder.check_not_moved(identity)
-        # Complete or absent, but without fsync, for which training would have to wait.
+        # Replace the file as a whole, but without fsync, since training would wait for it.
         partial = file.with_name(f".{file.name}.partial")
         partial.write_bytes(orjson.dumps(status))
         partial.replace(file)
@@ -68,32 +75,32 @@ def final_state(error: BaseException) -> tuple[str, str]:
 
 
 def mark_start(folder: RunFolder, state: str = "running", message: str = "") -> None:
-    """Write that this process is starting the run, or how that ended. Removes the files of earlier ranks."""
+    """Write that this process is starting the run, or the final state of the start. Remove files of other ranks."""
     with suppress(OSError):
         folder.ranks.mkdir(exist_ok=True)
         for file in folder.ranks.glob("rank-*.json"):
             if file != rank_file(folder.ranks, 0):
                 file.unlink(missing_ok=True)
-    facts = {"device": "cpu", "step": 0, "memory_gib": round(process_memory("VmRSS") / 2**30, 4)}
-    write_rank(folder, 0, facts, state, message, every=_A_DAY, identity="")
+    measurements = {"device": "cpu", "step": 0, "memory_gib": round(process_memory("VmRSS") / 2**30, 4)}
+    write_rank(folder, 0, measurements, state, message, every=_A_DAY, identity="")
 
 
 @contextmanager
 def start_status(folder: RunFolder) -> Iterator[None]:
     """Mark a run as running while it is checked, prepared and launched, in its first rank's file.
 
-    Training processes overwrite the file. A complete run stays unchanged until `mark_start` says that it continues. An
-    error is written if no process has taken over. If the run is refused, the earlier file is restored.
+    Training processes overwrite the file. The file of a complete run stays until `mark_start` says that the run
+    continues. An error is written if no process has taken over. If the run is refused, the old file is restored.
     """
     file = rank_file(folder.ranks, 0)
-    before = file.read_bytes() if file.is_file() else None
+    old_content = file.read_bytes() if file.is_file() else None
     if not folder.is_complete:
         mark_start(folder)
     try:
         yield
     except InputError:
         if _is_from_this_process(folder):
-            _restore(file, before)
+            _restore(file, old_content)
         raise
     except BaseException as error:
         if _is_from_this_process(folder):

@@ -22,7 +22,7 @@ from artel.training.checkpoint.items import CheckpointItem
 from artel.training.metrics.trackers import Trackers
 from artel.training.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.run_folder import RunFolder
-from artel.training.schedule import Length, position, rate, rate_by_time
+from artel.training.schedule import Length, describe_position, rate, rate_by_time
 
 
 @dataclass(slots=True)
@@ -52,9 +52,9 @@ class Run:
     trackers: Trackers
     progress: Progress
     flops_per_token: float | None
-    """FLOPs of training on one token; None where the device's peak is unknown."""
+    """FLOPs of training on one token. None if the device's peak is unknown."""
     peak_flops: float | None
-    """FLOP/s that one device reaches at most in the run's precision."""
+    """Peak FLOP/s of one device in the run's precision."""
     window: torch.Tensor
     """The objective's sums over the good steps since the last logged line, on the device."""
     norm: torch.Tensor
@@ -64,7 +64,7 @@ class Run:
     clock: Callable[[], float]
     """Monotonic clock, in seconds."""
     started: float
-    """When this start of the run began to load the model, by `clock`."""
+    """Time by `clock` when this start of the run began to load the model."""
     window_seconds: float = 0.0
     window_tokens: int = 0
     window_positions: int = 0
@@ -79,9 +79,9 @@ class Run:
     newest_validation: int = -1
     """The step after which the newest validation ran."""
     first_rank_seconds: float = 0.0
-    """Seconds since the start on the first rank's clock, so that all ranks see the same intervals end."""
+    """Seconds since the start on the first rank's clock. All ranks use it, so their intervals end at the same step."""
     step_started: float = 0.0
-    """When the newest step began, by `clock`."""
+    """Time by `clock` when the newest step began."""
     first_step_is_done: bool = False
     """True after the first step of this start."""
     budget_is_over: bool = False
@@ -94,9 +94,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True after the last step, and when validations stopped improving."""
-        steps, spent = self.length.steps, self.progress.spent_budget or 0.0
-        is_over = spent >= self.budget.seconds if steps is None else self.step >= steps
+        """True after the last step, or once validations stop improving."""
+        steps, spent_budget = self.length.steps, self.progress.spent_budget or 0.0
+        is_over = spent_budget >= self.budget.seconds if steps is None else self.step >= steps
         return is_over or self.progress.stopped_early
 
     @property
@@ -117,8 +117,9 @@ class Run:
 
     @property
     def position(self) -> str:
-        """Progress in words: `step 5 of 100`, or `step 5, after 42% of 30min`."""
-        return position(self.config.train, self.length, self.step, self.progress.seconds + self.first_rank_seconds)
+        """Progress as text: `step 5 of 100`, or `step 5, after 42% of 30min`."""
+        seconds = self.progress.seconds + self.first_rank_seconds
+        return describe_position(self.config.train, self.length, self.step, seconds)
 
     @property
     def learning_rate(self) -> float:
@@ -128,7 +129,8 @@ class Run:
     def lr_multiplier(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, as a fraction of the peak.
 
-        With `train.budget` it follows the time, so it is that of the current step, or of the newest between steps.
+        With `train.budget` the rate follows the time: it is the rate of the current step, or between steps of the
+        newest.
         """
         train, progress = self.config.train, self.progress
         if self.length.steps is None:
@@ -137,7 +139,7 @@ class Run:
 
     @contextmanager
     def timed_step(self) -> Iterator[None]:
-        """Count the seconds within the block as time spent in training steps."""
+        """Count the duration of the block as time spent in training steps."""
         started, step, tokens = self.clock(), self.progress.step, self.progress.tokens
         self.step_started, self.trackers.doing = started, ""
         yield
@@ -151,57 +153,58 @@ class Run:
         self.budget.note_step(seconds)
 
     @contextmanager
-    def timed_end(self, part: str) -> Iterator[None]:
-        """Record the duration of the block as that of a part of the run's end.
+    def timed_end(self, phase: str) -> Iterator[None]:
+        """Record the duration of the block as that of a phase of the run's end.
 
-        Inside it the model has the weights by which the run is judged: with `train.ema` their averages.
+        Inside the block, the model has the weights that the run is evaluated with: with `train.ema` their averages.
         """
         started = self.clock()
         with self.optimizer.averaged():
             yield
-        self.budget.note_end(part, self.clock() - started)
+        self.budget.note_end(phase, self.clock() - started)
 
     def times(self) -> tuple[float, float, float]:
         """Return the first rank's times, which all ranks pass to `follow` in each step."""
         elapsed = self.seconds
-        share = self.budget.share(elapsed, self.progress.train_seconds)
-        return self.clock() - self.started, share, self.budget.needed(elapsed)
+        used_fraction = self.budget.update_used_fraction(elapsed, self.progress.train_seconds)
+        return self.clock() - self.started, used_fraction, self.budget.needed_seconds(elapsed)
 
-    def follow(self, seconds: float, share: float, needed: float) -> None:
+    def follow(self, seconds: float, used_fraction: float, needed_seconds: float) -> None:
         """Follow the first rank's clock: decide whether the budget is over, and update the progress.
 
-        `seconds` since the start; `share`: used fraction of the time for steps; `needed`: total duration if this step
-        is not the last. Raise InputError if the budget is too short for the first steps and the end.
+        `seconds`: time since the start. `used_fraction`: of the time for steps. `needed_seconds`: total duration if
+        this step is not the last. Raise InputError if the budget is too short for the first steps and the end.
         """
         self.first_rank_seconds = seconds
         progress, is_measured = self.progress, self.budget.is_measured
-        begins = progress.share == 0.0
-        self.budget_is_over = needed > self.budget.seconds and (is_measured or not begins)
-        if begins and not is_measured and seconds > self.budget.seconds:
-            raise self._over_at_once(seconds)
-        if begins and self.budget_is_over:
-            raise self._too_short(needed)
-        if begins and not is_measured:
+        is_beginning = progress.share == 0.0
+        self.budget_is_over = needed_seconds > self.budget.seconds and (is_measured or not is_beginning)
+        if is_beginning and not is_measured and seconds > self.budget.seconds:
+            raise self._budget_over_error(seconds)
+        if is_beginning and self.budget_is_over:
+            raise self._budget_too_short_error(needed_seconds)
+        if is_beginning and not is_measured:
             return
-        progress.share, progress.share_of = share, self.budget.seconds
-        if progress.warmup is None and share >= (self.config.train.warmup.fraction or 0.0):
+        progress.share, progress.share_of = used_fraction, self.budget.seconds
+        if progress.warmup is None and used_fraction >= (self.config.train.warmup.fraction or 0.0):
             progress.warmup = self.step
 
-    def _over_at_once(self, seconds: float) -> InputError:
+    def _budget_over_error(self, seconds: float) -> InputError:
         """Return the error for a budget that is over before the run's end was measured."""
-        begun = "loading the model" if self.step == 0 else "loading the model and the first step"
-        what = f"{format_duration(self.budget.seconds)} is too short: {begun} took {seconds:,.0f} s"
+        work = "loading the model" if self.step == 0 else "loading the model and the first step"
+        what = f"{format_duration(self.budget.seconds)} is too short: {work} took {seconds:,.0f} s"
         shortest = math.ceil(1.2 * (seconds + FEWEST_STEPS * self.progress.train_seconds))
         fix = f"write train.budget: {format_duration(shortest)} or more, plus the time of a validation and a save"
         return InputError.at("train.budget", what, fix)
 
-    def _too_short(self, needed: float) -> InputError:
-        parts = "loading the model, the first steps, and the last validation and save"
-        what = f"{format_duration(self.budget.seconds)} is too short: {parts} take {needed:,.0f} s"
-        shortest = format_duration(math.ceil(1.2 * needed))  # the machine may be slower the next time
+    def _budget_too_short_error(self, needed_seconds: float) -> InputError:
+        work = "loading the model, the first steps, and the last validation and save"
+        what = f"{format_duration(self.budget.seconds)} is too short: {work} take {needed_seconds:,.0f} s"
+        shortest = format_duration(math.ceil(1.2 * needed_seconds))  # the machine may be slower the next time
         return InputError.at("train.budget", what, f"write train.budget: {shortest} or more")
 
     def count_step(self) -> None:
+        """Add the step just taken to the progress."""
         if self.budget_is_over:
             self.progress.spent_budget = self.budget.seconds
         self.progress.step += 1
@@ -211,7 +214,7 @@ class Run:
 
     def check_folder(self) -> None:
         """Raise WorkError if the run's folder is gone or replaced, before anything is written there."""
-        if self.folder_identity:  # empty if a network disk did not show the folder yet: other hosts check
+        if self.folder_identity:  # empty if a network disk did not show the folder yet; then other hosts check
             self.folder.check_not_moved(self.folder_identity)
 
     def progress_so_far(self) -> Progress:

@@ -92,8 +92,8 @@ class RunFolder:
         return f"step {int(checkpoints[-1].name.removeprefix('step-')):,}" if checkpoints else ""
 
     @property
-    def how_to_continue(self) -> str:
-        """Message that says how to continue a stopped run, and from which checkpoint."""
+    def continue_hint(self) -> str:
+        """Message for a stopped run: how to continue it, and from which checkpoint."""
         if step := self.last_checkpoint:
             return f"the same command resumes from the last checkpoint ({step})"
         return "no checkpoint is written yet: the same command starts again, with the text prepared so far"
@@ -120,7 +120,7 @@ class RunFolder:
 
     @property
     def choice(self) -> Path:
-        """Expected values of the model chosen by `model.auto`, and the results of the finished run."""
+        """Values expected of the model chosen by `model.auto`, and the results of the finished run."""
         return self.path / "choice.json"
 
     @property
@@ -144,15 +144,15 @@ class RunFolder:
 
     @property
     def processes_lock(self) -> Path:
-        """Locked by all processes of the run together, even after their launcher was killed."""
+        """Locked by all processes of the run together, even if their launcher was killed."""
         return self.path / ".lock-processes"
 
     def check_claim(self) -> None:
-        """Raise InputError if artel would overwrite files that it did not make. Writes nothing."""
+        """Raise InputError if artel would overwrite files of the user. Writes nothing."""
         check_claim(self.path)
 
     def claim(self, original: Path | None = None) -> str:
-        """Create the folder and mark it as a run's. Return a note about a copy. Raise InputError as `check_claim`."""
+        """Create the folder and mark it as a run's. Return a note about a copy. Raise InputError like `check_claim`."""
         return claim_folder(self.path, original)
 
     def check_model_ownership(self) -> None:
@@ -171,9 +171,9 @@ class RunFolder:
         """Return an identifier that changes if the folder is replaced by a new one."""
         return read_run_id(self.path)
 
-    def check_not_moved(self, its_identity: str) -> None:
-        """Raise WorkError if the folder was removed, moved or replaced."""
-        check_not_moved(self.path, its_identity)
+    def check_not_moved(self, expected: str) -> None:
+        """Raise WorkError if the folder no longer has the expected identity: it was removed, moved or replaced."""
+        check_not_moved(self.path, expected)
 
     def record_weights(self) -> None:
         """Record digests of the weights in `model`."""
@@ -194,9 +194,9 @@ class RunFolder:
         return self.result.is_file() and has_weights(self.path)
 
     def newest_model(self) -> Path | None:
-        """Return `model` unless it lacks weights or a checkpoint is newer, as in a run made longer.
+        """Return `model`, or None if it lacks weights or a checkpoint is newer, as in a run made longer.
 
-        Raise InputError if these are the weights of another model.
+        Raise InputError if the weights there are of another model.
         """
         if not has_weights(self.path) or not (self.is_complete or not (self.checkpoints / "latest").exists()):
             return None
@@ -263,7 +263,7 @@ class RunFolder:
     def empty(self) -> None:
         """Remove everything that an earlier run wrote, but no other files. The folder must be claimed.
 
-        `plan` stays, without measurements: it belongs to the run that begins. If `checkpoints` is a link to another
+        `plan` stays, without measurements, since it belongs to the new run. If `checkpoints` is a link to another
         disk, the checkpoints there are removed; other links are removed themselves. Raise InputError if `model` has
         files of the user.
         """
@@ -294,16 +294,16 @@ class RunFolder:
             )
             for path in (*folders, *tracker_files, *files):
                 _remove(path)
-            _forget_measured(self.plan)
+            _remove_measurements(self.plan)
             assign_new_id(self.path)
 
 
 def written_checkpoints(folder: Path) -> list[Path]:
-    """Return the folders in `checkpoints` with the name of a checkpoint, oldest first."""
+    """Return all folders in `checkpoints` that are named like a checkpoint, oldest first."""
     return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{9,}", path.name) and path.is_dir())
 
 
-def _forget_measured(plan: Path) -> None:
+def _remove_measurements(plan: Path) -> None:
     with suppress(OSError, ValueError, AttributeError):  # no plan, or a damaged one
         content = orjson.loads(plan.read_bytes())
         if content.pop("measured", None) is not None:
@@ -329,18 +329,18 @@ def is_done(config: RunConfig) -> bool:
 _LENGTH_KEYS = frozenset(("train.epochs", "train.steps", "train.tokens", "train.budget"))
 
 
-def differs_in_length(before: RunConfig, config: RunConfig) -> bool:
-    """True if only the length of the run differs, and nothing else that affects the result."""
-    changed_keys = {line.partition(":")[0] for line in result_differences(before, config)}
+def differs_in_length(old_config: RunConfig, config: RunConfig) -> bool:
+    """True if the length of the run differs, but nothing else that affects the result."""
+    changed_keys = {line.partition(":")[0] for line in result_differences(old_config, config)}
     return bool(changed_keys) and changed_keys <= _LENGTH_KEYS
 
 
-def check_same(file: Path, config: RunConfig, instead: str) -> None:
-    """Raise InputError if a run file differs from `config` in keys that affect the result. `instead`: another fix."""
-    remedy = f"change it back, {instead}, or start over with --restart"
+def check_same(file: Path, config: RunConfig, alternative: str) -> None:
+    """Raise InputError if a run file differs from `config` in keys that affect the result. `alternative`: a fix."""
+    remedy = f"change it back, {alternative}, or start over with --restart"
     differences = result_differences(load_run(str(file)), config)
     if differences:
-        fixes = ["" for _ in differences[1:]] + [remedy]  # only once, after the last difference
+        fixes = ["" for _ in differences[1:]] + [remedy]  # only after the last difference
         raise InputError(
             [
                 Problem(str(file), f"the run began with {line}", fix)

@@ -27,7 +27,7 @@ def check_same_run(config: RunConfig, prepared: PreparedText) -> None:
         what = "lacks the weights of this run, which was complete, but there is no checkpoint to restore them from"
         raise InputError.at(str(folder.model), what, "restore them, or start over with --restart")
     if folder.config.is_file() and (folder.is_complete or checkpoints):
-        file = _trained_as(folder, config)
+        file = _find_training_file(folder, config)
         earlier_run = load_run(str(file))
         if differs_in_length(earlier_run, config):
             folder.check_model_ownership()
@@ -39,10 +39,10 @@ def check_same_run(config: RunConfig, prepared: PreparedText) -> None:
     write_file(folder.config, dump_run(config))
 
 
-def _trained_as(folder: RunFolder, config: RunConfig) -> Path:
-    """Return the file that says how the run was trained: config.yaml, or the newest checkpoint's if that was edited.
+def _find_training_file(folder: RunFolder, config: RunConfig) -> Path:
+    """Return the file with the settings of training: config.yaml, or the newest checkpoint's if config.yaml was edited.
 
-    config.yaml may name other paths: texts are identified by the store's digest, and models are moved.
+    config.yaml may name other paths, since the store's digest identifies texts, and models are moved.
     """
     saved = folder.newest_run_file()
     if saved is None or result_differences(load_run(str(folder.config)), config):
@@ -52,24 +52,24 @@ def _trained_as(folder: RunFolder, config: RunConfig) -> Path:
     return saved if is_edited else folder.config
 
 
-def with_earlier_packing(config: RunConfig, *, needs_checkpoint: bool = True) -> RunConfig:
-    """Return the run with the `data.packing` of its start, from RUN/config.yaml, if the run file leaves it open.
+def restore_packing(config: RunConfig, *, needs_checkpoint: bool = True) -> RunConfig:
+    """Return the run with the `data.packing` of its first start, from RUN/config.yaml, if the run file says auto.
 
     `needs_checkpoint`: use that choice only if the run has checkpoints.
     """
     folder = RunFolder(Path(config.run))
-    has_begun = not needs_checkpoint or folder.is_complete or written_checkpoints(folder.checkpoints)
-    if config.data.packing != AUTO or not folder.config.is_file() or not has_begun:
+    has_started = not needs_checkpoint or folder.is_complete or written_checkpoints(folder.checkpoints)
+    if config.data.packing != AUTO or not folder.config.is_file() or not has_started:
         return config
     earlier = load_run(str(folder.config)).data.packing
     return config if earlier == AUTO else with_packing(config, earlier)
 
 
-def with_earlier_choice(config: RunConfig, *, needs_checkpoint: bool = True) -> RunConfig | None:
-    """Return a run with `model.auto` with the choices of its start, from RUN/config.yaml, or None.
+def restore_choice(config: RunConfig, *, needs_checkpoint: bool = True) -> RunConfig | None:
+    """Return a run with `model.auto` with the choices of its first start, from RUN/config.yaml, or None.
 
-    `needs_checkpoint`: use the choices only if the run has checkpoints. Keys set in the run file stay: if they differ,
-    comparing the two files will refuse them.
+    `needs_checkpoint`: use the choices only if the run has checkpoints. Keys set in the run file stay. If they differ,
+    the comparison of the two files will refuse them.
     """
     folder = RunFolder(Path(config.run))
     if not folder.config.is_file() or (
@@ -81,8 +81,8 @@ def with_earlier_choice(config: RunConfig, *, needs_checkpoint: bool = True) -> 
         return None
     sections = {}
     for name in ("data", "train"):
-        section, earlier = getattr(config, name), getattr(earlier_run, name)
+        section, earlier_section = getattr(config, name), getattr(earlier_run, name)
         set_keys = {key: getattr(section, key) for key in section.model_fields_set}
-        chosen = earlier if name == "train" else section.model_copy(update={"block": earlier.block})
+        chosen = earlier_section if name == "train" else section.model_copy(update={"block": earlier_section.block})
         sections[name] = chosen.model_copy(update=set_keys)
     return config.model_copy(update={**sections, "model": earlier_run.model})

@@ -13,7 +13,7 @@ from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
 
 _FIRST_RATE = 0.01  # of the peak: if warmup is a fraction of a time, the pace is unknown at the first step
-_MIN_SHARE = 1e-9  # avoids a division by zero
+_MIN_FRACTION = 1e-9  # avoids a division by zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Length:
         if interval.steps is not None:
             return step % interval.steps == 0
         if interval.epochs is not None:
-            # Rounded to 9 places: 3 steps of a third of an epoch are one epoch, whatever a float says.
+            # Rounded to 9 decimals, so that 3 steps of a third of an epoch are one epoch in floating point, too.
             intervals, intervals_before = (round(self.epoch(end) / interval.epochs, 9) for end in (step, step - 1))
             return math.floor(intervals) > math.floor(intervals_before)
         return False
 
 
-def position(train: TrainConfig, length: Length, step: int, seconds: float) -> str:
+def describe_position(train: TrainConfig, length: Length, step: int, seconds: float) -> str:
     """Describe the position of a run: `step 5 of 100`, or with a budget `step 5, after 42% of 30min`.
 
     `seconds` is the time that the run has taken.
@@ -70,9 +70,9 @@ def position(train: TrainConfig, length: Length, step: int, seconds: float) -> s
     return f"step {step:,}, after {seconds / train.budget:.0%} of {format_duration(train.budget)}"
 
 
-def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:
-    """Return the length of a run on `samples`, its objective's view of the training `part` of its store."""
-    tokens = config.data.block if isinstance(samples, TokenBlocks) else part.tokens / max(1, len(samples))
+def run_length(config: RunConfig, samples: Samples, split: StoreSplit) -> Length:
+    """Return the length of a run on `samples`, the objective's view of the store's training `split`."""
+    tokens = config.data.block if isinstance(samples, TokenBlocks) else split.tokens / max(1, len(samples))
     return Length.from_config(config.train, len(samples), tokens)
 
 
@@ -86,8 +86,8 @@ def warmup_steps(train: TrainConfig, steps: int | None) -> int | None:
 def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -> float:
     """Return the learning rate of step `step` (from 0) of `steps`, as a fraction of the peak.
 
-    `warmup`: steps of warmup if they do not follow from `steps`, since the length of the run was changed. Warmup is
-    linear from 1/warmup to 1. Then the schedule applies, between the minimum (0) and the peak (1).
+    `warmup`: steps of warmup, if changing the length of the run has fixed them. Otherwise they follow from `steps`.
+    Warmup is linear from 1/warmup to 1. Then the schedule applies, between the minimum (0) and the peak (1).
     """
     warmup = train.warmup.of(steps) if warmup is None else warmup
     if step < warmup:
@@ -96,29 +96,29 @@ def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -
     return floor + (1 - floor) * SCHEDULES[train.schedule](train, step, steps, warmup)
 
 
-def rate_by_time(train: TrainConfig, step: int, share: float, warmup: int | None) -> float:
+def rate_by_time(train: TrainConfig, step: int, used_fraction: float, warmup: int | None) -> float:
     """Return the learning rate of a step of a run on a budget, as a fraction of the peak.
 
-    `share`: fraction of the time for steps that has passed, 0 to 1. The schedule gets the number of steps that the run
-    would have at its pace so far, so it follows the time. `warmup` is in steps, or None during a warmup that is a
-    fraction of the time; its first step, when the pace is unknown, has 1 % of the peak.
+    `used_fraction`: of the time for steps, 0 to 1. The schedule gets the number of steps that the run would have at its
+    pace so far, so it follows the time. `warmup`: in steps, or None during a warmup that is a fraction of the time. The
+    first step of such a warmup has 1 % of the peak, since the pace is still unknown.
     """
     if warmup is None:
-        return min(1.0, max(_FIRST_RATE, share / (train.warmup.fraction or 1.0)))
+        return min(1.0, max(_FIRST_RATE, used_fraction / (train.warmup.fraction or 1.0)))
     if step < warmup:
         return (step + 1) / warmup
     floor = train.minimum_learning_rate
-    steps = max(step, 1) / max(share, _MIN_SHARE)
+    steps = max(step, 1) / max(used_fraction, _MIN_FRACTION)
     return floor + (1 - floor) * SCHEDULES[train.schedule](train, step, steps, warmup)
 
 
 def linear(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """Return 1 just after warmup, falling to 0 at the end of the run."""
+    """Fall from 1 just after warmup to 0 at the end of the run."""
     return (steps - step) / max(1, steps - warmup)
 
 
 def cosine(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """Return half a wave from 1 to 0 (Loshchilov and Hutter 2017)."""
+    """Follow half a cosine wave from 1 to 0 (Loshchilov and Hutter 2017)."""
     return 0.5 * (1 + math.cos(math.pi * (1 - linear(train, step, steps, warmup))))
 
 
@@ -127,12 +127,12 @@ def constant(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
 
 
 def warmup_stable_decay(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """Return 1 until the last part of the run (`train.decay`), then fall to 0 (wsd; Hu et al. 2024, MiniCPM)."""
+    """Stay at 1 until the decay begins (`train.decay`), then fall to 0 (wsd; Hu et al. 2024, MiniCPM)."""
     return min(1.0, (steps - step) / max(1.0, train.decay * steps))
 
 
 class InverseSqrtConfig(Section):
-    """Speed of the decay."""
+    """Settings of `inverse_sqrt`."""
 
     timescale: Count | None = Field(
         default=None,
@@ -149,7 +149,7 @@ def inverse_sqrt(train: TrainConfig, step: int, steps: float, warmup: int) -> fl
 
 
 class RestartsConfig(Section):
-    """Number of cycles."""
+    """Settings of `cosine_with_restarts`."""
 
     num_cycles: Count = Field(
         default=1, ge=1, description="Waves of equal length, each from the peak to the minimum; 1 is `cosine`."
@@ -157,6 +157,6 @@ class RestartsConfig(Section):
 
 
 def cosine_with_restarts(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
-    """Return half a wave per cycle, from 1 to 0 (SGDR; Loshchilov and Hutter 2017)."""
+    """Follow half a cosine wave per cycle, from 1 to 0 (SGDR; Loshchilov and Hutter 2017)."""
     cycles = train.settings(RestartsConfig).num_cycles
     return 0.5 * (1 + math.cos(math.pi * (cycles * (1 - linear(train, step, steps, warmup)) % 1)))

@@ -33,15 +33,15 @@ from artel.training.checkpoint.items import checkpoint_items
 from artel.training.checkpoint.retention import check_space, checkpoint_bytes, commit
 from artel.training.checkpoint.s3_mirror import fetch_newest
 from artel.training.evaluation import Validation, set_reference
-from artel.training.metrics.jsonl import Lines, drop_lines_after
+from artel.training.metrics.jsonl import JsonLinesFile, drop_lines_after
 from artel.training.metrics.trackers import Trackers
 from artel.training.model_setup import set_up_model
-from artel.training.packing import ALONE, AUTO, choose_packing, may_unpack, with_packing
+from artel.training.packing import AUTO, UNPACKED, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
 from artel.training.rank_file import mark_start
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
-from artel.training.schedule import Length, position, run_length, warmup_steps
+from artel.training.schedule import Length, describe_position, run_length, warmup_steps
 from artel.training.task_harness import check_best, check_data
 from artel.training.teacher import set_teacher
 
@@ -56,12 +56,12 @@ def open_run(
     callbacks: Sequence[object] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Run, Validation]:
-    """Return the run, ready for its next step, and its validation split. Raise InputError.
+    """Return the run, ready for its next step, and its validation split. Raise InputError if the run cannot start.
 
-    `callbacks` that have a state resume with the run. If packing was chosen automatically, and the model turns out not
-    to isolate samples, they are not packed.
+    `callbacks` that have a state resume with the run. If packing was chosen automatically, but the model turns out
+    unable to isolate samples, they are not packed.
     """
-    reset_peak_memory()  # do not count memory for preparing text and choosing a model, which is free again
+    reset_peak_memory()  # ignore the memory of preparing text and choosing a model, which is free again
     if config.data.packing == AUTO:
         config = with_packing(config, choose_packing(config, prepared.open().train).value)
     try:
@@ -69,8 +69,8 @@ def open_run(
     except InputError as error:
         if not may_unpack(config) or any(problem.where not in _ISOLATION_KEYS for problem in error.problems):
             raise
-        logger.info("data.packing=%s: %s", ALONE, error.problems[0].what)
-    config = with_packing(config, ALONE)
+        logger.info("data.packing=%s: %s", UNPACKED, error.problems[0].what)
+    config = with_packing(config, UNPACKED)
     world.barrier()  # all ranks have read the earlier choice
     if world.first:
         write_file(RunFolder(Path(config.run)).config, dump_run(config))
@@ -112,7 +112,7 @@ def _open_run(
     if progress.warmup is None:
         progress.warmup = warmup_steps(config.train, length.steps)
     if budget is not None and progress.share == 0.0:
-        progress.seconds = 0.0  # so far the run has only tested a budget, perhaps a different one
+        progress.seconds = 0.0  # the run has only tested a budget so far, perhaps a different one
     if world.first:
         if progress.step:
             commit(folder.checkpoints, progress, config.checkpoint)
@@ -120,11 +120,11 @@ def _open_run(
     _check_same_step(progress, strategy, world)
     if world.first:
         drop_lines_after(folder.bad_steps, progress.step)
-        drop_lines_after(folder.samples, progress.step or -1)  # a run that starts over repeats those of step 0
+        drop_lines_after(folder.samples, progress.step or -1)  # a run that starts over repeats the samples of step 0
 
-    logger.info("%s · %s · %s", _describe(samples, config), _describe_length(config, length), model.summary)
-    if progress.step:  # before a tracker drops metrics of later steps, so that a kill in between can be explained
-        logger.info("resuming from %s", position(config.train, length, progress.step, progress.seconds))
+    logger.info("%s · %s · %s", _describe_samples(samples, config), _describe_length(config, length), model.summary)
+    if progress.step:  # log this before a tracker drops metrics of later steps, in case of a kill in between
+        logger.info("resuming from %s", describe_position(config.train, length, progress.step, progress.seconds))
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
     if peak is not None:
@@ -164,7 +164,7 @@ def _open_run(
         peak_flops=peak,
         window=torch.zeros(len(objective.sums), device=world.device),
         norm=torch.zeros((), device=world.device),
-        # The used share stays, unless it refers to a different budget.
+        # The used fraction stays, unless it refers to a different budget.
         budget=Budget(budget, progress.end, progress.share if progress.share_of == budget else 0.0),
         clock=clock,
         started=started,
@@ -186,19 +186,19 @@ def _check_same_step(progress: Progress, strategy: ParallelStrategy, world: Worl
         )
 
 
-def _check_blocks(samples: Samples, part: StoreSplit, validation: Validation, config: RunConfig) -> None:
+def _check_blocks(samples: Samples, split: StoreSplit, validation: Validation, config: RunConfig) -> None:
     """Raise InputError if the text is shorter than a block, or if the run needs validation text and has none."""
     problems = []
     block = config.data.block
     if len(samples) == 0:
-        what = f"the training text has {part.tokens:,} tokens, less than a block of {block:,} needs"
-        fix = f"write data.block: {max(2, part.tokens - 1)} or less, or add more text"
+        what = f"the training text has {split.tokens:,} tokens, less than a block of {block:,} needs"
+        fix = f"write data.block: {max(2, split.tokens - 1)} or less, or add more text"
         problems.append(Problem("data.block", what, fix))
-    if validation.part.samples and len(validation.samples) == 0:
-        what = f"the validation text has {validation.part.tokens:,} tokens, less than a block of {block:,} needs"
+    if validation.split.samples and len(validation.samples) == 0:
+        what = f"the validation text has {validation.split.tokens:,} tokens, less than a block of {block:,} needs"
         fix = "write a larger data.validation, a smaller data.block, or data.validation: 0"
         problems.append(Problem("data.validation", what, fix))
-    if config.validate_.patience is not None and not validation.part.samples:
+    if config.validate_.patience is not None and not validation.split.samples:
         problems.append(Problem("validate.patience", "needs a validation split", "write data.validation"))
     if problems:
         raise InputError(problems)
@@ -207,7 +207,7 @@ def _check_blocks(samples: Samples, part: StoreSplit, validation: Validation, co
 def _record_start(run: Run, chosen: dict[str, Any]) -> None:
     """Add a line to RUN/starts.jsonl: the environment, and the values `chosen` for keys that are `auto`."""
     world = run.world
-    lines = Lines(run.folder.starts)
+    lines = JsonLinesFile(run.folder.starts)
     lines.add(
         {
             "step": run.step,
@@ -228,14 +228,14 @@ def _record_start(run: Run, chosen: dict[str, Any]) -> None:
     lines.close()
 
 
-def _describe(samples: Samples, config: RunConfig) -> str:
+def _describe_samples(samples: Samples, config: RunConfig) -> str:
     block = config.data.block
     if not isinstance(samples, PackedSamples):
         return f"{len(samples):,} samples of up to {block} tokens"
-    packed, batch = samples.samples_in(len(samples)), config.train.batch
+    num_packed, batch = samples.samples_in(len(samples)), config.train.batch
     return (
-        f"{packed:,} samples packed into {len(samples):,} blocks of {block} tokens, {samples.padding:.1%} padding; "
-        f"a step of {batch} blocks holds {packed / len(samples) * batch:,.0f} samples on average"
+        f"{num_packed:,} samples packed into {len(samples):,} blocks of {block} tokens, {samples.padding:.1%} padding; "
+        f"a step of {batch} blocks holds {num_packed / len(samples) * batch:,.0f} samples on average"
     )
 
 
@@ -252,9 +252,9 @@ def _compile(run: Run) -> None:
 
     def last_line() -> str:
         mark_start(run.folder, "stopped")
-        return f"stopped while compiling the layers\n    {run.folder.how_to_continue}"
+        return f"stopped while compiling the layers\n    {run.folder.continue_hint}"
 
-    with exit_on_signal(last_line):  # compilers take minutes and must not be interrupted
+    with exit_on_signal(last_line):  # a compiler takes minutes and cannot be interrupted cleanly
         logger.info("compiling the layers")
         run.trackers.show_progress("compiling")
         failure = try_compiled(

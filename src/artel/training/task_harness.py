@@ -33,7 +33,7 @@ _BOOTSTRAPS = 100_000
 
 
 def check_tasks(config: RunConfig) -> None:
-    """Raise InputError if `validate.tasks` cannot run, as far as that is known before the text is read."""
+    """Raise InputError if `validate.tasks` cannot run. Checks only what is known before the text is read."""
     if not config.validate_.tasks:
         return
     if not objective_type(config).generates:
@@ -53,7 +53,7 @@ def best_is_task(config: RunConfig) -> bool:
 def check_best(config: RunConfig) -> None:
     """Raise InputError if `checkpoint.best` names a metric that `validate.tasks` does not have.
 
-    The harness's results for a dummy model on the first example of each task give the names.
+    Runs a dummy model on the first example of each task, to learn the names of metrics.
     """
     if not best_is_task(config):
         return
@@ -63,13 +63,14 @@ def check_best(config: RunConfig) -> None:
     assert best is not None
     try:
         with _preserved_random_state(torch.device("cpu")), _quiet():
-            directions = task_directions(_results(DummyLM(), tasks, folder=None, limit=1, bootstraps=0))
-    except Exception as error:  # tasks that the dummy model cannot answer
+            directions = task_directions(_evaluate(DummyLM(), tasks, folder=None, limit=1, bootstraps=0))
+    except Exception as error:  # the dummy model cannot answer some tasks
         fix = "write a metric of another task, or one of the objective's"
-        raise InputError.at(_BEST, f"the metrics of validate.tasks are unknown: {_reason(error)}", fix) from None
+        raise InputError.at(_BEST, f"the metrics of validate.tasks are unknown: {_first_line(error)}", fix) from None
     if best not in directions:
-        near = get_close_matches(best, directions, 3, cutoff=0.5) or list(directions)[:10]
-        raise InputError.at(_BEST, f"{best!r} is not a metric of validate.tasks", f"write one of: {', '.join(near)}")
+        similar = get_close_matches(best, directions, 3, cutoff=0.5) or list(directions)[:10]
+        fix = f"write one of: {', '.join(similar)}"
+        raise InputError.at(_BEST, f"{best!r} is not a metric of validate.tasks", fix)
     if directions[best] is None:
         what = f"the harness does not define whether a higher {best} is better"
         raise InputError.at(_BEST, what, "write a metric of one of its tasks")
@@ -84,7 +85,7 @@ def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> No
         if _is_file(task):
             if not Path(task).is_file():
                 problems.append(Problem(key, f"there is no file {task}", "write a task's name, or its YAML file"))
-        elif task not in _manager(_needs_names(tasks), folder).task_index:
+        elif task not in _task_manager(_needs_names(tasks), folder).task_index:
             fix = "lm-eval ls tasks names them; one of your own is its YAML file: tasks/NAME.yaml"
             problems.append(Problem(key, f"the harness has no task {task!r}", fix))
     if problems:
@@ -92,13 +93,13 @@ def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> No
 
 
 def check_data(tasks: Sequence[str]) -> None:
-    """Read all tasks. Raise InputError if a task's file is wrong, or its data cannot be read."""
+    """Read all tasks. Raise InputError if the file or the data of a task cannot be read."""
     for task in tasks:
         try:
             _read(task, tasks)
-        except Exception as error:  # whatever Jinja, YAML and datasets raise
+        except Exception as error:  # Jinja, YAML and datasets raise all types
             fix = "download its data once with network access; for a task file of your own see the harness's docs"
-            raise InputError.at(KEY, f"{task} cannot be read: {_reason(error)}", fix) from None
+            raise InputError.at(KEY, f"{task} cannot be read: {_first_line(error)}", fix) from None
 
 
 def _is_readable(tasks: Sequence[str]) -> bool:
@@ -113,7 +114,7 @@ def _is_readable(tasks: Sequence[str]) -> bool:
 
 def _read(task: str, tasks: Sequence[str]) -> None:
     with _quiet():
-        _manager(_needs_names(tasks), None).load([task])
+        _task_manager(_needs_names(tasks), None).load([task])
 
 
 def run_tasks(
@@ -129,10 +130,10 @@ def run_tasks(
     """Evaluate a model on tasks. Return the results in the harness's format, or raise whatever the harness raises.
 
     `folder`: the user's task files. `limit`: number of examples per task. With a `world` of several processes the
-    questions are divided; all ranks must call this, and all get the results. `quiet`: without progress and standard
+    questions are divided: all ranks must call this, and all get the results. `quiet`: hide progress and skip standard
     errors. The state of random generators does not change.
     """
-    _manager(_needs_names(tasks), folder)  # sets variables that must precede other imports of the harness
+    _task_manager(_needs_names(tasks), folder)  # sets variables that must precede other imports of the harness
     from artel.training.harness_model import HarnessModel
 
     was_training = model.training
@@ -140,13 +141,13 @@ def run_tasks(
     try:
         with _preserved_random_state(model.device), _quiet() if quiet else nullcontext():
             harness_model = HarnessModel(model, tokenizer, _BATCH, world)
-            return _results(harness_model, tasks, folder=folder, limit=limit, bootstraps=0 if quiet else _BOOTSTRAPS)
+            return _evaluate(harness_model, tasks, folder=folder, limit=limit, bootstraps=0 if quiet else _BOOTSTRAPS)
     finally:
         model.train(was_training)
 
 
-def _results(model: Any, tasks: Sequence[str], *, folder: str | None, limit: int | None, bootstraps: int) -> Any:
-    manager = _manager(_needs_names(tasks), folder)
+def _evaluate(model: Any, tasks: Sequence[str], *, folder: str | None, limit: int | None, bootstraps: int) -> Any:
+    manager = _task_manager(_needs_names(tasks), folder)
     from lm_eval import evaluate
 
     seeded = _seeded_tasks(manager, tasks)
@@ -177,7 +178,7 @@ def task_metrics(results: dict[str, Any]) -> dict[str, float]:
 
 
 def task_directions(results: dict[str, Any]) -> dict[str, bool | None]:
-    """Return whether higher is better for each metric, or None if the tasks of a group differ."""
+    """Return for each metric True if higher is better; None if the tasks of a group differ."""
     higher = results["higher_is_better"]
     return {name: higher.get(task, {}).get(metric) for name, task, metric, _ in _metrics(results)}
 
@@ -186,9 +187,14 @@ def _metrics(results: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
     """Yield (name, task, metric, value)."""
     for task, metrics in results["results"].items():
         for key, value in metrics.items():
-            metric, _, kind = key.partition(",")
-            if isinstance(value, int | float) and kind and not metric.endswith("_stderr"):
-                yield f"{task}/{metric}" + ("" if kind == "none" else f"/{kind}"), task, metric, float(value)
+            metric, _, filter_name = key.partition(",")
+            if isinstance(value, int | float) and filter_name and not metric.endswith("_stderr"):
+                yield (
+                    f"{task}/{metric}" + ("" if filter_name == "none" else f"/{filter_name}"),
+                    task,
+                    metric,
+                    float(value),
+                )
 
 
 def _is_file(task: str) -> bool:
@@ -200,7 +206,7 @@ def _needs_names(tasks: Sequence[str]) -> bool:
 
 
 @cache
-def _manager(defaults: bool, folder: str | None) -> Any:
+def _task_manager(defaults: bool, folder: str | None) -> Any:
     """Return the harness's task manager. `defaults`: also read the harness's own tasks, in 8 s of CPU time."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # datasets would report each file it opens
@@ -211,7 +217,7 @@ def _manager(defaults: bool, folder: str | None) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide progress bars of the harness and of datasets, which would overlap the run's own."""
+    """Hide progress bars of the harness and of datasets, which would overlap the run's."""
     with redirect_stderr(io.StringIO()):
         yield
 
@@ -228,5 +234,5 @@ def _preserved_random_state(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def _reason(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__

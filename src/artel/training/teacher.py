@@ -1,8 +1,8 @@
-"""A run's teacher: its outputs are computed once, before the student is loaded, or it stays in memory.
+"""The teacher of a run: either its outputs are computed once, before the student is loaded, or it stays in memory.
 
 The outputs are cached next to the store, under a key of the store, the teacher's weights and the objective's settings.
-Each rank computes some shards; then the teacher's memory is freed. A run that resumes uses the same outputs, and no
-longer needs the teacher.
+Each rank computes some shards, then the teacher's memory is freed. A resumed run uses the same outputs and no longer
+needs the teacher.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from artel.training.teacher_outputs import (
     damaged_shards,
     read_manifest,
     read_metadata,
-    shards_of,
+    split_into_shards,
     write_manifest,
     write_shard,
 )
@@ -49,7 +49,7 @@ _SPLITS = {"train": False, "validation": True}
 
 
 def set_cached_outputs(objective: Objective, store: TokenStore, note: Path) -> bool:
-    """Give an objective the teacher's cached outputs. Return False if they are no longer there.
+    """Give an objective the teacher's cached outputs. Return False if they are gone.
 
     `note`: the run's file with their location. Computes nothing, and does not verify checksums.
     """
@@ -77,7 +77,7 @@ def set_teacher(
         model = load_teacher(teacher.model, config, objective, world)
         objective.set_teacher(model.call, model.config)
         return
-    folder = _cached_outputs(objective, teacher, config, store, world, note if resumes else None)
+    folder = _find_or_compute_outputs(objective, teacher, config, store, world, note if resumes else None)
     alignment = read_manifest(folder).get("note")
     if alignment:
         logger.info(alignment)
@@ -87,16 +87,16 @@ def set_teacher(
         objective.set_cached_outputs(CachedOutputs(folder, name), validation=is_validation)
 
 
-def _cached_outputs(
+def _find_or_compute_outputs(
     objective: Objective, teacher: Teacher, config: RunConfig, store: TokenStore, world: World, note: Path | None
 ) -> Path:
-    """Return the folder with the teacher's outputs, after computing what is missing."""
+    """Return the folder with the teacher's outputs, after computing missing shards."""
 
     def find() -> str:
-        known = None if note is None else _recorded_folder(note, store)
-        if known is not None:
-            _remove_damaged(known)
-            return str(known)
+        recorded = None if note is None else _recorded_folder(note, store)
+        if recorded is not None:
+            _remove_damaged(recorded)
+            return str(recorded)
         inputs = {
             "format": _FORMAT,
             "store": store.digest,
@@ -113,7 +113,7 @@ def _cached_outputs(
 
     folder = Path(_run_on_first_rank(world, find))
     if not _run_on_first_rank(world, folder.is_dir):
-        _compute(objective, teacher, config, store, world, folder)
+        _compute_outputs(objective, teacher, config, store, world, folder)
     if not folder.is_dir():
         what = f"{folder} does not exist on rank {world.rank}, but all processes share the outputs of the teacher"
         raise WorkError.at("data.store", what, "use a folder that all hosts share")
@@ -148,7 +148,7 @@ def _remove_damaged(folder: Path) -> None:
 
 
 def _lock_folder(folder: Path) -> AbstractContextManager[object]:
-    """Lock a folder of outputs for changes: runs on one store may have the same teacher."""
+    """Lock a folder of outputs for changes, since runs on one store may have the same teacher."""
     waiting = f"waiting for another run that runs the same teacher: {folder}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     return lock(folder.with_name(f"{folder.name}.lock"), lambda: logger.info(waiting))
@@ -158,23 +158,25 @@ def _incomplete_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.parts")
 
 
-def _compute(
+def _compute_outputs(
     objective: Objective, teacher: Teacher, config: RunConfig, store: TokenStore, world: World, folder: Path
 ) -> None:
-    """Compute the missing shards of a folder, and give it its final name."""
+    """Compute the missing shards of a folder, and give the folder its final name."""
     splits = {"train": store.train, "validation": store.validation}
-    datasets = {name: objective.dataset(part) for name, part in splits.items()}
+    datasets = {name: objective.dataset(split) for name, split in splits.items()}
     sample_bytes = config.data.block * teacher.bytes_per_target
-    shards = [shard for name in _SPLITS for shard in shards_of(name, len(datasets[name]), sample_bytes)]
-    parts = _incomplete_folder(folder)
+    shards = [shard for name in _SPLITS for shard in split_into_shards(name, len(datasets[name]), sample_bytes)]
+    incomplete = _incomplete_folder(folder)
     if world.first:
-        parts.mkdir(parents=True, exist_ok=True)
+        incomplete.mkdir(parents=True, exist_ok=True)
     folder_lock = _lock_folder(folder)
     _run_on_first_rank(world, folder_lock.__enter__)
     try:
-        if _run_on_first_rank(world, folder.is_dir):  # another run has computed them meanwhile
+        if _run_on_first_rank(world, folder.is_dir):  # another run has computed the outputs meanwhile
             return
-        missing = _run_on_first_rank(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
+        missing = _run_on_first_rank(
+            world, lambda: [shard for shard in shards if not (incomplete / shard.name).is_file()]
+        )
         logger.info("loading the teacher %s", teacher.model)
         model = load_teacher(teacher.model, config, objective, world)
         progress = ProgressMessages("running the teacher:")
@@ -183,10 +185,10 @@ def _compute(
             logger.info("running the teacher: %s of %s shards already exist", f"{num_done:,}", f"{len(shards):,}")
         for start in range(0, len(missing), world.size):
             progress(start / len(missing))
-            _compute_shards(objective, model, config, datasets, missing[start : start + world.size], world, parts)
+            _compute_shards(objective, model, config, datasets, missing[start : start + world.size], world, incomplete)
         del model
         release_memory(world.device)
-        _run_on_first_rank(world, lambda: _finish(objective, folder, parts, shards, store, teacher))
+        _run_on_first_rank(world, lambda: _complete_folder(objective, folder, incomplete, shards, store, teacher))
     finally:
         if world.first:
             folder_lock.__exit__(None, None, None)
@@ -204,7 +206,7 @@ def _compute_shards(
     """Compute one shard per rank. If the teacher is sharded, all ranks run the same number of batches."""
     shard = shards[world.rank] if world.rank < len(shards) else None
     size = micro_batch_size(config, world)
-    max_batches = max(-(-len(each.samples) // size) for each in shards)
+    max_batches = max(-(-len(shard.samples) // size) for shard in shards)
     started = time.monotonic()
     counts: list[np.ndarray] = []
     arrays: dict[str, list[np.ndarray]] = {}
@@ -225,7 +227,7 @@ def _compute_shards(
             heartbeat("a batch of the teacher")
         return sums
 
-    sums = model.ask(work, world.device)
+    sums = model.run(work, world.device)
     if shard is not None:
         metadata = {"sums": sums.tolist(), "seconds": time.monotonic() - started}
         joined = {name: np.concatenate(batches) for name, batches in arrays.items()}
@@ -233,26 +235,28 @@ def _compute_shards(
     world.barrier()
 
 
-def _finish(
-    objective: Objective, folder: Path, parts: Path, shards: list[Shard], store: TokenStore, teacher: Teacher
+def _complete_folder(
+    objective: Objective, folder: Path, incomplete: Path, shards: list[Shard], store: TokenStore, teacher: Teacher
 ) -> None:
-    """Write the manifest of a folder that has all shards, give it its final name, and report its content."""
+    """Write the manifest of a folder that has all shards, give the folder its final name, and log its content."""
     metadata: dict[str, Any] = {"format": _FORMAT, "store": store.digest, "teacher": teacher.model}
     metadata |= {"settings": teacher.settings, "seconds": 0.0}
     all_answered = all_targets = 0
     for name in _SPLITS:
-        facts = [read_metadata(parts, shard) for shard in shards if shard.split == name]
-        loss, answered, right = np.sum([[0.0, 0.0, 0.0], *(each["sums"] for each in facts)], axis=0).tolist()
-        targets = sum(each["targets"] for each in facts)
-        metadata["seconds"] += sum(each["seconds"] for each in facts)
+        shard_facts = [read_metadata(incomplete, shard) for shard in shards if shard.split == name]
+        loss, answered, correct = np.sum([[0.0, 0.0, 0.0], *(facts["sums"] for facts in shard_facts)], axis=0).tolist()
+        targets = sum(facts["targets"] for facts in shard_facts)
+        metadata["seconds"] += sum(facts["seconds"] for facts in shard_facts)
         all_answered, all_targets = all_answered + int(answered), all_targets + targets
         if answered:
-            metrics = {"cross_entropy": loss / answered, "accuracy": right / answered}
+            metrics = {"cross_entropy": loss / answered, "accuracy": correct / answered}
             metadata[name] = {"targets": targets, "answered": int(answered), **metrics}
-            logger.info("the teacher on %s: cross-entropy %.4f, accuracy %.4f", name, loss / answered, right / answered)
+            logger.info(
+                "the teacher on %s: cross-entropy %.4f, accuracy %.4f", name, loss / answered, correct / answered
+            )
     metadata["note"] = objective.alignment_note(all_answered / max(1, all_targets))
-    write_manifest(parts, metadata, shards)
-    parts.rename(folder)
+    write_manifest(incomplete, metadata, shards)
+    incomplete.rename(folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     logger.info("the teacher's outputs are in %s: %s MiB", folder, f"{size / 2**20:,.1f}")
 

@@ -1,4 +1,4 @@
-"""Loads the teacher of a run: in full on each process, or sharded over all of them if the student is."""
+"""Loads the teacher of a run: in full on each process, or sharded over all processes if the student is sharded."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class TeacherModel:
     """A loaded teacher."""
 
     call: Callable[[Callable[[PreTrainedModel], torch.Tensor]], torch.Tensor]
-    """Calls a function with the model, whose weights are gathered while it runs. Collective."""
+    """Calls a function with the model, and gathers the weights while the function runs. Collective."""
     config: PreTrainedConfig
     precision: str
     is_sharded: bool
 
-    def ask(self, work: Callable[[PreTrainedModel], torch.Tensor], device: torch.device) -> torch.Tensor:
+    def run(self, work: Callable[[PreTrainedModel], torch.Tensor], device: torch.device) -> torch.Tensor:
         """Return `work(model)`, computed without gradients and in the run's precision."""
         dtype = autocast_dtype(self.precision)
         with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype is not None):
@@ -56,7 +56,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     """Load the model of a folder or hub id as the teacher of a run. Raise InputError.
 
     If each process holds the full student, each also holds the full teacher. Otherwise fully_shard shards the teacher
-    over all processes, whatever splits the student.
+    over all processes, in whatever way the student is split.
     """
     tokenizer = load_tokenizer(name, f"{objective.section}.teacher")
     objective.check_teacher(tokenizer)
@@ -79,7 +79,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     model.requires_grad_(False)
     use_artel_attention(model)
     if not shards:
-        _make_ready(model, precision, world.device)
+        _prepare_for_inference(model, precision, world.device)
         objective.check(model)
         output_head(model)
         return TeacherModel(lambda work: work(model), model.config, precision, False)
@@ -94,8 +94,8 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     return TeacherModel(strategy.with_full_model, model.config, precision, True)
 
 
-def _make_ready(model: PreTrainedModel, precision: str, device: torch.device) -> None:
-    """Move a teacher to the device, in the precision it computes in, since its weights are not trained."""
+def _prepare_for_inference(model: PreTrainedModel, precision: str, device: torch.device) -> None:
+    """Move a teacher to the device, and cast it to the precision of its computation, since it is not trained."""
     set_compute_precision(model, precision)
     dtype = autocast_dtype(precision)
     if dtype is not None and not is_quantized(model.config):
@@ -117,16 +117,16 @@ def teacher_precision(config: RunConfig, device: torch.device) -> str:
 
 
 def weights_digest(name: str, key: str) -> str:
-    """Return an identifier of a model's weights: checksums of its files, or the commit of a hub model.
+    """Return an identifier of a model's weights: the checksums of its files, or the commit of a hub model.
 
     Raise InputError at `key` if there is no such folder.
     """
     folder = Path(name)
     if folder.is_dir():
         files = sorted(file for pattern in _MODEL_FILES for file in folder.glob(pattern))
-        own = " ".join(f"{file.name}:{checksum(file)}" for file in files)
+        checksums = " ".join(f"{file.name}:{checksum(file)}" for file in files)
         adapter = read_adapter(name)
-        return own if adapter is None else f"{own} over {weights_digest(adapter.base, key)}"
+        return checksums if adapter is None else f"{checksums} over {weights_digest(adapter.base, key)}"
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:

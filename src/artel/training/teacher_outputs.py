@@ -1,14 +1,14 @@
 """A teacher's outputs for every sample of a store, cached on disk before the student trains.
 
-    STORE.teachers/KEY/manifest.json               the inputs of KEY, the shards, their checksums and its own
+    STORE.teachers/KEY/manifest.json               inputs of KEY, shards and checksums, and a checksum of the manifest
     STORE.teachers/KEY/train/00000.safetensors     the outputs of consecutive samples
     STORE.teachers/KEY/validation/…                the same for the validation split
 
 A shard holds `counts`, uint32 (samples,): the number of targets of each sample; and arrays (targets, …), concatenated
 over samples. A sample is one of the objective's dataset: a block or a conversation.
 
-A shard file is complete or absent (`write_file`). The folder is called `KEY.parts` until all shards are there; then it
-gets a manifest and is renamed. After a kill, only missing shards are computed.
+`write_file` never leaves an incomplete shard. The folder is called `KEY.parts` until all shards exist. Then it gets a
+manifest and is renamed. After a kill, only missing shards are computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from artel.tokens.manifest import manifest_checksum
 
 _SHARD_BYTES = 64 * 2**20
 _MIN_SHARDS = 32
-"""Shards of a split, if it has that many samples: enough for all ranks, and little work is lost in a kill."""
+"""Minimum number of shards of a split with enough samples: all ranks get work, and a kill loses little of it."""
 _COUNTS_NAME = "counts"
 
 
@@ -51,7 +51,7 @@ class Shard:
         return np.arange(self.start, self.stop)
 
 
-def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
+def split_into_shards(split: str, samples: int, sample_bytes: int) -> list[Shard]:
     """Return the shards of a split, the same for any number of ranks. `sample_bytes`: bytes of the largest sample."""
     size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), -(-samples // _MIN_SHARDS)))
     starts = range(0, samples, size)
@@ -61,23 +61,23 @@ def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
 def write_shard(
     folder: Path, shard: Shard, counts: np.ndarray, arrays: dict[str, np.ndarray], metadata: dict[str, Any]
 ) -> None:
-    """Write a complete shard or nothing. `metadata`: JSON-compatible values stored with the shard."""
+    """Write a shard as a whole. `metadata`: JSON-compatible values stored with the shard."""
     content = {
         _COUNTS_NAME: counts.astype(np.uint32),
-        **{name: np.ascontiguousarray(each) for name, each in arrays.items()},
+        **{name: np.ascontiguousarray(array) for name, array in arrays.items()},
     }
     write_file(folder / shard.name, save(content, metadata={"about": orjson.dumps(metadata).decode()}))
 
 
 def read_metadata(folder: Path, shard: Shard) -> dict[str, Any]:
-    """Return the facts given to `write_shard`, and the number of `targets`."""
+    """Return the metadata passed to `write_shard`, and the number of `targets`."""
     with safe_open(folder / shard.name, framework="np") as file:
         return {**orjson.loads((file.metadata() or {})["about"]), "targets": int(file.get_tensor(_COUNTS_NAME).sum())}
 
 
 def write_manifest(folder: Path, metadata: dict[str, Any], shards: list[Shard]) -> None:
     """Write the manifest of a folder that has all of its shards."""
-    facts = {
+    entries = {
         shard.name: {
             "samples": shard.stop - shard.start,
             "bytes": (folder / shard.name).stat().st_size,
@@ -85,7 +85,7 @@ def write_manifest(folder: Path, metadata: dict[str, Any], shards: list[Shard]) 
         }
         for shard in shards
     }
-    manifest = {**metadata, "shards": facts}
+    manifest = {**metadata, "shards": entries}
     manifest["checksum"] = manifest_checksum(manifest)
     write_file(folder / "manifest.json", orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
 
@@ -100,13 +100,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def damaged_shards(folder: Path) -> list[str]:
     """Return the names of missing or changed shards. Reads all of them."""
-    facts = read_manifest(folder)["shards"]
-    return [name for name, fact in facts.items() if not _is_unchanged(folder / name, fact)]
+    entries = read_manifest(folder)["shards"]
+    return [name for name, entry in entries.items() if not _is_unchanged(folder / name, entry)]
 
 
-def _is_unchanged(file: Path, fact: dict[str, Any]) -> bool:
+def _is_unchanged(file: Path, entry: dict[str, Any]) -> bool:
     try:
-        return file.stat().st_size == fact["bytes"] and checksum(file) == fact["xxh3_128"]
+        return file.stat().st_size == entry["bytes"] and checksum(file) == entry["xxh3_128"]
     except OSError:
         return False
 
@@ -117,13 +117,13 @@ class CachedOutputs:
     def __init__(self, folder: Path, split: str) -> None:
         self.folder = folder
         self._files = [
-            (name, fact) for name, fact in read_manifest(folder)["shards"].items() if name.startswith(f"{split}/")
+            (name, entry) for name, entry in read_manifest(folder)["shards"].items() if name.startswith(f"{split}/")
         ]
-        sizes = [fact["samples"] for _, fact in self._files]
+        sizes = [entry["samples"] for _, entry in self._files]
         self._first_samples = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
         self._open_shards: dict[int, tuple[Any, np.ndarray]] = {}
-        for name, fact in self._files:
-            if not (folder / name).is_file() or (folder / name).stat().st_size != fact["bytes"]:
+        for name, entry in self._files:
+            if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
                 raise _damaged(folder / name, "is missing or has a different size than when it was written")
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from artel.errors import InputError, Problem
 from artel.inference.batch.files import RESERVED, Prompt, raise_if_any
 from artel.inference.engine.make import SequentialEngine, make_engine
-from artel.inference.engine.write import WrittenText, write_texts
+from artel.inference.engine.write import GeneratedText, write_texts
 from artel.inference.open import OpenedModel
 from artel.messages import logger
 from artel.models.generate import Sampling, check_embedded
@@ -23,15 +23,15 @@ _CONCURRENT, _CONCURRENT_ON_CPU = 64, 16
 _GENERATE = "generate"
 
 
-def answers(
+def generate_answers(
     opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of the prompts from number `start` on, in order: their fields and the answer.
 
     Prompt i is sampled with the seed `sampling.seed + i`, so that its answer does not depend on other prompts. Raise
-    InputError; if possible beforehand, with all prompts that the model cannot take.
+    InputError for prompts that the model cannot take, if possible for all of them before the first answer.
     """
-    _check_kinds(opened, prompts[start:])
+    _check_prompt_types(opened, prompts[start:])
     if _GENERATE in opened.decoding.tasks:
         yield from _task_answers(opened, prompts[start:], start, sampling)
         return
@@ -41,18 +41,18 @@ def answers(
             yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
         return
     with closing(continue_prompts(opened, generation_prompts, sampling, first_index=start)) as texts:
-        for prompt, written in zip(prompts[start:], texts, strict=True):
-            text = written.text
+        for prompt, generated in zip(prompts[start:], texts, strict=True):
+            text = generated.text
             if prompt.messages is not None:
                 text = text.strip()  # as `artel chat` does: whitespace around an answer belongs to the template
             elif not opened.decoding.continues:
                 text = text.lstrip()
-            yield prompt.fields | {"text": text, "finish_reason": written.finish_reason, "tokens": written.tokens}
+            yield prompt.fields | {"text": text, "finish_reason": generated.finish_reason, "tokens": generated.tokens}
 
 
 def continue_prompts(
     opened: OpenedModel, prompts: Sequence[GenerationPrompt], sampling: Sampling, first_index: int = 0
-) -> Generator[WrittenText, None, None]:
+) -> Generator[GeneratedText, None, None]:
     """Yield the text generated for each prompt, in order, the i-th with the seed of prompt `first_index` + i."""
     window = position_limit(opened.model)
     concurrent = _CONCURRENT_ON_CPU if opened.model.device.type == "cpu" else _CONCURRENT
@@ -80,13 +80,13 @@ def _task_answers(
         for number, prompt in enumerate(chunk, start + first):
             seed = sampling.seed + number if sampling.temperature else sampling.seed
             inputs.append({"text": prompt.text, "sampling": replace(sampling, seed=seed)})
-        written = opened.decoding.answers(opened.model, _GENERATE, inputs)
-        for prompt, answer in zip(chunk, written, strict=True):
+        answers = opened.decoding.answers(opened.model, _GENERATE, inputs)
+        for prompt, answer in zip(chunk, answers, strict=True):
             yield prompt.fields | {name: answer[name] for name in RESERVED}
 
 
-def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
-    """Raise InputError for prompts of a kind that the model does not take."""
+def _check_prompt_types(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
+    """Raise InputError for prompts of a type that the model does not accept: questions, messages or plain text."""
     problems = []
     for prompt in prompts:
         if opened.decoding.needs_context and prompt.context is None:
@@ -102,7 +102,7 @@ def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
 
 
 def _generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
-    """Return the ids that the model continues for each prompt; None if it does not continue text."""
+    """Return the token ids to continue for each prompt; None if the model does not continue text."""
     template = opened.chat_template() if any(prompt.messages for prompt in prompts) else None
     end = None if template is None else opened.turn_end(template)
     generation_prompts, problems = [], []
@@ -144,7 +144,7 @@ def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str,
 
 _SCORE = "score"
 _FIELDS = ("score", "answers")
-"""Additional fields of a result."""
+"""Fields of a result in addition to those of RESERVED."""
 
 
 def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
@@ -152,8 +152,8 @@ def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
     if not opened.objective.generates:
         raise InputError.at("--best-of", f"{opened.name} does not generate answers to choose from", "remove it")
     if _SCORE not in reward.decoding.tasks:
-        learned = reward.objective.config.objective
-        what = f"{reward.name} is a model for {learned}, which does not score answers"
+        objective = reward.objective.config.objective
+        what = f"{reward.name} is a model for {objective}, which does not score answers"
         raise InputError.at("--reward", what, "use a model of objective reward")
 
 
@@ -164,7 +164,7 @@ def best_answers(
 
     A reward model scores the answers (Stiennon et al. 2020, "Learning to summarize from human feedback"; Nakano et al.
     2021, "WebGPT"); of equal scores the first wins. Answer j to prompt i is sampled with the seed `sampling.seed + i *
-    count + j`. Raise InputError as `answers` does, and for a prompt with a field that the result will have.
+    count + j`. Raise InputError as `generate_answers` does, and for a prompt with a field that the result will have.
     """
     raise_if_any(
         [
@@ -175,24 +175,24 @@ def best_answers(
         ]
     )
     repeated = [prompt for prompt in prompts for _ in range(count)]
-    with closing(answers(opened, repeated, start * count, sampling)) as results:
+    with closing(generate_answers(opened, repeated, start * count, sampling)) as results:
         for number, prompt in enumerate(prompts[start:], start):
-            written = list(islice(results, count))
+            answers = list(islice(results, count))
             question = prompt.text if prompt.messages is None else prompt.messages
-            pairs = [(question, answer["text"]) for answer in written]
+            pairs = [(question, answer["text"]) for answer in answers]
             try:
-                reward_answers = reward.decoding.answers(reward.model, _SCORE, pairs)
+                rewards = reward.decoding.answers(reward.model, _SCORE, pairs)
             except InputError as error:
                 raise InputError(
                     [Problem(prompt.location, problem.what, problem.fix) for problem in error.problems]
                 ) from None
-            scores = [answer["score"] for answer in reward_answers]
+            scores = [answer["score"] for answer in rewards]
             best = max(range(count), key=scores.__getitem__)
             yield prompt.fields | {
-                "text": written[best]["text"],
+                "text": answers[best]["text"],
                 "score": scores[best],
-                "finish_reason": written[best]["finish_reason"],
-                "tokens": sum(answer["tokens"] for answer in written),
+                "finish_reason": answers[best]["finish_reason"],
+                "tokens": sum(answer["tokens"] for answer in answers),
                 "answers": [
                     {
                         "text": answer["text"],
@@ -200,6 +200,6 @@ def best_answers(
                         "seed": sampling.seed + number * count + index,
                         "finish_reason": answer["finish_reason"],
                     }
-                    for index, (answer, score) in enumerate(zip(written, scores, strict=True))
+                    for index, (answer, score) in enumerate(zip(answers, scores, strict=True))
                 ],
             }

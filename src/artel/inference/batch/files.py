@@ -1,6 +1,6 @@
-"""Files of prompts, one a line or as JSON lines, and of results, as JSON lines that a second start continues.
+"""Reads prompts, from lines of text or JSON, and writes results as JSON lines. A second start continues the file.
 
-OUT.settings.json, next to the results in OUT, has the model and settings that they were computed with.
+OUT.settings.json, next to the results in OUT, records the model and the settings.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Prompt:
     """The text to continue or fill, or the question."""
     messages: list[dict[str, str]] | None = None
     context: str | None = None
-    """The text that answers the question."""
+    """The text to find the answer in, for a question."""
 
 
 class _BadLine(Exception):
-    """A problem of a line, and its fix."""
+    """Raised with the problem of a line, and its fix."""
 
 
 def read_prompts(name: str) -> list[Prompt]:
@@ -128,8 +128,8 @@ def _messages_prompt(location: str, fields: dict[str, Any]) -> Prompt:
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             raise _BadLine(f"messages[{number}] has no role and content", 'write {"role": "user", "content": "…"}')
-        where = f"messages[{number}]."
-        turns.append({name: _text(message, name, where) for name in ("role", "content")})
+        path = f"messages[{number}]."
+        turns.append({name: _text(message, name, path) for name in ("role", "content")})
     if turns[-1]["role"] == "assistant":
         raise _BadLine("the last message is the assistant's own", "remove it: the model writes it")
     return Prompt(location, fields, messages=turns)
@@ -142,14 +142,14 @@ _PARSERS: dict[str, Callable[[str, dict[str, Any]], Prompt]] = {
 }
 
 
-def _text(fields: dict[str, Any], name: str, where: str = "") -> str:
+def _text(fields: dict[str, Any], name: str, path: str = "") -> str:
     text = fields[name]
     if not isinstance(text, str):
-        raise _BadLine(f"{where}{name} is {type(text).__name__}, not a string", "write it in quotes")
+        raise _BadLine(f"{path}{name} is {type(text).__name__}, not a string", "write it in quotes")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _BadLine(f"{where}{name} contains a lone surrogate (\\ud800 to \\udfff)", "fix it") from None
+        raise _BadLine(f"{path}{name} contains a lone surrogate (\\ud800 to \\udfff)", "fix it") from None
     return text
 
 
@@ -164,8 +164,8 @@ _CHECKSUM_BYTES = 2**16
 class Results:
     """An open file of results."""
 
-    def __init__(self, file: BinaryIO, path: Path, done: int) -> None:
-        self.done = done
+    def __init__(self, file: BinaryIO, path: Path, count: int) -> None:
+        self.count = count
         """Number of results in the file."""
         self._file, self._path = file, path
 
@@ -174,32 +174,32 @@ class Results:
         with disk_errors(self._path.parent):
             self._file.write(json.dumps(result, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
             self._file.flush()
-        self.done += 1
+        self.count += 1
 
     @classmethod
     @contextmanager
     def open(cls, name: str, prompts: Sequence[Prompt], settings: dict[str, Any]) -> Iterator[Results]:
         """Open and lock a file, to append after its last complete line.
 
-        Raise InputError for results of other prompts or settings, WorkError if another process has the file.
+        Raise InputError if the file has results of other prompts or settings, WorkError if another process uses it.
         """
         path = user_path(name, _OUT).absolute()
         settings_file = path.with_name(f"{path.name}.settings.json")
         with lock(path.with_name(f".{path.name}.lock"), wait=False, keep=False):
             check_regular(path)
-            done = 0
+            count = 0
             if path.exists():
                 _check_settings(name, path, settings_file, settings)
-                done = _resume(name, path, prompts)
+                count = _resume(name, path, prompts)
             else:
                 write_file(settings_file, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
             with disk_errors(path.parent), path.open("ab") as file:
-                results = cls(file, path, done)
+                results = cls(file, path, count)
                 try:
                     yield results
                 finally:
                     os.fsync(file.fileno())
-                    if not results.done:  # for example, the model was not found
+                    if not results.count:  # for example if the model was not found
                         path.unlink(missing_ok=True)
                         settings_file.unlink(missing_ok=True)
 
@@ -226,27 +226,27 @@ def _check_settings(name: str, path: Path, settings_file: Path, settings: dict[s
 
 
 def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
-    """Return the number of complete lines, and cut off a torn last one. Raise InputError for other prompts."""
-    end = done = 0
+    """Return the number of complete lines, and cut off an incomplete last one. Raise InputError for other prompts."""
+    end = count = 0
     with path.open("r+b") as file:
         for line in file:
             result = _parse_result(line)
             if result is None:
                 if file.read(1):
                     raise InputError.at(
-                        f"{name}:{done + 1}", "is not a result, but results follow", "fix it or remove it"
+                        f"{name}:{count + 1}", "is not a result, but results follow", "fix it or remove it"
                     )
                 break
-            where = prompts[done].location if done < len(prompts) else name
-            if done >= len(prompts) or not _has_fields(result, prompts[done].fields):
-                what = f"is another prompt than the one that {name}:{done + 1} answers"
-                if done >= len(prompts):
+            location = prompts[count].location if count < len(prompts) else name
+            if count >= len(prompts) or not _has_fields(result, prompts[count].fields):
+                what = f"is another prompt than the one that {name}:{count + 1} answers"
+                if count >= len(prompts):
                     what = f"has more results than the {len(prompts):,} prompts"
-                raise InputError.at(where, what, "restore the prompts, or choose another --out")
+                raise InputError.at(location, what, "restore the prompts, or choose another --out")
             end += len(line)
-            done += 1
+            count += 1
         file.truncate(end)
-    return done
+    return count
 
 
 def _has_fields(result: dict[str, Any], fields: dict[str, Any]) -> bool:
@@ -255,21 +255,21 @@ def _has_fields(result: dict[str, Any], fields: dict[str, Any]) -> bool:
 
 
 def weights_checksum(name: str) -> str:
-    """Return a short checksum of the weights of a run or model folder, over the ends of its files; empty without."""
+    """Return a short checksum of a run's or model's weights, from the ends of its files. Empty without weights."""
     folder = Path(name)
     files = [*folder.glob("*.safetensors"), *folder.glob("model/*.safetensors")]
     files += folder.glob("checkpoints/latest/**/*.safetensors")
     checksum = 0
     for file in sorted(files):
-        with file.open("rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(max(0, size - _CHECKSUM_BYTES))
-            checksum = zlib.crc32(opened.read(), zlib.crc32(str(size).encode(), checksum))
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - _CHECKSUM_BYTES))
+            checksum = zlib.crc32(stream.read(), zlib.crc32(str(size).encode(), checksum))
     return f"{checksum:08x}" if files else ""
 
 
 def _parse_result(line: bytes) -> dict[str, Any] | None:
-    """Return None for a line that was torn when the process was killed."""
+    """Return the result in a line; None if the process was killed while it wrote the line."""
     try:
         result = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

@@ -18,21 +18,21 @@ class _Request:
 
 
 class AdapterTurns:
-    """Shares an engine between the adapters of its model. All methods are called in one thread.
+    """Shares an engine between the adapters of its model. Call all methods from one thread.
 
-    Requests for the active adapter start immediately until one for another adapter arrives. Its turn comes when all
-    running answers are finished, so that no request starves.
+    Requests for the active adapter start immediately, until a request for another adapter arrives. That request starts
+    when all running answers are finished, so no request starves.
     """
 
     def __init__(self, engine: Engine, model: PreTrainedModel) -> None:
-        """The engine must not share prefixes of prompts: their keys and values depend on the adapter."""
+        """The engine must not share prefixes of prompts, since their keys and values depend on the adapter."""
         self._engine, self._model = engine, model
         self._adapter: str | None = None
         self._running_names: set[str] = set()
         self._waiting_requests: list[_Request] = []
         use_adapter(model, None)
 
-    def engine_for(self, adapter: str | None) -> Engine:
+    def get_engine(self, adapter: str | None) -> Engine:
         """Return the engine for requests to an adapter, or to the model without one."""
         note = f"{self._engine.note}, one adapter at a time"
         return _AdapterEngine(self, adapter, note, self._engine.requests)
@@ -81,5 +81,5 @@ class _AdapterEngine(Engine):
         self._turns.cancel(generation)
 
     def close(self) -> None:
-        if self._adapter is None:  # the model itself, which is closed last
+        if self._adapter is None:  # the model without an adapter, which is closed last
             self._turns.close()

@@ -1,4 +1,4 @@
-"""The interface of engines, which generate answers in their own thread, and how many answers a machine can take."""
+"""The interface of engines, which generate answers in their own thread, and the capacity of a machine for answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from artel.models.sampler import Sampler, Token
 FinishReason = Literal["stop", "length"]
 
 BATCH_TOKENS = 512
-"""Tokens per forward pass, at most: a long prompt is read in chunks, so that other answers continue meanwhile."""
+"""Maximum tokens per forward pass. A long prompt is read in chunks, and other answers continue meanwhile."""
 
 
 class EngineError(Exception):
@@ -39,9 +39,9 @@ class Generation:
         stop: frozenset[int],
         deliver: Callable[[Token | EngineError | None], object],
     ) -> None:
-        """`stop`: ids that end the answer, and are not part of it.
+        """`stop`: ids that end the answer, without being part of it.
 
-        The engine's thread calls `deliver` with each token as it is chosen, and then with None or an error.
+        The engine's thread calls `deliver` with each chosen token, and at the end with None or an error.
         """
         self.name = uuid.uuid4().hex
         self.finish_reason: FinishReason = "length"
@@ -111,13 +111,13 @@ _MAX_REQUESTS = 64
 _STEP_SECONDS = 0.5
 """Target time of a step, in which each answer gets a token."""
 _CORE_FLOPS = 50e9
-"""FLOPs per second of a core, in float32: measured with SmolLM2-135M on one core of an EPYC (benchmarks/results.md)."""
+"""FLOP/s of a core in float32, measured with SmolLM2-135M on one core of an EPYC (benchmarks/results.md)."""
 
 
 def concurrent_requests(model: PreTrainedModel) -> int:
     """Return the number of answers, 16 to 64, that get a token each in about half a second on this CPU.
 
-    A queued answer waits for its first token. If a step is slow, more concurrent answers would all be late.
+    A queued answer waits for its first token, but if steps are slow, more concurrent answers would delay all of them.
     """
     flops = 2 * sum(parameter.numel() for parameter in model.parameters())
     rows = _STEP_SECONDS * _CORE_FLOPS * torch.get_num_threads() / flops

@@ -19,7 +19,7 @@ from artel.inference.engine.base import (
     first_line,
 )
 from artel.inference.engine.paged import BatchingEngine
-from artel.inference.engine.slot_model import CannotSlot
+from artel.inference.engine.slot_model import SlotsUnsupported
 from artel.inference.engine.slots import SlotEngine
 from artel.models.device import release_helpers
 from artel.models.generate import continue_ids
@@ -31,9 +31,9 @@ def make_engine(
 ) -> Engine:
     """Return an engine that batches requests, or a sequential one if the model cannot be batched.
 
-    At most `requests` are computed concurrently, by default a number chosen for model and machine, each with up to
-    `context` tokens of prompt and answer. With `share_prefixes`, equal prefixes of prompts are computed once; the model
-    must not change then. Raise InputError if `context` does not fit in memory.
+    The engine computes at most `requests` concurrently, each with up to `context` tokens of prompt and answer. The
+    default number suits model and machine. With `share_prefixes`, equal prefixes of prompts are computed once, and the
+    model must not change. Raise InputError if `context` does not fit in memory.
     """
     constant_length = constant_rope_length(model)
     if constant_length is not None and context > constant_length:
@@ -43,7 +43,7 @@ def make_engine(
     if model.device.type == "cpu":
         try:
             return SlotEngine(model, requests or concurrent_requests(model), context, share_prefixes)
-        except CannotSlot as error:
+        except SlotsUnsupported as error:
             reasons.append(first_line(error))
     try:
         engine = BatchingEngine(model, requests or DEFAULT_REQUESTS, context, share_prefixes)
@@ -62,7 +62,7 @@ def constant_rope_length(model: PreTrainedModel) -> int | None:
     """Return the length up to which rotary frequencies are constant; None if they never change.
 
     With `rope_type: dynamic` or `longrope`, transformers chooses them by the highest position in a forward pass
-    (`dynamic_rope_update`), whichever text it belongs to: in a batch, an answer would depend on the other answers.
+    (`dynamic_rope_update`), of any text. So in a batch, an answer would depend on the other answers.
     """
     config: Any = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
@@ -90,12 +90,12 @@ class SequentialEngine(Engine):
         self._jobs: queue.Queue[tuple[list[int], Generation] | None] = queue.Queue()
         self._is_closing = False
         self._lock = threading.Lock()
-        release_helpers()  # of this thread: the engine's thread starts its own
+        release_helpers()  # of this thread; the engine's thread starts its own
         self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
         self._thread.start()
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        with self._lock:  # requests before `close` are answered
+        with self._lock:  # requests submitted before `close` are answered
             if self._is_closing:
                 raise EngineError("the engine is stopping")
             self._jobs.put((prompt, generation))

@@ -54,8 +54,8 @@ class BatchingEngine(Engine):
         self._run_trial()
 
     def _start(self) -> None:
-        """Start the manager in a daemon thread: its threads inherit that, and the process does not wait for them."""
-        release_helpers()  # of this thread: the computing thread starts its own
+        """Start the manager in a daemon thread. Its threads inherit that: the process does not wait for them."""
+        release_helpers()  # of this thread; the computing thread starts its own
         thread = threading.Thread(target=self._manager.start, daemon=True)
         thread.start()
         thread.join()
@@ -72,7 +72,7 @@ class BatchingEngine(Engine):
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
         self._generations[generation.name] = generation
-        if not self._manager.is_running():  # a forward pass failed, with all running answers
+        if not self._manager.is_running():  # a forward pass failed, and all running answers with it
             self._start()
 
         def on_finish(output: Any) -> None:

@@ -1,9 +1,9 @@
 """A model on a CPU that computes tokens of several texts in one forward pass, each text in a slot of the cache.
 
-The tokens of all texts are concatenated into one row, so that each matrix product covers all of them. Only attention
-separates them: the keys and values of a text are written to its slot, and its tokens attend to that slot. The cache has
-a tensor (slots, capacity, heads, size) of keys and one of values for each layer. No pages are looked up and nothing is
-gathered: texts of similar length share an attention call, others have one each.
+The tokens of all texts are concatenated into one row, so that each matmul covers all of them. Only attention separates
+the texts: it writes the keys and values of a text to its slot, and the text's tokens attend to that slot. For each
+layer, the cache has a tensor (slots, capacity, heads, size) of keys and one of values. There are no pages to look up
+and gather. Texts of similar length share an attention call, others have one each.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MAX_ERROR = {torch.float32: 1e-3}
 _MAX_ERROR_16_BIT = 5e-2
 
 
-class CannotSlot(Exception):
-    """The model cannot be computed in slots."""
+class SlotsUnsupported(Exception):
+    """Raised if a model cannot be computed in slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SlotModel:
     """A model and its cache."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
-        """Raise CannotSlot if a trial fails, or if its logits differ from those of the unmodified model."""
+        """Raise SlotsUnsupported if a trial fails, or if its logits differ from those of the unmodified model."""
         self._model = model
         self._context = context
         self._selects_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
@@ -72,7 +72,7 @@ class SlotModel:
         except BaseException as error:
             self.close()
             if isinstance(error, Exception):
-                raise CannotSlot(first_line(error)) from error
+                raise SlotsUnsupported(first_line(error)) from error
             raise
 
     @property
@@ -81,7 +81,7 @@ class SlotModel:
         return self._cache.token_bytes
 
     def resize(self, slots: Sequence[int | None], capacity: int) -> None:
-        """Make `len(slots)` slots of `capacity` tokens, each with the contents of the old slot it names, if any."""
+        """Allocate `len(slots)` slots of `capacity` tokens. An entry of `slots` is an old slot to copy, or None."""
         self._cache.resize(slots, capacity)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -109,12 +109,12 @@ class SlotModel:
     def _check_config(self) -> None:
         config: Any = self._model.config.get_text_config()
         if self._model.config.is_encoder_decoder:
-            raise CannotSlot("an encoder and a decoder are not computed in slots")
+            raise SlotsUnsupported("an encoder and a decoder are not computed in slots")
         types = set(getattr(config, "layer_types", None) or [])
         if types - _LAYER_TYPES:
-            raise CannotSlot(f"layers of type {min(types - _LAYER_TYPES)} are not computed in slots")
+            raise SlotsUnsupported(f"layers of type {min(types - _LAYER_TYPES)} are not computed in slots")
 
-    # The trial: two texts in chunks, batched in slots; and each by itself in the unmodified model.
+    # The trial compares two texts in chunks, batched in slots, with each text alone in the unmodified model.
 
     @cached_property
     def _texts(self) -> tuple[list[int], list[int]]:
@@ -141,10 +141,10 @@ class SlotModel:
         computed = self.logits([Chunk(0, 7, first[7:]), Chunk(2, 4, second[4:])])
         layers = self._model.config.get_text_config().num_hidden_layers
         if self._cache.layers != layers:
-            raise CannotSlot(f"{self._cache.layers} of {layers} layers attend")
+            raise SlotsUnsupported(f"{self._cache.layers} of {layers} layers attend")
         error = float((computed - expected).norm() / expected.norm())
         if not error <= _MAX_ERROR.get(self._model.dtype, _MAX_ERROR_16_BIT):
-            raise CannotSlot(f"logits computed in slots differ from the model's own by {error:.1%}")
+            raise SlotsUnsupported(f"logits computed in slots differ from the model's by {error:.1%}")
 
 
 class _Cache:
@@ -205,7 +205,7 @@ class _Cache:
 
 
 class _Step:
-    """One forward pass: chunks of one token first, then longer ones."""
+    """One forward pass. Orders chunks of one token before longer chunks."""
 
     def __init__(self, cache: _Cache, chunks: Sequence[Chunk], context: int) -> None:
         self.cache, self.context = cache, context
@@ -270,7 +270,7 @@ class _Step:
         first = len(self.single_tokens)
         if self.single_tokens:
             attend = self._attend_batched if self._can_batch else self._attend_one_by_one
-            # Heads that share keys become queries, so that keys are not repeated.
+            # Heads that share keys become several queries, so that keys are not repeated.
             grouped = query[:first].unflatten(1, (keys.shape[2], -1))
             output[:first] = attend(grouped, keys, values, scale).flatten(1, 2)
         for chunk, mask in zip(self.long_chunks, self._causal_masks, strict=True):
@@ -291,7 +291,7 @@ class _Step:
     def _attend_batched(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
-        """query (texts, key heads, heads of each, size)."""
+        """Attend in one call. query: (texts, key heads, heads per key head, size)."""
         slot_numbers = self._slot_numbers
         if slot_numbers is not None:
             rows = query.new_zeros(self._slots, *query.shape[1:])
@@ -305,12 +305,13 @@ class _Step:
     def _attend_one_by_one(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
+        """Attend in one call per text."""
         attended = []
         for number, chunk in enumerate(self.single_tokens):
-            own_keys = _slot_view(keys, chunk.slot, chunk.slot + 1, chunk.end)
-            own_values = _slot_view(values, chunk.slot, chunk.slot + 1, chunk.end)
+            slot_keys = _slot_view(keys, chunk.slot, chunk.slot + 1, chunk.end)
+            slot_values = _slot_view(values, chunk.slot, chunk.slot + 1, chunk.end)
             attended.append(
-                F.scaled_dot_product_attention(query[number : number + 1], own_keys, own_values, scale=scale)
+                F.scaled_dot_product_attention(query[number : number + 1], slot_keys, slot_values, scale=scale)
             )
         return torch.cat(attended)
 
@@ -333,20 +334,22 @@ def slot_attention(
 ) -> tuple[torch.Tensor, None]:
     """An attention function for transformers, (1, heads, tokens, size) -> ((1, tokens, heads, size), None).
 
-    Outside `SlotModel.logits` it computes one row without padding, all of it or its next token: transformers makes no
-    masks for this function. Raise CannotSlot if a mask would be needed.
+    Outside `SlotModel.logits` it computes one row without padding, either the full row or its next token, since
+    transformers makes no masks for this function. Raise SlotsUnsupported if a mask would be needed.
     """
     if artel_step is None:
         rows, tokens = query.shape[0], query.shape[2]
         if attention_mask is None and (rows > 1 or 1 < tokens < key.shape[2]):
-            raise CannotSlot(
+            raise SlotsUnsupported(
                 "outside slots, attention computes one full row or its next token; anything else needs a mask"
             )
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     window = sliding_window is not None and sliding_window < artel_step.context
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if window or unsupported or attention_mask is not None:
-        raise CannotSlot(f"attention with {'a window' if window else unsupported or 'a mask'} is not computed in slots")
+        raise SlotsUnsupported(
+            f"attention with {'a window' if window else unsupported or 'a mask'} is not computed in slots"
+        )
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     layer: Any = module.layer_idx
     return artel_step.attend(layer, query, key, value, scaling)[None], None

@@ -1,4 +1,4 @@
-"""Concurrent requests on a CPU: each has a slot, and every forward pass is for all of them.
+"""Concurrent requests on a CPU. Each request has a slot, and every forward pass serves all of them.
 
 A pass computes the next token of each answer, and chunks of new prompts. Slots keep their contents: a prompt with the
 same prefix as an earlier text reuses its keys and values.
@@ -26,12 +26,12 @@ from artel.inference.engine.slot_model import Chunk, SlotModel
 from artel.models.device import release_helpers
 
 _INITIAL_CAPACITY = 256
-"""Initial tokens per slot. Doubled for longer texts; then there may be fewer slots."""
+"""Initial tokens per slot. Doubled for longer texts, which may leave fewer slots."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """A prompt and what was written after it."""
+    """A prompt and the tokens generated after it."""
 
     ids: list[int]
     generation: Generation
@@ -45,14 +45,14 @@ class _Slot:
     """Tokens whose keys and values are in the slot."""
     text: _Text | None = None
     last_pass: int = 0
-    """Number of the last pass that used it."""
+    """Number of the last pass that used the slot."""
 
 
 class SlotEngine(Engine):
     """Continuous batching in slots."""
 
     def __init__(self, model: PreTrainedModel, requests: int, context: int, share_prefixes: bool = True) -> None:
-        """Raise CannotSlot if a trial shows that the model does not work in slots; InputError as `make_engine`."""
+        """Raise SlotsUnsupported if the model does not work in slots, InputError like `make_engine`."""
         self.note = f"up to {requests} concurrent requests"
         self.requests, self._context, self._share_prefixes = requests, context, share_prefixes
         self._model = SlotModel(model.eval(), context)
@@ -73,7 +73,7 @@ class SlotEngine(Engine):
         self._thread.start()
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        tokens = len(prompt) + generation.new_tokens - 1  # the last one is not an input
+        tokens = len(prompt) + generation.new_tokens - 1  # the last token is not an input
         if tokens > self._context:
             raise EngineError(f"prompt and answer have {tokens:,} tokens, but the context has {self._context:,}")
         ids = list(prompt)
@@ -147,7 +147,7 @@ class SlotEngine(Engine):
         longest = max((len(text.ids) for text in running), default=0)
         if longest <= self._capacity:
             return
-        capacity = self._capacity_for(longest)
+        capacity = self._round_up_capacity(longest)
         running.sort(key=lambda text: text.number)
         for text in reversed(running[self._slot_count(capacity) :]):
             next(slot for slot in self._slots if slot.text is text).text = None
@@ -155,14 +155,14 @@ class SlotEngine(Engine):
         self._resize(capacity)
 
     def _admit_texts(self) -> None:
-        """Start waiting texts, in order, as long as they fit."""
+        """Start waiting texts, in order, while they fit."""
         while self._waiting_texts:
             running = self._running_texts()
             longest = max(len(text.ids) for text in [*running, self._waiting_texts[0]])
-            min_capacity = self._capacity_for(longest)
+            min_capacity = self._round_up_capacity(longest)
             capacity = max(min_capacity, self._capacity)
             if len(running) >= self._slot_count(capacity):
-                capacity = min_capacity  # the present, longer slots are no longer needed
+                capacity = min_capacity  # the current, longer slots are no longer needed
             if len(running) >= self._slot_count(capacity):
                 return
             if capacity != self._capacity:
@@ -171,7 +171,7 @@ class SlotEngine(Engine):
 
     def _assign_slot(self, text: _Text) -> None:
         """Give a text a slot, and reuse a cached prefix."""
-        # A few texts in the first slots share one attention call.
+        # Prefer the first slots: a few texts there share one attention call.
         free_slots = [number for number, slot in enumerate(self._slots) if slot.text is None]
         target = self._slots[
             min(free_slots, key=lambda number: (number // DEFAULT_REQUESTS, self._slots[number].last_pass))
@@ -181,7 +181,9 @@ class SlotEngine(Engine):
             max_shared = len(text.ids) - 1  # the last token is computed, for its logits
             source = max(self._slots, key=lambda slot: _common_length(slot.cached, text.ids))
             shared_tokens = min(_common_length(source.cached, text.ids), max_shared)
-            if source.text is None and 4 * shared_tokens >= 3 * len(source.cached):  # this text continues it
+            if source.text is None and 4 * shared_tokens >= 3 * len(
+                source.cached
+            ):  # this text continues that slot's text
                 target = source
             elif source is not target and shared_tokens:
                 self._model.copy(self._slots.index(source), self._slots.index(target), shared_tokens)
@@ -211,7 +213,7 @@ class SlotEngine(Engine):
 
     # Memory ----------------------------------------------------------------------------
 
-    def _capacity_for(self, tokens: int) -> int:
+    def _round_up_capacity(self, tokens: int) -> int:
         capacity = min(_INITIAL_CAPACITY, self._context)
         while capacity < tokens:
             capacity *= 2
@@ -222,7 +224,7 @@ class SlotEngine(Engine):
         return min(self.requests, self._memory_tokens // capacity)
 
     def _resize(self, capacity: int) -> None:
-        """Change the capacity of slots. Slots in use stay, then others as far as they fit."""
+        """Change the capacity of slots. Keep slots in use, and cached ones if they fit."""
         count = self._slot_count(capacity)
         order = sorted(range(len(self._slots)), key=lambda number: self._slots[number].text is None)[:count]
         sources = [number if self._slots[number].cached else None for number in order]

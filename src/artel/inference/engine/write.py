@@ -1,4 +1,4 @@
-"""Text from an engine: one answer as it is generated, or many, in the order of their prompts."""
+"""Reads text from an engine: one answer as it is generated, or many answers in the order of their prompts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from artel.tokens import Tokenizer
 
 
 def write_text(
-    engine: Engine, tokenizer: Tokenizer, begin: GenerationPrompt, sampling: Sampling
+    engine: Engine, tokenizer: Tokenizer, prompt: GenerationPrompt, sampling: Sampling
 ) -> Generator[str, None, FinishReason]:
-    """Yield the text that a model generates, in chunks. Raise EngineError. Closing the generator cancels it."""
+    """Yield the text that a model generates, in chunks. Raise EngineError. Closing the generator cancels the answer."""
     items: queue.SimpleQueue[Token | EngineError | None] = queue.SimpleQueue()
-    sampler = Sampler(sampling.options, begin.ids, tokenizer.vocabulary)
-    generation = Generation(sampler, sampling.new_tokens, begin.end.ids, items.put)
-    stream = TextStream(tokenizer, begin.ids, begin.end.texts, special_tokens=begin.special_tokens)
+    sampler = Sampler(sampling.options, prompt.ids, tokenizer.vocabulary)
+    generation = Generation(sampler, sampling.new_tokens, prompt.end.ids, items.put)
+    stream = TextStream(tokenizer, prompt.ids, prompt.end.texts, special_tokens=prompt.special_tokens)
     try:
-        engine.submit(begin.ids, generation)
+        engine.submit(prompt.ids, generation)
         while (item := items.get()) is not None:
             if isinstance(item, EngineError):
                 raise item
@@ -33,8 +33,8 @@ def write_text(
                 yield chunk.text
             if chunk.stopped:
                 return "stop"
-        if rest := stream.rest():
-            yield rest
+        if remaining_text := stream.rest():
+            yield remaining_text
         return generation.finish_reason
     finally:
         engine.cancel(generation)
@@ -45,7 +45,7 @@ _SUBMITTED_PER_TEXT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenText:
+class GeneratedText:
     """A generated text."""
 
     text: str
@@ -61,15 +61,15 @@ def write_texts(
     window: int | None,
     concurrent: int,
     first_index: int = 0,
-) -> Generator[WrittenText, None, None]:
-    """Yield the text that a model generates for each prompt, in order, equal to that of `generate_from_ids`.
+) -> Generator[GeneratedText, None, None]:
+    """Yield the text that a model generates for each prompt, in order. Equals the text of `generate_from_ids`.
 
-    Prompt i is sampled with the seed `sampling.seed + first + i`. `window` is the model's longest input. Raise
+    Prompt i is sampled with the seed `sampling.seed + first_index + i`. `window` is the model's longest input. Raise
     WorkError if the model fails.
     """
     events: queue.SimpleQueue[tuple[int, Token | EngineError | None]] = queue.SimpleQueue()
-    running: dict[int, _Text] = {}
-    finished_texts: dict[int, WrittenText] = {}
+    running: dict[int, _Job] = {}
+    finished_texts: dict[int, GeneratedText] = {}
     submitted = 0
 
     def submit(index: int) -> None:
@@ -82,18 +82,18 @@ def write_texts(
         job = running.pop(index)
         engine.cancel(job.generation)
         text = job.text if job.is_stopped else job.text + job.stream.rest()
-        finished_texts[index] = WrittenText(text, reason, job.tokens)
+        finished_texts[index] = GeneratedText(text, reason, job.tokens)
 
     try:
         for position in range(len(prompts)):
             while position not in finished_texts:
                 while submitted < len(prompts) and len(running) < _SUBMITTED_PER_TEXT * concurrent:
                     seed = sampling.seed + first_index + submitted
-                    running[submitted] = _Text(tokenizer, prompts[submitted], sampling, seed)
+                    running[submitted] = _Job(tokenizer, prompts[submitted], sampling, seed)
                     submit(submitted)
                     submitted += 1
                 index, item = events.get()
-                if index not in running:  # a stop text ended it after the engine chose more tokens
+                if index not in running:  # a stop text ended it, but the engine had chosen more tokens
                     continue
                 job = running[index]
                 if isinstance(item, EngineError):
@@ -115,8 +115,8 @@ def write_texts(
             engine.cancel(job.generation)
 
 
-class _Text:
-    """A text in progress."""
+class _Job:
+    """The text of one prompt, in progress."""
 
     generation: Generation
 

@@ -1,4 +1,4 @@
-"""Export to other formats: the interface of exporters, which are registered in `artel.registry.EXPORTERS`."""
+"""Export to other formats: the interface of exporters. `artel.registry.EXPORTERS` lists them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class Exporter(Protocol):
 def open_exporter(exporter: str, name: str, settings: Mapping[str, Any]) -> Exporter:
     """Return the exporter of that name, from artel or a plugin of the run `name`. Raise InputError."""
     if exporter not in EXPORTERS and RunFolder(Path(name)).config.is_file():
-        load_run(name)  # its plugins register theirs
-    kind: type[Exporter] = EXPORTERS[exporter]
-    return kind(read_settings(EXPORTERS.get_settings(exporter) or Section, settings, f"--to {exporter}"))
+        load_run(name)  # its plugins register their exporters
+    exporter_class: type[Exporter] = EXPORTERS[exporter]
+    return exporter_class(read_settings(EXPORTERS.get_settings(exporter) or Section, settings, f"--to {exporter}"))

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from artel.config import ModelConfig, RunConfig, find_similar_name, load_run
 from artel.config.model_name import check_model_name
 from artel.errors import InputError
-from artel.inference.deepspeed_checkpoints import AssembledModel, assemble, newest_checkpoint, write_universal
+from artel.inference.deepspeed_checkpoints import AssembledModel, assemble_model, newest_checkpoint, write_universal
 from artel.inference.export import open_exporter
-from artel.inference.open import OpenedModel, check_was_trained, objective_of_folder, open_checkpoint, open_model
+from artel.inference.open import OpenedModel, check_was_trained, open_checkpoint, open_model, open_objective
 from artel.messages import logger
 from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
@@ -37,7 +37,7 @@ from artel.training import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedModel:
     """An exported model and its folder."""
 
     folder: str
@@ -54,17 +54,17 @@ class Exported:
 
 def export(
     name: str, folder: Path, *, merge: bool = False, to: str | None = None, settings: Mapping[str, Any] | None = None
-) -> Exported:
+) -> ExportedModel:
     """Write the model of a run (its newest checkpoint while it is unfinished) or of a folder to a new folder.
 
-    A folder may be a checkpoint of DeepSpeed, whose shards become a model in float32. `merge` adds an adapter to its
+    A folder may be a checkpoint of DeepSpeed: its shards become a model in float32. `merge` adds an adapter to its
     base model, loaded unquantized. `to` names an exporter, which converts the model by its `settings` (gguf: model.gguf
     and a Modelfile). The folder appears when it is complete. Raise InputError before loading anything, WorkError if a
     tool fails.
     """
     check_new(folder)
     exporter = None if to is None else open_exporter(to, name, settings or {})
-    source, run = _source(name)
+    source, run = _find_source(name)
     if run is not None:
         check_overlaps(run, [("DIR", folder)])
     has_adapter = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
@@ -72,8 +72,8 @@ def export(
         raise InputError.at("--merge", f"{name} has no adapter to merge", "remove it")
     if to is not None and has_adapter and not merge:
         raise InputError.at(f"--to {to}", f"{name} is an adapter, not a full model", "add --merge")
-    kind = to or ("adapter" if has_adapter and not merge else "model")
-    exported = Exported(str(folder), kind)
+    export_format = to or ("adapter" if has_adapter and not merge else "model")
+    exported = ExportedModel(str(folder), export_format)
     with new_folder(folder) as partial:
         scratch = partial / "work"  # on the same disk as the result; removed before the result appears
         scratch.mkdir()
@@ -91,7 +91,7 @@ def export(
     return exported
 
 
-def export_for_deepspeed(name: str, folder: Path) -> Exported:
+def export_for_deepspeed(name: str, folder: Path) -> ExportedModel:
     """Write the newest checkpoint of a run: its model, and weights and optimizer state in DeepSpeed's format.
 
     The folder appears when it is complete. Raise InputError before loading anything.
@@ -103,11 +103,11 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
     with new_folder(folder) as partial:
         _write_source(open_checkpoint(run, prepared, checkpoint), partial)
         write_universal(run, prepared, checkpoint, partial)
-    return Exported(str(folder), "deepspeed")
+    return ExportedModel(str(folder), "deepspeed")
 
 
-def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig | None]:
-    """Return (a model folder, or the model of an unfinished run or of DeepSpeed's checkpoint; its run)."""
+def _find_source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig | None]:
+    """Return the model (its folder, or the loaded model of an unfinished run or DeepSpeed checkpoint) and its run."""
     check_model_name(name)
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
@@ -116,15 +116,15 @@ def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig |
         return run_folder.newest_model() or open_model(name, torch.device("cpu")), run
     check_was_trained(run_folder)
     if is_sharded_checkpoint(folder):
-        return assemble(folder), None
+        return assemble_model(folder), None
     if read_adapter(name) is not None:
         return folder, None
     if (folder / "config.json").is_file():
         check_folder(folder)
         return folder, None
     fix = "use the folder of a run or model; for a model on the hub: hf download NAME --local-dir FOLDER"
-    near = None if folder.is_dir() else find_similar_name(name)
-    fix = f"did you mean {near}?" if near else fix
+    similar = None if folder.is_dir() else find_similar_name(name)
+    fix = f"did you mean {similar}?" if similar else fix
     raise InputError.at(name, "is neither a run nor a folder with a model", fix)
 
 
@@ -150,11 +150,11 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
 
 
 def _merge(folder: Path, run: RunConfig | None, target: Path) -> dict[str, str]:
-    """Merge an adapter into its base model, and write it in the base's dtypes. Return fields of `Exported`."""
+    """Merge an adapter into its base model, and write it in the base's dtypes. Return fields of `ExportedModel`."""
     adapter = read_adapter(str(folder))
     assert adapter is not None
     tokenizer = load_tokenizer(str(folder))
-    objective = objective_of_folder(str(folder), run, tokenizer)
+    objective = open_objective(str(folder), run, tokenizer)
     request = objective.model_request(ModelConfig.model_validate({"from": str(folder)}))
     objective.read_model_files(folder)
     merged = load_model(request, tokenizer, merge=True)
@@ -174,6 +174,6 @@ def _restore_dtypes(merged: PreTrainedModel, base: str) -> torch.dtype:
     )
     for name, parameter in merged.named_parameters():
         parameter.data = parameter.data.to(saved_types.get(name, main_dtype))
-    for name, buffer in merged.named_buffers():  # such as DeepSeek's router correction, in float32
+    for name, buffer in merged.named_buffers():  # e.g. DeepSeek's router correction, in float32
         buffer.data = buffer.data.to(saved_types.get(name, buffer.dtype))
     return main_dtype

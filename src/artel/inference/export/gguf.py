@@ -20,7 +20,7 @@ from artel.errors import InputError, WorkError
 from artel.tokens import Tokenizer, load_tokenizer
 
 _SCRIPT = "convert_hf_to_gguf.py"
-_CONVERTER_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")  # types of the converter
+_CONVERTER_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 # Types of llama-quantize that do not need calibration text.
 _QUANTIZER_TYPES = tuple(
     "q2_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k_s q4_k_m q5_0 q5_1 q5_k_s q5_k_m q6_k iq4_nl iq4_xs".split()
@@ -46,8 +46,12 @@ def find_gguf_tools(type_: str) -> GgufTools:
     """
     weights_type = type_.lower()
     if weights_type not in _CONVERTER_TYPES + _QUANTIZER_TYPES:
-        near = difflib.get_close_matches(weights_type, _CONVERTER_TYPES + _QUANTIZER_TYPES, 1)
-        fix = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(_CONVERTER_TYPES + _QUANTIZER_TYPES)}"
+        similar = difflib.get_close_matches(weights_type, _CONVERTER_TYPES + _QUANTIZER_TYPES, 1)
+        fix = (
+            f"did you mean {similar[0]}?"
+            if similar
+            else f"use one of: {', '.join(_CONVERTER_TYPES + _QUANTIZER_TYPES)}"
+        )
         raise InputError.at("--gguf", f"unknown type {type_}", fix)
     folder = os.environ.get("LLAMA_CPP")
     converter = _find_converter(Path(folder) if folder else None)
@@ -87,7 +91,7 @@ def _find_quantizer(folder: Path | None) -> Path | None:
 
 
 class GgufConfig(Section):
-    """Type of the weights."""
+    """Settings of the GGUF export."""
 
     type: str = Field(default="f16", description="Type of the weights: f16, bf16, q8_0, q4_k_m …")
 
@@ -146,8 +150,8 @@ def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
     """Return llama.cpp's name for GPT-2's pre-tokenizer, which artel's trained tokenizers have; None for others."""
     state = json.loads(tokenizer.hf.backend_tokenizer.to_str())
     step = state["pre_tokenizer"] or {}
-    plain = state["model"]["type"] == "BPE" and not state["normalizer"] and step.get("type") == "ByteLevel"
-    return "gpt-2" if plain and step.get("use_regex") and not step.get("add_prefix_space") else None
+    is_gpt2 = state["model"]["type"] == "BPE" and not state["normalizer"] and step.get("type") == "ByteLevel"
+    return "gpt-2" if is_gpt2 and step.get("use_regex") and not step.get("add_prefix_space") else None
 
 
 def modelfile(tokenizer: Tokenizer, model: Path) -> str:
@@ -157,7 +161,7 @@ def modelfile(tokenizer: Tokenizer, model: Path) -> str:
     """
     file = model / "generation_config.json"
     saved = _read_object(file) if file.is_file() else {}
-    chatml = _writes_chatml(tokenizer)
+    chatml = _uses_chatml(tokenizer)
     ends = saved.get("eos_token_id") or []
     ids = [tokenizer.end_id, *(ends if isinstance(ends, list) else [ends])]
     stops = dict.fromkeys([tokenizer.decode([number]) for number in ids] + ["<|im_end|>"] * chatml)
@@ -188,17 +192,17 @@ _CHATML = """{{- range .Messages }}<|im_start|>{{ .Role }}
 """
 
 
-def _writes_chatml(tokenizer: Tokenizer) -> bool:
+def _uses_chatml(tokenizer: Tokenizer) -> bool:
     """True if the tokenizer's template writes ChatML. Ollama takes any other template from the GGUF file."""
     if not tokenizer.hf.chat_template:
         return False
     turns = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]
     for messages in (turns, turns[1:]):
-        plain = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages)
+        expected = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages)
         try:
             rendered = tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception:  # a template may refuse a role
             return False
-        if rendered != f"{plain}<|im_start|>assistant\n":
+        if rendered != f"{expected}<|im_start|>assistant\n":
             return False
     return True

@@ -2,9 +2,9 @@
 
     python llama_converter.py CONVERT_HF_TO_GGUF.py gpt-2 ARGUMENTS OF THE CONVERTER…
 
-The converter recognizes pre-tokenizers by a hash of some tokenized text, so it knows published vocabularies only. It
-refuses one trained yesterday, even if it splits text just as GPT-2's does. This file imports nothing of artel: the
-converter's folder has modules (`gguf`, `conversion`) that must not be confused with artel's.
+The converter recognizes pre-tokenizers by a hash of some tokenized text, so it only knows published vocabularies. It
+refuses a newly trained tokenizer, even if it splits text exactly as GPT-2's does. This file imports nothing from artel:
+the converter's folder has modules (`gguf`, `conversion`) that must not be confused with artel's.
 """
 
 import importlib.util
@@ -24,9 +24,9 @@ def main() -> None:
     spec.loader.exec_module(converter)
     # Until 2025 the class was in the script itself, since then it is in a package next to it.
     for module in [converter, *(module for name, module in sys.modules.items() if name.startswith("conversion"))]:
-        for kind in vars(module).values():
-            if isinstance(kind, type) and "get_vocab_base_pre" in vars(kind):
-                kind.get_vocab_base_pre = lambda self, tokenizer: pre_tokenizer  # type: ignore[attr-defined]
+        for value in vars(module).values():
+            if isinstance(value, type) and "get_vocab_base_pre" in vars(value):
+                value.get_vocab_base_pre = lambda self, tokenizer: pre_tokenizer  # type: ignore[attr-defined]
     converter.main()
 
 

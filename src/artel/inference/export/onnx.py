@@ -1,4 +1,4 @@
-"""ONNX: an encoder as a graph that runs without PyTorch, written by torch.onnx and compared with the model."""
+"""Exports an encoder as an ONNX graph, which runs without PyTorch. Compares its outputs with the model's."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class OnnxExporter:
     def write(self, model: Path, folder: Path) -> None:
         """Write the graph of the Hugging Face folder `model`. Raise InputError, or WorkError if its outputs differ."""
         encoder, tokenizer = _open(model), load_tokenizer(str(model), where=str(model))
-        inputs = _inputs(tokenizer)
+        inputs = _make_inputs(tokenizer)
         with torch.no_grad():
-            expected = _tensors(encoder(**inputs))
+            expected = _named_tensors(encoder(**inputs))
         _write_graph(encoder, inputs, list(expected), folder / "model.onnx")
         _compare(folder / "model.onnx", inputs, expected)
         encoder.config.save_pretrained(str(folder))
@@ -64,21 +64,21 @@ def _copy_other_files(model: Path, folder: Path) -> None:
 def _open(folder: Path) -> PreTrainedModel:
     config, _ = read_config(str(folder))
     architecture = (config.architectures or [""])[0]
-    kind: Any = getattr(transformers, architecture, None)
-    if not _is_model(kind):
+    model_class: Any = getattr(transformers, architecture, None)
+    if not _is_model(model_class):
         what = f"transformers has no class {architecture or 'for it'}"
         raise InputError.at("--to onnx", what, "use a model that transformers saved")
-    if kind.can_generate():
+    if model_class.can_generate():
         what = f"{architecture} generates token by token, which one graph cannot do"
         raise InputError.at("--to onnx", what, "use --gguf q8_0 for llama.cpp, or serve it: artel serve")
-    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+    return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+def _is_model(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, PreTrainedModel)
 
 
-def _inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+def _make_inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     hf = tokenizer.hf
     rows = hf(list(_TEXTS))
     longest = max(map(len, rows["input_ids"]))
@@ -90,16 +90,18 @@ def _inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     }
 
 
-def _tensors(output: Any) -> dict[str, torch.Tensor]:
+def _named_tensors(output: Any) -> dict[str, torch.Tensor]:
     """Return the named tensors of a model's output."""
     return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
 
 
 def _write_graph(model: PreTrainedModel, inputs: dict[str, torch.Tensor], outputs: list[str], file: Path) -> None:
     dynamic_shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about torchvision, which text models do not use
+    logging.getLogger("torch.onnx").setLevel(
+        logging.ERROR
+    )  # hides a warning about torchvision, which text models do not use
     try:
-        with warnings.catch_warnings(action="ignore"):  # from torch about its own names
+        with warnings.catch_warnings(action="ignore"):  # torch warns about its own names
             torch.onnx.export(
                 model,
                 (),

@@ -12,11 +12,11 @@ from artel.messages import logger
 from artel.preparing import check_overlaps
 from artel.storage import new_folder, scratch_folder
 
-__all__ = ["PushOptions", "Pushed", "push"]
+__all__ = ["PushOptions", "PushResult", "push"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushResult:
     """A pushed model on the hub, or in the folder of a dry run."""
 
     repo: str
@@ -26,7 +26,7 @@ class Pushed:
     step: int | None = None
     private: bool = True
     url: str = ""
-    """Its page; empty after a dry run."""
+    """Address of its page. Empty after a dry run."""
     commit: str = ""
     folder: str = ""
     """The folder of a dry run."""
@@ -35,12 +35,12 @@ class Pushed:
         return asdict(self)
 
 
-def push(name: str, repo: str, options: PushOptions) -> Pushed:
-    """Upload the final model of the run in the folder `name`, or a checkpoint, with a model card: a commit on a branch.
+def push(name: str, repo: str, options: PushOptions) -> PushResult:
+    """Upload the final model or a checkpoint of the run in the folder `name`, with a model card, as one commit.
 
     A missing repository is created, private by default. With `dry_run` the same files are written to a folder, and
-    nothing is sent. Raise InputError for a problem of the run, the options or the token, WorkError if the hub or the
-    network fails; calling it again then resumes the upload.
+    nothing is sent. Raise InputError for a problem with the run, the options or the token. Raise WorkError if the hub
+    or the network fails: calling it again resumes the upload.
     """
     options.check(repo)
     model = find_model(name, options)
@@ -49,7 +49,7 @@ def push(name: str, repo: str, options: PushOptions) -> Pushed:
         return _write(model, repo, revision, options, options.dry_run)
     hub = Hub()
     repo = hub.full_name(repo)
-    private = hub.ready(repo, public=options.public)
+    private = hub.prepare_repo(repo, public=options.public)
     with scratch_folder(model.folder.path / "push") as folder:
         _log_skipped(write_folder(model, repo, options, folder, links=True))
         files = _file_sizes(folder)
@@ -66,11 +66,11 @@ def push(name: str, repo: str, options: PushOptions) -> Pushed:
     if upload.removed:
         logger.info("removed from the hub, since they belong to an earlier model: %s", ", ".join(upload.removed))
     logger.info("%s" if upload.changed else "%s: nothing has changed since the last push", upload.url)
-    return Pushed(repo, revision, files, model.step, private, upload.url, upload.commit)
+    return PushResult(repo, revision, files, model.step, private, upload.url, upload.commit)
 
 
-def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, target: Path) -> Pushed:
-    """Write what would be uploaded to a new folder."""
+def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, target: Path) -> PushResult:
+    """Write the files of an upload to a new folder."""
     check_overlaps(model.run, [("--dry-run", target)])
     with new_folder(target) as folder:
         _log_skipped(write_folder(model, repo, options, folder, links=False))
@@ -78,7 +78,7 @@ def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, t
     for file, size in files.items():
         logger.info("%s bytes  %s", f"{size:>14,}", target / file)
     logger.info("nothing was uploaded; without --dry-run these files go to %s, %s", repo, revision)
-    return Pushed(repo, revision, files, model.step, not options.public, folder=str(target))
+    return PushResult(repo, revision, files, model.step, not options.public, folder=str(target))
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Access to the Hugging Face hub by huggingface_hub, whose errors become InputError and WorkError."""
+"""Access to the Hugging Face hub through huggingface_hub. Its errors become InputError and WorkError."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Hub:
         """Return OWNER/NAME. A name without an owner is the user's own."""
         return repo if "/" in repo else f"{self._user}/{repo}"
 
-    def ready(self, repo: str, *, public: bool) -> bool:
+    def prepare_repo(self, repo: str, *, public: bool) -> bool:
         """Create the repository if it does not exist. Return True if it is private.
 
         Raise InputError if it exists and is private, but a public one was requested.
@@ -64,7 +64,7 @@ class Hub:
             raise InputError.at(repo, "already exists and is private", fix)
         return private
 
-    def upload(self, folder: Path, repo: str, revision: str, message: str) -> Uploaded:
+    def upload(self, folder: Path, repo: str, revision: str, message: str) -> UploadResult:
         """Upload the folder as a commit on a branch, which is created if missing.
 
         The commit also deletes files of an earlier model that loaders would otherwise pick up.
@@ -72,7 +72,7 @@ class Hub:
         with hub_errors(repo), _progress():
             if revision != MAIN:
                 self._api.create_branch(repo, branch=revision, exist_ok=True)
-            before = self._api.repo_info(repo, revision=revision).sha
+            old_commit = self._api.repo_info(repo, revision=revision).sha
             names = self._api.list_repo_files(repo, revision=revision)
             stale = [name for name in names if _selects_model(name) and not (folder / name).is_file()]
             commit = self._api.upload_folder(
@@ -83,11 +83,11 @@ class Hub:
                 delete_patterns=[glob.escape(name) for name in stale] or None,
             )
         url = f"{self._api.endpoint}/{repo}" + ("" if revision == MAIN else f"/tree/{revision}")
-        return Uploaded(url, commit.oid, commit.oid != before, tuple(stale))
+        return UploadResult(url, commit.oid, commit.oid != old_commit, tuple(stale))
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadResult:
     """The result of an upload."""
 
     url: str
@@ -116,63 +116,63 @@ def _progress() -> Iterator[None]:
 
 
 @contextmanager
-def hub_errors(where: str) -> Iterator[None]:
+def hub_errors(location: str) -> Iterator[None]:
     """Turn errors of huggingface_hub into InputError, if the user can fix them, or WorkError."""
     try:
         yield
     except (ArtelError, KeyboardInterrupt):
         raise
     except Exception as error:
-        artel_error = _as_artel_error(where, error)
+        artel_error = _as_artel_error(location, error)
         if artel_error is None:
             raise
         raise artel_error from error
 
 
-def _as_artel_error(where: str, error: Exception) -> ArtelError | None:
-    causes = list(_causes(error))
+def _as_artel_error(location: str, error: Exception) -> ArtelError | None:
+    causes = list(_iterate_causes(error))
     if any(isinstance(cause, LocalTokenNotFoundError) for cause in causes):
-        return InputError.at(where, "there is no token for the hub", _LOG_IN)
+        return InputError.at(location, "there is no token for the hub", _LOG_IN)
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return InputError.at("HF_HUB_OFFLINE", "is set, so the hub is not used", "unset it")
     http_error = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
     if http_error is not None and http_error.response is not None:
-        return _http_problem(where, http_error)
-    # By name, since huggingface_hub has changed its HTTP library.
+        return _http_problem(location, http_error)
+    # Compare names, since huggingface_hub has changed its HTTP library.
     names = {base.__name__ for cause in causes for base in type(cause).__mro__}
     if names & {"TransportError", "ConnectionError", "TimeoutError"}:
-        what = f"the hub cannot be reached: {_shortened(causes[-1])}"
-        return WorkError.at(where, what, f"check the network, HF_ENDPOINT and proxies, and {_RETRY}")
+        what = f"the hub cannot be reached: {_shorten(causes[-1])}"
+        return WorkError.at(location, what, f"check the network, HF_ENDPOINT and proxies, and {_RETRY}")
     if isinstance(error, KeyError | IndexError | TypeError | AttributeError | JSONDecodeError):
-        what = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({_shortened(repr(error))})"
-        return InputError.at(where, what, "set HF_ENDPOINT to the address of a hub, or unset it")
+        what = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({_shorten(repr(error))})"
+        return InputError.at(location, what, "set HF_ENDPOINT to the address of a hub, or unset it")
     if isinstance(error, ValueError | RuntimeError):  # from checks of responses and model cards, and from hf_xet
-        return WorkError.at(where, f"the upload failed: {_shortened(error)}", _RETRY)
+        return WorkError.at(location, f"the upload failed: {_shorten(error)}", _RETRY)
     return None
 
 
-def _http_problem(where: str, error: HfHubHTTPError) -> ArtelError:
+def _http_problem(location: str, error: HfHubHTTPError) -> ArtelError:
     """Return the error for an unsuccessful response."""
     status = error.response.status_code
-    message = _shortened(error.server_message or error.response.reason_phrase or error)
+    message = _shorten(error.server_message or error.response.reason_phrase or error)
     if status == 401:
-        return InputError.at(where, f"the hub does not accept the token (401): {message}", _LOG_IN)
+        return InputError.at(location, f"the hub does not accept the token (401): {message}", _LOG_IN)
     if status == 403:
         fix = "use a token with write access, or another OWNER"
-        return InputError.at(where, f"the token has no write access there (403): {message}", fix)
+        return InputError.at(location, f"the token has no write access there (403): {message}", fix)
     if status == 404:
         fix = "check OWNER/NAME, and the permissions of the token"
-        return InputError.at(where, f"the hub has no such repository or revision (404): {message}", fix)
+        return InputError.at(location, f"the hub has no such repository or revision (404): {message}", fix)
     if status == 409:
-        return WorkError.at(where, f"the repository is being changed by another process (409): {message}", _RETRY)
+        return WorkError.at(location, f"the repository is being changed by another process (409): {message}", _RETRY)
     if status == 429:
-        return WorkError.at(where, f"too many requests to the hub (429): {message}", f"wait, and {_RETRY}")
+        return WorkError.at(location, f"too many requests to the hub (429): {message}", f"wait, and {_RETRY}")
     if status >= 500:
-        return WorkError.at(where, f"the hub failed ({status}): {message}", f"wait, and {_RETRY}")
-    return InputError.at(where, f"the hub rejected it ({status}): {message}", "fix that, and push again")
+        return WorkError.at(location, f"the hub failed ({status}): {message}", f"wait, and {_RETRY}")
+    return InputError.at(location, f"the hub rejected it ({status}): {message}", "fix that, and push again")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the exception and its causes, in order."""
     cause: BaseException | None = error
     while cause is not None:
@@ -180,5 +180,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _shortened(message: Any) -> str:
+def _shorten(message: Any) -> str:
     return " ".join(str(message).split())[:300] or type(message).__name__

@@ -43,7 +43,7 @@ class PushOptions:
     public: bool = False
     """Visibility of a new repository."""
     step: str = ""
-    """A checkpoint instead of the final model: the number of its step, latest or best."""
+    """Checkpoint to push instead of the final model: the number of its step, latest or best."""
     revision: str = ""
     """The branch; by default main, or step-N for a checkpoint."""
     license: str = ""
@@ -51,7 +51,7 @@ class PushOptions:
     languages: tuple[str, ...] = ()
     """Codes of the model's languages: ru, en. By default those of data.clean.languages."""
     base_model: str = ""
-    """The hub id of the base model, if the run only knows a folder."""
+    """The hub id of the base model, if the run names a folder."""
     dry_run: Path | None = None
     """A folder to write to instead of the hub."""
 
@@ -90,25 +90,25 @@ def is_repo_id(name: str) -> bool:
     return True
 
 
-def _id_problems(where: str, name: str, *, owner_optional: bool) -> Iterator[Problem]:
-    """Yield the problems of a repository's id. With `owner_optional`, a name without an owner is the user's own."""
+def _id_problems(option: str, name: str, *, owner_optional: bool) -> Iterator[Problem]:
+    """Yield the problems of a repository's id. With `owner_optional`, a name without an owner belongs to the user."""
     fix = "write OWNER/NAME: letters, digits, - _ . in each"
     address = _ADDRESS.match(name)
     if address is not None:
-        yield Problem(where, f"{name} is an address, not the name of a repository", f"write {address[1]}")
+        yield Problem(option, f"{name} is an address, not the name of a repository", f"write {address[1]}")
         return
     if os.path.lexists(name) and not owner_optional:
-        yield Problem(where, f"{name} is a local folder, not the name of a repository", fix)
+        yield Problem(option, f"{name} is a local folder, not the name of a repository", fix)
         return
     if not is_repo_id(name):
-        yield Problem(where, f"{name!r} is not the name of a hub repository", fix)
+        yield Problem(option, f"{name!r} is not the name of a hub repository", fix)
         return
     if "/" not in name and not owner_optional:
-        yield Problem(where, f"{name} has no owner", fix)
+        yield Problem(option, f"{name} has no owner", fix)
 
 
 CARD = "README.md"
-_MAX_POINTS = 100_000  # points per curve: the values of one step are looked up, and a run rarely logs more
+_MAX_POINTS = 100_000  # per curve: enough to find the values of any step, since runs rarely log more
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,12 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
     folder.check_config(run)
     base = options.base_model or _hub_id(run.model.from_)
     if options.step:
-        checkpoint = _checkpoint(folder, options.step)
+        checkpoint = _find_checkpoint(folder, options.step)
         if run.model.lora is not None and not base:
-            raise _unknown_base(run.model.from_ or "")
+            raise _unknown_base_error(run.model.from_ or "")
         return PushedModel(run, folder, checkpoint, int(checkpoint.name.removeprefix("step-")), base)
     if folder.newest_model() is None:
-        steps = _steps(folder)
+        steps = _list_steps(folder)
         if not steps:
             check_was_trained(folder)
         fix = f"push a checkpoint: --step {steps[-1]}; or train it to its end: artel train {folder.config}"
@@ -153,7 +153,7 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
     else:
         base = options.base_model or _hub_id(adapter.base)
         if not base:
-            raise _unknown_base(adapter.base)
+            raise _unknown_base_error(adapter.base)
     result = folder.read_result() if folder.result.is_file() else {}
     step = result.get("model_step", result.get("steps"))
     return PushedModel(run, folder, None, step if isinstance(step, int) else None, base)
@@ -191,17 +191,17 @@ def _files_by_artel(folder: RunFolder) -> list[Path]:
     return sorted(path for path in folder.model.iterdir() if path not in foreign)
 
 
-def _steps(folder: RunFolder) -> list[int]:
+def _list_steps(folder: RunFolder) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in written_checkpoints(folder.checkpoints)]
 
 
-def _checkpoint(folder: RunFolder, step: str) -> Path:
+def _find_checkpoint(folder: RunFolder, step: str) -> Path:
     """Return the checkpoint of a step, or the latest or best one."""
     is_number = step.isdecimal()
     path = checkpoint_path(folder.checkpoints, int(step)) if is_number else (folder.checkpoints / step).resolve()
     if path.is_dir():
         return path
-    steps = ", ".join(str(number) for number in _steps(folder))
+    steps = ", ".join(str(number) for number in _list_steps(folder))
     fix = f"use one of: {steps}" if steps else f"train it: artel train {folder.config}"
     raise InputError.at("--step", f"{folder.path} has no checkpoint {step}", fix)
 
@@ -213,16 +213,16 @@ def _hub_id(name: str | None) -> str:
     return name if is_repo_id(name) else ""
 
 
-def _unknown_base(base: str) -> InputError:
+def _unknown_base_error(base: str) -> InputError:
     what = f"the base model of this adapter is the folder {base}, which is not on the hub"
     fix = "give its id on the hub: --base-model OWNER/NAME (push its run first if it is yours)"
     return InputError.at("--base-model", what, fix)
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:
-    """Write the files of the repository into `folder`; with `links`, link those of RUN/model instead of copying.
+    """Write the files of the repository into `folder`. With `links`, link files of RUN/model instead of copying them.
 
-    Return the names in RUN/model that were skipped. Raise InputError for links there, which may lead to any file.
+    Return the names in RUN/model that were skipped. Raise InputError for symbolic links there, which may lead anywhere.
     """
     skipped = []
     if model.checkpoint is not None:
@@ -243,7 +243,7 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
     else:
         data = read_run(model.folder.path, _MAX_POINTS)
         card = model_card(data, describe(model, data, repo, options, folder))
-        (folder / CARD).unlink(missing_ok=True)  # peft may have written one
+        (folder / CARD).unlink(missing_ok=True)  # peft may have written a card
         (folder / CARD).write_text(card, encoding="utf-8")
     return skipped
 
@@ -265,7 +265,7 @@ def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
 
 
 def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> PublishedModel:
-    """Return the facts for the card of the model in a folder."""
+    """Return the description of the model in a folder, for its card."""
     run = model.run
     objective = build_objective(run, load_tokenizer(str(folder)))
     is_adapter = (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
@@ -289,7 +289,7 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
 
 
 def _auto_class(objective: Objective, source: Path | str | None) -> str:
-    """Return the transformers class that opens the model (or an adapter's base model), vision tower included."""
+    """Return the transformers class that opens the full model (or an adapter's base), including a vision tower."""
     try:
         config = None if source is None else read_config(str(source))[0]
     except InputError:  # the base model is not on this machine

@@ -102,7 +102,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             self._timer = None
 
 
-class _TooLarge(Exception):
+class _BodyTooLarge(Exception):
     pass
 
 
@@ -133,7 +133,7 @@ class AccessControl:
             received_bytes += len(message.get("body", b""))
             is_too_large = received_bytes > self._options.max_body_bytes
             if is_too_large:
-                raise _TooLarge  # the application may turn this into another error, which is not sent
+                raise _BodyTooLarge  # the application may turn this into another error, which is not sent
             return message
 
         async def guarded_send(message: MutableMapping[str, Any]) -> None:
@@ -145,10 +145,10 @@ class AccessControl:
         headers = {name.lower(): value for name, value in scope["headers"]}
         try:
             self._check(scope["path"], headers)
-            with suppress(_TooLarge):
+            with suppress(_BodyTooLarge):
                 await self._app(scope, limited_receive, guarded_send)
             if is_too_large and not has_started:
-                raise self._too_large()
+                raise self._too_large_error()
         except ApiError as error:
             await error.response()(scope, receive, send)
 
@@ -166,9 +166,9 @@ class AccessControl:
                 raise ApiError(401, "an API key is required: Authorization: Bearer KEY", code="invalid_api_key")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > options.max_body_bytes:
-            raise self._too_large()
+            raise self._too_large_error()
 
-    def _too_large(self) -> ApiError:
+    def _too_large_error(self) -> ApiError:
         return ApiError(
             413, f"request body too large: the limit is {self._options.max_body_bytes:,} bytes", code="body_too_large"
         )

@@ -59,7 +59,7 @@ _MAX_KEY = 64
 """Characters of an unknown key for which similar keys are searched: the time grows with the square of its length."""
 
 
-def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> ApiError:
+def make_body_error(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> ApiError:
     """Return the error for a body that does not fit its schema: up to ten problems, and the number of others.
 
     `known`: the keys that the body may have.
@@ -69,13 +69,13 @@ def invalid_body(error: ValidationError, body: dict[str, Any], known: Collection
         unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in known), 3))
         what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
         return ApiError(422, what, None, "invalid_request")
-    located = wrong_keys(error.errors(include_url=False, include_input=False), body)
+    located = locate_problems(error.errors(include_url=False, include_input=False), body)
     lines = [f"{path}: {_message(problem, path, known)}" for path, problem in located[:_MAX_LISTED]]
     lines += [f"and {len(located) - _MAX_LISTED} more"] if len(located) > _MAX_LISTED else []
     return ApiError(422, "; ".join(lines)[:2000], located[0][0][:200], "invalid_request")
 
 
-def wrong_keys(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
+def locate_problems(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
     """Return (path in the body, problem) for pydantic's errors, each once.
 
     If a key takes several kinds of value, only the problem with the kind that was sent is returned.

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 import artel
 from artel.inference.serve import tasks
 from artel.inference.serve.access import AccessControl, AccessOptions, App
-from artel.inference.serve.api_errors import ApiError, invalid_body
+from artel.inference.serve.api_errors import ApiError, make_body_error
 from artel.inference.serve.chat import ChatCompletions, Responses
 from artel.inference.serve.completions import Completions, RequestAnswers
 from artel.inference.serve.limits import AdmissionLimit, Deadline, timeout_error
@@ -103,7 +103,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
             message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
             raise ApiError(404, message, "model", "model_not_found")
         if not can(served):
-            raise ApiError(400, f"{served.name} does not {does}{_other_use(served)}", "model")
+            raise ApiError(400, f"{served.name} does not {does}{_describe_uses(served)}", "model")
         return served
 
     @app.get("/v1/models")
@@ -210,7 +210,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     return _RequestCounter(protected, metrics)
 
 
-def _other_use(served: ServedModel) -> str:
+def _describe_uses(served: ServedModel) -> str:
     """Return what a model does instead, and at which endpoints."""
     does = served.opened.objective.presentation.does
     return (does and f": it {does}") + f"; use {' or '.join(served.endpoints)}"
@@ -383,4 +383,4 @@ def read_body(content: bytes, model: type[BaseModel]) -> BaseModel:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise invalid_body(error, body, model.model_fields) from None
+        raise make_body_error(error, body, model.model_fields) from None

@@ -123,12 +123,12 @@ def _call_rules(
             yield f"{rule}: {name} {symbols.encode(form.after_name)} {rule}_arguments"
             yield f"{rule}_arguments: {_json(schema)}"
         else:
-            schema = _arguments_schema(function) if strict else _any_texts(function)
+            schema = _arguments_schema(function) if strict else _text_arguments_schema(function)
             yield f"{rule}: {name} {rule}_first0"
             yield from _tag_rules(rule, function["name"], schema, form.tags, symbols)
 
 
-def _any_texts(function: dict[str, Any]) -> dict[str, Any]:
+def _text_arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
     """Return a schema of optional arguments that may be any text, since tags have no quotes."""
     schema = function.get("parameters") or {}
     _check_shape(function["name"], schema)

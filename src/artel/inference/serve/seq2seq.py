@@ -35,7 +35,7 @@ class Seq2SeqCompletions:
     def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, deadline: Deadline) -> None:
         """Raise ApiError."""
         self._served, self._body, self._metrics = served, body, metrics
-        self._inputs = _inputs(served, body, deadline)
+        self._inputs = _make_inputs(served, body, deadline)
         self._usage = Usage()
         self._response_fields = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -129,7 +129,7 @@ def _check_complete(answer: dict[str, Any]) -> None:
         raise ApiError(400, what, "prompt", "context_length_exceeded")
 
 
-def _inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
+def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
     """Return the objective's input for each text. Raise ApiError."""
     for name, neutral in _NEUTRAL_VALUES.items():
         if getattr(body, name) not in (None, neutral):

@@ -57,7 +57,7 @@ class ServedModel:
         engine = make_engine(opened.model, opened.tokenizer, requests, self.context, share_prefixes=not adapters)
         if adapters:
             self._adapter_turns = AdapterTurns(engine, opened.model)
-            engine = self._adapter_turns.engine_for(None)
+            engine = self._adapter_turns.get_engine(None)
         self.engine = engine
 
     def with_adapter(self, opened: OpenedModel, name: str) -> ServedModel:
@@ -66,7 +66,7 @@ class ServedModel:
         served = copy(self)
         served.opened, served.name, served._logged = opened, name, set()
         served._read_ends()
-        served.engine = self._adapter_turns.engine_for(name)
+        served.engine = self._adapter_turns.get_engine(name)
         return served
 
     def _read_ends(self) -> None:
@@ -188,6 +188,6 @@ class ServedModel:
         self._worker.shutdown()
 
 
-def name_of(path: str) -> str:
+def get_api_name(path: str) -> str:
     """Return the name of a model in the API: the last part of a path, or the whole hub id."""
     return Path(path).resolve().name if Path(path).exists() else path

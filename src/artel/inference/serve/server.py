@@ -22,10 +22,10 @@ from artel.config.model_name import check_model_name
 from artel.elapsed import hide_elapsed
 from artel.errors import InputError
 from artel.inference.engine.base import DEFAULT_REQUESTS
-from artel.inference.open import OpenedModel, move_to_device, objective_of_folder, open_model
+from artel.inference.open import OpenedModel, move_to_device, open_model, open_objective
 from artel.inference.serve.access import TimedProtocol, is_loopback
 from artel.inference.serve.app import Limits, make_app
-from artel.inference.serve.served import ServedModel, name_of
+from artel.inference.serve.served import ServedModel, get_api_name
 from artel.messages import logger
 from artel.models.device import own_device
 from artel.models.loading.language_part import renamed_for_language_part
@@ -106,7 +106,7 @@ def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
     if options.adapters:
         _check_supports_adapters(opened, options.adapters)
     with_adapters = {label: _with_adapter(opened, label, path) for label, path in options.adapters.items()}
-    served = ServedModel(opened, name_of(name), options.limits.requests, options.context, tuple(options.adapters))
+    served = ServedModel(opened, get_api_name(name), options.limits.requests, options.context, tuple(options.adapters))
     return [served, *(served.with_adapter(adapted, label) for label, adapted in with_adapters.items())]
 
 
@@ -118,8 +118,8 @@ def _check_supports_adapters(opened: OpenedModel, adapters: dict[str, str]) -> N
         raise InputError.at(
             "--adapter", f"{opened.name} does not generate text", "serve the adapter alone: artel serve FOLDER"
         )
-    if name_of(opened.name) in adapters:
-        what = f"{name_of(opened.name)} is the name of the model itself"
+    if get_api_name(opened.name) in adapters:
+        what = f"{get_api_name(opened.name)} is the name of the model itself"
         raise InputError.at("--adapter", what, "use another name for the adapter")
 
 
@@ -142,7 +142,7 @@ def _with_adapter(opened: OpenedModel, label: str, path: str) -> OpenedModel:
         load_adapter(opened.model, named, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(folder, where=path) if has_tokenizer else opened.tokenizer
-    objective = objective_of_folder(folder, run, tokenizer)
+    objective = open_objective(folder, run, tokenizer)
     return replace(opened, name=path, tokenizer=tokenizer, objective=objective, run=run)
 
 
@@ -226,9 +226,11 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
     folder = _model_folder(name)
     own_adapter = read_adapter(folder)
     arguments = (
-        ["serve", folder, "--served-model-name", name_of(name)] if own_adapter is None else ["serve", own_adapter.base]
+        ["serve", folder, "--served-model-name", get_api_name(name)]
+        if own_adapter is None
+        else ["serve", own_adapter.base]
     )
-    adapters = {} if own_adapter is None else {name_of(name): own_adapter}
+    adapters = {} if own_adapter is None else {get_api_name(name): own_adapter}
     for label, path in options.adapters.items():
         adapter = read_adapter(_model_folder(path))
         if adapter is None:

@@ -44,7 +44,7 @@ def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
     for number, text in enumerate(texts):
         if not isinstance(text, str) and max(text) >= vocabulary:
             raise ApiError(400, f"text {number}: the model has no embedding for id {max(text)}", "input")
-    vectors, tokens = (_learned_vectors if served.can("embed") else _mean_vectors)(served, texts, body)
+    vectors, tokens = (_embed_by_objective if served.can("embed") else _embed_by_mean)(served, texts, body)
     return {
         "object": "list",
         "model": served.name,
@@ -56,7 +56,7 @@ def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
     }
 
 
-def _learned_vectors(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
+def _embed_by_objective(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
     """Return (vectors, tokens) of a model that learned vectors."""
     kind = (body.input_type or "").removeprefix("search_")
     inputs = [{"text": text, "input_type": kind, "dimensions": body.dimensions} for text in texts]
@@ -74,7 +74,7 @@ def _learned_vectors(served: ServedModel, texts: list[Any], body: EmbeddingReque
     return vectors, sum(answer["tokens"] for answer in answers)
 
 
-def _mean_vectors(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
+def _embed_by_mean(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
     """Return (vectors, tokens) of another encoder."""
     for name in ("dimensions", "input_type"):
         if getattr(body, name) is not None:
@@ -87,13 +87,15 @@ def _mean_vectors(served: ServedModel, texts: list[Any], body: EmbeddingRequest)
                 400, f"text {number} has {len(row):,} tokens; the model supports 1 to {served.context:,}", "input"
             )
     vectors = [
-        vector for start in range(0, len(rows), _BATCH) for vector in _vectors(served, rows[start : start + _BATCH])
+        vector
+        for start in range(0, len(rows), _BATCH)
+        for vector in _compute_mean_vectors(served, rows[start : start + _BATCH])
     ]
     return vectors, sum(map(len, rows))
 
 
 @torch.no_grad()
-def _vectors(served: ServedModel, rows: list[list[int]]) -> np.ndarray:
+def _compute_mean_vectors(served: ServedModel, rows: list[list[int]]) -> np.ndarray:
     """Return float32 (rows, width)."""
     model = served.opened.model
     longest = max(map(len, rows))

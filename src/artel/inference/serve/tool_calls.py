@@ -57,7 +57,7 @@ def constrain_calls(
     if not (must_call or names or strict or (answer is not None and tools)):
         return None
     try:
-        return _constrain(served, body, tools, must_call, answer)
+        return _make_constraint(served, body, tools, must_call, answer)
     except UnsupportedParameters as reason:
         refusal = ApiError(400, f"a call cannot be forced: {reason}", "tools")
     except ApiError as error:
@@ -69,7 +69,7 @@ def constrain_calls(
     return None
 
 
-def _constrain(
+def _make_constraint(
     served: ServedModel, body: ChatRequest, tools: Tools, must_call: bool, answer: dict[str, Any] | None
 ) -> ConstrainedCalls:
     """Constrain calls. Raise UnsupportedParameters or ApiError if that is not possible."""
@@ -191,7 +191,8 @@ class _JsonCalls(CallDeltas):
         names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
         self._first, self._next = (
             re.compile(
-                rf"{_any_whitespace(before)}(?P<name>{names}){_any_whitespace(form.after_name)}(?=\{{)", re.DOTALL
+                rf"{_whitespace_pattern(before)}(?P<name>{names}){_whitespace_pattern(form.after_name)}(?=\{{)",
+                re.DOTALL,
             )
             for before in (form.prefix, form.between_calls or "")
         )
@@ -217,7 +218,7 @@ class _JsonCalls(CallDeltas):
         return ""
 
 
-def _any_whitespace(text: str) -> str:
+def _whitespace_pattern(text: str) -> str:
     """Return a pattern of a form's text, with whatever whitespace a tokenizer decodes."""
     pattern = r"\s*".join(re.escape(word) for word in ("", *text.split(), ""))
     return pattern.replace(re.escape(NUMBER), "[0-9]+")

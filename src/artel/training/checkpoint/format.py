@@ -1,20 +1,20 @@
-"""Checkpoints: everything a run needs to resume, in safetensors and JSON, complete or absent, verified when read.
+"""Checkpoints: everything a run needs to resume, in safetensors and JSON. Written as a whole, verified when read.
 
     checkpoints/step-000001500/model.safetensors       trained parameters and buffers by name, tied ones once
                                optimizer.safetensors   `parameter|state` by name; `parameter|ema` with `train.ema`
-                               shard-*.safetensors     in place of both if they are sharded: each process's shards
-                               callbacks.safetensors   `callbacks/class/name`, for callbacks with a state
+                               shard-*.safetensors     replace both if they are sharded: each process's shards
+                               callbacks.safetensors   `callbacks/class/name`, for callbacks that have a state
                                state.json              step, best metric, time spent, digest of the token store
                                run.yaml                the run file with every key
                                versions.json           artel, Python, torch and transformers
-                               checksums.json          an xxh3-128 for each of these files
+                               checksums.json          xxh3-128 of each of these files
     checkpoints/latest, best                           relative symlinks
 
 Tensor names do not depend on the parallel layout, so any layout can resume from a checkpoint of any other.
-torch.distributed.checkpoint writes and reads the shards, in safetensors: nothing is unpickled.
+torch.distributed.checkpoint writes and reads the shards as safetensors: nothing is unpickled.
 
-Parameters that are not trained (frozen, or under adapters) are not saved: the run can load them as it did at its start.
-No random state is stored, since order and dropout are functions of (seed, step).
+Parameters that are not trained (frozen, or under adapters) are not saved: a resumed run loads them from the base model
+again. No random state is stored, since order and dropout are functions of (seed, step).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.messages import logger
 from artel.models.flops import token_rate
 from artel.storage import check_regular, check_regular_in, checksum, new_folder, remove_leftovers
-from artel.training.checkpoint.items import FIRST_RANK_FILES, CheckpointItem, Tensors, exported_tensors, item_of
+from artel.training.checkpoint.items import FIRST_RANK_FILES, CheckpointItem, Tensors, exported_tensors, find_item
 from artel.training.checkpoint.sharded_files import broadcast_from_first, read_shards, stored_shapes, write_shards
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.run_folder import written_checkpoints
@@ -48,7 +48,7 @@ _STATE, SUMS, RUN_FILE, _VERSIONS = "state.json", "checksums.json", "run.yaml", 
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a run."""
+    """Progress of a run, as saved in state.json."""
 
     step: int = 0
     tokens: int = 0
@@ -56,10 +56,10 @@ class Progress:
     seconds: float = 0.0
     """Wall time since the model began to load, over all starts of the run."""
     train_seconds: float = 0.0
-    """The part of `seconds` in training steps."""
+    """Seconds of training steps, included in `seconds`."""
     first_steps_tokens: int = 0
     first_steps_seconds: float = 0.0
-    """Part of `tokens` and `train_seconds` in the first step of every start, which compiles and allocates memory."""
+    """Tokens and seconds of the first step of every start, which compiles and allocates memory."""
     train_loss: float | None = None
     validation: dict[str, float] = field(default_factory=dict)
     best: float | None = None
@@ -84,73 +84,75 @@ class Progress:
     """Warmup steps at the start of the run. Changing the length keeps them. With `train.budget`, where warmup is a
     fraction of the time, None until it is over."""
     share: float = 0.0
-    """With `train.budget`: fraction of the time for steps used up at the newest step, which sets its learning rate. 0
-    until it is known that the budget is long enough."""
+    """With `train.budget`: fraction of the time for steps used at the newest step. Sets its learning rate. 0 until the
+    budget is known to be long enough."""
     share_of: float | None = None
     """The budget in seconds that `share` refers to."""
     end: dict[str, list[float]] = field(default_factory=dict)
-    """With `train.budget`: duration of each part of the run's end (`Budget.end`)."""
+    """With `train.budget`: duration of each phase of the run's end (`Budget.end`)."""
     spent_budget: float | None = None
     """The budget in seconds, once the run has used it up."""
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Speed of the run so far: the one definition for terminal, page, JSON, model card and plan.
+        """Speed of the run so far. Terminal, page, JSON, model card and plan all show this number.
 
-        Input tokens without padding per second of training steps. The first step of every start is left out, unless
-        there are no others. None before the first step.
+        Input tokens without padding per second of training steps. Ignores the first step of every start, unless there
+        are no other steps. None before the first step.
         """
         tokens, seconds = self.tokens - self.first_steps_tokens, self.train_seconds - self.first_steps_seconds
         return token_rate(tokens, seconds) or token_rate(self.tokens, self.train_seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class CheckpointContent:
     """Content of a checkpoint."""
 
     items: dict[str, Tensors]
-    """File, as items name it -> its tensors by name. Names are unique over all files."""
+    """File name without suffix -> its tensors by name. Tensor names are unique over all files."""
     progress: Progress
     run_file: str
 
 
-def write_full(path: Path, content: Content) -> None:
-    """Write a checkpoint from one process that holds all of it. Raise WorkError or InputError of the disk."""
+def write_full(path: Path, content: CheckpointContent) -> None:
+    """Write a checkpoint from one process that holds all tensors. Raise WorkError or InputError if the disk refuses."""
     with new_folder(path, replace=True) as partial:
         for file, tensors in content.items.items():
             save_file(_contiguous(tensors), partial / f"{file}.safetensors")
-        _write_facts(partial, content)
+        _write_metadata(partial, content)
 
 
-def write_sharded(path: Path, content: Content, *, first: bool, group: dist.ProcessGroup | None) -> None:
-    """Write a checkpoint whose items are sharded. Collective. `FIRST_RANK_FILES` are those of rank 0.
+def write_sharded(path: Path, content: CheckpointContent, *, first: bool, group: dist.ProcessGroup | None) -> None:
+    """Write a checkpoint whose items are sharded. Collective. Rank 0 writes `FIRST_RANK_FILES`.
 
-    Raise WorkError or InputError of the disk on every process, unless only the first one fails at the end.
+    If the disk refuses, raise WorkError or InputError on every process; on the first one only if it fails at the end.
     """
     with ExitStack() as stack:
-        refused: ArtelError | None = None
+        refusal: ArtelError | None = None
         partial = None
         if first:
             try:
                 partial = stack.enter_context(new_folder(path, replace=True))
             except ArtelError as error:
-                refused = error
-        place = broadcast_from_first(str(partial) if partial is not None else None, group)
-        if refused is not None:
-            raise refused
-        if place is None:
+                refusal = error
+        shared_path = broadcast_from_first(str(partial) if partial is not None else None, group)
+        if refusal is not None:
+            raise refusal
+        if shared_path is None:
             raise WorkError.at(str(path), "the first process could not make the folder")
         files = content.items
-        shards = {name: each for file in files if file not in FIRST_RANK_FILES for name, each in files[file].items()}
-        write_shards(Path(place), shards, group)
+        shards = {
+            name: tensor for file in files if file not in FIRST_RANK_FILES for name, tensor in files[file].items()
+        }
+        write_shards(Path(shared_path), shards, group)
         if first:
             for file in files.keys() & FIRST_RANK_FILES:
-                save_file(_contiguous(files[file]), Path(place) / f"{file}.safetensors")
-            _write_facts(Path(place), content)
+                save_file(_contiguous(files[file]), Path(shared_path) / f"{file}.safetensors")
+            _write_metadata(Path(shared_path), content)
 
 
-def _write_facts(partial: Path, content: Content) -> None:
-    """Write everything but tensors, checksums last."""
+def _write_metadata(partial: Path, content: CheckpointContent) -> None:
+    """Write all files but the tensors. Checksums come last."""
     (partial / _STATE).write_bytes(orjson.dumps(asdict(content.progress), option=orjson.OPT_INDENT_2))
     (partial / RUN_FILE).write_text(content.run_file, encoding="utf-8")
     versions = {
@@ -165,9 +167,9 @@ def _write_facts(partial: Path, content: Content) -> None:
 
 
 def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | None:
-    """Load the newest undamaged checkpoint into the items of a run. Return its progress, or None.
+    """Load the newest undamaged checkpoint into the items of a run. Return its progress, or None without checkpoints.
 
-    Report a damaged checkpoint and try the one before it. Raise InputError if all of them are damaged.
+    Log each damaged checkpoint and try the one before it. Raise InputError if all are damaged.
     """
     remove_leftovers(folder)
     problems = []
@@ -181,11 +183,11 @@ def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | Non
                 tensors = _read(path, items)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
-            except Exception as error:  # checksums are right but the content is not: whatever each reader raises
+            except Exception as error:  # checksums are right but the content is not; readers raise all types
                 fault = f"is damaged ({' '.join(str(error).split())[:300] or type(error).__name__})"
             else:
-                for item, own in zip(items, tensors, strict=True):
-                    item.load(own)
+                for item, item_tensors in zip(items, tensors, strict=True):
+                    item.load(item_tensors)
                 return progress
         logger.info("%s %s: using the checkpoint before it", path, fault)
         problems.append(Problem(str(path), fault))
@@ -198,20 +200,21 @@ def read_progress(path: Path) -> Progress:
     """Return the progress saved in a checkpoint. Raise InputError, ValueError or TypeError if it cannot be read."""
     check_regular(path / _STATE)
     progress, default = Progress(**orjson.loads((path / _STATE).read_bytes())), Progress()
-    for each in fields(Progress):
-        value, like = getattr(progress, each.name), getattr(default, each.name)
-        if not isinstance(value, int | float | None if like is None else type(like)):
-            raise TypeError(f"{_STATE}: {each.name} is {str(value)[:100]}")
+    for progress_field in fields(Progress):
+        name = progress_field.name
+        value, default_value = getattr(progress, name), getattr(default, name)
+        if not isinstance(value, int | float | None if default_value is None else type(default_value)):
+            raise TypeError(f"{_STATE}: {name} is {str(value)[:100]}")
     return progress
 
 
 def _read(path: Path, items: list[CheckpointItem]) -> list[Tensors]:
-    """Return the tensors of each item. Weights that are not gathered for saving are read into the model itself."""
+    """Return the tensors of each item. Reads weights into the model itself, unless they were gathered for saving."""
     shapes: dict[type[CheckpointItem], dict[str, tuple[torch.Size, torch.dtype]]] = {type(item): {} for item in items}
     for name, stored in stored_shapes(path).items():
-        shapes[item_of(name)][name] = stored
+        shapes[find_item(name)][name] = stored
     tensors = [item.allocate(shapes[type(item)]) for item in items]
-    read_shards(path, {name: tensor for own in tensors for name, tensor in own.items()})
+    read_shards(path, {name: tensor for item_tensors in tensors for name, tensor in item_tensors.items()})
     return tensors
 
 
@@ -224,7 +227,7 @@ def load_weights(path: Path, model: PreTrainedModel) -> None:
 def full_weights(path: Path) -> Tensors:
     """Return a checkpoint's full weights in the memory of one process, whatever layout wrote it.
 
-    With `train.ema` these are the averages, by which the run is judged.
+    With `train.ema` these are the averages, with which the run is evaluated.
     """
     shapes = stored_shapes(path)
     weights = exported_tensors(shapes)
@@ -244,7 +247,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files, to follow its name in a message, or None. Raise InputError."""
+    """Return a description of the damage, to follow the path in a message, or None. Raise InputError if unreadable."""
     try:
         check_regular_in(path)
     except InputError as error:

@@ -1,8 +1,8 @@
-"""The items of a checkpoint: what a run saves besides its progress, and resumes from.
+"""The items of a checkpoint: the tensors that a run saves and resumes from.
 
-An item says which tensors it has, how they are saved and loaded, and which of them an exported model has as weights. A
-new item is a class and its place in `ITEMS`. A callback's state is saved if the callback has `state_dict` and
-`load_state_dict`, like everything with a state in PyTorch (`torch.distributed.checkpoint.stateful.Stateful`).
+An item has named tensors, saves and loads them, and tells which of them are weights of an exported model. To add an
+item, write a class and list it in `ITEMS`. A callback's state is saved if the callback has `state_dict` and
+`load_state_dict`, as stateful objects in PyTorch have (`torch.distributed.checkpoint.stateful.Stateful`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 class CheckpointItem(ABC):
-    """A part of a run's state. A stored tensor belongs to the last of `ITEMS` that owns its name."""
+    """An item of a run's state. A stored tensor belongs to the last of `ITEMS` that owns its name."""
 
     file: ClassVar[str]
-    """Name without suffix of its file, if one process writes the checkpoint. Items may share a file."""
+    """Name of its file without suffix, if one process writes the checkpoint. Items may share a file."""
     is_sharded: ClassVar[bool] = True
-    """True if each rank has its own shards. False if those of rank 0 are saved, and loaded on all ranks."""
+    """True if each rank saves its own shards. False if rank 0 saves its tensors, and all ranks load them."""
 
     def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object]) -> None:
         self._optimizer = optimizer
@@ -37,19 +37,19 @@ class CheckpointItem(ABC):
     @classmethod
     @abstractmethod
     def owns(cls, name: str) -> bool:
-        """True for the names of its tensors."""
+        """True if `name` is one of its tensors."""
 
     @classmethod
     def weight_name(cls, name: str) -> str | None:
-        """Return which weight of an exported model a stored tensor is, or None. Later items replace earlier ones."""
+        """Return the weight of an exported model that a stored tensor is, or None. Later items replace earlier ones."""
         return None
 
     @abstractmethod
     def state(self) -> Tensors:
-        """Return this rank's tensors by name: the run's, not copies. Shards are DTensors."""
+        """Return this rank's tensors by name, without copying them. Shards are DTensors."""
 
     def allocate(self, shapes: Shapes) -> Tensors:
-        """Return the tensors to be filled with this rank's shards of the stored ones, and given to `load`."""
+        """Return memory for this rank's shards of the stored tensors, to be filled and passed to `load`."""
         return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
 
     @abstractmethod
@@ -134,7 +134,7 @@ class CallbackStates(CheckpointItem):
     is_sharded = False
 
     def __init__(self, optimizer: OptimizerProtocol, callbacks: Iterable[object]) -> None:
-        """Raise InputError for two callbacks with a state and the same name: their states would be mixed up."""
+        """Raise InputError if two callbacks with a state have the same name: their states would be mixed up."""
         self._callbacks: dict[str, Stateful] = {}
         for callback in callbacks:
             if isinstance(callback, Stateful):
@@ -149,7 +149,7 @@ class CallbackStates(CheckpointItem):
         return name.startswith("callbacks/")
 
     def state(self) -> Tensors:
-        """Return the tensors of all callbacks. Raise WorkError for a state that is not tensors by name."""
+        """Return the tensors of all callbacks. Raise WorkError if a state has anything but tensors."""
         tensors: Tensors = {}
         for name, callback in self._callbacks.items():
             for key, tensor in callback.state_dict().items():
@@ -160,7 +160,7 @@ class CallbackStates(CheckpointItem):
         return tensors
 
     def load(self, tensors: Tensors) -> None:
-        """Give each callback its state. A callback that the checkpoint does not know stays as it is."""
+        """Pass each callback its state. A callback without a state in the checkpoint stays unchanged."""
         for name, callback in self._callbacks.items():
             prefix = f"callbacks/{name}/"
             state = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
@@ -173,11 +173,11 @@ FIRST_RANK_FILES = frozenset(item.file for item in ITEMS if not item.is_sharded)
 
 
 def checkpoint_items(optimizer: OptimizerProtocol, callbacks: Iterable[object] = ()) -> list[CheckpointItem]:
-    """Return the items of a run. Raise InputError for two callbacks with a state and the same name."""
+    """Return the items of a run. Raise InputError if two callbacks with a state have the same name."""
     return [item(optimizer, callbacks) for item in ITEMS]
 
 
-def states(items: Iterable[CheckpointItem]) -> dict[str, Tensors]:
+def collect_states(items: Iterable[CheckpointItem]) -> dict[str, Tensors]:
     """Return the tensors of all items by file. Collective if the optimizer gathers full tensors."""
     by_file: dict[str, Tensors] = {}
     for item in items:
@@ -185,14 +185,14 @@ def states(items: Iterable[CheckpointItem]) -> dict[str, Tensors]:
     return {file: tensors for file, tensors in by_file.items() if tensors or file not in FIRST_RANK_FILES}
 
 
-def item_of(name: str) -> type[CheckpointItem]:
+def find_item(name: str) -> type[CheckpointItem]:
     """Return the item that a stored tensor belongs to."""
     return next(item for item in reversed(ITEMS) if item.owns(name))
 
 
 def exported_tensors(stored: Iterable[str]) -> dict[str, str]:
-    """Return which stored tensor each weight of an exported model is, from the names of the stored tensors."""
-    names = [(item_of(name), name) for name in stored]
+    """Map each weight of an exported model to its stored tensor, given the names of all stored tensors."""
+    names = [(find_item(name), name) for name in stored]
     return {
         weight: name
         for item in ITEMS

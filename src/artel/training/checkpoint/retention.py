@@ -18,9 +18,9 @@ from artel.training.optim.optimizer import state_bytes
 
 
 def commit(folder: Path, progress: Progress, config: CheckpointConfig) -> None:
-    """Finish a checkpoint that has its name: move `latest` and `best`, and remove old checkpoints.
+    """Finish a written checkpoint: move the links `latest` and `best`, and remove old checkpoints.
 
-    Called again when a run resumes, since a kill may have prevented it.
+    Also called when a run resumes, since a kill may have interrupted it.
     """
     replace_link(folder / "latest", checkpoint_path(folder, progress.step))
     if progress.best_step is not None and (best := checkpoint_path(folder, progress.best_step)).is_dir():
@@ -47,13 +47,13 @@ def check_space(folder: Path, expected: int) -> None:
     with disk_errors(folder):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
-    logger.info("a checkpoint takes about %s; %s are free in %s", _words(expected), _words(free), folder)
+    logger.info("a checkpoint takes about %s; %s are free in %s", _format_bytes(expected), _format_bytes(free), folder)
     if free < expected:
-        what = f"a checkpoint takes about {_words(expected)}, but only {_words(free)} are free"
+        what = f"a checkpoint takes about {_format_bytes(expected)}, but only {_format_bytes(free)} are free"
         raise InputError.at(str(folder), what, "free space there, or choose another folder (run=…)")
 
 
-def _words(count: int) -> str:
+def _format_bytes(count: int) -> str:
     """Format bytes: 1,500,000 as 1.5 MB."""
     for unit, size in (("GB", 10**9), ("MB", 10**6)):
         if count >= size:

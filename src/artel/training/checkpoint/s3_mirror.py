@@ -1,7 +1,7 @@
 """Copies checkpoints to S3 as they are written, and fetches them if the machine that wrote them is gone.
 
-A copy is complete once it has its checksums.json (artel/storage/remote/folders.py): S3 has no rename, so this file is
-written last and removed first.
+A copy is complete if it has checksums.json (artel/storage/remote/folders.py). S3 has no rename, so this file is written
+last and removed first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
     """
     assert config.copy_to is not None
     local = {path.name: path for path in list_checkpoints(folder)}
-    remote = set(_copies(config.copy_to))
+    remote = set(_list_copies(config.copy_to))
     for name in sorted(local.keys() - remote):
         push_folder(local[name], f"{config.copy_to}/{name}", SUMS)
     for name in remote - local.keys():
@@ -46,7 +46,7 @@ def fetch_newest(folder: Path, config: RunConfig) -> None:
     """
     address = config.checkpoint.copy_to
     assert address is not None
-    copies = _copies(address)
+    copies = _list_copies(address)
     damaged: dict[str, str] = {}
     for name in reversed(copies):
         if any(path.name >= name for path in list_checkpoints(folder)):
@@ -55,7 +55,7 @@ def fetch_newest(folder: Path, config: RunConfig) -> None:
         fault = _fetch(folder, name, config)
         if fault is None:
             _fetch_best(folder, read_progress(folder / name).best_step, copies, config)
-            for damaged_name in damaged:  # only now that one is good: the run writes them again when it gets there
+            for damaged_name in damaged:  # only once a good copy is found: the run will write these steps again
                 remove_remote_folder(f"{address}/{damaged_name}", SUMS)
             return
         logger.info("%s/%s %s: fetching the copy before it", address, name, fault)
@@ -66,7 +66,7 @@ def fetch_newest(folder: Path, config: RunConfig) -> None:
 
 
 def _fetch_best(folder: Path, step: int | None, copies: list[str], config: RunConfig) -> None:
-    """Download the copy of the best step unless it is here. Without it the run continues as after a full disk."""
+    """Download the best step's copy, if it is missing locally. If that fails, the run continues without it."""
     if step is None:
         return
     path = checkpoint_path(folder, step)
@@ -80,19 +80,19 @@ def _fetch_best(folder: Path, step: int | None, copies: list[str], config: RunCo
 
 def remove_copies(address: str) -> None:
     """Remove all copies of a run that starts over. Raise InputError or WorkError as remove_remote_folder does."""
-    for name in _copies(address):
+    for name in _list_copies(address):
         remove_remote_folder(f"{address}/{name}", SUMS)
 
 
-def _copies(address: str) -> list[str]:
+def _list_copies(address: str) -> list[str]:
     """Return the names of complete copies, oldest first."""
     return [name for name in finished_folders(address, SUMS) if name.startswith("step-")]
 
 
 def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = False) -> str | None:
-    """Download a copy. Return what is wrong with it, after discarding it, or None.
+    """Download a copy. If it is damaged, discard it and return the reason. Otherwise return None.
 
-    Raise InputError if it belongs to another run. `any_length`: the length of the run may have changed since.
+    Raise InputError if it belongs to another run. `any_length`: the length of the run may differ.
     """
     path = folder / name
     pull_folder(f"{config.checkpoint.copy_to}/{name}", path, commit=SUMS)
@@ -102,7 +102,7 @@ def _fetch(folder: Path, name: str, config: RunConfig, *, any_length: bool = Fal
         return fault
     if not (any_length and differs_in_length(load_run(str(path / RUN_FILE)), config)):
         try:
-            check_same(path / RUN_FILE, config, "choose another place for copies (checkpoint.copy_to=…)")
+            check_same(path / RUN_FILE, config, "choose another address for copies (checkpoint.copy_to=…)")
         except InputError:
             discard(path)
             raise

@@ -1,6 +1,7 @@
-"""Sharded tensors in safetensors files, through torch.distributed.checkpoint without pickle.
+"""Sharded tensors in safetensors files, through torch.distributed.checkpoint, without pickle.
 
-Its own metadata file is a pickle. With safetensors the metadata is in each file's header (`DCP_SHARDING_INFO`).
+The default metadata file of torch.distributed.checkpoint is a pickle. With safetensors the metadata is in each file's
+header (`DCP_SHARDING_INFO`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from artel.training.optim.local_shards import Shapes
 
 
 class _ShardWriter(HuggingFaceStorageWriter):
-    """Writes a rank's shards directly; PyTorch's own `write_data` first joins their bytes, in two copies."""
+    """Writes a rank's shards directly. PyTorch's `write_data` first joins their bytes, in two copies."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Like `_write_files_from_queue` in torch.distributed.checkpoint, with `save_file` in place of `save`."""
         try:
             from torch.distributed.checkpoint import _hf_utils as hf
-        except ImportError:  # this PyTorch keeps the names of its format elsewhere
+        except ImportError:  # another PyTorch version, with these names elsewhere
             return super().write_data(plan, planner)
         tensors, offsets = {}, {}
         for item in plan.items:
@@ -45,11 +46,11 @@ class _ShardWriter(HuggingFaceStorageWriter):
             file = Path(self.path, hf._gen_file_name(1, 1, plan.storage_data["shard_index"]))
             header = {hf.CUSTOM_METADATA_KEY: json.dumps(offsets), hf.DCP_VERSION_KEY: str(hf.HF_DCP_VERSION)}
             save_file(tensors, file, metadata=header | {hf.FORMAT_KEY: hf.FORMAT_VALUE})
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([])  # each file's header says where the tensors are
-        return done
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        result: Future[list[WriteResult]] = Future()
+        result.set_result([])  # each file's header locates its tensors
+        return result
 
 
 def broadcast_from_first(value: str | None, group: dist.ProcessGroup | None = None) -> str | None:
@@ -74,11 +75,11 @@ def write_shards(folder: Path, tensors: dict[str, torch.Tensor], group: dist.Pro
 def read_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Fill `tensors` (plain tensors or DTensors of any layout) with the values stored under their names.
 
-    Each process reads what it needs, without communication. Raise WorkError.
+    Each process reads its own shards, without communication. Raise WorkError if a file cannot be read.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that each process reads for itself
+            warnings.simplefilter("ignore")  # warns that each process reads for itself
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except CheckpointException as error:
         raise _work_error(folder, error) from None

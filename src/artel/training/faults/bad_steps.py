@@ -4,7 +4,7 @@
 checkpoint and continues with the batches after the bad step; the batches since the checkpoint are not repeated. PaLM
 was trained past its spikes this way (Chowdhery et al. 2022, arXiv:2204.02311, section 5.1).
 
-The device knows first whether a gradient is finite. The host reads this after it has launched the next step's forward
+The device checks if the gradient is finite. The host reads the result after it has launched the next step's forward
 and backward passes, so it never waits. Only a spike must be known before the optimizer steps.
 """
 
@@ -19,13 +19,13 @@ from artel.errors import InputError, WorkError
 from artel.messages import Phrase, logger, to_json
 from artel.tokens import step_numbers
 from artel.training.checkpoint.format import Progress, load_checkpoint
-from artel.training.metrics.jsonl import Lines
+from artel.training.metrics.jsonl import JsonLinesFile
 from artel.training.run import Run
 
 # A spike is measured against the mean loss of the newest 100 good steps, once there are 20: fewer are too noisy, and
 # the first steps of a run have the highest losses.
 _MAX_LOSSES, _MIN_LOSSES = 100, 20
-# This many bad steps in a row are no accident of the data: the run stops, whatever `on_bad_step` says.
+# So many bad steps in a row are not due to the data: the run stops, whatever `on_bad_step` says.
 _MAX_IN_A_ROW = 10
 _MAX_LISTED = 20  # documents named in the message; the file has all of them
 
@@ -35,8 +35,8 @@ _NOT_FINITE = Phrase("the loss or its gradient is NaN or infinite")
 class AsyncScalar:
     """A number on the device that the host reads later, without waiting.
 
-    Reading a GPU tensor waits for all work that is queued on the GPU. This copies the value right after the work that
-    computes it; one step later the copy is there.
+    Reading a GPU tensor waits for all work that is queued on the GPU. This class copies the value as soon as it is
+    computed, so one step later the copy is ready.
     """
 
     def __init__(self, value: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ class AsyncScalar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _PendingStep:
     """A step that the optimizer has taken, not yet known to be good or bad."""
 
     step: int
@@ -67,7 +67,7 @@ class _Pending:
     loss: float | None
     """Mean over the global batch, if `train.spike` is set."""
     spike: Phrase | None
-    """Problem with the loss, or None."""
+    """Description of the spike, or None."""
 
 
 class Guard:
@@ -75,16 +75,16 @@ class Guard:
 
     def __init__(self, run: Run) -> None:
         self._train = run.config.train
-        self._pending: _Pending | None = None
+        self._pending: _PendingStep | None = None
 
     def optimizer_step(self, run: Run, sums: torch.Tensor) -> None:
         """Clip the gradients, set the learning rate, take a step, and add this rank's `sums` to the log window.
 
-        A bad step leaves the weights unchanged, except with `on_bad_step: stop`, and is never added to the window. Call
-        `rewound` for the previous step first.
+        A bad step leaves the weights unchanged, except with `on_bad_step: stop`, and never counts in the window. Call
+        `check_newest_step` for the previous step first.
         """
         loss = None if self._train.spike is None else _mean_loss(run, sums)
-        spike = None if loss is None else self._spike(run, loss)
+        spike = None if loss is None else self._find_spike(run, loss)
         norm, is_good = run.optimizer.clip_and_step(
             run.lr_multiplier(run.step),
             run.strategy.gradient_norm(),
@@ -93,13 +93,12 @@ class Guard:
         )
         run.window += torch.where(is_good, sums, torch.zeros_like(sums))
         run.norm = torch.where(is_good, norm, run.norm)
-        self._pending = _Pending(run.step + 1, sums, norm, AsyncScalar(is_good), loss, spike)
+        self._pending = _PendingStep(run.step + 1, sums, norm, AsyncScalar(is_good), loss, spike)
 
-    def rewound(self, run: Run) -> bool:
-        """Read whether the newest step was good, and handle it if it was bad.
+    def check_newest_step(self, run: Run) -> bool:
+        """Handle the newest step if it was bad. Return True if a checkpoint was restored.
 
-        Return True if a checkpoint was restored; gradients computed since are then invalid. Raise WorkError if the run
-        must stop.
+        Gradients computed since that step are then invalid. Raise WorkError if the run must stop.
         """
         pending, progress = self._pending, run.progress
         if pending is None:
@@ -113,19 +112,19 @@ class Guard:
             progress.losses = [*progress.losses, pending.loss][-_MAX_LOSSES:]
         return False
 
-    def _spike(self, run: Run, loss: float) -> Phrase | None:
-        """Return what is wrong with a step's mean loss, or None."""
+    def _find_spike(self, run: Run, loss: float) -> Phrase | None:
+        """Return a description of the spike if a step's mean loss is one, or None."""
         if not math.isfinite(loss):
             return _NOT_FINITE if run.optimizer.loss_factor is None else None  # the loss scale handles it, if any
         losses, factor = run.progress.losses, self._train.spike
         mean = math.fsum(losses) / max(1, len(losses))
         if factor is None or len(losses) < _MIN_LOSSES or loss <= factor * mean:
             return None
-        what = "the loss, {loss:.4g}, is above {factor:g} times {mean:.4g}, the mean of the {count} before"
-        return Phrase(what, loss=loss, factor=factor, mean=mean, count=len(losses))
+        template = "the loss, {loss:.4g}, is above {factor:g} times {mean:.4g}, the mean of the {count} before"
+        return Phrase(template, loss=loss, factor=factor, mean=mean, count=len(losses))
 
-    def _handle(self, run: Run, bad: _Pending) -> bool:
-        """Skip, rewind or stop, and report it. Return True if a checkpoint was restored."""
+    def _handle(self, run: Run, bad: _PendingStep) -> bool:
+        """Skip, rewind or stop, and log it. Return True if a checkpoint was restored."""
         what, action = bad.spike or _NOT_FINITE, self._train.on_bad_step
         if run.progress.bad_in_a_row >= _MAX_IN_A_ROW:
             what = Phrase("{what}; this is the {count}th bad step in a row", what=what, count=_MAX_IN_A_ROW)
@@ -135,7 +134,7 @@ class Guard:
             action = "skip"
         if action == "skip" and bad.spike is None and run.optimizer.loss_factor is not None:
             what, action = Phrase("{what}, however small the loss is scaled", what=what), "stop"
-        documents = _documents(run, bad.step)
+        documents = _document_origins(run, bad.step)
         self._record(run, bad, what, action, documents)
         listed = "; ".join(documents[:_MAX_LISTED])
         listed += f"; and {len(documents) - _MAX_LISTED} more" if len(documents) > _MAX_LISTED else ""
@@ -155,12 +154,12 @@ class Guard:
         logger.info("step %s: %s; %s. Documents: %s", bad.step, what, outcome, listed)
         return restored is not None
 
-    def _record(self, run: Run, bad: _Pending, what: str, action: str, documents: list[str]) -> None:
+    def _record(self, run: Run, bad: _PendingStep, what: str, action: str, documents: list[str]) -> None:
         loss = _mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # collective
         if not run.world.first:
             return
         line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": to_json(what), "did": action}
-        lines = Lines(run.folder.bad_steps)
+        lines = JsonLinesFile(run.folder.bad_steps)
         lines.add(line | {"documents": documents})
         lines.close()
 
@@ -171,7 +170,7 @@ def _rewind(run: Run) -> Progress | None:
     run.world.barrier()
     try:
         restored = load_checkpoint(run.folder.checkpoints, run.items)
-    except InputError as error:  # all are damaged, which is not the user's input in a running run
+    except InputError as error:  # all are damaged; during a run this is no fault of the user's input
         raise WorkError(error.problems) from None
     run.strategy.model.zero_grad(set_to_none=True)
     step = -1 if restored is None else restored.step
@@ -187,7 +186,7 @@ def _mean_loss(run: Run, sums: torch.Tensor) -> float:
     return loss / targets
 
 
-def _documents(run: Run, step: int) -> list[str]:
+def _document_origins(run: Run, step: int) -> list[str]:
     """Return the origin `file:line` of each document in a step, counted from 1."""
     samples = run.order.at(step_numbers(step - 1, run.length.batch, run.length.total))
     return list(dict.fromkeys(name for index in samples for name in run.samples.origins(int(index))))

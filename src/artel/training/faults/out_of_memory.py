@@ -1,8 +1,8 @@
 """Repeats a step with smaller micro-batches if memory runs out.
 
-The global batch stays the same; it is cut into more micro-batches. A single process simply continues, unless
-DeepSpeed's engine has the model. One of several cannot interrupt the collectives in which the others wait for it: it
-writes the smaller size into the run's folder and ends, so that a launcher starts all of them again.
+The global batch stays the same, but is cut into more micro-batches. A single process simply continues, unless
+DeepSpeed's engine holds the model. With several processes, the others wait in a collective for the one that failed, and
+it cannot interrupt them: it writes the smaller size into the run's folder and ends, and the launcher starts all again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SMALLER_MODEL = "train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
 
 @contextmanager
 def optimizer_memory() -> Iterator[None]:
-    """Raise WorkError if memory runs out inside the block: smaller micro-batches would not help the optimizer."""
+    """Raise WorkError if memory runs out inside the block. Smaller micro-batches would not help the optimizer."""
     try:
         yield
     except Exception as error:
@@ -37,39 +37,39 @@ def optimizer_memory() -> Iterator[None]:
 def use_less_memory(run: Run) -> None:
     """Choose smaller micro-batches, save the choice in the run's folder, and clean up after the failed attempt.
 
-    Raise OutOfMemory if all processes must start again, WorkError if there is nothing smaller to try.
+    Raise OutOfMemory if all processes must start again, WorkError if no smaller size is left.
     """
-    where, old_plan = f"step {run.step + 1}", run.batch_plan
+    step_name, old_plan = f"step {run.step + 1}", run.batch_plan
     smaller = next_smaller(old_plan, -(-run.length.batch // run.strategy.dp_degree))
     if smaller is None:
-        raise _nothing_smaller(where, "even with full activation checkpointing")
+        raise _out_of_memory_error(step_name, "even with full activation checkpointing")
     # DeepSpeed's engine cannot discard half a backward pass.
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.memory_limit.lower(smaller)
         what = f"out of memory on process {run.world.rank} with micro-batches of {old_plan.size}"
-        raise OutOfMemory.at(where, what, f"the same command resumes with {_in_words(smaller)}")
+        raise OutOfMemory.at(step_name, what, f"the same command resumes with {_describe(smaller)}")
     run.strategy.forget_failed_pass()
     if smaller.recompute != old_plan.recompute:
         if recompute(run.strategy.model, smaller.recompute).startswith("none"):
-            raise _nothing_smaller(where, "and this model cannot compute its layers twice")
-        torch.compiler.reset()  # compiled code is of the layers before the change
+            raise _out_of_memory_error(step_name, "and this model cannot compute its layers twice")
+        torch.compiler.reset()  # the compiled code is of the layers before this change
     gc.collect()
     if run.world.device.type == "cuda":
         torch.cuda.empty_cache()
     run.batch_plan = smaller
     logger.info(
-        "%s: out of memory with micro-batches of %s; tried again with %s", where, old_plan.size, _in_words(smaller)
+        "%s: out of memory with micro-batches of %s; tried again with %s", step_name, old_plan.size, _describe(smaller)
     )
     try:
         run.memory_limit.lower(smaller)
     except ArtelError as error:  # the next start will have to find the size again
-        logger.info("%s: the smaller micro-batch cannot be saved: %s", where, error.one_line)
+        logger.info("%s: the smaller micro-batch cannot be saved: %s", step_name, error.one_line)
 
 
-def _in_words(plan: MicroBatchPlan) -> str:
+def _describe(plan: MicroBatchPlan) -> str:
     return f"micro-batches of {plan.size}" + (" and all computed again" if plan.recompute == "full" else "")
 
 
-def _nothing_smaller(where: str, why: str) -> WorkError:
+def _out_of_memory_error(step_name: str, reason: str) -> WorkError:
     fix = f"use a smaller data.block, {_SMALLER_MODEL}; the same command resumes from the last checkpoint"
-    return WorkError.at(where, f"out of memory with a single sample in a micro-batch, {why}", fix)
+    return WorkError.at(step_name, f"out of memory with a single sample in a micro-batch, {reason}", fix)

@@ -1,7 +1,7 @@
-"""Each training process writes every few seconds that it is alive, and its step (`rank_file.py`).
+"""Writes the status file of each training process every few seconds: a sign of life, and the step (`rank_file.py`).
 
 A thread writes the file, so that a process in a long validation does not look dead. A killed process leaves a file with
-state `running` that gets old.
+state `running` and an old time.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from artel.training.rank_file import final_state, rank_file, write_rank
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 
-_SECONDS = 5.0
-_RANKS = 64  # more ranks write less often, to spare a shared disk
+_INTERVAL_SECONDS = 5.0
+_RANKS_AT_FULL_RATE = 64  # more ranks write less often, to spare a shared disk
 
 
 class StatusWriter(threading.Thread):
-    """Writes this process's file again and again, with the step of the run once it follows one."""
+    """Rewrites this process's file at intervals. Includes the run's step once it follows a run."""
 
     def __init__(self, folder: RunFolder, world: World) -> None:
         super().__init__(name="rank status", daemon=True)
         self._folder, self._world, self._identity = folder, world, folder.identity()
-        self._every = _SECONDS * max(1.0, world.size / _RANKS)
+        self._every = _INTERVAL_SECONDS * max(1.0, world.size / _RANKS_AT_FULL_RATE)
         self._run: Run | None = None
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
 
     def follow(self, run: Run) -> None:
         self._run = run
 
     def run(self) -> None:
-        while not self._over.wait(self._every):
+        while not self._stop_event.wait(self._every):
             self.write("running")
 
     def stop(self) -> None:
-        self._over.set()
-        self.join(_SECONDS)  # with a timeout, since the disk may hang
+        self._stop_event.set()
+        self.join(_INTERVAL_SECONDS)  # with a timeout, since the disk may hang
 
     def write(self, state: str, message: str = "") -> None:
         world = self._world
         memory = round(memory_in_use(world.device) / 2**30, 4)
         step = 0 if self._run is None else self._run.step
-        facts = {"device": str(world.device), "step": step, "memory_gib": memory}
-        write_rank(self._folder, world.rank, facts, state, message, every=self._every, identity=self._identity)
+        measurements = {"device": str(world.device), "step": step, "memory_gib": memory}
+        write_rank(self._folder, world.rank, measurements, state, message, every=self._every, identity=self._identity)
 
 
 @contextmanager
 def rank_status(folder: RunFolder, world: World) -> Iterator[StatusWriter]:
-    """Write this process's status during the block, and how it ended afterwards.
+    """Write this process's status during the block, and its final state afterwards.
 
     The folder must exist and be claimed. Raise InputError if the folder of status files cannot be created.
     """
     if world.first:
         with disk_errors(folder.path):
             folder.ranks.mkdir(exist_ok=True)
-        current = {rank_file(folder.ranks, rank) for rank in range(world.size)}
+        current_files = {rank_file(folder.ranks, rank) for rank in range(world.size)}
         for file in folder.ranks.glob("rank-*.json"):
-            if file not in current:  # an earlier start had more ranks
+            if file not in current_files:  # an earlier start had more ranks
                 file.unlink(missing_ok=True)
     world.barrier()
     writer = StatusWriter(folder, world)

@@ -1,11 +1,11 @@
-"""Ends a process that hangs, after writing the stacks of its threads, so that its launcher can start the run again.
+"""Ends a process that hangs, so that its launcher can start the run again. First writes the stacks of its threads.
 
 Code that makes progress calls `heartbeat`, and a thread watches for it. The thread needs the GIL, which a hanging call
-may hold: for that case a small program, watchdog_process.py, watches the thread.
+may hold. In that case a small program, watchdog_process.py, notices that the thread has stopped.
 
-Time in which the watchdog itself did not run does not count. Otherwise a machine that slept, a job that Slurm suspended
-or a program in a debugger would look like a hang. The clock is monotonic, which on Linux stops while the machine
-sleeps. If it does not stop (a paused virtual machine), the watchdog sees that it woke up late.
+Time in which the watchdog itself did not run does not count. Otherwise a sleeping machine, a job suspended by Slurm or
+a program in a debugger would look like a hang. The clock is monotonic. On Linux it stops while the machine sleeps. If
+it does not stop (a paused virtual machine), the watchdog sees that it woke up late.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from artel.training.faults.watchdog_process import (
 from artel.training.heartbeat import listen
 from artel.training.run import Run
 
-HUNG = 77  # exit status; EX_NOPERM in BSD's sysexits.h, which does not occur here
-# Wait before exiting, so that other ranks can write their stacks: they started to wait later, and lose this peer.
+HUNG = 77  # exit status; EX_NOPERM in BSD's sysexits.h, which artel does not use otherwise
+# Wait before exiting, so that other ranks can write their stacks before they lose this peer: their wait began later.
 _PEER_SECONDS = 5.0
-# The disk itself may be what hangs: exit without a file after this time.
+# The disk itself may hang: after this time, exit without a file.
 _WRITE_SECONDS = 30.0
-# Collectives time out this much later than the watchdog, whose report says more than their error.
+# Collectives time out this much later than the watchdog, whose report is more useful than their error.
 _EXTRA_TIMEOUT = 300.0
 _A_YEAR = 365 * 24 * 3600.0
 
@@ -59,7 +59,7 @@ def watchdog(run: Run) -> Iterator[None]:
         yield
         return
     if not faulthandler.is_enabled():
-        faulthandler.enable()  # nccl's own watchdog aborts the process: then the stacks go to standard error
+        faulthandler.enable()  # if NCCL's watchdog aborts the process, the stacks go to standard error
         report_bus_errors()
     thread = _Watchdog(run, seconds)
     listen(thread.on_heartbeat)
@@ -83,8 +83,8 @@ class _Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
-    def on_heartbeat(self, done: str) -> None:
-        self.newest = (done,)
+    def on_heartbeat(self, finished: str) -> None:
+        self.newest = (finished,)
 
     def close(self) -> None:
         self._stop_event.set()
@@ -116,7 +116,7 @@ class _Watchdog:
             faulthandler.dump_traceback(stacks, all_threads=True)  # holds the GIL: not onto a disk that may hang
             write(file, line, stacks.fileno())
         printing.join(1)
-        self._process.tick()  # otherwise it would soon take this exit for another hang
+        self._process.tick()  # otherwise the watchdog process would soon take this exit for another hang
         if self._run.world.size > 1:
             time.sleep(_PEER_SECONDS)
         os._exit(HUNG)
@@ -126,11 +126,12 @@ class _WatchdogProcess:
     """Runs watchdog_process.py, which ends this process with SIGNAL if the thread stops sending ticks."""
 
     def __init__(self, rank: int, seconds: float, tick: float, folder: Path) -> None:
-        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
+        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open while the process runs
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
         program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog_process.py"))]
         arguments = [os.getpid(), rank, seconds, tick, self._stacks.fileno(), folder]
-        # It inherits the blocked signals until it ignores them: Ctrl-C would end it during its imports.
+        # The child inherits the blocked signals until it ignores them. Otherwise Ctrl-C would end it during its
+        # imports.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             self._process = subprocess.Popen(
@@ -146,7 +147,7 @@ class _WatchdogProcess:
         os.set_blocking(self._ticks, False)
 
     def tick(self) -> None:
-        with suppress(BlockingIOError, BrokenPipeError):  # it is stopped or has ended: continue without it
+        with suppress(BlockingIOError, BrokenPipeError):  # the process is stopped or has ended: continue without it
             os.write(self._ticks, b".")
 
     def close(self) -> None:

@@ -4,9 +4,10 @@ A separate program that needs only the standard library, started by the watchdog
 
     python -I -S watchdog_process.py PROCESS RANK SECONDS TICK STACKS FOLDER
 
-Every TICK seconds the watchdog writes a byte to its standard input. After SECONDS without one, counting only time in
-which both ran, it sends SIGNAL. Python's faulthandler, which needs no GIL, writes the stacks of all threads to the open
-file STACKS (a descriptor) and lets the process die of the signal. The program then copies the stacks into FOLDER.
+Every TICK seconds the watchdog writes a byte to this program's standard input. After SECONDS without a byte, counting
+only time in which both ran, the program sends SIGNAL. Python's faulthandler, which needs no GIL, writes the stacks of
+all threads to the open file STACKS (a descriptor) and lets the process die of the signal. The program then copies the
+stacks into FOLDER.
 
 faulthandler.dump_traceback_later does the same inside the process, but its clock keeps running while the process is
 stopped: a job that Slurm suspended for an hour, or Ctrl-Z on a laptop, would end the run when it continues.
@@ -24,11 +25,11 @@ from contextlib import suppress
 from pathlib import Path
 
 TICK = 1.0
-"""Seconds between two checks, at most."""
+"""Maximum seconds between two checks."""
 MAX_LATE_TICKS = 5
-"""Ticks that a check may be late on a busy machine. Any longer delay does not count."""
+"""Ticks that a check may be late on a busy machine. Delay beyond that does not count."""
 SIGNAL = signal.SIGVTALRM
-"""Signal of a timer that nobody uses. By default it ends the process."""
+"""Signal of a timer that artel does not use. By default it ends the process."""
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
 """Signals meant for the watched process. This program ends with it."""
 # Extra ticks, so that the thread can end the process first.
@@ -39,22 +40,22 @@ _EXIT_SECONDS = 10
 def main(process: int, rank: int, seconds: float, tick: float, stacks: int, folder: Path) -> None:
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    silent, last_check = 0.0, time.monotonic()
-    while silent <= seconds + _EXTRA_TICKS * tick:
+    silent_seconds, last_check = 0.0, time.monotonic()
+    while silent_seconds <= seconds + _EXTRA_TICKS * tick:
         received = _read(tick)
         if received == b"" or os.getppid() != process:
             return
         now = time.monotonic()
         if received is not None:
-            silent = 0.0
+            silent_seconds = 0.0
         elif not _is_stopped(process):
-            silent += min(now - last_check, MAX_LATE_TICKS * tick)
+            silent_seconds += min(now - last_check, MAX_LATE_TICKS * tick)
         last_check = now
     os.kill(process, SIGNAL)
     if not _has_ended():
         os.kill(process, signal.SIGKILL)
     file = stacks_file(folder, rank)
-    line = headline(rank, f"no progress for {silent:,.0f} s, in a call that held Python's lock")
+    line = headline(rank, f"no progress for {silent_seconds:,.0f} s, in a call that held Python's lock")
     write(file, line, stacks)
     print_headline(line, file)
 
@@ -65,7 +66,7 @@ def stacks_file(folder: Path, rank: int) -> Path:
 
 
 def headline(rank: int, what: str) -> str:
-    """Return a line that says what happened."""
+    """Return the first line of the report."""
     return f"process {rank} on {socket.gethostname()}: {what}"
 
 
@@ -78,8 +79,8 @@ def write(file: Path, line: str, stacks: int) -> None:
 
 def print_headline(line: str, file: Path) -> None:
     """Print the headline and the path of the stacks on standard error."""
-    where = str(file).encode("unicode_escape").decode() if not str(file).isprintable() else file
-    print(f"artel: {line}\n    stacks of its threads: {where}", file=sys.stderr, flush=True)
+    path = str(file).encode("unicode_escape").decode() if not str(file).isprintable() else file
+    print(f"artel: {line}\n    stacks of its threads: {path}", file=sys.stderr, flush=True)
 
 
 def _read(limit: float) -> bytes | None:
@@ -106,5 +107,5 @@ def _is_stopped(process: int) -> bool:
 
 
 if __name__ == "__main__":
-    process_id, own_rank, limit, interval, descriptor, target = sys.argv[1:]
-    main(int(process_id), int(own_rank), float(limit), float(interval), int(descriptor), Path(target))
+    process_id, process_rank, limit, interval, descriptor, target = sys.argv[1:]
+    main(int(process_id), int(process_rank), float(limit), float(interval), int(descriptor), Path(target))

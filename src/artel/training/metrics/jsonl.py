@@ -1,4 +1,4 @@
-"""Appends JSON lines to a file. Lines that a full disk refuses are buffered and written with a later line."""
+"""Appends JSON lines to a file. Buffers lines that a full disk refuses, and writes them with a later line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from artel.printable import escape_line
 from artel.storage import disk_errors, write_file
 
 
-class Lines:
+class JsonLinesFile:
+    """A file of JSON lines, open for appending."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         with disk_errors(path.parent):
@@ -28,8 +30,8 @@ class Lines:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
             if not self._refused:
-                what = f"{self._path} cannot be written now ({error.strerror}): its lines stay in memory"
-                print(escape_line(what), file=sys.stderr)
+                message = f"{self._path} cannot be written now ({error.strerror}): its lines stay in memory"
+                print(escape_line(message), file=sys.stderr)
             self._refused = True
 
     def close(self) -> None:
@@ -41,22 +43,23 @@ class Lines:
 def drop_lines_after(path: Path, step: int) -> None:
     """Drop lines of steps after `step`, which a resumed run repeats, and lines that a kill left incomplete.
 
-    They are at the end, so the file is truncated: ten million lines are not written again. Raise InputError.
+    These lines are usually at the end. Then the file is truncated, so that ten million lines are not written again.
+    Raise InputError if the disk refuses.
     """
     if not path.exists():
         return
     with disk_errors(path.parent), path.open("r+b") as file:
         size, line = 0, b"\n"
-        while (following := file.readline()) and _is_before(following, step):
-            size, line = size + len(following), following
-        later = [line for line in file if _is_before(line, step)]
-        if not later:
+        while (next_line := file.readline()) and _is_before(next_line, step):
+            size, line = size + len(next_line), next_line
+        lines_to_keep = [line for line in file if _is_before(line, step)]
+        if not lines_to_keep:
             file.truncate(size)
             if not line.endswith(b"\n"):
                 file.seek(size)
                 file.write(b"\n")
             return
-    write_file(path, path.read_bytes()[:size] + b"".join(line.rstrip(b"\n") + b"\n" for line in later))
+    write_file(path, path.read_bytes()[:size] + b"".join(line.rstrip(b"\n") + b"\n" for line in lines_to_keep))
 
 
 def _is_before(line: bytes, step: int) -> bool:

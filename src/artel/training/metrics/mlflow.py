@@ -1,4 +1,4 @@
-"""MLflow: the server or store from its own variables (MLFLOW_TRACKING_URI), by default mlflow.db beside mlruns."""
+"""MLflow: the server or store named by MLFLOW_TRACKING_URI, by default mlflow.db next to mlruns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.tracker import Metrics, Tracker, prefixed, read_samples, save_id, saved_id, send_earlier
+from artel.training.metrics.tracker import Metrics, Tracker, add_prefix, read_samples, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -35,10 +35,9 @@ _METRICS_PER_REQUEST = 1000  # no server accepts more
 
 
 class MlflowTracker(Tracker):
-    """Sends from a thread, everything that waits in one request, so that training does not wait for the server.
+    """Sends all pending metrics in one request, from a thread, so that training does not wait for the server.
 
-    A resumed run continues the same MLflow run. MLflow keeps every value it gets, so steps that are repeated are not
-    sent again.
+    A resumed run continues the same MLflow run. MLflow keeps every value it gets, so repeated steps are not sent again.
     """
 
     package = "mlflow"
@@ -52,9 +51,9 @@ class MlflowTracker(Tracker):
         self._client, self._folder = MlflowClient(), folder
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mlflow")
         self._failure: Exception | None = None
-        self._waiting: list[Metric] = []
+        self._pending: list[Metric] = []
         self._is_done = False
-        earlier = _earlier_run(self._client, saved_id(folder, self.package))
+        earlier = _find_earlier_run(self._client, saved_id(folder, self.package))
         run = earlier or _start_run(self._client, folder.path.name, config)
         self._id, self._experiment = run.info.run_id, run.info.experiment_id
         save_id(folder, self.package, self._id)
@@ -68,13 +67,13 @@ class MlflowTracker(Tracker):
         send_earlier(self, folder, step, lambda kind, number: (kind, number) in self._sent)
 
     def log_training(self, metrics: Metrics) -> None:
-        self._log("training", prefixed("train", metrics), metrics["step"])
+        self._log("training", add_prefix("train", metrics), metrics["step"])
 
     def log_validation(self, metrics: Metrics) -> None:
-        self._log("validation", prefixed("validation", metrics["validation"]), metrics["step"])
+        self._log("validation", add_prefix("validation", metrics["validation"]), metrics["step"])
 
     def log_tasks(self, metrics: Metrics) -> None:
-        self._log("tasks", prefixed("validation", metrics["tasks"]), metrics["step"])
+        self._log("tasks", add_prefix("validation", metrics["tasks"]), metrics["step"])
 
     def log_samples(self, lines: list[Metrics]) -> None:
         """Write the table of all samples so far again."""
@@ -103,21 +102,21 @@ class MlflowTracker(Tracker):
         if (kind, step) in self._sent:
             return
         now = int(1000 * time.time())
-        self._waiting += [Metric(name, value, now, step) for name, value in metrics.items()]
-        self._submit(self._send_waiting)
+        self._pending += [Metric(name, value, now, step) for name, value in metrics.items()]
+        self._submit(self._send_pending)
 
-    def _send_waiting(self) -> None:
-        """Send all waiting metrics. A later call may then find none."""
-        while self._waiting:
-            first = self._waiting[:_METRICS_PER_REQUEST]
-            self._client.log_batch(self._id, first)
-            del self._waiting[: len(first)]
+    def _send_pending(self) -> None:
+        """Send all pending metrics. Does nothing if an earlier call has sent them."""
+        while self._pending:
+            chunk = self._pending[:_METRICS_PER_REQUEST]
+            self._client.log_batch(self._id, chunk)
+            del self._pending[: len(chunk)]
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> Future[None]:
         self._raise_failure()
-        return self._worker.submit(self._do, function, *arguments)
+        return self._worker.submit(self._call, function, *arguments)
 
-    def _do(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run in the thread. Send nothing more after a failure: a request to an unreachable server takes long."""
         if self._failure is None:
             try:
@@ -130,8 +129,8 @@ class MlflowTracker(Tracker):
             raise self._failure
 
 
-def _earlier_run(client: MlflowClient, run_id: str | None) -> Run | None:
-    """Return the run of an earlier start, or None if there is none in this store."""
+def _find_earlier_run(client: MlflowClient, run_id: str | None) -> Run | None:
+    """Return the MLflow run of an earlier start, or None if this store has none."""
     from mlflow.exceptions import MlflowException
 
     if run_id is None:
@@ -147,18 +146,18 @@ def _earlier_run(client: MlflowClient, run_id: str | None) -> Run | None:
 def _start_run(client: MlflowClient, name: str, config: RunConfig) -> Run:
     from mlflow.entities import Param
 
-    experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or _experiment(
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or _find_experiment(
         client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
     )
     run = client.create_run(experiment, run_name=name)
     values = hide_secrets(config.model_dump(mode="json", by_alias=True))
-    params = [Param(key, value) for key, value in _flat(values)]
+    params = [Param(key, value) for key, value in _flatten(values)]
     for first in range(0, len(params), 100):  # at most 100 per request
         client.log_batch(run.info.run_id, params=params[first : first + 100])
     return run
 
 
-def _experiment(client: MlflowClient, name: str) -> str:
+def _find_experiment(client: MlflowClient, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(name)
@@ -173,11 +172,11 @@ def _experiment(client: MlflowClient, name: str) -> str:
         return experiment.experiment_id
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield dotted keys and their values as text."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else orjson.dumps(value).decode()
 

@@ -9,15 +9,15 @@ from itertools import groupby
 from operator import itemgetter
 
 from artel.config import RunConfig
-from artel.training.metrics.tracker import Metrics, Tracker, prefixed, read_samples
+from artel.training.metrics.tracker import Metrics, Tracker, add_prefix, read_samples
 from artel.training.run_folder import RunFolder
 
 
 class TensorBoardTracker(Tracker):
     """Scalars under the names of metrics.jsonl. The folder `text` holds the run file and tables of samples.
 
-    A resumed run adds a file whose first step tells TensorBoard to drop later scalars of earlier files. It does not
-    drop texts, so their folder is written again.
+    A resumed run adds a file whose first step tells TensorBoard to drop later scalars of earlier files. TensorBoard
+    does not drop texts, so their folder is written again.
     """
 
     package = "tensorboard"
@@ -44,7 +44,7 @@ class TensorBoardTracker(Tracker):
         self._write("validation", metrics["tasks"], metrics["step"])
 
     def log_samples(self, lines: list[Metrics]) -> None:
-        rows = [f"| {_cell(line['prompt'])} | {_cell(line['text'])} |" for line in lines]
+        rows = [f"| {_escape_cell(line['prompt'])} | {_escape_cell(line['text'])} |" for line in lines]
         table = "\n".join(["| prompt | text |", "|---|---|", *rows])
         self._texts.add_text("samples", table, lines[0]["step"])
 
@@ -56,12 +56,12 @@ class TensorBoardTracker(Tracker):
         self._texts.close()
 
     def _write(self, group: str, metrics: Metrics, step: int) -> None:
-        for name, value in prefixed(group, metrics).items():
+        for name, value in add_prefix(group, metrics).items():
             self._scalars.add_scalar(name, value, step)
 
 
 def _hook_threads() -> None:
-    """Print no traceback for TensorBoard's writer thread: its next call raises the error."""
+    """Suppress tracebacks of TensorBoard's writer thread. Its next call raises the error."""
     original = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -71,7 +71,9 @@ def _hook_threads() -> None:
     threading.excepthook = hook
 
 
-def _cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table, with all markup escaped."""
-    escaped = "".join(f"&#{ord(letter)};" if letter in "\\`*_{}[]<>()#+-.!|&~$" else letter for letter in text)
+def _escape_cell(text: str) -> str:
+    """Escape all markup in a text, for a cell of a Markdown table."""
+    escaped = "".join(
+        f"&#{ord(character)};" if character in "\\`*_{}[]<>()#+-.!|&~$" else character for character in text
+    )
     return " <br> ".join(escaped.splitlines())

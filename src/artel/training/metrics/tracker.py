@@ -23,7 +23,7 @@ class Tracker:
     """Receives the metrics of logged steps and validations. A custom tracker overrides these methods."""
 
     package: ClassVar[str] = ""
-    """The module that it needs. The extra with the same name installs it."""
+    """Module that the tracker needs. The extra with the same name installs it."""
     wants_report: ClassVar[bool] = False
     """True if `on_finish` gets the run's report."""
 
@@ -33,7 +33,7 @@ class Tracker:
         return cls
 
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
-        """`step`: steps done so far. `steps`: length of the run, None if `train.budget` ends it."""
+        """`step`: steps done so far. `steps`: length of the run; None if `train.budget` ends it."""
 
     def log_training(self, metrics: Metrics) -> None:
         """Record the metrics of a logged step."""
@@ -54,7 +54,7 @@ class Tracker:
         """
 
     def on_step(self, step: int) -> None:
-        """Note that a step is done. Called after every step, so it must be cheap."""
+        """Record that a step is done. Called after every step, so it must be cheap."""
 
     def show_progress(self, what: str, fraction: float | None = None) -> None:
         """Show work between steps (evaluating, compiling), and the fraction done, from 0 to 1."""
@@ -66,34 +66,34 @@ class Tracker:
     def close(self) -> None: ...
 
 
-def prefixed(group: str, metrics: Metrics) -> Metrics:
+def add_prefix(group: str, metrics: Metrics) -> Metrics:
     """Return the numbers among `metrics`, with the names used by all trackers: `train/loss`, `validation/loss`."""
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "step"}
     return {f"{group}/{name}": value for name, value in numbers.items()}
 
 
 def validation_row(metrics: Metrics, training_loss: float | None) -> dict[str, str]:
-    """Return a row of the validation table by column title: step, training loss, the objective's metrics.
+    """Return a row of the validation table by column title: step, epoch, training loss, the objective's metrics.
 
-    The training loss is a dash until it is logged for the first time.
+    The training loss is a dash before it is first logged.
     """
     validation = metrics["validation"]
     titles = ["validation loss", *(name.replace("_", " ") for name in list(validation)[1:])]
     loss = "-" if training_loss is None else f"{training_loss:.4f}"
     row = {"step": f"{metrics['step']}", "epoch": f"{metrics['epoch']:.2f}", "training loss": loss}
-    return row | dict(zip(titles, map(_short, validation.values()), strict=True))
+    return row | dict(zip(titles, map(_format_metric, validation.values()), strict=True))
 
 
 def tasks_text(metrics: Metrics) -> str:
     """Return the metrics of tasks in one line: `counting/acc 0.5000`."""
-    return " · ".join(f"{name} {_short(value)}" for name, value in metrics["tasks"].items())
+    return " · ".join(f"{name} {_format_metric(value)}" for name, value in metrics["tasks"].items())
 
 
-def _short(value: float) -> str:
+def _format_metric(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
-# A run of artel and its run in another package
+# Ids of a run in other packages
 
 
 def saved_id(folder: RunFolder, package: str) -> str | None:
@@ -118,9 +118,9 @@ def _saved_ids(folder: RunFolder) -> dict[str, str]:
 
 
 def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[str, int], bool]) -> None:
-    """Send lines of metrics.jsonl and samples.jsonl up to `step`, in order, unless the tracker has them already.
+    """Send the lines of metrics.jsonl and samples.jsonl up to `step`, in order, that the tracker does not have yet.
 
-    `has` is called with `training`, `validation`, `tasks` or `samples`, and a step.
+    `has(kind, step)` is True if the tracker has a line; kind is training, validation, tasks or samples.
     """
     metrics = ((line["step"], 0, line) for line in _lines(folder.metrics))
     samples = ((number, 1, list(lines)) for number, lines in groupby(_lines(folder.samples), itemgetter("step")))

@@ -24,7 +24,7 @@ from artel.plugins import describe_exception
 from artel.printable import escape_line
 from artel.registry import TRACKERS
 from artel.secrets import hide_secrets
-from artel.training.metrics.jsonl import Lines, drop_lines_after
+from artel.training.metrics.jsonl import JsonLinesFile, drop_lines_after
 from artel.training.metrics.tracker import Metrics as Metrics
 from artel.training.metrics.tracker import Tracker as Tracker
 from artel.training.metrics.tracker import tasks_text, validation_row
@@ -32,7 +32,7 @@ from artel.training.run_folder import RunFolder
 
 _BAR_SECONDS = 0.1  # redraw the bar ten times a second: an update takes 50 µs, longer than some steps
 _LINE_SECONDS = 10.0
-_BUDGET_BAR = 1000  # length of the progress bar with a budget
+_BUDGET_BAR_LENGTH = 1000  # total of the progress bar with a budget
 
 
 def check_trackers(track: list[str]) -> None:
@@ -45,20 +45,20 @@ def check_trackers(track: list[str]) -> None:
 
 
 class Trackers:
-    """All trackers of a run. One that raises is dropped."""
+    """All trackers of a run. A tracker that raises an error is dropped."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
         self._active: dict[str, Tracker] = {}
         self._closed = False
-        pause()  # a bar or lines of metrics now show the progress
+        pause()  # from now on a bar or lines of metrics show the progress
         self.doing = ""
-        """Work of the run between two steps, as last given to `show_progress`."""
+        """Work of the run between two steps: the last argument of `show_progress`."""
         for name in config.track:
             try:
                 self._active[name] = TRACKERS[name].for_this_process()(config, folder, step, steps)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # whatever another package raises
+            except BaseException as error:  # other packages raise all types
                 _warn(name, error)
 
     @property
@@ -66,23 +66,23 @@ class Trackers:
         return [hint for tracker in self._active.values() if (hint := tracker.hint())]
 
     def log_training(self, metrics: Metrics) -> None:
-        self._each("log_training", metrics)
+        self._call_all("log_training", metrics)
 
     def log_validation(self, metrics: Metrics) -> None:
-        self._each("log_validation", metrics)
+        self._call_all("log_validation", metrics)
 
     def log_tasks(self, metrics: Metrics) -> None:
-        self._each("log_tasks", metrics)
+        self._call_all("log_tasks", metrics)
 
     def log_samples(self, lines: list[Metrics]) -> None:
-        self._each("log_samples", lines)
+        self._call_all("log_samples", lines)
 
     def on_step(self, step: int) -> None:
-        self._each("on_step", step)
+        self._call_all("on_step", step)
 
     def show_progress(self, what: str, fraction: float | None = None) -> None:
         self.doing = what
-        self._each("show_progress", what, fraction)
+        self._call_all("show_progress", what, fraction)
 
     def on_finish(self, make_report: Callable[[], str | None]) -> None:
         """Record that the run is done. `make_report` returns its HTML page or None, and is called only if needed."""
@@ -90,16 +90,16 @@ class Trackers:
             report = None
             if any(tracker.wants_report for tracker in self._active.values()):
                 self.show_progress("making the report")
-                report = _report(make_report, Path(folder) / "report.html")
-            self._each("on_finish", report)
+                report = _write_report(make_report, Path(folder) / "report.html")
+            self._call_all("on_finish", report)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._each("close")
+            self._call_all("close")
             resume()
 
-    def _each(self, method: str, *arguments: Any) -> None:
+    def _call_all(self, method: str, *arguments: Any) -> None:
         for name, tracker in list(self._active.items()):
             try:
                 getattr(tracker, method)(*arguments)
@@ -110,10 +110,10 @@ class Trackers:
                 _warn(name, error)
 
 
-def _report(make: Callable[[], str | None], file: Path) -> Path | None:
+def _write_report(make: Callable[[], str | None], file: Path) -> Path | None:
     try:
         html = make()
-    except Exception as error:  # only trackers need the page, and the run is done
+    except Exception as error:  # only trackers need the report, and the run is done
         print(escape_line(f"trackers get no report of the run: {error}"), file=sys.stderr)
         return None
     if html is None:
@@ -127,12 +127,12 @@ def _warn(name: str, error: BaseException) -> None:
     print(escape_line(f"tracker {name} failed and is disabled from now on: {reason}"), file=sys.stderr)
 
 
-class JsonLines(Tracker):
+class JsonLinesTracker(Tracker):
     """metrics.jsonl: a line per logged step, validation or tasks. Resuming drops lines after the checkpoint."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         drop_lines_after(folder.metrics, step)
-        self._lines = Lines(folder.metrics)
+        self._lines = JsonLinesFile(folder.metrics)
         self._hint = f"artel report {shlex.quote(str(folder.path))}"
 
     def log_training(self, metrics: Metrics) -> None:
@@ -148,7 +148,7 @@ class JsonLines(Tracker):
 
 
 class ConsoleTracker(Tracker):
-    """On standard error: a progress bar on a terminal, otherwise a line every ten seconds; and a validation table."""
+    """On standard error: a validation table, and a progress bar on a terminal, otherwise a line every ten seconds."""
 
     @classmethod
     def for_this_process(cls) -> type[Tracker]:
@@ -167,14 +167,14 @@ class ConsoleTracker(Tracker):
     ) -> None:
         self._bar_seconds, self._line_seconds = bar_seconds, line_seconds
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
-        self._header = False
+        self._has_header = False
         self._loss: float | None = None
         self._step, self._steps, self._budget = step, steps, config.train.budget
-        self._used = 0.0
-        """Fraction of the budget that is used, if there is one."""
-        self._shown = time.monotonic()
-        self._first: tuple[int, float] | None = None
-        """First step of this start, which compiles and warms up, and the time of its end."""
+        self._used_fraction = 0.0
+        """Used fraction of the budget, if there is one."""
+        self._last_update = time.monotonic()
+        self._first_step: tuple[int, float] | None = None
+        """First step of this start, which compiles and warms up, and the time when it ended."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -183,13 +183,13 @@ class ConsoleTracker(Tracker):
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        total = steps if self._budget is None else _BUDGET_BAR
+        total = steps if self._budget is None else _BUDGET_BAR_LENGTH
         self._task = self._bar.add_task("training", total=total, completed=self._completed(step), metrics="")
         self._bar.start()
 
     def on_step(self, step: int) -> None:
         self._step = step
-        self._first = self._first or (step, time.monotonic())
+        self._first_step = self._first_step or (step, time.monotonic())
         if not self._bar.disable and (self._is_due(self._bar_seconds) or step == self._steps):
             self._bar.update(self._task, description="training", completed=self._completed(step))
 
@@ -201,46 +201,46 @@ class ConsoleTracker(Tracker):
             self._console.print(f"{self._position(self._step)} · {text}")
 
     def log_training(self, metrics: Metrics) -> None:
-        self._loss, self._used = metrics["loss"], metrics.get("budget_used", 0.0)
+        self._loss, self._used_fraction = metrics["loss"], metrics.get("budget_used", 0.0)
         text = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
             self._bar.update(self._task, completed=self._completed(metrics["step"]), metrics=text)
         elif self._is_due(self._line_seconds) or metrics["step"] == self._steps:
-            self._console.print(f"{self._position(metrics['step'])} · {text}{self._left(metrics['step'])}")
+            self._console.print(f"{self._position(metrics['step'])} · {text}{self._time_left(metrics['step'])}")
 
     def _position(self, step: int) -> str:
         if self._steps is not None:
             return f"step {step:,} of {self._steps:,}"
-        return f"step {step:,}, {self._used:.0%} of the time"
+        return f"step {step:,}, {self._used_fraction:.0%} of the time"
 
     def _completed(self, step: int) -> int:
-        """Return the bar's position: steps, or the part of the budget used at the newest logged step."""
-        return step if self._budget is None else round(_BUDGET_BAR * self._used)
+        """Return the bar's position: steps, or the fraction of the budget used at the newest logged step."""
+        return step if self._budget is None else round(_BUDGET_BAR_LENGTH * self._used_fraction)
 
-    def _left(self, step: int) -> str:
+    def _time_left(self, step: int) -> str:
         """Return the time left: of the budget, or at the pace since the first step, including validations."""
         if self._budget is not None:
-            return f" · {timedelta(seconds=max(0, round((1 - self._used) * self._budget)))} left"
-        first, when = self._first or (step, 0.0)
+            return f" · {timedelta(seconds=max(0, round((1 - self._used_fraction) * self._budget)))} left"
+        first, end_of_first = self._first_step or (step, 0.0)
         if self._steps is None or step <= first or step >= self._steps:
             return ""
-        seconds = (time.monotonic() - when) / (step - first) * (self._steps - step)
+        seconds = (time.monotonic() - end_of_first) / (step - first) * (self._steps - step)
         return f" · {timedelta(seconds=round(seconds))} left"
 
     def _is_due(self, seconds: float) -> bool:
-        """True if nothing was shown for `seconds`. Restarts the interval then."""
+        """True if nothing was shown for `seconds`. If so, restart the interval."""
         now = time.monotonic()
-        is_due = now - self._shown >= seconds
+        is_due = now - self._last_update >= seconds
         if is_due:
-            self._shown = now
+            self._last_update = now
         return is_due
 
     def log_validation(self, metrics: Metrics) -> None:
         """Print a row of the table: step, training loss and the objective's metrics."""
         row = validation_row(metrics, self._loss)
-        if not self._header:
+        if not self._has_header:
             self._console.print("  ".join(f"{title:>8}" for title in row))
-            self._header = True
+            self._has_header = True
         self._console.print("  ".join(f"{value:>{max(8, len(title))}}" for title, value in row.items()))
 
     def log_tasks(self, metrics: Metrics) -> None:
@@ -248,7 +248,7 @@ class ConsoleTracker(Tracker):
 
     def on_finish(self, report: Path | None) -> None:
         """Fill the bar: a run may stop early, and the used budget is known only at logged steps."""
-        total = self._step if self._budget is None else _BUDGET_BAR
+        total = self._step if self._budget is None else _BUDGET_BAR_LENGTH
         self._bar.update(self._task, description="training", total=total, completed=total)
 
     def close(self) -> None:
@@ -256,15 +256,15 @@ class ConsoleTracker(Tracker):
 
 
 class NotebookTracker(Tracker):
-    """Below the cell of a notebook: a progress bar and a table of validations, as shown by transformers' Trainer."""
+    """Below the cell of a notebook: the progress bar and validation table of transformers' Trainer."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         from transformers.utils.notebook import NotebookTrainingTracker
 
         self._loss: float | None = None
-        self._used = 0.0
+        self._used_fraction = 0.0
         self._step, self._steps = step, steps
-        self._bar = NotebookTrainingTracker(_BUDGET_BAR if steps is None else steps)
+        self._bar = NotebookTrainingTracker(_BUDGET_BAR_LENGTH if steps is None else steps)
         self._bar.update(self._completed(), comment="begins")
 
     def on_step(self, step: int) -> None:
@@ -277,7 +277,7 @@ class NotebookTracker(Tracker):
         )
 
     def log_training(self, metrics: Metrics) -> None:
-        self._loss, self._used = metrics["loss"], metrics.get("budget_used", 0.0)
+        self._loss, self._used_fraction = metrics["loss"], metrics.get("budget_used", 0.0)
         text = f"loss {metrics['loss']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self._bar.update(self._completed(), comment=text)
 
@@ -291,4 +291,4 @@ class NotebookTracker(Tracker):
         self._bar.update(self._completed(), force_update=True, comment=f"loss {self._loss:.4f}")
 
     def _completed(self) -> int:
-        return self._step if self._steps is not None else round(_BUDGET_BAR * self._used)
+        return self._step if self._steps is not None else round(_BUDGET_BAR_LENGTH * self._used_fraction)

@@ -1,4 +1,4 @@
-"""trackio: a database on this machine. It is sent to a Space or a server only if trackio's own variables name one."""
+"""trackio: a database on this machine, or a Space or server if trackio's environment variables name one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.tracker import Metrics, Tracker, prefixed, save_id, saved_id, send_earlier
+from artel.training.metrics.tracker import Metrics, Tracker, add_prefix, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
@@ -50,18 +50,18 @@ class TrackioTracker(Tracker):
                 embed=False,
             )
         save_id(folder, self.package, self._name)
-        self._keep(folder.config, "run-file")
+        self._log_file(folder.config, "run-file")
         if replaces or not earlier:
             send_earlier(self, folder, step, lambda kind, number: False)
 
     def log_training(self, metrics: Metrics) -> None:
-        self._run.log(prefixed("train", metrics), step=metrics["step"])
+        self._run.log(add_prefix("train", metrics), step=metrics["step"])
 
     def log_validation(self, metrics: Metrics) -> None:
-        self._run.log(prefixed("validation", metrics["validation"]), step=metrics["step"])
+        self._run.log(add_prefix("validation", metrics["validation"]), step=metrics["step"])
 
     def log_tasks(self, metrics: Metrics) -> None:
-        self._run.log(prefixed("validation", metrics["tasks"]), step=metrics["step"])
+        self._run.log(add_prefix("validation", metrics["tasks"]), step=metrics["step"])
 
     def log_samples(self, lines: list[Metrics]) -> None:
         import trackio
@@ -70,7 +70,7 @@ class TrackioTracker(Tracker):
 
     def on_finish(self, report: Path | None) -> None:
         if report is not None:
-            self._keep(report, "report")
+            self._log_file(report, "report")
 
     def hint(self) -> str:
         return f"trackio show --project {shlex.quote(self._project)}" if self._is_local else ""
@@ -79,7 +79,7 @@ class TrackioTracker(Tracker):
         with _quiet(offline=self._is_local):
             self._run.finish()
 
-    def _keep(self, file: Path, name: str) -> None:
+    def _log_file(self, file: Path, name: str) -> None:
         self._run.log_artifact(file, name=f"{self._name}-{name}", type="run")
 
 

@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 from artel.config import RunConfig
 from artel.secrets import hide_secrets
-from artel.training.metrics.tracker import Metrics, Tracker, prefixed, save_id, saved_id, send_earlier
+from artel.training.metrics.tracker import Metrics, Tracker, add_prefix, save_id, saved_id, send_earlier
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
 _MIN_FREE_BYTES = 1 << 16
 """Free bytes below which the disk counts as full."""
 _INIT_TIMEOUT, _FINISH_TIMEOUT = 30.0, 60.0
-"""Seconds that a run waits for W&B's server at its start and end. `wandb sync` sends the rest."""
+"""Seconds that a run waits for W&B's server at its start and its end. `wandb sync` sends what is missing."""
 
 
 class WandbTracker(Tracker):
@@ -36,18 +36,18 @@ class WandbTracker(Tracker):
     wants_report = True
 
     def __init__(self, config: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb reports its own errors to its makers
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # otherwise wandb sends its errors to its developers
         import wandb
 
-        logging.getLogger("wandb").setLevel(logging.CRITICAL)  # on a full disk each line of its log is a traceback
+        logging.getLogger("wandb").setLevel(logging.CRITICAL)  # on a full disk it logs a traceback per line
         run_id = os.environ.get("WANDB_RUN_ID") or saved_id(folder, self.package) or secrets.token_hex(8)
         is_online = (os.environ.get("WANDB_MODE") or "online") == "online"
         self._run = wandb.init(
             id=run_id,
             resume="allow",
-            project=_unless_set("WANDB_PROJECT", _PROJECT),
-            name=_unless_set("WANDB_NAME", folder.path.name),
-            dir=_unless_set("WANDB_DIR", str(folder.path.resolve())),
+            project=_default_unless_set("WANDB_PROJECT", _PROJECT),
+            name=_default_unless_set("WANDB_NAME", folder.path.name),
+            dir=_default_unless_set("WANDB_DIR", str(folder.path.resolve())),
             mode="offline" if is_online and not _has_key() else None,
             config=hide_secrets(config.model_dump(mode="json", by_alias=True)),
             settings=wandb.Settings(**_settings()),
@@ -58,20 +58,20 @@ class WandbTracker(Tracker):
         self._wandb_folder = Path(self._run.dir).parent
         self._replaces = self._is_offline and folder.metrics.exists()
         self._first_step = self._run.step
-        """First step that W&B lacks. Only an online run knows the server's last one."""
+        """First step that W&B does not have yet. Only an online run knows the server's last step."""
         self._is_done = False
         self._files: list[Path] = []
-        self._keep(folder.config)
+        self._log_file(folder.config)
         send_earlier(self, folder, step, lambda kind, number: number < self._first_step)
 
     def log_training(self, metrics: Metrics) -> None:
-        self._log(prefixed("train", metrics), metrics["step"])
+        self._log(add_prefix("train", metrics), metrics["step"])
 
     def log_validation(self, metrics: Metrics) -> None:
-        self._log(prefixed("validation", metrics["validation"]), metrics["step"])
+        self._log(add_prefix("validation", metrics["validation"]), metrics["step"])
 
     def log_tasks(self, metrics: Metrics) -> None:
-        self._log(prefixed("validation", metrics["tasks"]), metrics["step"])
+        self._log(add_prefix("validation", metrics["tasks"]), metrics["step"])
 
     def log_samples(self, lines: list[Metrics]) -> None:
         import wandb
@@ -82,7 +82,7 @@ class WandbTracker(Tracker):
     def on_finish(self, report: Path | None) -> None:
         self._is_done = True
         if report is not None:
-            self._keep(report)
+            self._log_file(report)
 
     def hint(self) -> str:
         return f"wandb sync {shlex.quote(str(self._wandb_folder))}" if self._is_offline else self._url or ""
@@ -101,8 +101,8 @@ class WandbTracker(Tracker):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._wandb_folder))
         self._run.log(metrics, step=step)
 
-    def _keep(self, file: Path) -> None:
-        """Log a new version of the run's artifact with one more file. W&B reads the copies later."""
+    def _log_file(self, file: Path) -> None:
+        """Log a new version of the run's artifact that includes `file`. W&B reads the copies later."""
         import wandb
 
         copies = self._wandb_folder / "artel"
@@ -129,7 +129,7 @@ def _settings() -> dict[str, Any]:
     return settings
 
 
-def _unless_set(variable: str, value: str) -> str | None:
+def _default_unless_set(variable: str, value: str) -> str | None:
     """Return `value`, or None if the variable is set: an argument of `wandb.init` would override it."""
     return None if os.environ.get(variable) else value
 

@@ -19,8 +19,8 @@ AVERAGE, STEPS = "ema", "ema_steps"
 class WeightAverages:
     """Exponential moving averages of the trained parameters, sharded like them.
 
-    In good step s the decay is (s - 1) / (s + 8), at most `decay`. So an average starts as the weights after the first
-    good step, and the average of a short run does not consist mostly of its beginning.
+    In good step s the decay is (s - 1) / (s + 8), at most `decay`. So an average starts at the weights after the first
+    good step, and in a short run the first steps do not dominate it.
     """
 
     def __init__(self, model: PreTrainedModel, shards: list[LocalShard], decay: float) -> None:

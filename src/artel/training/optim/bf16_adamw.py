@@ -2,7 +2,7 @@
 
 A bf16 number has 8 significant bits: a step of less than 1/512 of a weight is lost when rounded to the nearest.
 Stochastic rounding, up or down with a probability proportional to the distance, is right on average (Gupta et al. 2015,
-arXiv:1502.02551). AdamW's two averages stay float32, since bf16 would lose their updates, too, at a decay of 0.999.
+arXiv:1502.02551). AdamW's two averages stay float32, since at a decay of 0.999 bf16 would also lose their updates.
 This takes 10 bytes per weight, 12 with its gradient; float32 weights take 12 and 16.
 
 torchao's `_AdamW(bf16_stochastic_round=True)` is not used: it is private, compiles itself for each shape of parameter,
@@ -27,11 +27,11 @@ def hold_in_bf16(model: PreTrainedModel) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
-def rounded_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return bf16 of the same shape: one of the two neighbours of each float32 number, with that expected value.
+def round_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Round each float32 number to one of its two bf16 neighbours, at random, so that its expected value is kept.
 
     bf16 is the upper half of float32: a random number of 16 bits, added to the lower half, carries into the upper one
-    with just the right probability, away from zero for either sign.
+    with exactly that probability, away from zero for either sign.
     """
     noise = torch.randint(0, 1 << 16, numbers.shape, generator=generator, device=numbers.device, dtype=torch.int32)
     return ((numbers.view(torch.int32) + noise) & -65536).view(torch.float32).to(torch.bfloat16)
@@ -45,7 +45,7 @@ class RoundedAdamW(torch.optim.Optimizer):
     fp16 cannot be combined with bf16 weights.
     """
 
-    _step_supports_amp_scaling = True  # PyTorch's mark of an optimizer that divides the gradients itself
+    _step_supports_amp_scaling = True  # tells PyTorch that this optimizer divides the gradients itself
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float, seed: int) -> None:
         super().__init__(groups, {"betas": betas, "eps": eps})
@@ -86,4 +86,4 @@ class RoundedAdamW(torch.optim.Optimizer):
         state["step"] += 1
         seed = xxhash.xxh3_64_intdigest(f"rounding:{self._seed}:{number}:{state['step']}".encode()) >> 1
         generator = torch.Generator(weight.device).manual_seed(seed)
-        parameter.copy_(rounded_to_bf16(weight, generator))
+        parameter.copy_(round_to_bf16(weight, generator))

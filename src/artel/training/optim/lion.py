@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LionConfig(Section):
-    """The average of gradients."""
+    """Settings of the gradient average."""
 
     betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
         default=[0.9, 0.99],

@@ -18,22 +18,22 @@ Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
 class LocalShard:
-    """A named parameter, and the tensor that the optimizer steps: its local shard or itself."""
+    """A named parameter, and the tensor that the optimizer steps: the local shard, or the parameter itself."""
 
     def __init__(self, name: str, parameter: nn.Parameter, *, takes_dtensor: bool) -> None:
-        """`takes_dtensor`: the optimizer itself steps a DTensor."""
+        """`takes_dtensor`: True if the optimizer can step a DTensor."""
         self.name = name
         self.parameter = parameter
         self.is_shard = isinstance(parameter, DTensor) and not takes_dtensor
-        self.stepped = nn.Parameter(_local(parameter)) if self.is_shard else parameter
+        self.stepped = nn.Parameter(_local_shard(parameter)) if self.is_shard else parameter
 
     def refresh(self) -> None:
         """Read the shard and its gradient from the parameter again, since fully_shard may have moved them."""
         if self.is_shard:
-            self.stepped.data = _local(self.parameter)
+            self.stepped.data = _local_shard(self.parameter)
             # A rank can have an empty shard: 3 rows over 4 ranks.
-            has_any = self.parameter.grad is not None and self.stepped.numel() > 0
-            self.stepped.grad = _local(self.parameter.grad) if has_any else None
+            has_elements = self.parameter.grad is not None and self.stepped.numel() > 0
+            self.stepped.grad = _local_shard(self.parameter.grad) if has_elements else None
 
     def clear_grad(self) -> None:
         self.parameter.grad = self.stepped.grad = None
@@ -56,17 +56,17 @@ class LocalShard:
 
     def to_local_value(self, value: torch.Tensor) -> torch.Tensor:
         """Inverse of `to_global`."""
-        return _local(value) if self.is_shard and isinstance(value, DTensor) else value
+        return _local_shard(value) if self.is_shard and isinstance(value, DTensor) else value
 
 
 def trained_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Trained parameters and buffers by name; a tied parameter has one name only."""
+    """Return trained parameters and buffers by name. A tied parameter appears under one name only."""
     saved = model.state_dict().keys()  # without recomputed buffers
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {**trained, **buffers}
 
 
-def _local(tensor: torch.Tensor | None) -> torch.Tensor:
+def _local_shard(tensor: torch.Tensor | None) -> torch.Tensor:
     assert isinstance(tensor, DTensor)
     return tensor.to_local().detach()

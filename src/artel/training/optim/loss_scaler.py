@@ -2,7 +2,7 @@
 
 The loss is multiplied by a scale before the backward pass, and the optimizer divides the gradients by it. If they are
 infinite, the step is skipped and the scale halved. After 2,000 good steps it is doubled. PyTorch's GradScaler does the
-same, but waits for the device in each step of an optimizer that is not fused; here everything stays on the device.
+same, but makes the host wait for the device in each step of an optimizer that is not fused. `LossScale` never does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SCALE, _GOOD_STEPS = "loss_scale|scale", "loss_scale|good_steps"
 
 
 class LossScale:
-    """The scale of the loss, its updates and its state. No method waits for the device."""
+    """The loss scale. No method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.full((), _START, device=device)
@@ -24,15 +24,15 @@ class LossScale:
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def divisor(self, clip_divisor: torch.Tensor) -> torch.Tensor:
-        """Return the divisor for gradients of the scaled loss; `clip_divisor`: divisor for the unscaled norm."""
+        """Return the divisor for gradients of the scaled loss, from `clip_divisor`, the one for unscaled gradients."""
         return clip_divisor * self.scale
 
-    def found_infinite(self, norm: torch.Tensor) -> torch.Tensor:
-        """Return 1.0 if the gradient norm is infinite or NaN, so that the step is skipped, else 0.0; on the device."""
+    def overflow_flag(self, norm: torch.Tensor) -> torch.Tensor:
+        """Return 1.0 on the device if the gradient norm is infinite or NaN, else 0.0. 1.0 makes the step a no-op."""
         return (~torch.isfinite(norm)).float()
 
     def update(self, found_inf: torch.Tensor) -> None:
-        """Update the scale after a step. `found_inf`: result of `found_infinite` in that step."""
+        """Update the scale after a step. `found_inf`: result of `overflow_flag` in that step."""
         torch._amp_update_scale_(self.scale, self._good_steps, found_inf, _GROWTH, _BACKOFF, _GROWTH_EVERY)
 
     def has_collapsed(self) -> torch.Tensor:

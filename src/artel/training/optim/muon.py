@@ -1,6 +1,6 @@
 """Muon: momentum, orthogonalized by a Newton-Schulz iteration (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
-torch.optim.Muon always iterates in bf16. A CPU without bf16 instructions emulates those products at 0.3 GFLOP/s instead
+torch.optim.Muon always iterates in bf16. A CPU without bf16 instructions emulates those matmuls at 0.3 GFLOP/s instead
 of 115: 22 s per step instead of 0.3 s. Here the iteration runs in float32 in an fp32 run, so that results do not depend
 on how the model is split; otherwise in bf16 if the device supports it natively.
 """
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from artel.models.device import bf16_is_native
 
-# The coefficients of the source: a quintic whose slope at zero is as large as it can be, at the price of an inexact 1.
+# Jordan's coefficients: a quintic with the steepest slope at zero. In exchange, singular values only come near 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 
@@ -27,7 +27,7 @@ def iteration_dtype(precision: str, device: torch.device) -> torch.dtype:
 def orthogonalize(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return roughly the nearest orthogonal matrix (rows, columns): singular values between 0.7 and 1.2.
 
-    Found with products in `dtype`.
+    Multiplies matrices in `dtype`.
     """
     wide = matrix.to(dtype)
     tall = wide.size(0) > wide.size(1)
@@ -35,8 +35,8 @@ def orthogonalize(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         wide = wide.mT
     wide = wide / (wide.norm() + 1e-7)
     for _ in range(_ITERATIONS):
-        product = wide @ wide.mT
-        wide = torch.addmm(wide, torch.addmm(product, product, product, beta=_B, alpha=_C), wide, beta=_A)
+        gram = wide @ wide.mT
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), wide, beta=_A)
     return (wide.mT if tall else wide).to(matrix.dtype)
 
 
@@ -69,7 +69,7 @@ class Muon(torch.optim.Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = _orthogonalize_full(parameter.grad.lerp(average, group["momentum"]), self._dtype)
-                # An update of the same size for every entry, whatever the shape of the matrix.
+                # Updates entries by the same amount, whatever the shape of the matrix.
                 size = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update, alpha=-group["lr"] * size)

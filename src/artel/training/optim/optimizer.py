@@ -22,7 +22,7 @@ from artel.training.optim.bf16_adamw import RoundedAdamW
 from artel.training.optim.local_shards import LocalShard, Shapes, trained_tensors
 from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.muon import iteration_dtype
-from artel.training.optim.parameter_groups import layer_shares, parameter_groups, weight_matrices
+from artel.training.optim.parameter_groups import lr_fractions, parameter_groups, weight_matrices
 from artel.training.optim.specs import Groups, OptimizerSpec
 
 
@@ -47,14 +47,14 @@ def check_optimizer(train: TrainConfig) -> None:
         raise InputError(problems)
 
 
-def clip_divisor(norm: torch.Tensor, largest: float | None) -> torch.Tensor:
-    """Return the divisor that limits the gradient norm to `largest`: float32, a scalar on the device.
+def clip_divisor(norm: torch.Tensor, max_norm: float | None) -> torch.Tensor:
+    """Return the divisor that limits the gradient norm to `max_norm`: float32, a scalar on the device.
 
-    The inverse of torch.nn.utils.clip_grads_with_norm_'s coefficient, min(1, largest / (norm + 1e-6)).
+    The reciprocal of torch.nn.utils.clip_grads_with_norm_'s coefficient, min(1, max_norm / (norm + 1e-6)).
     """
-    if largest is None:
+    if max_norm is None:
         return torch.ones_like(norm, dtype=torch.float32)
-    return ((norm.float() + 1e-6) / largest).clamp(min=1)
+    return ((norm.float() + 1e-6) / max_norm).clamp(min=1)
 
 
 def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | None = None) -> int:
@@ -63,7 +63,7 @@ def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | N
     With `on`, count only this process's shards on that device.
     """
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
-    matrices = _matrices(model, spec)
+    matrices = _layer_matrices(model, spec)
     per_number, average = spec.state_bytes(train), 4.0 if train.ema is not None else 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counts = [p.numel() if on is None else _count_on(on, p) for p in trained]
@@ -76,24 +76,24 @@ def _count_on(device: torch.device, parameter: torch.Tensor) -> int:
     return local.numel() if local.device.type == device.type else 0
 
 
-def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Callable[[], torch.optim.Optimizer]:
-    """Return the factory of PyTorch's adamw or sgd, for an engine that steps it.
+def optimizer_factory(model: PreTrainedModel, train: TrainConfig, seed: int) -> Callable[[], torch.optim.Optimizer]:
+    """Return a function that builds PyTorch's adamw or sgd, for an engine that steps it.
 
-    Groups are formed from the current parameters, which may be on the meta device. The factory uses their values at the
-    time of its call.
+    The groups hold the current parameters, which may be on the meta device. The function uses their values at the time
+    of its call.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    shares, decaying = layer_shares(model, train.layer_decay), weight_matrices(model)
-    groups = parameter_groups(trained, shares, train.learning_rate, train.weight_decay, decaying)
+    fractions, decaying = lr_fractions(model, train.layer_decay), weight_matrices(model)
+    groups = parameter_groups(trained, fractions, train.learning_rate, train.weight_decay, decaying)
     return partial(OPTIMIZERS[train.optimizer].build, groups, train, seed)
 
 
 class Optimizer:
     """One or two optimizers of PyTorch, stepped together; each group's peak learning rate follows one schedule.
 
-    `seed` is for the stochastic rounding of bf16 weights, `precision` is that of the run. Adafactor waits for the
-    device at each parameter to read its norm, bitsandbytes' AdamW8bit after each parameter. Other optimizers wait only
-    in the cases described in `step`.
+    `seed` seeds the stochastic rounding of bf16 weights. `precision` is the run's. Adafactor makes the host wait for
+    the device at each parameter, to read its norm. bitsandbytes' AdamW8bit makes it wait after each parameter. Other
+    optimizers wait only in the cases described in `step`.
     """
 
     saves_collectively = False
@@ -110,14 +110,14 @@ class Optimizer:
         self._max_norm = train.clip.limit if train.clip and train.clip.by == "norm" else None
         self._max_value = train.clip.limit if train.clip and train.clip.by == "value" else None
         self._model = model
-        matrices = _matrices(model, OPTIMIZERS[train.optimizer])
+        matrices = _layer_matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._shards = [LocalShard(name, parameter, takes_dtensor=parameter in matrices) for name, parameter in trained]
         self.averages = None if train.ema is None else WeightAverages(model, self._shards, train.ema)
         """The averages of the weights (`train.ema`), if the run keeps them."""
         self._by_stepped = {shard.stepped: shard for shard in self._shards}
         stepped = {shard.parameter: shard.stepped for shard in self._shards}
-        self._optimizers = _optimizers(model, train, seed, matrices, stepped, precision)
+        self._optimizers = _build_optimizers(model, train, seed, matrices, stepped, precision)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["peak"] = group["lr"]
@@ -136,7 +136,7 @@ class Optimizer:
         norm is not finite, or if the caller calls it a `spike`. With `guarded`, a bad step changes nothing.
 
         With a loss scale, a step with an infinite norm is skipped and the scale halved. It counts as good until halving
-        no longer helps. A spike is skipped, too, and does not change the scale.
+        no longer helps. A spike is also skipped, but does not change the scale.
         """
         if self._max_value is not None:
             self._clip_values(self._max_value)
@@ -145,7 +145,7 @@ class Optimizer:
             self.step(rate, clip_divisor(norm, self._max_norm), (~is_good).float() if guarded else None)
             return norm, is_good
         norm = norm / self.loss_scale.scale
-        found_inf = self.loss_scale.found_infinite(norm)
+        found_inf = self.loss_scale.overflow_flag(norm)
         divisor = self.loss_scale.divisor(clip_divisor(norm, self._max_norm))
         self.step(rate, divisor, found_inf.clamp(min=float(spike)))
         self.loss_scale.update(found_inf)
@@ -177,8 +177,8 @@ class Optimizer:
             elif divisor is not None:
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 # Local shards: split and unsplit matrices are on different meshes.
-                pieces = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
-                torch._foreach_div_(pieces, divisor)
+                shards = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+                torch._foreach_div_(shards, divisor)
             optimizer.step()
         if self.averages is not None:
             self.averages.update(found_inf)
@@ -212,7 +212,7 @@ class Optimizer:
                 tensor.copy_(weights[name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return {`parameter name|state name`: tensor}. Numbers become float64 tensors."""
+        """Return the state by `parameter name|state name`. Numbers become float64 tensors."""
         state = {}
         for optimizer in self._optimizers:
             for parameter, values in optimizer.state.items():
@@ -236,7 +236,7 @@ class Optimizer:
         return state
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Load the result of `state` for the same model and optimizer. A full state is sharded.
+        """Load the result of `state` for the same model and optimizer. Shards a full state.
 
         The previous state is discarded, including entries that `state` does not have.
         """
@@ -254,7 +254,7 @@ class Optimizer:
         }
         for name, tensor in state.items():
             parameter_name, _, key = name.rpartition("|")
-            if parameter_name not in shards:  # of another stage of a pipeline
+            if parameter_name not in shards:  # it belongs to another pipeline stage
                 continue
             shard = shards[parameter_name]
             parameter, tensor = shard.stepped, shard.to_local_value(tensor)
@@ -269,7 +269,7 @@ class Optimizer:
             _add_tables(optimizer)
 
 
-# Values of 8-bit codes: bitsandbytes keeps one table for all parameters and refers to it in the state of each.
+# Values of the 8-bit codes. bitsandbytes keeps one table for all parameters, and the state of each refers to it.
 _TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
 
@@ -282,16 +282,16 @@ def _add_tables(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _divides_by_grad_scale(optimizer: torch.optim.Optimizer) -> bool:
-    """True if an optimizer divides gradients by its `grad_scale`, according to PyTorch's own mark."""
+    """True if an optimizer divides gradients by its `grad_scale`. PyTorch marks such optimizers."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def _honors_found_inf(optimizer: torch.optim.Optimizer) -> bool:
-    """True if it also respects `found_inf`, as PyTorch's optimizers with that mark do."""
+    """True if an optimizer also respects `found_inf`, as all marked optimizers of PyTorch do."""
     return _divides_by_grad_scale(optimizer) and not isinstance(optimizer, RoundedAdamW)
 
 
-def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
+def _layer_matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
     """Return the matrices of the layers, if the optimizer has a separate step for them."""
     if spec.build_for_matrices is None:
         return set()
@@ -300,7 +300,7 @@ def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
     return {parameter for parameter in layer_parameters & matrices if parameter.ndim == 2}
 
 
-def _optimizers(
+def _build_optimizers(
     model: PreTrainedModel,
     train: TrainConfig,
     seed: int,
@@ -309,10 +309,10 @@ def _optimizers(
     precision: str,
 ) -> list[torch.optim.Optimizer]:
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
-    shares, decaying = layer_shares(model, train.layer_decay), weight_matrices(model)
+    fractions, decaying = lr_fractions(model, train.layer_decay), weight_matrices(model)
 
     def groups(parameters: list[nn.Parameter], peak: float) -> Groups:
-        groups_of_model = parameter_groups(parameters, shares, peak, train.weight_decay, decaying)
+        groups_of_model = parameter_groups(parameters, fractions, peak, train.weight_decay, decaying)
         return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in groups_of_model]
 
     layer_matrices = [parameter for parameter in stepped if parameter in matrices]

@@ -1,4 +1,4 @@
-"""The optimizers of `train.optimizer`, with everything that artel knows about them.
+"""The optimizers of `train.optimizer`: how to build each, its memory, and its settings.
 
 To add an optimizer, register an `OptimizerSpec` under its name in `artel.registry.OPTIMIZERS`. Import torch in `build`,
 since `artel config` reads the settings of an optimizer and its names in other tools.
@@ -30,15 +30,15 @@ class OptimizerSpec:
     state_bytes: Callable[[TrainConfig], float]
     """Optimizer state in bytes per parameter."""
     keys: tuple[str, ...] = ()
-    """Keys of `train` that apply to this and some other optimizers. Keys that do not apply get a note."""
+    """Keys of `train` that only some optimizers use, this one included. artel notes a key that does not apply."""
     build_for_matrices: Callable[[Groups, torch.dtype], torch.optim.Optimizer] | None = None
-    """Builds the optimizer of the layers' matrices, which multiplies in this dtype. `build` gets the others."""
+    """Builds a separate optimizer for the layers' matrices, which multiplies in this dtype. None: `build` gets them."""
     matrix_bytes: float = 0.0
     """Bytes of state per element of those matrices."""
     steps_shards: bool = True
-    """False if it needs full matrices, but processes hold shards of them (FSDP, tensor parallelism)."""
+    """False if it needs full matrices, and so cannot step the shards of FSDP or tensor parallelism."""
     steps_flat_shards: bool = False
-    """True if it is elementwise, so that it can step DeepSpeed's flat shards, and the DeepSpeed file is checked."""
+    """True if it is elementwise, so that it can step DeepSpeed's flat shards. artel then checks the DeepSpeed file."""
     rounds_to_bf16: bool = False
     """True if steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
@@ -46,7 +46,7 @@ class OptimizerSpec:
     other_names: tuple[tuple[str, str], ...] = ()
     """(pattern, difference): the optimizer's names in other tools, and how theirs differs from artel's, or ""."""
     package: str = ""
-    """The package that it needs, if that comes with an extra."""
+    """Name of the package that it needs, if an extra installs it."""
     extra: str = ""
 
 
@@ -87,7 +87,7 @@ def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer
     if train.momentum:
         # A fused SGD allocates its momentum buffers at the first step and leaves them unset if it is skipped
         # (1e36 was found in them, torch 2.13). Zeros give the same first step.
-        for parameter in (p for group in sgd.param_groups for p in group["params"]):
+        for parameter in (parameter for group in sgd.param_groups for parameter in group["params"]):
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
 

@@ -8,7 +8,7 @@ from artel.config import Overrides, load_run
 from artel.errors import InputError
 from artel.planning import check_run, find_length_notes
 from artel.training.schedule import Length, rate
-from artel.training.unreached import unreached_settings
+from artel.training.unused_settings import find_unused_settings
 from support.runs import artel, refused, write_run
 
 TRAIN = {"steps": 30, "warmup": 3, "schedule": "cosine"}
@@ -32,7 +32,7 @@ def test_a_warmup_far_beyond_the_end_is_refused_with_its_line(tmp_path, warmup):
 
 
 def test_a_run_cut_short_on_the_command_line_is_only_told(tmp_path):
-    (note, *_) = unreached_settings(run_of(tmp_path, {"warmup": 60}, ["train.steps=5"]))
+    (note, *_) = find_unused_settings(run_of(tmp_path, {"warmup": 60}, ["train.steps=5"]))
     assert "60 steps of warmup in a run of 5" in note
 
 
@@ -57,7 +57,7 @@ def test_a_run_cut_short_on_the_command_line_is_only_told(tmp_path):
     ],
 )  # fmt: skip
 def test_what_cannot_act_is_noted(tmp_path, train, sections, told):
-    notes = unreached_settings(run_of(tmp_path, train, **sections))
+    notes = find_unused_settings(run_of(tmp_path, train, **sections))
     assert [told in note for note in notes] == [True], notes
 
 
@@ -77,17 +77,17 @@ def test_what_cannot_act_is_noted(tmp_path, train, sections, told):
 )
 def test_what_can_act_is_not_noted(tmp_path, train, sections):
     run = run_of(tmp_path, train, **sections)
-    assert unreached_settings(run) == []
+    assert find_unused_settings(run) == []
 
 
 def test_epochs_are_counted_where_the_text_is_known(tmp_path):
     run = run_of(tmp_path, {"steps": None, "epochs": 2, "batch": 8, "warmup": 3}, validate={"every": "3 epochs"})
-    assert unreached_settings(run) == []
-    (note, *_) = unreached_settings(run, Length(80, 8, 160))
+    assert find_unused_settings(run) == []
+    (note, *_) = find_unused_settings(run, Length(80, 8, 160))
     assert "validate.every: 3 epoch is longer than the run of 20 steps" in note
-    assert unreached_settings(run, Length(80, 8, 320)) == []
+    assert find_unused_settings(run, Length(80, 8, 320)) == []
     with pytest.raises(InputError, match="3 steps of warmup in a run of 1"):
-        unreached_settings(run, Length(80, 8, 8))
+        find_unused_settings(run, Length(80, 8, 8))
 
 
 @pytest.mark.slow

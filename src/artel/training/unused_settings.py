@@ -1,7 +1,7 @@
 """Settings without effect because the run ends first: a warmup as long as the run, a validation that is never due.
 
-A run that would reach less than half of its learning rate is refused. The rest is harmless and only reported. Defaults
-are ignored: nobody expects an effect of a value that nobody wrote.
+A run that would reach less than half of its learning rate is refused. The other cases are harmless and only reported.
+Defaults are ignored, since the user did not write them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from artel.registry import FORMATS, OPTIMIZERS
 from artel.training.schedule import Length, rate
 
 _MANY_STEPS = 1000  # steps that show the full course of every schedule
-_COMPARED_STEPS = 200  # steps of a run that are compared, plus as many at its end
+_COMPARED_STEPS = 200  # compared steps spread over a run, plus as many at its end
 
 
-def unreached_settings(config: RunConfig, length: Length | None = None) -> list[str]:
-    """Return sentences about settings without effect. `length` is known once the text is prepared.
+def find_unused_settings(config: RunConfig, length: Length | None = None) -> list[str]:
+    """Return a note for each setting without effect. `length` is known once the text is prepared.
 
     Raise InputError for a warmup that ends the run below half of its learning rate, unless the command line shortened
     the run, for a trial of a few steps.
@@ -58,11 +58,13 @@ def _refuse_warmup(config: RunConfig, steps: int) -> None:
     is_trial = any(is_override(config, "train", key) for key in ("steps", "tokens", "epochs"))
     if warmup > 2 * steps and not is_trial:
         raise InputError.at(
-            "train.warmup", _too_long(warmup, steps), f"write {max(1, steps // 10)}, or 0.1 for a tenth of the run"
+            "train.warmup",
+            _warmup_problem(warmup, steps),
+            f"write {max(1, steps // 10)}, or 0.1 for a tenth of the run",
         )
 
 
-def _too_long(warmup: int, steps: int) -> str:
+def _warmup_problem(warmup: int, steps: int) -> str:
     reached = f"at most {steps / warmup:.2g} of the peak learning rate is reached"
     return f"{warmup:,} steps of warmup in a run of {steps:,}: {reached}"
 
@@ -71,7 +73,7 @@ def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
     train = config.train
     warmup = train.warmup.of(steps)
     if warmup > steps:
-        yield f"train.warmup: {_too_long(warmup, steps)}"
+        yield f"train.warmup: {_warmup_problem(warmup, steps)}"
         return
     has_decay = rate(train, _MANY_STEPS - 1, _MANY_STEPS, 0) < 1
     last = rate(train, steps - 1, steps)
@@ -91,24 +93,24 @@ def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
 
 
 def _interval_notes(config: RunConfig, steps: int, length: Length | None) -> Iterator[str]:
-    """Yield sentences about intervals. `length` is None if the steps of an epoch are unknown."""
+    """Yield notes about intervals. `length` is None if the steps of an epoch are unknown."""
     validate, checkpoint = config.validate_, config.checkpoint
     has_validation = _has_validation(config)
-    for section, key, only in (
+    for section, key, consequence in (
         (validate, "every", "it is validated once, at the end" if has_validation else ""),
         (validate, "tasks_every", "tasks are evaluated once, at the end" if validate.tasks else ""),
         (checkpoint, "every", "the only checkpoint is written at the end"),
     ):
         interval: Interval = getattr(section, key)
-        if only and _is_set(section, key) and _times_due(interval, steps, length) == 0:
+        if consequence and _is_set(section, key) and _count_due(interval, steps, length) == 0:
             name = "checkpoint" if section is checkpoint else "validate"
-            yield f"{name}.{key}: {interval} is longer than the run of {steps:,} steps: {only}"
+            yield f"{name}.{key}: {interval} is longer than the run of {steps:,} steps: {consequence}"
     if _is_set(config.log, "every") and config.log.every > steps:
         yield f"log.every: {config.log.every:,} is longer than the run of {steps:,} steps: metrics.jsonl gets one line"
-    times = _times_due(validate.every, steps - 1, length)
-    if validate.patience is not None and not validate.tasks and times is not None and times <= validate.patience:
+    count = _count_due(validate.every, steps - 1, length)
+    if validate.patience is not None and not validate.tasks and count is not None and count <= validate.patience:
         yield (
-            f"validate.patience: {validate.patience:,} cannot end the run early: only {times:,} validations come "
+            f"validate.patience: {validate.patience:,} cannot end the run early: only {count:,} validations come "
             f"before its last step (validate.every: {validate.every}), and the first one is the baseline"
         )
 
@@ -130,8 +132,8 @@ def _has_validation(config: RunConfig) -> bool:
     return bool(config.data.from_store or config.data.validation)
 
 
-def _times_due(interval: Interval, steps: int, length: Length | None) -> int | None:
-    """Count the ends of the interval within the first `steps`; None if unknown (a time), or if it never ends."""
+def _count_due(interval: Interval, steps: int, length: Length | None) -> int | None:
+    """Count how often the interval ends within `steps` steps. None if unknown (a time), or if it never ends."""
     if interval.steps is not None:
         return steps // interval.steps
     if interval.epochs is not None and length is not None:
