@@ -132,7 +132,7 @@ def warmup_stable_decay(train: TrainConfig, step: int, steps: float, warmup: int
 
 
 class InverseSqrtConfig(Section):
-    """Settings of `inverse_sqrt`."""
+    """Speed of the decay."""
 
     timescale: Count | None = Field(
         default=None,
@@ -149,7 +149,7 @@ def inverse_sqrt(train: TrainConfig, step: int, steps: float, warmup: int) -> fl
 
 
 class RestartsConfig(Section):
-    """Settings of `cosine_with_restarts`."""
+    """Number of cycles."""
 
     num_cycles: Count = Field(
         default=1, ge=1, description="Waves of equal length, each from the peak to the minimum; 1 is `cosine`."

@@ -91,7 +91,7 @@ def _find_quantizer(folder: Path | None) -> Path | None:
 
 
 class GgufConfig(Section):
-    """Settings of the GGUF export."""
+    """Type of the weights."""
 
     type: str = Field(default="f16", description="Type of the weights: f16, bf16, q8_0, q4_k_m …")
 

@@ -191,10 +191,10 @@ class _JsonCalls(CallDeltas):
         names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
         self._first, self._next = (
             re.compile(
-                rf"{_whitespace_pattern(before)}(?P<name>{names}){_whitespace_pattern(form.after_name)}(?=\{{)",
+                rf"{_whitespace_pattern(prefix)}(?P<name>{names}){_whitespace_pattern(form.after_name)}(?=\{{)",
                 re.DOTALL,
             )
-            for before in (form.prefix, form.between_calls or "")
+            for prefix in (form.prefix, form.between_calls or "")
         )
         self._pending = ""
         self._arguments: _ObjectEnd | None = None

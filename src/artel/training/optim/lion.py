@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LionConfig(Section):
-    """Settings of the gradient average."""
+    """The average of gradients."""
 
     betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
         default=[0.9, 0.99],
