@@ -18,7 +18,7 @@ import uvicorn
 from artel.inference.serve import access
 from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.app import Limits, read_body
-from artel.inference.serve.completions import Prompt, Usage, write
+from artel.inference.serve.completions import Prompt, Usage, generate_deltas
 from artel.inference.serve.limits import AdmissionLimit
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import ChatRequest, CompletionRequest
@@ -215,7 +215,7 @@ async def cut_off(served, new_tokens):
         served.opened.tokenizer.prompt("the of"), SamplingOptions(temperature=0), new_tokens, TurnEnd(frozenset())
     )
     usage = Usage()
-    deltas = [delta async for delta in write(served, prompt, 0, usage, Metrics(), 0.0)]
+    deltas = [delta async for delta in generate_deltas(served, prompt, 0, usage, Metrics(), 0.0)]
     return usage.completion_tokens, deltas[-1].finish_reason
 
 

@@ -1,4 +1,5 @@
 """`artel serve`: a model behind OpenAI's API.
 
-`server` listens, `app` has the routes, `completions`, `chat`, `seq2seq` and `tasks` answer them; `served` is the model.
+`server` listens, and `app` has the routes. `completions`, `chat`, `seq2seq` and `tasks` compute the responses. `served`
+is the model.
 """

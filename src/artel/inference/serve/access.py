@@ -20,7 +20,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json")
-"""Paths that need no API key. Files below /page/ need none either."""
+"""Paths that need no API key. Files of the page (/page/) also need none."""
 _MAX_HEADER_BYTES = 64 * 2**10
 """Maximum bytes of headers in a request."""
 _MIN_UPLOAD_RATE = 32 * 2**10
@@ -51,7 +51,7 @@ class AccessOptions:
 
 
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """An HTTP connection of uvicorn that closes if the headers of a request are too slow or too large."""
+    """An HTTP connection of uvicorn that closes if the headers of a request arrive too slowly or are too large."""
 
     head_seconds = 30.0
     """Time within which the headers must arrive."""
@@ -78,7 +78,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Close the connection unless a request is complete: uvicorn would wait for the rest of a body."""
+        """Close the connection if a request is incomplete, since uvicorn would wait for the rest of its body."""
         if self._is_answering and self.cycle.more_body:
             self.transport.close()
         super().shutdown()
@@ -103,11 +103,11 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
 
 class _BodyTooLarge(Exception):
-    pass
+    """Raised inside the app when a body exceeds the limit."""
 
 
 class AccessControl:
-    """An ASGI middleware that refuses requests without access, and bodies that are too large or too slow."""
+    """An ASGI middleware that refuses requests without a key, and bodies that are too large or too slow."""
 
     def __init__(self, app: App, options: AccessOptions) -> None:
         self._app, self._options = app, options
@@ -133,7 +133,7 @@ class AccessControl:
             received_bytes += len(message.get("body", b""))
             is_too_large = received_bytes > self._options.max_body_bytes
             if is_too_large:
-                raise _BodyTooLarge  # the application may turn this into another error, which is not sent
+                raise _BodyTooLarge  # the app may turn this into another error response, which is not sent
             return message
 
         async def guarded_send(message: MutableMapping[str, Any]) -> None:
@@ -161,8 +161,8 @@ class AccessControl:
                 what = "this server only accepts requests to localhost or 127.0.0.1"
                 raise ApiError(400, what, code="wrong_host")
         if options.key is not None and path not in _PUBLIC_PATHS and not path.startswith("/page/"):
-            kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-            if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), options.key.encode()):
+            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), options.key.encode()):
                 raise ApiError(401, "an API key is required: Authorization: Bearer KEY", code="invalid_api_key")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > options.max_body_bytes:

@@ -49,40 +49,40 @@ _MESSAGES = {
     "union_tag_not_found": "lacks {discriminator}",
     "string_pattern_mismatch": "does not match the pattern {pattern}",
 }
-"""Messages by pydantic's type of error."""
+"""Messages by pydantic's error type."""
 _TYPE_ERRORS = {name for name, message in _MESSAGES.items() if message.startswith("must be")}
 _MAX_LISTED = 10
-"""Problems listed in an error."""
+"""Maximum problems listed in an error."""
 _MAX_PROBLEMS = 5000
-"""Problems of a body that are examined."""
+"""Maximum problems of a body that are examined."""
 _MAX_KEY = 64
-"""Characters of an unknown key for which similar keys are searched: the time grows with the square of its length."""
+"""Maximum characters of an unknown key to suggest similar keys for. The search is quadratic in its length."""
 
 
-def make_body_error(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> ApiError:
-    """Return the error for a body that does not fit its schema: up to ten problems, and the number of others.
+def make_body_error(error: ValidationError, body: dict[str, Any], valid_keys: Collection[str]) -> ApiError:
+    """Return the error for a body that does not fit its schema: up to ten problems, and the number of further ones.
 
-    `known`: the keys that the body may have.
+    `valid_keys`: the keys that the body may have.
     """
     count = error.error_count()
-    if count > _MAX_PROBLEMS:  # pydantic can only list all of them, which takes seconds
-        unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in known), 3))
+    if count > _MAX_PROBLEMS:  # pydantic can only list all problems, which takes seconds
+        unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in valid_keys), 3))
         what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
         return ApiError(422, what, None, "invalid_request")
     located = locate_problems(error.errors(include_url=False, include_input=False), body)
-    lines = [f"{path}: {_message(problem, path, known)}" for path, problem in located[:_MAX_LISTED]]
+    lines = [f"{path}: {_message(problem, path, valid_keys)}" for path, problem in located[:_MAX_LISTED]]
     lines += [f"and {len(located) - _MAX_LISTED} more"] if len(located) > _MAX_LISTED else []
     return ApiError(422, "; ".join(lines)[:2000], located[0][0][:200], "invalid_request")
 
 
 def locate_problems(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
-    """Return (path in the body, problem) for pydantic's errors, each once.
+    """Return (path in the body, problem) for pydantic's errors, without duplicates.
 
-    If a key takes several kinds of value, only the problem with the kind that was sent is returned.
+    If a key accepts several types, return only the problem with the type that was sent.
     """
     located = [(_path(body, problem), problem) for problem in problems]
     specific = {path for path, problem in located if not _is_type_error(problem)}
-    parents = {path[:index] for path, _ in located for index, sign in enumerate(path) if sign == "."}
+    parents = {path[:index] for path, _ in located for index, character in enumerate(path) if character == "."}
     unique = {
         (path, _MESSAGES.get(problem["type"], problem["msg"])): (path, problem)
         for path, problem in reversed(located)
@@ -96,11 +96,11 @@ def _is_type_error(problem: dict[str, Any]) -> bool:
     return problem["type"] in _TYPE_ERRORS
 
 
-def _message(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
+def _message(problem: dict[str, Any], path: str, valid_keys: Collection[str]) -> str:
     if problem["type"] == "extra_forbidden":
         is_name = "." not in path and len(path) <= _MAX_KEY
-        near = " or ".join(difflib.get_close_matches(path, [*known], 3, cutoff=0.5)) if is_name else ""
-        return "is unknown here" + (near and f"; did you mean {near}?")
+        similar = " or ".join(difflib.get_close_matches(path, [*valid_keys], 3, cutoff=0.5)) if is_name else ""
+        return "is unknown here" + (similar and f"; did you mean {similar}?")
     template = _MESSAGES.get(problem["type"])
     limits = problem.get("ctx", {})
     integers = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
@@ -108,15 +108,15 @@ def _message(problem: dict[str, Any], path: str, known: Collection[str]) -> str:
 
 
 def _path(body: Any, problem: dict[str, Any]) -> str:
-    """Return the path of a value in a body, `documents.0.text`, without the union members that pydantic tried."""
+    """Return the path of a value in a body, like `documents.0.text`. Omits the union members that pydantic tried."""
     location = problem["loc"]
     steps: list[str] = []
     for number, step in enumerate(location, 1):
-        is_lacking = problem["type"] == "missing" and number == len(location)
+        is_missing = problem["type"] == "missing" and number == len(location)
         holds_key = number == len(location) - 1 and problem["type"] == "extra_forbidden"
         if holds_key and isinstance(body, dict) and isinstance(body.get(step), dict) and location[-1] not in body[step]:
-            continue  # the name of a union member, which is also a key here
-        if isinstance(body, dict) and isinstance(step, str) and (step in body or is_lacking):
+            continue  # a union member whose name is also a key of the body
+        if isinstance(body, dict) and isinstance(step, str) and (step in body or is_missing):
             steps.append(step)
             body = body.get(step)
         elif isinstance(body, list) and isinstance(step, int) and step < len(body):
@@ -138,8 +138,8 @@ class ApiError(HTTPException):
         return self.detail
 
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        error_type = _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": str(self), "type": error_type, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status)

@@ -58,7 +58,7 @@ _PAGE_HEADERS = {
 }
 
 _UNREAD_SECONDS = 60.0
-"""Time for a client to read the end of a stream."""
+"""Seconds for a client to read the end of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class Limits:
     """Limits of the server."""
 
     requests: int | None = None
-    """Answers computed concurrently. None: chosen for the model."""
+    """Maximum answers computed concurrently. None: a number chosen for the model."""
     queue: int = 64
-    """Answers that may wait."""
+    """Maximum answers that wait."""
     body: int = 2 * 2**20
     """Maximum size of a request body in bytes."""
     seconds: float = 600.0
-    """Time after which an answer is cut off."""
+    """Seconds after which an answer is cut off."""
 
 
 def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loopback: bool, origins: list[str]) -> App:
-    """Return the application for `models`; a request without a model's name is for the first.
+    """Return the application that serves `models`. A request without a model's name goes to the first one.
 
-    Web pages of `origins` may call it (CORS).
+    Web pages of `origins` may call the API (CORS).
     """
     app = FastAPI(title="artel", version=artel.__version__, docs_url=None, redoc_url=None)
     metrics = Metrics()
@@ -96,14 +96,14 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
             models[0].log_once(what)
             raise ApiError(503, what, code="weights_changed")
 
-    def find(name: str, can: Callable[[ServedModel], bool], does: str) -> ServedModel:
+    def find_model(name: str, can: Callable[[ServedModel], bool], task: str) -> ServedModel:
         check_weights()
         served = by_name.get(name) if name else models[0]
         if served is None:
             message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
             raise ApiError(404, message, "model", "model_not_found")
         if not can(served):
-            raise ApiError(400, f"{served.name} does not {does}{_describe_uses(served)}", "model")
+            raise ApiError(400, f"{served.name} does not {task}{_describe_uses(served)}", "model")
         return served
 
     @app.get("/v1/models")
@@ -112,58 +112,58 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
-        return find(name, lambda _: True, "").describe()
+        return find_model(name, lambda _: True, "").describe()
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        served = find(body.model, lambda served: served.generates or served.can("generate"), "write text")
+        served = find_model(body.model, lambda served: served.generates or served.can("generate"), "write text")
         if not served.generates:
             return await seq2seq(served, body, request)
         return await respond_with(Completions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        served = find(body.model, _generates, "continue conversations")
+        served = find_model(body.model, _generates, "continue conversations")
         return await respond_with(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request) -> Response:
-        served = find(body.model, _generates, "continue conversations")
+        served = find_model(body.model, _generates, "continue conversations")
         return await respond_with(Responses(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/embeddings")
     async def embed(body: EmbeddingRequest, request: Request) -> JSONResponse:
-        served = find(body.model, lambda served: served.embeds, "make embeddings")
+        served = find_model(body.model, lambda served: served.embeds, "make embeddings")
         return await run_task(served, lambda: tasks.embeddings(served, body), request)
 
     @app.post("/v1/fill-mask")
     async def fill(body: FillMaskRequest, request: Request) -> JSONResponse:
-        served = find(body.model, lambda served: served.fills_masks, "fill masks")
+        served = find_model(body.model, lambda served: served.fills_masks, "fill masks")
         return await run_task(served, lambda: tasks.fill(served, body), request)
 
     @app.post("/v1/answers")
     async def answer(body: AnswerRequest, request: Request) -> JSONResponse:
-        served = find(body.model, lambda served: served.answers_questions, "answer questions from a document")
+        served = find_model(body.model, lambda served: served.answers_questions, "answer questions from a document")
         return await run_task(served, lambda: tasks.answer(served, body), request)
 
     @app.post("/v1/classify")
     async def classify(body: ClassifyRequest, request: Request) -> JSONResponse:
-        served = find(body.model, lambda served: served.can("classify"), "label texts")
+        served = find_model(body.model, lambda served: served.can("classify"), "label texts")
         return await run_task(served, lambda: tasks.classify(served, body), request)
 
     @app.post("/v1/entities")
     async def entities(body: EntitiesRequest, request: Request) -> JSONResponse:
-        served = find(body.model, lambda served: served.can("entities"), "find entities in texts")
+        served = find_model(body.model, lambda served: served.can("entities"), "find entities in texts")
         return await run_task(served, lambda: tasks.entities(served, body), request)
 
     @app.post("/v1/rerank")
     async def rerank(body: RerankRequest, request: Request) -> JSONResponse:
-        served = find(body.model, lambda served: served.can("rerank"), "order documents by a query")
+        served = find_model(body.model, lambda served: served.can("rerank"), "order documents by a query")
         return await run_task(served, lambda: tasks.rerank(served, body), request)
 
     @app.post("/v1/score")
     async def score(body: ScoreRequest, request: Request) -> JSONResponse:
-        served = find(body.model, lambda served: served.can("score"), "give scores")
+        served = find_model(body.model, lambda served: served.can("score"), "give scores")
         return await run_task(served, lambda: tasks.score(served, body), request)
 
     @app.get("/health")
@@ -175,23 +175,23 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def prometheus() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def respond_with(answering: RequestAnswers, stream: bool | None, request: Request) -> Response:
+    async def respond_with(request_answers: RequestAnswers, stream: bool | None, request: Request) -> Response:
         with ExitStack() as stack:
-            stack.enter_context(admission.admit(answering.count))
-            await _cancel_on_disconnect(request, _with_timeout(answering.prepare(), limits.seconds))
+            stack.enter_context(admission.admit(request_answers.count))
+            await _cancel_on_disconnect(request, _with_timeout(request_answers.prepare(), limits.seconds))
             if stream:
-                return _Stream(answering.stream(), stack.pop_all(), limits.seconds)
-            return JSONResponse(await _cancel_on_disconnect(request, answering.full_response()))
+                return _Stream(request_answers.stream(), stack.pop_all(), limits.seconds)
+            return JSONResponse(await _cancel_on_disconnect(request, request_answers.full_response()))
 
     async def seq2seq(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
         with ExitStack() as stack:
             stack.enter_context(admission.admit(body.answers))
             deadline = stack.enter_context(Deadline(limits.seconds))
-            texts = Seq2SeqCompletions(served, body, metrics, deadline)
+            completions = Seq2SeqCompletions(served, body, metrics, deadline)
             if not body.stream:
-                return JSONResponse(await _cancel_on_disconnect(request, texts.full_response()))
-            events = texts.stream()
-            first = await _cancel_on_disconnect(request, anext(events))  # an error gets its own status
+                return JSONResponse(await _cancel_on_disconnect(request, completions.full_response()))
+            events = completions.stream()
+            first = await _cancel_on_disconnect(request, anext(events))  # an error here still sets the status
             return _Stream(_prepend(first, events), stack.pop_all(), limits.seconds)
 
     async def run_task(served: ServedModel, task: Callable[[], dict[str, Any]], request: Request) -> JSONResponse:
@@ -211,7 +211,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
 
 def _describe_uses(served: ServedModel) -> str:
-    """Return what a model does instead, and at which endpoints."""
+    """Return a clause about the model: its task, and the endpoints that answer it."""
     does = served.opened.objective.presentation.does
     return (does and f": it {does}") + f"; use {' or '.join(served.endpoints)}"
 
@@ -220,12 +220,12 @@ def _generates(served: ServedModel) -> bool:
     return served.generates
 
 
-class _ClientGone(Exception):
+class _ClientDisconnected(Exception):
     pass
 
 
 class _Stream(StreamingResponse):
-    """A stream that frees its slots when it ends, or `unread` seconds after `seconds` if the client stops reading."""
+    """A stream that frees its slots when it ends, or `unread` seconds after the limit if the client stops reading."""
 
     def __init__(
         self, events: AsyncIterator[str], slots: ExitStack, seconds: float, unread: float = _UNREAD_SECONDS
@@ -262,7 +262,7 @@ async def _with_timeout(work: Coroutine[Any, Any, Result], seconds: float) -> Re
 
 
 async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await the work. Cancel it and raise _ClientGone if the client disconnects."""
+    """Await the work. Cancel it and raise _ClientDisconnected if the client disconnects."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -272,7 +272,7 @@ async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resu
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise _ClientGone
+            raise _ClientDisconnected
         return await task
     finally:
         for pending in (task, disconnect):
@@ -322,9 +322,9 @@ def _add_errors(app: FastAPI) -> None:
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
         return error.response()
 
-    @app.exception_handler(_ClientGone)
-    async def client_gone(_: Request, error: _ClientGone) -> Response:
-        return Response(status_code=499)  # the client has disconnected
+    @app.exception_handler(_ClientDisconnected)
+    async def client_disconnected(_: Request, error: _ClientDisconnected) -> Response:
+        return Response(status_code=499)  # nobody reads this
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
@@ -332,7 +332,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        # Do not read it: a page of another site could send such a body without a CORS preflight.
+        # The body is not parsed: a page of another site could send it without a CORS preflight.
         return ApiError(422, NOT_AN_OBJECT, None, "invalid_request").response()
 
     @app.exception_handler(Exception)
@@ -349,31 +349,33 @@ NOT_AN_OBJECT = "the body must be a JSON object, with the header Content-Type: a
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is parsed and validated outside the event loop. FastAPI accepts the finished model."""
+    """A route that parses and validates its body outside the event loop. FastAPI accepts the finished model."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         model = get_type_hints(self.endpoint).get("body")
 
-        async def read(request: Request) -> Response:
-            return await handle(request if model is None else _Request(request.scope, request.receive, model))
+        async def handle_parsed(request: Request) -> Response:
+            return await handle(request if model is None else _ParsedRequest(request.scope, request.receive, model))
 
-        return read
+        return handle_parsed
 
 
-class _Request(Request):
+class _ParsedRequest(Request):
+    """A request whose JSON body is read as a pydantic model."""
+
     def __init__(self, scope: Any, receive: Any, model: type[BaseModel]) -> None:
         super().__init__(scope, receive)
         self._model = model
 
     async def json(self) -> Any:
-        """Return the body as its pydantic model. Raise ApiError."""
+        """Return the body as its pydantic model. Raise ApiError if it does not fit."""
         content = await self.body()
         return await asyncio.get_running_loop().run_in_executor(_body_thread, read_body, content, self._model)
 
 
 def read_body(content: bytes, model: type[BaseModel]) -> BaseModel:
-    """Return the body of a request as its pydantic model. Raise ApiError."""
+    """Return the body of a request as its pydantic model. Raise ApiError if it does not fit."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:

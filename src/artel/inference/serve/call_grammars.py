@@ -1,4 +1,4 @@
-"""Grammars of tool calls, in llguidance's dialect of Lark with the JSON schemas of arguments inside.
+"""Grammars of tool calls, in llguidance's dialect of Lark. The JSON schemas of arguments are inside.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md. llguidance's own `StructTag` supports no added
 tokens other than `<…>` and no arguments in tags, and lets text follow a call.
@@ -18,7 +18,7 @@ from artel.tokens.tokenizer.chat_template import added_tokens
 from artel.tokens.tokenizer.template_calls import NUMBER, ArgumentTags, CallForm
 
 _MAX_CALLS = 16
-"""Maximum calls in one answer: small models may never stop."""
+"""Maximum calls in one answer, since small models may never stop."""
 _TEMPLATE_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as templates write it, which the model has learned."""
 _PLAIN_KEYS = {
@@ -29,11 +29,11 @@ _PLAIN_KEYS = {
 
 
 class UnsupportedParameters(Exception):
-    """Raised with the name of a function whose call cannot be forced, and the reason."""
+    """Raised if the call of a function cannot be forced, with its name and the reason."""
 
 
 def required_calls_grammar(form: CallForm, tools: Tools, tokenizer: Tokenizer, *, parallel_calls: bool) -> str:
-    """Return a grammar of answers that are a call of `tools`, or, if the form allows it, `parallel_calls` calls.
+    """Return a grammar of answers that are one call of `tools`, or several with `parallel_calls` if the form allows it.
 
     Raise UnsupportedParameters for parameters that the form cannot express.
     """
@@ -51,11 +51,11 @@ def optional_calls_grammar(
     parallel_calls: bool,
     answer: dict[str, Any] | None = None,
 ) -> str:
-    """Return a grammar of answers that are text, calls of `tools` (one or `parallel_calls`), or text and then calls.
+    """Return a grammar of answers that are text, calls of `tools`, or text followed by calls.
 
-    After the mark that opens calls, only calls are allowed. A `strict` function takes arguments that fit its schema,
-    any other function any object. `ends` are the ids that end an answer. With `answer`, a JSON schema, an answer is
-    calls or JSON that fits it.
+    After the mark that opens calls, only calls are allowed: one, or several with `parallel_calls`. A `strict` function
+    takes arguments that fit its schema, any other function any object. `ends`: ids that end an answer. `answer`: a JSON
+    schema; an answer is then calls, or JSON that fits the schema.
 
     The form must have a mark. Raise UnsupportedParameters for parameters that it cannot express.
     """
@@ -72,11 +72,11 @@ def optional_calls_grammar(
 
 
 def _text_rules(form: CallForm, symbols: _Symbols, added: dict[str, int], ends: Collection[int]) -> Iterator[str]:
-    """Yield the rules of an answer that begins with text, which contains the mark neither as a token nor in letters."""
+    """Yield the rules of an answer that begins with text. The text has no mark, as a token or as characters."""
     mark = re.escape(form.mark).replace("/", "\\/")
     allowed = sorted({number for text, number in added.items() if text != form.mark} - {*ends})
-    rest = symbols.encode(form.prefix_after_text[len(form.mark) :])
-    yield f"start: {'added* ' if allowed else ''}(TEXT? | begin {rest} calls)"
+    opening = symbols.encode(form.prefix_after_text[len(form.mark) :])
+    yield f"start: {'added* ' if allowed else ''}(TEXT? | begin {opening} calls)"
     if allowed:
         yield f"added: TEXT? <[{','.join(map(str, allowed))}]>"
     yield f"TEXT: /(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/"
@@ -98,16 +98,16 @@ class _Symbols:
     def encode(self, text: str) -> str:
         return " ".join(map(self._symbol, filter(None, self._split.split(text)))) or '""'
 
-    def _symbol(self, piece: str) -> str:
-        if piece == NUMBER:
+    def _symbol(self, text: str) -> str:
+        if text == NUMBER:
             return "/[0-9]{1,3}/"
-        return f"<[{self._ids[piece]}]>" if piece in self._ids else json.dumps(piece, ensure_ascii=False)
+        return f"<[{self._ids[text]}]>" if text in self._ids else json.dumps(text, ensure_ascii=False)
 
 
 def _call_rules(
     form: CallForm, functions: Sequence[tuple[dict[str, Any], bool]], symbols: _Symbols, *, parallel_calls: bool
 ) -> Iterator[str]:
-    """Yield the rules of `calls`: what follows the opening of a form. `functions`: (function, True if it is strict)."""
+    """Yield the rules of `calls`, the text after a form's opening. `functions`: (function, True if it is strict)."""
     names = " | ".join(f"call{number}" for number in range(len(functions)))
     more = (
         f"({symbols.encode(form.between_calls)} call){{0,{_MAX_CALLS - 1}}}"
@@ -143,7 +143,7 @@ def _arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
     _check_shape(function["name"], schema)
     if schema.get("type", "object") != "object":
         raise UnsupportedParameters(f"{function['name']}: parameters must have the type object, not {schema['type']!r}")
-    # Few schemas say that there are no other arguments, and a weak model invents some.
+    # Few schemas forbid other arguments, and weak models invent some.
     closed = schema.keys() <= _PLAIN_KEYS and "properties" in schema
     return {"type": "object"} | ({"additionalProperties": False} if closed else {}) | schema
 
@@ -162,7 +162,7 @@ def _json(schema: Any) -> str:
 
 
 def _tag_rules(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, symbols: _Symbols) -> Iterator[str]:
-    """Yield the rules of arguments in tags, in the order of the schema; those not required are optional."""
+    """Yield the rules of arguments in tags, in the order of the schema. Only required arguments must be present."""
     if unknown := sorted(schema.keys() - _PLAIN_KEYS):
         raise UnsupportedParameters(
             f"{name}: {unknown[0]!r} is not supported in parameters that the model writes in tags"
@@ -176,9 +176,9 @@ def _tag_rules(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags,
                 f"{name}: {key!r} is not a valid name for a parameter that the model writes in tags"
             )
         argument = f"{symbols.encode(key + tags.value)} {rule}_value{number} {rule}_next{number + 1}"
-        for before, state in ((tags.first, "first"), (tags.next.removeprefix(tags.value_end), "next")):
+        for prefix, state in ((tags.first, "first"), (tags.next.removeprefix(tags.value_end), "next")):
             skipped = "" if key in required else f" | {rule}_{state}{number + 1}"
-            yield f"{rule}_{state}{number}: {symbols.encode(before)} {argument}{skipped}"
+            yield f"{rule}_{state}{number}: {symbols.encode(prefix)} {argument}{skipped}"
         yield from _value_rules(f"{rule}_value{number}", f"{name}: {key}", value, shared, tags.value_end, symbols)
     yield f"{rule}_first{len(properties)}: {symbols.encode(tags.none)}"
     yield f"{rule}_next{len(properties)}: {symbols.encode(tags.last.removeprefix(tags.value_end))}"
@@ -196,8 +196,8 @@ def _value_rules(
     if choices is not None:
         if not isinstance(choices, list):
             raise UnsupportedParameters(f"{location}: enum must be an array")
-        words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices if isinstance(choice, str))
-        yield f"{rule}: ({words}) {symbols.encode(end)}"
+        literals = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices if isinstance(choice, str))
+        yield f"{rule}: ({literals}) {symbols.encode(end)}"
         return
     if "pattern" in schema:
         raise UnsupportedParameters(f"{location}: pattern is not supported in parameters that the model writes in tags")

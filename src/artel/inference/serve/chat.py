@@ -42,16 +42,16 @@ def chat_tools(body: ChatRequest) -> Tools:
 
 
 def _fields(function: Function) -> dict[str, Any]:
-    """Return the fields of a function that belong in the prompt: known ones with a value.
+    """Return the fields of a function that belong in the prompt: fields of the schema that have a value.
 
-    Parameters are not copied: `model_dump` takes 0.5 s for 2 MB of them, and other threads wait for it.
+    Does not copy parameters: `model_dump` takes 0.5 s for 2 MB of them, and other threads wait.
     """
-    known = {name: getattr(function, name) for name in Function.model_fields}
-    return {name: value for name, value in known.items() if value is not None}
+    fields = {name: getattr(function, name) for name in Function.model_fields}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
-    """Return the token ids of a conversation and of the start of an answer. Raise ApiError."""
+    """Return the token ids of a conversation and the start of an answer. Raise ApiError if the template refuses it."""
     _check_results(body.messages)
     tools = list(chat_tools(body))
     style = served.tool_style
@@ -79,7 +79,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Raise ApiError, as OpenAI does, for a tool's result without a call in the message before the results."""
+    """Raise ApiError, as OpenAI does, for a tool result without a call in the preceding message."""
     ids: set[str] = set()
     for number, message in enumerate(messages):
         if message.role != "tool":
@@ -89,14 +89,14 @@ def _check_results(messages: Sequence[Message]) -> None:
         if not ids:
             what = "messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
             raise ApiError(400, f"{param}: {what}", f"{param}.role")
-        identity = message.tool_call_id
-        if identity and identity not in ids:
-            what = f"the previous message has no call {identity[:100]!r}; its calls are {', '.join(sorted(ids))[:500]}"
+        call_id = message.tool_call_id
+        if call_id and call_id not in ids:
+            what = f"the previous message has no call {call_id[:100]!r}; its calls are {', '.join(sorted(ids))[:500]}"
             raise ApiError(400, f"{param}.tool_call_id: {what}", f"{param}.tool_call_id")
 
 
 def as_record(number: int, message: Message) -> text.Message:
-    """Return a message of a request as a message of a conversation. Raise ApiError."""
+    """Convert a message of a request to a message of a conversation. Raise ApiError for a wrong call."""
     content = message.content
     joined = content if isinstance(content, str) else "".join(part.text for part in content or [])
     role = "system" if message.role == "developer" else message.role
@@ -141,13 +141,13 @@ class ChatCompletions(RequestAnswers):
         if schema is not None:
             make_matcher = await served.work(lambda: served.grammars.matcher(schema))
         ids = await served.work(lambda: chat_ids(served, body))
-        # The text that ends a turn may occur in a JSON string; the grammar ends such an answer.
+        # With a schema the grammar ends the answer, since the text that ends a turn may occur in a JSON string.
         ends = () if schema is not None else served.turn_end.texts
         end = TurnEnd(served.turn_end.ids, (*ends, *stop_texts(body)))
         self._constrained = constrained = await served.work(lambda: constrain_calls(served, body, self._tools, schema))
         if constrained is not None:
             make_matcher = constrained.make_matcher
-            if constrained.must_call:  # the grammar ends the answer; stop texts may occur in arguments
+            if constrained.must_call:  # the grammar ends the answer, since stop texts may occur in arguments
                 end = TurnEnd(served.turn_end.ids)
         self._add_prompt(
             ids,
@@ -164,10 +164,10 @@ class ChatCompletions(RequestAnswers):
     async def _log_ignored_fields(self, **objects: Any) -> None:
         """Log each field of the client's objects that the server ignores, once."""
 
-        def ignored() -> dict[str, None]:
+        def find_ignored() -> dict[str, None]:
             return dict.fromkeys(field for name, value in objects.items() for field in ignored_fields(value, name))
 
-        for field in await self._served.work(ignored):
+        for field in await self._served.work(find_ignored):
             self._served.log_once(f"{field} is ignored")
 
     async def choice(self, index: int) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class ChatCompletions(RequestAnswers):
                 text = delta.text
                 finish: str | None = delta.finish_reason
                 if reader is not None:
-                    text = reader.add(text) + (reader.rest() if finish is not None else "")
+                    text = reader.add(text) + (reader.flush() if finish is not None else "")
                     if reader.count and (reader.is_full or finish == "stop"):
                         finish = "tool_calls"
                 text = text if has_text else text.lstrip()  # whitespace before an answer belongs to the template
@@ -229,7 +229,7 @@ class ChatCompletions(RequestAnswers):
         return {
             "content": [
                 self._logprob(token.id, token.logprob)
-                | {"top_logprobs": [self._logprob(other, logprob) for other, logprob in token.top]}
+                | {"top_logprobs": [self._logprob(candidate, logprob) for candidate, logprob in token.top]}
                 for token in tokens
             ],
             "refusal": None,
@@ -252,7 +252,7 @@ def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
 
 
 class Responses(ChatCompletions):
-    """The answer to a request, as an object of OpenAI's Responses API. Computed as a chat completion."""
+    """The response to a request of OpenAI's Responses API. Computes it as a chat completion."""
 
     prefix, kind = "resp", "response"
 
@@ -276,31 +276,31 @@ class Responses(ChatCompletions):
 
     async def stream(self) -> AsyncGenerator[str, None]:
         """Yield server-sent events: the response, its one message, and its text as it is generated."""
-        sent = 0
+        num_sent = 0
 
-        def named_event(kind: str, **fields: Any) -> str:
-            nonlocal sent
-            sent += 1
-            content = {"type": kind, "sequence_number": sent - 1} | fields
-            return f"event: {kind}\n{event(content)}"
+        def named_event(event_type: str, **fields: Any) -> str:
+            nonlocal num_sent
+            num_sent += 1
+            content = {"type": event_type, "sequence_number": num_sent - 1} | fields
+            return f"event: {event_type}\n{event(content)}"
 
         item: dict[str, Any] = {"output_index": 0}
-        part: dict[str, Any] = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        content_part: dict[str, Any] = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         text, finish = "", None
         try:
-            for kind in ("response.created", "response.in_progress"):
-                yield named_event(kind, response=self._response_object("in_progress", []))
+            for event_type in ("response.created", "response.in_progress"):
+                yield named_event(event_type, response=self._response_object("in_progress", []))
             yield named_event("response.output_item.added", **item, item=self._message("in_progress", []))
-            yield named_event("response.content_part.added", **part, part=_text_part(""))
+            yield named_event("response.content_part.added", **content_part, part=_text_part(""))
             async with aclosing(self._chat_deltas(0)) as deltas:
                 async for delta in deltas:
                     text += delta.text
                     finish = delta.finish_reason
                     if delta.text:
-                        yield named_event("response.output_text.delta", **part, delta=delta.text, logprobs=[])
+                        yield named_event("response.output_text.delta", **content_part, delta=delta.text, logprobs=[])
             response = self._final_response(text, finish)
-            yield named_event("response.output_text.done", **part, text=text, logprobs=[])
-            yield named_event("response.content_part.done", **part, part=_text_part(text))
+            yield named_event("response.output_text.done", **content_part, text=text, logprobs=[])
+            yield named_event("response.content_part.done", **content_part, part=_text_part(text))
             yield named_event("response.output_item.done", **item, item=response["output"][0])
             yield named_event(f"response.{response['status']}", response=response)
         except ApiError as error:
@@ -308,7 +308,7 @@ class Responses(ChatCompletions):
             yield named_event("response.failed", response=self._response_object("failed", [], error=problem))
 
     def _final_response(self, text: str, finish: str | None) -> dict[str, Any]:
-        """Return the response at the end of its answer."""
+        """Return the response with its finished answer."""
         status = "incomplete" if finish == "length" else "completed"
         usage = {
             "input_tokens": self.usage.prompt_tokens,

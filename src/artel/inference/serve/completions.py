@@ -1,4 +1,4 @@
-"""/v1/completions, and what chats share with it: an answer as it is generated, whole responses, streams of events."""
+"""/v1/completions, and the base of all generated answers: answers in progress, full responses, streams of events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids to continue, and how to continue them."""
+    """Token ids to continue, and the settings of the answer."""
 
     ids: list[int]
     options: SamplingOptions
@@ -39,12 +39,12 @@ class Prompt:
     end: TurnEnd
     """End of the answer: the template's end of turn, and the texts of `stop`."""
     stop_until: str = ""
-    """Stop texts have no effect after this text: calls follow it."""
+    """Stop texts have no effect after this text, since calls follow it."""
     special_tokens: bool = False
     forced: list[int] = field(default_factory=list)
-    """First tokens of the answer: the rest of a prompt whose logprobs are requested (`echo`)."""
+    """First tokens of the answer: the tokens of a prompt whose logprobs are requested (`echo`)."""
     must_fit: bool = False
-    """True if the whole answer must fit a schema; a stop text then leaves it incomplete."""
+    """True if the whole answer must fit a schema. A stop text then leaves it incomplete."""
     make_matcher: Callable[[], Any] | None = None
 
 
@@ -54,7 +54,7 @@ class Delta:
 
     text: str
     tokens: list[Token] = field(default_factory=list)
-    """Their characters may follow in a later delta."""
+    """Tokens whose characters may follow in a later delta."""
     finish_reason: FinishReason | None = None
     """None until the last delta."""
 
@@ -75,7 +75,7 @@ class Usage:
 
 
 def sampling_options(body: SamplingBody, served: ServedModel, *, logprobs: int | None) -> SamplingOptions:
-    """Return the sampling options of a request. Raise ApiError."""
+    """Return the sampling options of a request. Raise ApiError for an unknown token id."""
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
         if not (name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < served.num_output_ids):
@@ -109,10 +109,10 @@ def answer_limit(served: ServedModel, ids: list[int], requested: int | None, par
     return requested or available
 
 
-async def write(
+async def generate_deltas(
     served: ServedModel, prompt: Prompt, seed_offset: int, usage: Usage, metrics: Metrics, seconds: float
 ) -> AsyncGenerator[Delta, None]:
-    """Yield an answer as it is generated, cut off after `seconds`. Raise ApiError if the model fails."""
+    """Yield an answer as it is generated. Cut it off after `seconds`. Raise ApiError if the model fails."""
     assert served.engine is not None
     tokenizer = served.opened.tokenizer
     options = prompt.options
@@ -166,7 +166,7 @@ class _TokenQueue:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
     async def __aiter__(self) -> AsyncIterator[Token]:
-        """Raise EngineError if the model failed."""
+        """Yield tokens as they arrive. Raise EngineError if the model failed."""
         while (item := await self._queue.get()) is not None:
             if isinstance(item, EngineError):
                 raise item
@@ -181,7 +181,7 @@ class RequestAnswers(ABC):
     kind: str
     """`object` of the response."""
     chunk_kind: str
-    """`object` of a chunk of a stream."""
+    """`object` of a chunk in a stream."""
 
     def __init__(self, served: ServedModel, body: SamplingBody, metrics: Metrics, seconds: float) -> None:
         self._served, self._metrics, self._seconds = served, metrics, seconds
@@ -192,21 +192,21 @@ class RequestAnswers(ABC):
         self.usage = Usage()
 
     async def prepare(self) -> None:
-        """Make the prompts. Raise ApiError."""
+        """Make the prompts. Raise ApiError if the request is invalid."""
         await self._make_prompts()
         self._metrics.count_prompt(self.usage.prompt_tokens)
 
     @abstractmethod
     async def _make_prompts(self) -> None:
-        """Add a prompt for each answer or group of answers. Raise ApiError."""
+        """Add a prompt for each group of `n` answers. Raise ApiError if the request is invalid."""
 
     @abstractmethod
     async def choice(self, index: int) -> dict[str, Any]:
-        """Return a whole answer. Raise ApiError."""
+        """Return a full answer. Raise ApiError if the model fails."""
 
     @abstractmethod
     def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield an answer in chunks. Raise ApiError."""
+        """Yield an answer in chunks. Raise ApiError if the model fails."""
 
     @property
     def count(self) -> int:
@@ -239,19 +239,19 @@ class RequestAnswers(ABC):
     async def _deltas(self, index: int) -> AsyncGenerator[Delta, None]:
         answers = self._body.n or 1
         prompt = self._prompts[index // answers]
-        answer = write(self._served, prompt, index % answers, self.usage, self._metrics, self._seconds)
+        answer = generate_deltas(self._served, prompt, index % answers, self.usage, self._metrics, self._seconds)
         async with aclosing(answer) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def _whole_answer(self, index: int) -> tuple[str, list[Token], str | None]:
+    async def _full_answer(self, index: int) -> tuple[str, list[Token], str | None]:
         """Return an answer's text, tokens and finish reason."""
         deltas = [delta async for delta in self._deltas(index)]
         tokens = [token for delta in deltas for token in delta.tokens]
         return "".join(delta.text for delta in deltas), tokens, deltas[-1].finish_reason
 
     def _add_prompt(self, ids: list[int], requested: int | None, param: str, **settings: Any) -> None:
-        """Raise ApiError for a prompt that the model cannot take."""
+        """Add a prompt. Raise ApiError if the model does not accept it."""
         opened = self._served.opened
         try:
             check_embedded(opened.model, opened.tokenizer, ids)
@@ -296,7 +296,7 @@ class Completions(RequestAnswers):
                 self._prompts[-1] = replace(prompt_only, ids=ids[:1], forced=ids[1:], end=TurnEnd(frozenset()))
 
     async def choice(self, index: int) -> dict[str, Any]:
-        text, tokens, finish = await self._whole_answer(index)
+        text, tokens, finish = await self._full_answer(index)
         if self._request.echo:
             prompt = self._prompts[index // (self._request.n or 1)]
             self.usage.completion_tokens -= len(prompt.forced)
@@ -330,7 +330,7 @@ class Completions(RequestAnswers):
 
     def _top_logprobs(self, token: Token) -> dict[str, float]:
         """Return the most likely tokens at this position. Of two with the same name, keep the more likely one."""
-        return {self._served.token_name(other): logprob for other, logprob in reversed(token.top)}
+        return {self._served.token_name(candidate): logprob for candidate, logprob in reversed(token.top)}
 
 
 async def _merge_streams(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
@@ -343,7 +343,7 @@ async def _merge_streams(streams: list[AsyncGenerator[dict[str, Any], None]]) ->
                 async for item in stream:
                     items.put_nowait(item)
             items.put_nowait(None)
-        except Exception as error:  # any error must reach the reader, which would wait forever
+        except Exception as error:  # any error must reach the reader, or it would wait forever
             items.put_nowait(error)
 
     tasks = [asyncio.create_task(feed(stream)) for stream in streams]

@@ -1,8 +1,8 @@
 """Constrained answers: llguidance masks the tokens that a JSON schema or a grammar does not allow.
 
-A schema may take any amount of time (`multipleOf: 999983` takes a minute: one state per remainder), and some fail only
-when the first token is masked (`{"$ref": "#"}`). So every grammar is first compiled in a child process that can be
-killed.
+Compiling a schema may take arbitrarily long (`multipleOf: 999983` takes a minute: one state per remainder), and some
+schemas fail only at the first token (`{"$ref": "#"}`). So every grammar is first compiled in a child process, which can
+be killed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from artel.tokens.tokenizer.template_limits import run_in_child
 
 ANY_OBJECT = {"type": "object"}
 WHITESPACE: Any = {"whitespace_pattern": r"[ ]|\n[ ]{0,40}"}
-"""Whitespace allowed in JSON: without a limit, weak models write nothing else up to `max_tokens`."""
+"""Whitespace allowed in JSON. Without a limit, weak models write only whitespace up to `max_tokens`."""
 _COMPILE_SECONDS = 3
-"""CPU time for a schema, up to the first token."""
+"""Maximum CPU seconds to compile a schema and mask the first token."""
 _MAX_STATES = 20_000
 """Limit of llguidance's lexer. A state takes up to 2 kB; with the default of 250,000 a step took 7 s."""
 _CACHE_SIZE = 16
@@ -55,7 +55,7 @@ class Grammars:
         except ValueError as error:
             raise _schema_error(str(error), param) from None
         if grammar not in self._matchers:
-            _ = self._tokenizer  # created in the parent, so that it is cached
+            _ = self._tokenizer  # create it in the parent, so that it stays cached
             result = run_in_child(
                 lambda: self._compile_error(grammar), _COMPILE_SECONDS, otherwise="it cannot be compiled to a grammar"
             )
@@ -98,7 +98,7 @@ class Grammars:
 
 
 def grammar_error(error: object) -> str:
-    """Return the first line of an error of llguidance, without its internal name for a schema without answers."""
+    """Return the first line of an error of llguidance. Replaces its internal name for an unsatisfiable schema."""
     return str(error).partition("\n")[0][:300].replace("NoExtensionBias", "no answer can satisfy it")
 
 

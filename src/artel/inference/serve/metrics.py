@@ -54,6 +54,8 @@ class Metrics:
 
 
 class _Timer:
+    """Observes the time of each token of an answer."""
+
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._last_time = metrics._clock()

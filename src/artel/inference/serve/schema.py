@@ -1,7 +1,7 @@
 """Requests of the API and their limits: OpenAI's, with vLLM's additional sampling settings.
 
-An unknown setting is refused, so that none is silently ignored. OpenAI's settings without effect (`user`, `store`,
-`metadata`, `service_tier`, …) are accepted, as are fields of messages and calls that clients send back unchanged.
+Unknown settings are refused, so that none is silently ignored. Settings of OpenAI without effect (`user`, `store`,
+`metadata`, `service_tier`, …) are accepted. So are fields of messages and calls that clients send back unchanged.
 """
 
 from __future__ import annotations
@@ -310,7 +310,9 @@ class ResponsesRequest(SamplingBody):
         if isinstance(self.input, str):
             messages.append(Message.model_construct(role="user", content=self.input))
         else:
-            messages += [Message.model_construct(role=item.role, content=_joined(item.content)) for item in self.input]
+            messages += [
+                Message.model_construct(role=item.role, content=_join_parts(item.content)) for item in self.input
+            ]
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         return ChatRequest.model_construct(
             messages=messages,
@@ -320,7 +322,7 @@ class ResponsesRequest(SamplingBody):
         )
 
 
-def _joined(content: str | list[ResponsesPart]) -> str:
+def _join_parts(content: str | list[ResponsesPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -26,14 +26,14 @@ _NEUTRAL_VALUES: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Settings that these models do not have, with the values that have no effect."""
+"""Settings that these models do not support, with their values without effect."""
 
 
 class Seq2SeqCompletions:
     """The texts of one request, cut off when `deadline` has passed."""
 
     def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, deadline: Deadline) -> None:
-        """Raise ApiError."""
+        """Raise ApiError for settings that the model does not support."""
         self._served, self._body, self._metrics = served, body, metrics
         self._inputs = _make_inputs(served, body, deadline)
         self._usage = Usage()
@@ -45,7 +45,7 @@ class Seq2SeqCompletions:
         }
 
     async def full_response(self) -> dict[str, Any]:
-        """Return the response. Raise ApiError."""
+        """Return the response. Raise ApiError if a prompt is too long."""
         answers = await self._served.work(lambda: run_task(self._served, "generate", self._inputs, "prompt"))
         for answer in answers:
             _check_complete(answer)
@@ -77,7 +77,7 @@ class Seq2SeqCompletions:
         yield "data: [DONE]\n\n"
 
     async def _choices(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks of all texts. Raise ApiError."""
+        """Yield the chunks of all texts. Raise ApiError if a prompt is too long."""
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         is_read = True
@@ -102,7 +102,7 @@ class Seq2SeqCompletions:
             is_read = False  # start no further text after the client disconnects
 
     def _write(self, index: int, item: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
-        """Generate one text, and `put` its chunks. Raise ApiError."""
+        """Generate one text, and `put` its chunks. Raise ApiError if its prompt is too long."""
         sent_text = ""
 
         def on_text(text: str) -> None:
@@ -130,7 +130,7 @@ def _check_complete(answer: dict[str, Any]) -> None:
 
 
 def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
-    """Return the objective's input for each text. Raise ApiError."""
+    """Return the objective's input for each text. Raise ApiError for unsupported settings."""
     for name, neutral in _NEUTRAL_VALUES.items():
         if getattr(body, name) not in (None, neutral):
             raise ApiError(400, f"{served.name} is an encoder-decoder model and does not support {name}", name)
@@ -145,12 +145,12 @@ def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadlin
         raise ApiError(
             400, f"a text may have at most {served.context:,} tokens", "max_tokens", "context_length_exceeded"
         )
-    # Special tokens and the prefix of a prompt are the objective's own, so ids cannot be prompts.
+    # The objective adds special tokens and the prefix of a prompt, so ids cannot be prompts.
     texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
     if len(texts) < len(body.prompts):
         raise ApiError(400, "this model accepts texts, not token ids", "prompt")
-    first = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
-    seeds = [(first + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
+    first_seed = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
+    seeds = [(first_seed + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
     return [
         {"text": text, "sampling": replace(sampling, seed=seed), "is_over": deadline.expired}
         for text in texts
@@ -159,6 +159,6 @@ def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadlin
 
 
 def _choice(index: int, text: str, answer: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return a text or a chunk of it. The last chunk has the whole `answer`."""
+    """Return a choice with a text or a chunk of it. The last chunk has the full `answer`."""
     finish = None if answer is None else answer["finish_reason"]
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}

@@ -1,4 +1,4 @@
-"""A served model: its endpoints, engine, context length, and the ends of its answers."""
+"""A served model: its endpoints, its engine, its context length, and the tokens that end its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 _CONTEXT = 4096
 """Default context length in tokens, if the model has no smaller limit."""
 _MAX_LINES = 100
-"""Maximum log lines about a model: they quote what clients send."""
+"""Maximum log lines about a model, since they quote what clients send."""
 
 
 class ServedModel:
@@ -51,7 +51,7 @@ class ServedModel:
         self.engine: Engine | None = None
         self._adapter_turns: AdapterTurns | None = None
         if not self.generates:
-            release_helpers()  # of this thread: `_worker` starts its own
+            release_helpers()  # of this thread; `_worker` starts its own
             return
         self._read_ends()
         engine = make_engine(opened.model, opened.tokenizer, requests, self.context, share_prefixes=not adapters)
@@ -61,7 +61,7 @@ class ServedModel:
         self.engine = engine
 
     def with_adapter(self, opened: OpenedModel, name: str) -> ServedModel:
-        """Return this model with another active adapter, and the tokenizer and run of `opened`."""
+        """Return a copy of this served model that uses the adapter `name`, and the tokenizer and run of `opened`."""
         assert self._adapter_turns is not None
         served = copy(self)
         served.opened, served.name, served._logged = opened, name, set()
@@ -70,7 +70,7 @@ class ServedModel:
         return served
 
     def _read_ends(self) -> None:
-        """Find what ends a text and an answer, from the tokenizer and its chat template."""
+        """Read the ends of texts and answers from the tokenizer and its chat template."""
         opened = self.opened
         self.template = opened.chat_template()
         self.tool_style = tool_style(opened.tokenizer, self.template)
@@ -96,7 +96,7 @@ class ServedModel:
 
     @property
     def requests(self) -> int:
-        """Number of requests admitted besides the queue, even if the model answers one at a time."""
+        """Number of requests to admit in addition to the queue, even if the model answers one at a time."""
         return DEFAULT_REQUESTS if self.engine is None else max(DEFAULT_REQUESTS, self.engine.requests)
 
     @property
@@ -128,7 +128,7 @@ class ServedModel:
 
     @property
     def embeds(self) -> bool:
-        """True if the model returns vectors for texts, whether it learned them or not."""
+        """True if the model returns vectors for texts, even if it was not trained for that."""
         return not (self.generates or self.can("generate"))
 
     @property
@@ -146,7 +146,7 @@ class ServedModel:
         return min(self.opened.tokenizer.vocabulary, config.vocab_size)
 
     def token_text(self, token: int) -> str:
-        """Return a token's text, with U+FFFD for a part of a character."""
+        """Return a token's text, with U+FFFD for an incomplete character."""
         return self.opened.tokenizer.decode([token])
 
     def token_bytes(self, token: int) -> bytes:
@@ -154,11 +154,11 @@ class ServedModel:
         text = self.token_text(token)
         if "\ufffd" not in text:
             return text.encode()
-        piece: str = self.opened.tokenizer.hf.convert_ids_to_tokens(token)
-        return piece_bytes(piece) or text.encode()
+        token_string: str = self.opened.tokenizer.hf.convert_ids_to_tokens(token)
+        return piece_bytes(token_string) or text.encode()
 
     def token_name(self, token: int) -> str:
-        """Return a token's text, or its bytes in OpenAI's notation if it is a part of a character."""
+        """Return a token's text, or its bytes in OpenAI's notation if it is an incomplete character."""
         text = self.token_text(token)
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.token_bytes(token)) if "\ufffd" in text else text
 
@@ -189,5 +189,5 @@ class ServedModel:
 
 
 def get_api_name(path: str) -> str:
-    """Return the name of a model in the API: the last part of a path, or the whole hub id."""
+    """Return the name of a model in the API: the last component of a path, or the full hub id."""
     return Path(path).resolve().name if Path(path).exists() else path

@@ -1,4 +1,4 @@
-"""`artel serve`: open the models, listen, and on SIGTERM finish running answers; or become vLLM's server."""
+"""`artel serve`: opens the models, listens, and on SIGTERM finishes running answers. Or becomes vLLM's server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from artel.training import RunFolder
 
 
 class Precision(StrEnum):
-    """The dtype of weights and matrix products."""
+    """The dtype of weights and matmuls."""
 
     SAVED = "saved"
     """The dtype in the model's files."""
@@ -85,21 +85,24 @@ def serve(name: str, options: ServerOptions) -> None:
             app, http=TimedProtocol, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30
         )
         server = uvicorn.Server(config)
-        with suppress(KeyboardInterrupt), hide_elapsed():  # uvicorn raises the signal again after all answers
+        with (
+            suppress(KeyboardInterrupt),
+            hide_elapsed(),
+        ):  # uvicorn raises the signal again once all answers are finished
             server.run(sockets=[listener])
 
 
 def avoid_full_collections() -> None:
-    """Make full garbage collections rare: all threads wait for one, even /health.
+    """Make full garbage collections rare, since all threads wait for them, even /health.
 
-    A body of 2 MB may be half a million lists, and full collections took half of the time to parse them.
+    A body of 2 MB may be half a million lists. Full collections took half of the time to parse them.
     """
     gc.freeze()
     gc.set_threshold(700, 10, 1000)
 
 
 def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
-    """Return the model, and the model with each of the adapters. Raise InputError."""
+    """Return the model, and the model with each adapter. Raise InputError if one cannot be served."""
     opened = open_model(name, torch.device("cpu"))
     cast_weights(opened.model, options.precision, name)
     move_to_device(opened, own_device())  # after the cast: bf16 takes half of the memory there
@@ -206,12 +209,12 @@ def serve_with_vllm(name: str, options: ServerOptions) -> None:
         raise InputError.at("--engine", "vllm is not installed", fix)
     arguments = vllm_arguments(name, options)
     limits, default = options.limits, Limits()
-    changed = {
+    is_changed = {
         "--queue": limits.queue != default.queue,
         "--timeout": limits.seconds != default.seconds,
         "--max-body": limits.body != default.body,
     }
-    if ignored := [option for option, is_changed in changed.items() if is_changed]:
+    if ignored := [option for option, changed in is_changed.items() if changed]:
         what = f"{', '.join(ignored)}: ignored, since vLLM's server has no such limit"
         print(what, file=sys.stderr, flush=True)
     key = {} if options.key is None else {"VLLM_API_KEY": options.key}
@@ -224,13 +227,13 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
     Raise InputError if a run has no model yet.
     """
     folder = _model_folder(name)
-    own_adapter = read_adapter(folder)
+    adapter_of_model = read_adapter(folder)
     arguments = (
         ["serve", folder, "--served-model-name", get_api_name(name)]
-        if own_adapter is None
-        else ["serve", own_adapter.base]
+        if adapter_of_model is None
+        else ["serve", adapter_of_model.base]
     )
-    adapters = {} if own_adapter is None else {get_api_name(name): own_adapter}
+    adapters = {} if adapter_of_model is None else {get_api_name(name): adapter_of_model}
     for label, path in options.adapters.items():
         adapter = read_adapter(_model_folder(path))
         if adapter is None:
@@ -247,7 +250,7 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
         arguments += [f"{label}={adapter.folder}" for label, adapter in adapters.items()]
     arguments += ["--host", options.host, "--port", str(options.port), "--dtype", _DTYPES[options.precision]]
     arguments += ["--max-num-seqs", str(options.limits.requests or DEFAULT_REQUESTS)]
-    arguments += ["--allowed-origins", json.dumps(options.origins)]  # by default vLLM answers pages of any origin
+    arguments += ["--allowed-origins", json.dumps(options.origins)]  # vLLM's default accepts pages of any origin
     if options.context is not None:
         arguments += ["--max-model-len", str(options.context)]
     return arguments

@@ -57,9 +57,9 @@ def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
 
 
 def _embed_by_objective(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
-    """Return (vectors, tokens) of a model that learned vectors."""
-    kind = (body.input_type or "").removeprefix("search_")
-    inputs = [{"text": text, "input_type": kind, "dimensions": body.dimensions} for text in texts]
+    """Return (vectors, number of tokens), computed by the objective of an embedding model."""
+    input_type = (body.input_type or "").removeprefix("search_")
+    inputs = [{"text": text, "input_type": input_type, "dimensions": body.dimensions} for text in texts]
     opened = served.opened
     try:
         answers = opened.decoding.answers(opened.model, "embed", inputs)
@@ -75,7 +75,7 @@ def _embed_by_objective(served: ServedModel, texts: list[Any], body: EmbeddingRe
 
 
 def _embed_by_mean(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
-    """Return (vectors, tokens) of another encoder."""
+    """Return (vectors, number of tokens) of an encoder that did not learn vectors."""
     for name in ("dimensions", "input_type"):
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name} is for models that learned it (objective embedding)", name)
@@ -96,7 +96,7 @@ def _embed_by_mean(served: ServedModel, texts: list[Any], body: EmbeddingRequest
 
 @torch.no_grad()
 def _compute_mean_vectors(served: ServedModel, rows: list[list[int]]) -> np.ndarray:
-    """Return float32 (rows, width)."""
+    """Return the normalized mean of the last layer for each row, float32 (rows, width)."""
     model = served.opened.model
     longest = max(map(len, rows))
     pad = served.opened.tokenizer.pad_id
@@ -160,8 +160,8 @@ def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
         if not reads_pairs:
             what = f"{path} is a pair of texts, but the model was trained on single texts"
             raise ApiError(400, what, "input")
-        for side, text in enumerate(entry):
-            _check_not_empty(text, f"{path}.{side}")
+        for position, text in enumerate(entry):
+            _check_not_empty(text, f"{path}.{position}")
     return _list_response(served, run_task(served, "classify", inputs))
 
 
@@ -174,7 +174,7 @@ def entities(served: ServedModel, body: EntitiesRequest) -> dict[str, Any]:
 def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
     """Return the documents, best first. Raise ApiError.
 
-    Some of the documents may be empty, as with Cohere's server.
+    Some documents may be empty, as with Cohere's server, but not all.
     """
     documents = body.texts
     _check_not_empty(body.query, "query")
@@ -203,11 +203,11 @@ def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
 
 
 def _first_texts(text_1: str | list[str] | list[Message]) -> list[Any]:
-    """Return texts, or one conversation. Raise ApiError."""
+    """Return the first texts of pairs: texts, or one conversation. Raise ApiError for a wrong call."""
     if isinstance(text_1, str):
         return [text_1]
-    turns = [as_record(number, item) for number, item in enumerate(text_1) if isinstance(item, Message)]
-    return [turns] if turns else list(text_1)
+    messages = [as_record(number, item) for number, item in enumerate(text_1) if isinstance(item, Message)]
+    return [messages] if messages else list(text_1)
 
 
 def run_task(served: ServedModel, task: str, inputs: list[Any], param: str = "input") -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ def run_task(served: ServedModel, task: str, inputs: list[Any], param: str = "in
 
 
 def _reads_pairs(run: RunConfig | None) -> bool:
-    """Return False if the run file shows that the model learned only single texts."""
+    """True unless the run file shows that the model was trained on single texts only."""
     if run is None or run.data.from_store:
         return True
     return any(source.second or FORMATS.get_module(source.format) for source in run.data.sources)

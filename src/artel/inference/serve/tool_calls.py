@@ -1,4 +1,4 @@
-"""Tool calls of chat completions: what a request demands, the grammar that enforces it, and the deltas of a stream."""
+"""Tool calls of chat completions: the demands of a request, the grammar that enforces them, and the stream's deltas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from artel.text import Tools
 from artel.text.tool_calls import CallReader
 from artel.tokens.tokenizer.template_calls import NUMBER, CallForm
 
-# What a request demands
+# Demands of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +30,31 @@ class ConstrainedCalls:
     """Makes the matcher of one answer."""
     reader: Callable[[], CallDeltas]
     must_call: bool
-    """True if the answer is calls only, without text."""
+    """True if the answer has only calls, without text."""
     mark: str
-    """The text after which the answer is calls; empty if all of it is."""
+    """Text after which the answer has only calls. Empty if it has only calls from the start."""
 
 
 def constrain_calls(
     served: ServedModel, body: ChatRequest, tools: Tools, answer: dict[str, Any] | None
 ) -> ConstrainedCalls | None:
-    """Return how calls are constrained; None if the model calls freely, or not at all. Raise ApiError.
+    """Return the constraint on calls; None if the model calls freely, or has no functions. Raise ApiError.
 
-    If the calls of `strict` functions cannot be constrained, they are free, and the server logs that once: clients send
-    `strict` without asking whether the model supports it. What `tool_choice` demands is refused in that case.
+    If calls of `strict` functions cannot be constrained, they are free, and the server logs this once, since clients
+    send `strict` to any model. Demands of `tool_choice` are refused in that case.
 
     A function given by name is called once; `required` allows several calls, as in OpenAI's API. `answer` is the schema
     of an answer without calls, if the request has one.
     """
-    must_call, names = _tool_choice(body)
-    if unknown := sorted((names or set()) - {tool["function"]["name"] for tool in tools}):
+    must_call, allowed_names = _parse_tool_choice(body)
+    if unknown := sorted((allowed_names or set()) - {tool["function"]["name"] for tool in tools}):
         raise ApiError(400, f"tools has no function {unknown[0][:100]!r}: there is nothing to call", "tool_choice")
-    tools = tuple(tool for tool in tools if names is None or tool["function"]["name"] in names)
+    tools = tuple(tool for tool in tools if allowed_names is None or tool["function"]["name"] in allowed_names)
     if must_call and not tools:
         raise ApiError(400, "tools is empty, so there is nothing to call", "tool_choice")
     strict = any(tool["function"].get("strict") for tool in tools)
-    # A schema constrains an answer from its first token on, so the grammar has to allow calls there.
-    if not (must_call or names or strict or (answer is not None and tools)):
+    # A schema constrains the answer from the first token on, so the grammar must also allow calls.
+    if not (must_call or allowed_names or strict or (answer is not None and tools)):
         return None
     try:
         return _make_constraint(served, body, tools, must_call, answer)
@@ -62,10 +62,10 @@ def constrain_calls(
         refusal = ApiError(400, f"a call cannot be forced: {reason}", "tools")
     except ApiError as error:
         refusal = error
-    if must_call or names:
+    if must_call or allowed_names:
         raise refusal
-    what = "strict is ignored" if strict else "response_format disables function calls"
-    served.log_once(f"{what}: {refusal}")
+    consequence = "strict is ignored" if strict else "response_format disables function calls"
+    served.log_once(f"{consequence}: {refusal}")
     return None
 
 
@@ -94,7 +94,7 @@ def _make_constraint(
     return ConstrainedCalls(matcher, lambda: optional_calls(form, tools, no_text=no_text), False, form.mark)
 
 
-def _tool_choice(body: ChatRequest) -> tuple[bool, set[str] | None]:
+def _parse_tool_choice(body: ChatRequest) -> tuple[bool, set[str] | None]:
     """Return (True if the answer must be calls, names of the allowed functions; None for all)."""
     choice = body.tool_choice
     if isinstance(choice, NamedTool):
@@ -105,7 +105,7 @@ def _tool_choice(body: ChatRequest) -> tuple[bool, set[str] | None]:
     return choice == "required", None
 
 
-# Reading
+# Readers of calls
 
 
 class CallDeltas(ABC):
@@ -120,18 +120,18 @@ class CallDeltas(ABC):
     def add(self, text: str) -> str:
         """Return the text that is certainly not part of a call."""
 
-    def rest(self) -> str:
-        """Return the text still pending at the end."""
+    def flush(self) -> str:
+        """Return the text that is still pending at the end."""
         return ""
 
     def take_deltas(self) -> list[dict[str, Any]]:
-        """Return the deltas since the last call: starts of tool calls, and more of their arguments."""
+        """Return the deltas since the last `take_deltas`: starts of tool calls, and chunks of their arguments."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
     @property
     def is_full(self) -> bool:
-        """True if the answer ends here, since it may have no more calls."""
+        """True if the answer must end now, since no more calls are allowed."""
         return False
 
     def _start_call(self, name: str, arguments: str) -> None:
@@ -141,7 +141,7 @@ class CallDeltas(ABC):
 
 
 def merge_deltas(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return complete calls."""
+    """Merge the deltas of a stream into complete calls."""
     calls: list[dict[str, Any]] = []
     for delta in deltas:
         if delta["index"] == len(calls):
@@ -152,7 +152,7 @@ def merge_deltas(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class FreeCalls(CallDeltas):
-    """Reads calls without a grammar; text that may become a call is pending."""
+    """Reads calls without a grammar. Holds back text that may become a call."""
 
     def __init__(self, tools: Tools, limit: int | None = None, *, drop_text: bool = False) -> None:
         """Ignore calls beyond `limit`."""
@@ -162,7 +162,7 @@ class FreeCalls(CallDeltas):
     def add(self, text: str) -> str:
         return self._take_calls(self._reader.add(text))
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         return self._take_calls(self._reader.rest())
 
     @property
@@ -184,7 +184,7 @@ def required_calls(form: CallForm, tools: Tools) -> CallDeltas:
 
 
 class _JsonCalls(CallDeltas):
-    """Reads calls with arguments in JSON, which it passes on as they come. The answer has no text."""
+    """Reads calls with JSON arguments, and passes the arguments on as they arrive. The answer has no text."""
 
     def __init__(self, form: CallForm, tools: Tools) -> None:
         super().__init__()
@@ -219,13 +219,13 @@ class _JsonCalls(CallDeltas):
 
 
 def _whitespace_pattern(text: str) -> str:
-    """Return a pattern of a form's text, with whatever whitespace a tokenizer decodes."""
+    """Return a pattern for a form's text that allows any whitespace, since tokenizers decode it differently."""
     pattern = r"\s*".join(re.escape(word) for word in ("", *text.split(), ""))
     return pattern.replace(re.escape(NUMBER), "[0-9]+")
 
 
 class _ObjectEnd:
-    """Finds the end of a JSON object that comes chunk by chunk."""
+    """Finds the end of a JSON object that arrives in chunks."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -233,15 +233,15 @@ class _ObjectEnd:
 
     def find(self, chunk: str) -> int | None:
         """Return the end of the object in the chunk, exclusive; None if it does not end there."""
-        for index, sign in enumerate(chunk):
+        for index, character in enumerate(chunk):
             if self._in_string:
-                self._in_string = self._escaped or sign != '"'
-                self._escaped = sign == "\\" and not self._escaped
-            elif sign == '"':
+                self._in_string = self._escaped or character != '"'
+                self._escaped = character == "\\" and not self._escaped
+            elif character == '"':
                 self._in_string = True
-            elif sign in "{[":
+            elif character in "{[":
                 self._depth += 1
-            elif sign in "]}":
+            elif character in "]}":
                 self._depth -= 1
                 if not self._depth:
                     return index + 1
@@ -266,18 +266,18 @@ class _CallsAfterText(CallDeltas):
         self._in_calls = self._in_text = False
 
     def add(self, text: str) -> str:
-        before = ""
+        text_before = ""
         if not self._in_calls:
             self._pending += text
             end, self._in_calls = self._text_end(self._pending)
-            before, text = self._pending[:end], self._pending[end:]
+            text_before, text = self._pending[:end], self._pending[end:]
             self._pending = "" if self._in_calls else text
         if self._in_calls:
             self._calls.add(text)
             self.count = self._calls.count
-        return before
+        return text_before
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         pending, self._pending = self._pending, ""
         return pending
 
@@ -285,7 +285,7 @@ class _CallsAfterText(CallDeltas):
         return self._calls.take_deltas()
 
     def _text_end(self, pending: str) -> tuple[int, bool]:
-        """Return (end of what is certainly text, True if calls follow)."""
+        """Return (end of the text that is certainly no call, True if calls follow)."""
         if not self._no_text:
             return up_to_stop(pending, (self._mark,))
         stripped = pending.lstrip()
