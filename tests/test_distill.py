@@ -15,7 +15,7 @@ from artel.config import TokenizerTraining
 from artel.config.schema.distill import HiddenStatesConfig
 from artel.models.attention_switch import use_artel_attention
 from artel.models.logits_loss import PositionLogits, loss_of_logits
-from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, in_classes
+from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, reduce_to_classes
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer
 from artel.training.teacher_outputs import CachedOutputs, split_into_shards
 from support import WORKERS
@@ -54,7 +54,7 @@ def test_the_likeliest_ids_and_all_others_as_one_class(kind):
     before = torch.zeros_like(whole)
     for k in (1, 8, 49):
         ids = order[:, :k]
-        theirs, own = in_classes(teacher, ids), in_classes(student, ids)
+        theirs, own = reduce_to_classes(teacher, ids), reduce_to_classes(student, ids)
         assert torch.allclose(theirs.exp().sum(-1), torch.ones(40, dtype=torch.float64))
         others = teacher.exp().sum(-1) - teacher.exp().gather(1, ids).sum(-1)
         assert torch.allclose(theirs[:, -1].exp(), others)
@@ -117,7 +117,7 @@ def test_the_loss_is_that_of_whole_logits(tmp_path, case):
     teacher, learner = ((logits / 2).log_softmax(-1) for logits in (theirs, own))
     if run.distill.top_k is not None:
         likeliest = theirs.topk(run.distill.top_k).indices
-        teacher, learner = in_classes(teacher, likeliest), in_classes(learner, likeliest)
+        teacher, learner = reduce_to_classes(teacher, likeliest), reduce_to_classes(learner, likeliest)
     apart = divergence(teacher, learner, run.distill.loss, run.distill.beta).sum()
     plain = F.cross_entropy(own, labels, reduction="sum")
     hidden = torch.zeros(())

@@ -14,7 +14,7 @@ from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.objectives import build_objective
 from artel.objectives.distill.other_tokenizer import TokenMap
-from artel.objectives.distill.teacher_outputs import divergence, in_classes, mapped_classes
+from artel.objectives.distill.teacher_outputs import divergence, map_classes, reduce_to_classes
 from artel.objectives.types import Batch
 from artel.tokens import Tokenizer, evaluation_rows, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
@@ -165,7 +165,7 @@ def test_probability_is_conserved():
     torch.manual_seed(0)
     log_probs = (3 * torch.randn(50, 70)).log_softmax(dim=1)
     ids = torch.randint(-1, 40, (70,))  # some twice, some none
-    likeliest, classes = mapped_classes(log_probs, ids, 40, 8)
+    likeliest, classes = map_classes(log_probs, ids, 40, 8)
     assert (classes.exp().sum(dim=1) - 1).abs().max() < 1e-6
     for row in range(50):
         expected = [float(log_probs[row, ids == number].exp().sum()) for number in range(40)]
@@ -177,10 +177,10 @@ def test_probability_is_conserved():
 def test_ids_that_the_teacher_never_says_leave_reverse_kl_finite():
     """Fewer ids have a counterpart than are kept."""
     torch.manual_seed(0)
-    likeliest, teacher = mapped_classes(
+    likeliest, teacher = map_classes(
         torch.randn(9, 20).log_softmax(dim=1), torch.arange(20).where(torch.arange(20) < 3, -1), 50, 8
     )
-    student = in_classes(torch.randn(9, 50).log_softmax(dim=1), likeliest)
+    student = reduce_to_classes(torch.randn(9, 50).log_softmax(dim=1), likeliest)
     assert divergence(teacher.half().float().log_softmax(dim=1), student, "reverse_kl", 0.5).max() < 90
 
 
@@ -243,7 +243,7 @@ def test_targets_that_are_not_aligned_have_the_cross_entropy_alone(tmp_path):
     own, labels = logits[has_target], batch.tensors["targets"][has_target]
     is_aligned = batch.tensors["teacher_aligned"][has_target]
     plain = F.cross_entropy(own, labels, reduction="none")
-    classes = in_classes((own / 2).log_softmax(-1), batch.tensors["teacher_ids"][has_target].long())
+    classes = reduce_to_classes((own / 2).log_softmax(-1), batch.tensors["teacher_ids"][has_target].long())
     teacher = batch.tensors["teacher_log_probs"][has_target].float().log_softmax(-1)
     apart = divergence(teacher, classes, "forward_kl", 0.5)
     expected = torch.where(is_aligned, 0.25 * plain + 0.75 * 4 * apart, plain).sum()

@@ -202,7 +202,7 @@ class Chat(Objective, Decoding):
             for number, message in enumerate(messages)
             if (message.trained if message.trained is not None else _is_trained_on(message, train_on, number == last))
         }
-        return self._writer.to_sample(rendered, targets, everything=train_on == "all")
+        return self._writer.to_sample(rendered, targets, learn_prompts=train_on == "all")
 
     def _split(
         self, messages: Sequence[Message], tools: Tools, counts: dict[str, int]

@@ -35,14 +35,14 @@ class Decoding:
     takes_context: ClassVar[bool] = False
     """True if a prompt may come with a second text (`artel generate --context`)."""
     tasks: ClassVar[tuple[str, ...]] = ()
-    """Tasks of `answers`: classify, embed, entities, generate, rerank, score. `answer` is done by `reply`."""
+    """Tasks of `answers`: classify, embed, entities, generate, rerank, score. The task `answer` uses `reply`."""
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self.config = config
         self.tokenizer = tokenizer
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        """Return what `artel generate` prints. `context` is empty unless the objective takes one."""
+        """Return the reply that `artel generate` prints. `context` is empty unless the objective takes one."""
         raise InputError.at("--prompt", "models of this objective do not answer prompts", "see artel evaluate")
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -68,10 +68,12 @@ class Decoding:
 
     def sampling(self, **settings: Any) -> Sampling:
         """Return the default sampling with those `settings` that are not None."""
-        return replace(self.default_sampling(), **{name: each for name, each in settings.items() if each is not None})
+        return replace(
+            self.default_sampling(), **{name: value for name, value in settings.items() if value is not None}
+        )
 
     def command(self, folder: str, samples: Samples | None) -> str:
-        """Return a command that shows what the model of a finished run does.
+        """Return a command that demonstrates the model of a finished run.
 
         `folder`: the run's folder, quoted for a shell. `samples`: its training samples; None if they must not be shown.
         """
@@ -90,12 +92,12 @@ class Decoding:
             return self.config.validate_.prompts[0]
         ids = samples.read(0).ids[:_PROMPT_TOKENS]
         is_special = np.isin(ids, self.tokenizer.special_ids)
-        parts = np.split(np.arange(len(ids)), np.flatnonzero(is_special))  # of several documents in a block
-        words = " ".join(self.tokenizer.decode(ids[part[~is_special[part]]]) for part in parts).split()
-        return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
+        chunks = np.split(np.arange(len(ids)), np.flatnonzero(is_special))  # a block may hold several documents
+        words = " ".join(self.tokenizer.decode(ids[chunk[~is_special[chunk]]]) for chunk in chunks).split()
+        return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last word may be cut
 
 
-# Building blocks for examples of use
+# Helpers for usage examples
 
 _MAX_TOKENS, _MAX_WORDS = 40, 12
 

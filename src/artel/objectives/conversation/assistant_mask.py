@@ -1,17 +1,17 @@
 """Locates the assistant's turns in the text that a chat template renders.
 
-A template is a program, so a turn need not end where its content ends. The template renders the conversation with marks
-in place of contents; the text between the marks is the template's. The generation prompt before an assistant's content
-belongs to the prompt. The model writes everything after it, up to the token that generation stops at. Then the real
-conversation is rendered as a whole, and must have the same text around its contents.
+A template is a program, so a turn need not end where its content ends. First the template renders the conversation
+with marks in place of contents: the text between the marks is the template's. The generation prompt before an
+assistant's content belongs to the prompt. The model writes everything after it, up to the token that generation stops
+at. Then the template renders the real conversation, which must have the same text around its contents.
 
 Some templates change an answer once it is history: they drop its thought, or (YandexGPT, DeepSeek R1) omit the last
-answer. What the model sees in inference decides: the common prefix of the generation prompt and the turn is the prompt,
-and what a template omits of the last answer is written after the generation prompt.
+answer. Training follows inference: the common prefix of the generation prompt and the turn is the prompt, and any part
+of the last answer that a template omits is written after the generation prompt.
 
-Tool calls are not contents, since a template writes arguments in its own way. The end of a turn with calls is found
-with marks as arguments. Then the template renders the real calls with marked contents: the turn is the text between the
-end of the prompt and the known text before the next mark.
+Tool calls are not contents, because each template has its own format of arguments. Marks as arguments reveal the end of
+a turn with calls. Then the template renders the real calls with marked contents: the turn is the text between the end
+of the prompt and the known text before the next mark.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from typing import Any
 
 from artel.objectives.conversation.frame import (
     ConversationError,
+    ConversationFrame,
     Difference,
-    Frame,
     RenderedConversation,
     Slot,
     common_prefix,
     locate,
     make_mark,
-    mark_of,
     parse_slots,
 )
 from artel.text import Message, ToolCall, Tools
@@ -45,7 +44,7 @@ from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 _OPEN_TAG = "<think>\n"
 _EXAMPLE_CALL = (ToolCall("f", {"a": "b"}),)
 _MAX_FRAMES = 10_000
-"""Maximum size of the cache: calls of many tools make many shapes of conversations."""
+"""Maximum size of the cache: conversations with calls of many tools have many shapes."""
 
 
 class TurnLocator:
@@ -54,12 +53,12 @@ class TurnLocator:
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._frames: dict[tuple[Any, ...], Frame | ConversationError] = {}
+        self._frames: dict[tuple[Any, ...], ConversationFrame | ConversationError] = {}
         self._added = added_tokens(tokenizer)
         ends = turn_end(tokenizer, template)
-        self._any_token = _any_of(self._added)
-        self._stop_token = _any_of(token for token, number in self._added.items() if number in ends.ids)
-        self._stop = _any_of([*(token for token, number in self._added.items() if number in ends.ids), *ends.texts])
+        self._added_token = _match_any(self._added)
+        self._stop_token = _match_any(token for token, number in self._added.items() if number in ends.ids)
+        self._stop = _match_any([*(token for token, number in self._added.items() if number in ends.ids), *ends.texts])
         self._closing_marks = {*tokenizer.control_tokens} - marks_before_calls(tokenizer, template)
         self._thought_field = self._find_thought_field()
 
@@ -67,12 +66,12 @@ class TurnLocator:
     def _tool_style(self) -> ToolStyle | None:
         return tool_style(self._tokenizer, self._template)
 
-    def _style(self, messages: Sequence[Message], tools: Tools) -> ToolStyle:
+    def _find_style(self, messages: Sequence[Message], tools: Tools) -> ToolStyle:
         has_calls = any(message.tool_calls for message in messages)
         return (self._tool_style if has_calls or tools else None) or ToolStyle()
 
     def unsupported_content(self, messages: Sequence[Message], tools: Tools) -> str:
-        """Return a clause about what the template does not write of a conversation; empty if it writes everything."""
+        """Return a clause about content that the template does not write; empty if it writes everything."""
         has_calls = any(message.tool_calls for message in messages)
         if not (has_calls or tools):
             return ""
@@ -84,37 +83,37 @@ class TurnLocator:
         return "omits the results of tools" if has_results and not self._tool_style.writes_results else ""
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedConversation:
-        """Return the text and the assistant's turns in it. Raise ConversationError."""
-        style = self._style(messages, tools)
+        """Render a conversation and locate the assistant's turns. Raise ConversationError."""
+        style = self._find_style(messages, tools)
         messages = style.linked(messages)
-        shape = (bool(tools), *map(_shape, messages))
+        shape = (bool(tools), *map(_message_shape, messages))
         if shape not in self._frames:
             if len(self._frames) >= _MAX_FRAMES:
                 self._frames.clear()
             try:
-                self._frames[shape] = self._frame(messages, tools)
-            except ConversationError as unfit:
-                self._frames[shape] = unfit
+                self._frames[shape] = self._build_frame(messages, tools)
+            except ConversationError as error:
+                self._frames[shape] = error
         frame = self._frames[shape]
         if isinstance(frame, ConversationError):
             raise ConversationError(*frame.args)
         slots, after = list(frame.slots), frame.after
         if tools or any(message.tool_calls for message in messages):
-            slots, after = parse_slots(self._text(_with_content_marks(messages), frame.after_prompt, tools))
-        text = self._text(messages, frame.after_prompt, tools)
+            slots, after = parse_slots(self._render_messages(_with_content_marks(messages), frame.after_prompt, tools))
+        text = self._render_messages(messages, frame.after_prompt, tools)
         return locate(text, slots, after, frame, messages)
 
-    def _text(self, messages: Sequence[Message], after_prompt: bool, tools: Tools) -> str:
-        style = self._style(messages, tools)
+    def _render_messages(self, messages: Sequence[Message], after_prompt: bool, tools: Tools) -> str:
+        style = self._find_style(messages, tools)
         fields = [self._template_fields(message, style) for message in messages]
         if not after_prompt:
             return self._render(fields, tools)
         text = self._render(fields[:-1], tools, add_generation_prompt=True)
-        return text + self._answer(text, messages[-1].thought, messages[-1].content)
+        return text + self._format_answer(text, messages[-1].thought, messages[-1].content)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """Return the prompt of the next answer: the conversation and the opening of a turn. Raise ConversationError."""
-        style = self._style(messages, tools)
+        style = self._find_style(messages, tools)
         fields = [self._template_fields(message, style) for message in style.linked(messages)]
         return self._render(fields, tools, add_generation_prompt=True)
 
@@ -125,7 +124,7 @@ class TurnLocator:
             raise ConversationError(f"the chat template raises an error: {refusal}") from None
 
     def _template_fields(self, message: Message, style: ToolStyle) -> dict[str, Any]:
-        """Return a message as the template takes it."""
+        """Convert a message to the format of the template."""
         fields = style.fields(message)
         if message.thought and self._thought_field is not None:
             fields |= _thought_fields(self._thought_field, message.thought, message.content)
@@ -135,19 +134,19 @@ class TurnLocator:
         """Return the field from which the template reads thoughts, or None."""
         for field, calls in product(("reasoning_content", "thinking", "content"), ((), _EXAMPLE_CALL)):
             with suppress(ConversationError):
-                if make_mark(1, "t") in self._with_thought(field, calls):
+                if make_mark(1, "t") in self._render_thought(field, calls):
                     return field
         return None
 
-    def _with_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
-        """Render a conversation of marks that ends with a thought, and `calls`. Raise ConversationError."""
+    def _render_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
+        """Render a conversation of marks that ends with a thought and `calls`. Raise ConversationError."""
         question, answer = Message("user", make_mark(0, "c")), Message("assistant", make_mark(1, "c"), tool_calls=calls)
-        style = self._style([answer], ())
+        style = self._find_style([answer], ())
         fields = [style.fields(message) for message in style.linked([question, answer])]
         fields[1] |= _thought_fields(field, make_mark(1, "t"), answer.content)
         return self._render(fields, ())
 
-    def _answer(self, prompt: str, thought: str, content: str) -> str:
+    def _format_answer(self, prompt: str, thought: str, content: str) -> str:
         """Return the text that the model writes after a generation prompt.
 
         Raise ConversationError if the format of thoughts is unknown.
@@ -163,26 +162,26 @@ class TurnLocator:
 
     @cached_property
     def _thought_marks(self) -> tuple[str, str] | None:
-        """The text before and after a thought that a call follows; None if the template omits it.
+        """The text before and after a thought that precedes a call; None if the template omits it.
 
-        Kimi K2 Thinking omits the thought of the last answer, which the model still writes.
+        Needed for Kimi K2 Thinking: its template omits the thought of the last answer, but the model writes it.
         """
         if self._thought_field is None:
             return None
         with suppress(ConversationError):
-            before, _, after = self._with_thought(self._thought_field, _EXAMPLE_CALL).partition(make_mark(1, "t"))
+            before, _, after = self._render_thought(self._thought_field, _EXAMPLE_CALL).partition(make_mark(1, "t"))
             between, has_content, _ = after.partition(make_mark(1, "c"))
             prompt = self.prompt([Message("user", make_mark(0, "c"))])
             if has_content and before.startswith(prompt):
                 return before[len(prompt) :], between
         return None
 
-    def _frame(self, messages: Sequence[Message], tools: Tools) -> Frame:
+    def _build_frame(self, messages: Sequence[Message], tools: Tools) -> ConversationFrame:
         marked = _with_content_marks(messages)
         for number, message in enumerate(marked):
             calls = (ToolCall(call.name, {"a": make_mark(number, "a")}, call.id) for call in message.tool_calls)
             marked[number] = replace(message, tool_calls=tuple(calls))
-        style = self._style(messages, tools)
+        style = self._find_style(messages, tools)
         fields = [self._template_fields(message, style) for message in marked]
         text = self._render(fields, tools)
         last = marked[-1]
@@ -190,43 +189,45 @@ class TurnLocator:
         after_prompt = is_answer and (last.content not in text or last.thought not in text)
         if after_prompt:
             self._check_history(marked, fields, tools)
-            text = self._text(marked, after_prompt, tools)
+            text = self._render_messages(marked, after_prompt, tools)
         slots, after = parse_slots(text)
         _check_order(slots, marked)
-        frame = Frame(tuple(slot for slot in slots if slot.kind != "a"), after, {}, {}, {}, {}, 0, None, after_prompt)
+        frame = ConversationFrame(
+            tuple(slot for slot in slots if slot.kind != "a"), after, {}, {}, {}, {}, 0, None, after_prompt
+        )
         differences: list[Difference] = []
         answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
         closing = ""
         for turn, number in enumerate(answers, 1):
-            own_slots = [place for place, slot in enumerate(slots) if slot.message == number]
-            first, end = own_slots[0], own_slots[-1] + 1
+            message_slots = [index for index, slot in enumerate(slots) if slot.message == number]
+            first, end = message_slots[0], message_slots[-1] + 1
             opening = slots[first].before
-            follows = slots[end].before if end < len(slots) else after
-            alone = text
+            text_after = slots[end].before if end < len(slots) else after
+            text_at_end = text  # the text of a conversation that ends with this message
             if number < len(messages) - 1:
                 with suppress(ConversationError):  # the template may refuse a conversation that ends here
-                    alone = self._render(fields[: number + 1], tools)
-            if after_prompt and number < len(messages) - 1 and marked[number].content not in alone:
-                # The template omits last answers: earlier ones are only read, not learned.
+                    text_at_end = self._render(fields[: number + 1], tools)
+            if after_prompt and number < len(messages) - 1 and marked[number].content not in text_at_end:
+                # The template omits last answers: the model reads earlier answers but does not learn them.
                 differences.append(Difference(turn, "unlearned"))
                 continue
-            at_end = parse_slots(alone)[1]
+            after_at_end = parse_slots(text_at_end)[1]
             tag = _OPEN_TAG if messages[number].thought and self._thought_field == "content" else ""
             header = opening.removesuffix(tag)
-            if slots[first].kind == "a":  # all but the header before an argument belongs to the call
-                header = self._common(header, self._plain_opening(fields[:number], header, tools))
+            if slots[first].kind == "a":  # before an argument, only the header is not part of the call
+                header = self._common_tokens(header, self._opening_without_calls(fields[:number], header, tools))
             length = self._prompt_length(fields[:number], header, tools)
-            frame.places[number] = (_count_contents(slots[:first]), _count_contents(slots[:end]))
+            frame.slot_ranges[number] = (_count_contents(slots[:first]), _count_contents(slots[:end]))
             frame.prompts[number] = opening[:length]
-            # A turn is closed by the text that follows it both here and at the end of a conversation.
-            closing = follows[: self._closing_length(follows, at_end)]
-            frame.rests[number] = follows[len(closing) :]
+            # The closing text follows a turn both here and at the end of a conversation.
+            closing = text_after[: self._closing_length(text_after, after_at_end)]
+            frame.suffixes[number] = text_after[len(closing) :]
             # Some closing texts end only a call, or the content before one.
             ends_turn = closing.endswith(tuple(self._closing_marks)) or self._stop.search(closing) is not None
             frame.closed[number] = ends_turn
-            start = text.index(mark_of(slots[first])) - len(opening) + length
-            kind = self._difference(
-                fields[:number], text, alone, start, text.rindex(mark_of(slots[end - 1])), number, tools
+            start = text.index(slots[first].mark) - len(opening) + length
+            kind = self._find_difference(
+                fields[:number], text, text_at_end, start, text.rindex(slots[end - 1].mark), number, tools
             )
             if kind:
                 differences.append(Difference(turn, kind))
@@ -251,7 +252,7 @@ class TurnLocator:
     def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """Return the length of the generation prompt within the text before an assistant's content."""
         if not any(message["role"] != "system" for message in before):
-            # An assistant that speaks first has no prompt.
+            # An assistant that speaks first has no generation prompt.
             length = self._header_end(opening)
             if length is None:
                 raise ConversationError(
@@ -271,7 +272,7 @@ class TurnLocator:
             raise ConversationError("the chat template begins an answer differently from its generation prompt")
         return length
 
-    def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
+    def _opening_without_calls(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
         """Return the text before the content of an answer without calls; `opening` if the template refuses it."""
         try:
             answer = {"role": "assistant", "content": make_mark(len(before), "c")}
@@ -281,12 +282,15 @@ class TurnLocator:
         return slots[-1].before if slots and slots[-1].message == len(before) else opening
 
     def _header_end(self, opening: str) -> int | None:
-        """Return the end of an answer's header in `opening`, or None. The header follows a user's turn in a prompt."""
+        """Return the end of an answer's header in `opening`, or None.
+
+        The header is the text that a generation prompt adds after a user's turn.
+        """
         user = [{"role": "user", "content": make_mark(0, "c")}]
         plain, prompt = (
             parse_slots(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
         )
-        header = prompt[len(self._common(plain, prompt)) :]
+        header = prompt[len(self._common_tokens(plain, prompt)) :]
         if header and header in opening:
             return opening.rindex(header) + len(header)
         if not header:  # the template writes a generation prompt after every conversation
@@ -295,45 +299,51 @@ class TurnLocator:
             return len(opening)
         return None
 
-    def _closing_length(self, follows: str, at_end: str) -> int:
-        """Return the length of the text after an assistant's content that closes its turn."""
-        common = self._common(follows, at_end)
+    def _closing_length(self, text_after: str, after_at_end: str) -> int:
+        """Return the length of the text that closes an assistant's turn.
+
+        `text_after`: text after its content inside the conversation. `after_at_end`: the same at the end of one.
+        """
+        common = self._common_tokens(text_after, after_at_end)
         if stop := self._stop.search(common):
             return stop.end()
         end = len(common.rstrip())  # or the end of the token around it: some tokens end with line feeds
-        tokens = self._any_token.finditer(common)
-        written = next((token.end() for token in tokens if token.start() < end < token.end()), end)
+        tokens = self._added_token.finditer(common)
+        end = next((token.end() for token in tokens if token.start() < end < token.end()), end)
         # Without an end of turn at the end of a conversation, generation may stop at the next role.
-        space = len(follows[written:]) - len(follows[written:].lstrip())
-        stop = self._stop_token.match(follows, written + space)
-        return stop.end() if stop else written
+        space = len(text_after[end:]) - len(text_after[end:].lstrip())
+        stop = self._stop_token.match(text_after, end + space)
+        return stop.end() if stop else end
 
-    def _common(self, one: str, other: str) -> str:
+    def _common_tokens(self, first: str, second: str) -> str:
         """Return the common prefix of two texts, in whole tokens."""
-        common = common_prefix(one, other)
-        for text in (one, other):
-            for token in self._any_token.finditer(text):
+        common = common_prefix(first, second)
+        for text in (first, second):
+            for token in self._added_token.finditer(text):
                 if token.start() < len(common) < token.end():
                     common = common[: token.start()]
         return common
 
     def _open_end(self, fields: list[dict[str, Any]], tools: Tools) -> int:
-        """Return the token to end an unclosed last turn: the one that begins the next turn, or the end token."""
+        """Return the token that ends an unclosed last turn: the one that begins the next turn, or the end token."""
         role = "tool" if "tool_calls" in fields[-1] else "user"
         with suppress(ConversationError):
-            follows = self._render([*fields, {"role": role, "content": "\ue002"}], tools).partition("\ue002")[0]
-            if stop := self._stop_token.search(parse_slots(follows)[1]):
+            text = self._render([*fields, {"role": role, "content": "\ue002"}], tools).partition("\ue002")[0]
+            if stop := self._stop_token.search(parse_slots(text)[1]):
                 return self._added[stop[0]]
         return self._tokenizer.end_id
 
-    def _difference(
-        self, before: list[dict[str, Any]], text: str, alone: str, start: int, end: int, number: int, tools: Tools
+    def _find_difference(
+        self, before: list[dict[str, Any]], text: str, text_at_end: str, start: int, end: int, number: int, tools: Tools
     ) -> str | None:
-        """Return the kind of difference between training and inference at the answer `number`, or None."""
+        """Return the kind of difference between training and inference at answer `number`, or None.
+
+        See `Difference`.
+        """
         thought = make_mark(number, "t")
-        if alone[:start] != text[:start]:
+        if text_at_end[:start] != text[:start]:
             return "prompt"
-        if alone[:end] != text[:end] or (thought in alone) != (thought in text):
+        if text_at_end[:end] != text[:end] or (thought in text_at_end) != (thought in text):
             return "thought"
         if not any(message["role"] != "system" for message in before):
             return None
@@ -343,15 +353,15 @@ class TurnLocator:
         return "opening" if prompt.startswith(text[:start]) else "prompt"
 
 
-def _shape(message: Message) -> tuple[Any, ...]:
-    """Return all that determines the text around a message, including names and ids of calls."""
+def _message_shape(message: Message) -> tuple[Any, ...]:
+    """Return everything that determines the text around a message, including names and ids of calls."""
     calls = tuple((call.name, call.id) for call in message.tool_calls)
-    has_words = bool(message.content) or not calls
-    return message.role, bool(message.thought), has_words, calls, message.name, message.tool_call_id
+    has_content = bool(message.content) or not calls
+    return message.role, bool(message.thought), has_content, calls, message.name, message.tool_call_id
 
 
 def _with_content_marks(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with marks as contents. Empty contents next to calls stay: templates test for them."""
+    """Return messages with marks as contents. Empty contents beside calls stay: templates test for them."""
     return [
         replace(
             message,
@@ -367,25 +377,25 @@ def _count_contents(slots: list[Slot]) -> int:
 
 
 def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
-    with_content = [slot.message for slot in slots if slot.kind == "c"]
-    missing = [message.role for number, message in enumerate(marked) if message.content and number not in with_content]
+    contents = [slot.message for slot in slots if slot.kind == "c"]
+    missing = [message.role for number, message in enumerate(marked) if message.content and number not in contents]
     if missing:
         raise ConversationError(f"the chat template omits what the {missing[0]} says")
-    called = Counter(slot.message for slot in slots if slot.kind == "a")
-    if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
+    num_calls = Counter(slot.message for slot in slots if slot.kind == "a")
+    if any(len(message.tool_calls) != num_calls[number] for number, message in enumerate(marked)):
         raise ConversationError("the chat template omits or repeats tool calls")
     # A system message may be anywhere (Mistral's is inside a user's turn); turns keep their order.
     turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
-    if len(set(with_content)) < len(with_content) or turns != sorted(turns):
+    if len(set(contents)) < len(contents) or turns != sorted(turns):
         raise ConversationError("the chat template repeats turns, or changes their order")
 
 
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+def _match_any(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of the texts, the longest first."""
     ordered = sorted(filter(None, texts), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
 
 def _thought_fields(field: str, thought: str, content: str) -> dict[str, str]:
-    """Return the field with a thought; within the content it is in tags."""
+    """Return the field that contains a thought. In the content, tags surround it."""
     return {field: thought if field != "content" else f"{_OPEN_TAG}{thought}\n</think>\n\n{content}"}

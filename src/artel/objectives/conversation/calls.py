@@ -1,10 +1,10 @@
-"""Compares the calls that a model makes in held-out conversations with those of the record.
+"""Compares the tool calls of a model in held-out conversations with those of the record.
 
-At each turn of the assistant the model continues the conversation so far. The turn is right if the calls in its answer
-are those of the record: as many, of the same functions, with the same arguments as JSON values, in any order. Where
-the record has no call, any call is wrong. Nothing is executed: this is the AST match of the Berkeley Function Calling
-Leaderboard (Patil et al. 2025, ICML, "The Berkeley Function Calling Leaderboard"), and its relevance detection. There a
-record may allow several values of an argument; here it has one, and strings must be equal to the letter.
+At each assistant turn, the model continues the conversation so far. Its turn is correct if it makes the same calls as
+the record: the same functions with the same arguments as JSON values, in any order. If the record has no call, any call
+is wrong. Nothing is executed: this is the AST match of the Berkeley Function Calling Leaderboard (Patil et al. 2025,
+ICML, "The Berkeley Function Calling Leaderboard"), and its relevance detection. The leaderboard may accept several
+values of an argument. Here each has one value, and strings must match exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CallTurn:
     """A turn for the model to write."""
 
     ids: list[int]
-    """The prompt: the conversation up to it."""
+    """The prompt: the conversation before the turn."""
     answer: Message
     """The turn of the record."""
     tools: Tools
@@ -36,9 +36,9 @@ class CallTurn:
 
 
 def conversation_reference(conversation: Conversation) -> dict[str, Any] | None:
-    """Return the fields of a held-out conversation in a store; None for one without tools.
+    """Return the reference that a store keeps for a held-out conversation; None for one without tools.
 
-    The conversation is JSON within JSON: arguments may be numbers that do not fit the JSON of a store.
+    The conversation is JSON within JSON, because arguments may be numbers that do not fit the JSON of a store.
     """
     if not conversation.tools and not any(message.tool_calls for message in conversation.messages):
         return None
@@ -47,7 +47,7 @@ def conversation_reference(conversation: Conversation) -> dict[str, Any] | None:
 
 
 def call_turns(
-    sources: Iterable[dict[str, Any]], prompt: Callable[[Sequence[Message], Tools], list[int]], max_turns: int
+    references: Iterable[dict[str, Any]], prompt: Callable[[Sequence[Message], Tools], list[int]], max_turns: int
 ) -> tuple[list[CallTurn], int]:
     """Return the first `max_turns` assistant turns in stored conversations, and the number of skipped turns.
 
@@ -55,9 +55,9 @@ def call_turns(
     Turns before the first user or tool message, and turns that the data exclude from training, do not count.
     """
     turns: list[CallTurn] = []
-    left_out = 0
-    for source in sources:
-        stored = json.loads(source["conversation"])
+    num_skipped = 0
+    for reference in references:
+        stored = json.loads(reference["conversation"])
         tools = tuple(stored["tools"])
         messages = [
             Message(**{**fields, "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"])})
@@ -65,7 +65,7 @@ def call_turns(
         ]
         for number, answer in enumerate(messages):
             if len(turns) == max_turns:
-                return turns, left_out
+                return turns, num_skipped
             before = messages[:number]
             has_prompt = any(message.role in ("user", "tool") for message in before)
             if answer.role != "assistant" or answer.trained is False or not has_prompt:
@@ -73,34 +73,34 @@ def call_turns(
             try:
                 turns.append(CallTurn(prompt(before, tools), answer, tools, before[-1].content))
             except ConversationError:
-                left_out += 1
-    return turns, left_out
+                num_skipped += 1
+    return turns, num_skipped
 
 
 def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[str, float], dict[str, Any]]:
     """Return metrics from 0 to 1 of a model's answers to the turns, and a table of the first wrong turns.
 
-    `calls` is the fraction of turns whose calls are right, `calls_named` of those that call the right functions with
-    any arguments, `calls_expected` is `calls` over the turns in which the record has calls; absent without such turns.
+    `calls`: fraction of turns with correct calls. `calls_named`: fraction of turns that call the correct functions with
+    any arguments. `calls_expected`: `calls` over the turns in which the record has calls; absent without such turns.
     """
-    read = [read_calls(text, turn.tools) for turn, text in zip(turns, texts, strict=True)]
-    right = [same_calls(calls, turn.answer.tool_calls) for turn, (_, calls) in zip(turns, read, strict=True)]
-    named = [
+    parsed = [read_calls(text, turn.tools) for turn, text in zip(turns, texts, strict=True)]
+    correct = [same_calls(calls, turn.answer.tool_calls) for turn, (_, calls) in zip(turns, parsed, strict=True)]
+    same_functions = [
         sorted(call.name for call in calls) == sorted(call.name for call in turn.answer.tool_calls)
-        for turn, (_, calls) in zip(turns, read, strict=True)
+        for turn, (_, calls) in zip(turns, parsed, strict=True)
     ]
-    expected = [is_right for turn, is_right in zip(turns, right, strict=True) if turn.answer.tool_calls]
-    metrics = {"calls": sum(right) / len(turns), "calls_named": sum(named) / len(turns)}
+    expected = [is_correct for turn, is_correct in zip(turns, correct, strict=True) if turn.answer.tool_calls]
+    metrics = {"calls": sum(correct) / len(turns), "calls_named": sum(same_functions) / len(turns)}
     if expected:
         metrics["calls_expected"] = sum(expected) / len(expected)
     wrong = [
         {
             "message": _shorten(turn.question),
             "record": _shorten(_calls_or_text(turn.answer.tool_calls, turn.answer.content)),
-            "model": _shorten(_calls_or_text(calls, rest)),
+            "model": _shorten(_calls_or_text(calls, text)),
         }
-        for turn, (rest, calls), is_right in zip(turns, read, right, strict=True)
-        if not is_right
+        for turn, (text, calls), is_correct in zip(turns, parsed, correct, strict=True)
+        if not is_correct
     ]
     return metrics, {"tables": {"Wrong calls": wrong[:_MAX_TABLE_ROWS]}} if wrong else {}
 
@@ -109,17 +109,17 @@ def same_calls(calls: Iterable[ToolCall], expected: Iterable[ToolCall]) -> bool:
     """True if both call the same functions with the same arguments, in any order."""
     try:
         return Counter(map(_canonical, calls)) == Counter(map(_canonical, expected))
-    except RecursionError:  # a model may nest without end, and no record does
+    except RecursionError:  # a model may nest arguments too deeply, a record does not
         return False
 
 
 def _canonical(call: ToolCall) -> tuple[str, str]:
-    """Return equal texts for equal arguments: 1 equals 1.0, and neither equals true."""
-    arguments = json.loads(json.dumps(call.arguments), parse_float=_number)
+    """Return a form that is equal for equal arguments: 1 equals 1.0, and neither equals true."""
+    arguments = json.loads(json.dumps(call.arguments), parse_float=_parse_number)
     return call.name, json.dumps(arguments, sort_keys=True)
 
 
-def _number(text: str) -> int | float:
+def _parse_number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
 

@@ -1,7 +1,7 @@
 """The text that a chat template writes around contents, and the positions of contents in a rendered conversation.
 
-A template renders marks in place of contents. A `Slot` is the position of a mark, a `Frame` all text between the marks,
-for conversations of one shape. `locate` uses them to find the contents of a real conversation.
+A template renders marks in place of contents. A `Slot` is the position of a mark. A `ConversationFrame` is all text
+between the marks, for conversations of one shape. `locate` uses both to find the contents of a real conversation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EMPTY_THOUGHT = re.compile(r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>
 
 
 class ConversationError(Exception):
-    """The turns of a conversation cannot be located in its rendered text."""
+    """A conversation cannot be trained on, e.g. because its turns cannot be located in the rendered text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Difference:
     turn: int
     """Its number among the assistant's turns, from 1."""
     kind: str
-    """thought: its thought, or its tags, disappear once the conversation continues; prompt: the text before it changes
-    then; unlearned: the turn itself changes then; opening: the generation prompt is longer than the turn's beginning;
-    tokens: its tokens differ from those of the text encoded as a whole."""
+    """Once the conversation continues, thought: the thought or its tags disappear; prompt: the text before the turn
+    changes; unlearned: the turn itself changes. opening: the generation prompt is longer than the turn's beginning.
+    tokens: the turn's tokens differ from those of the full text encoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RenderedConversation:
     """The token that ends the last turn if the template does not close it."""
     difference: Difference | None
     results: tuple[tuple[int, int], ...] = ()
-    """Characters [start, end) of what tools returned."""
+    """Characters [start, end) of the results of tools."""
     thoughts: int = 0
     """Number of thoughts in the text; templates may leave out those of earlier turns."""
 
@@ -71,19 +71,23 @@ class Slot:
     kind: str
     """c, t or a."""
 
+    @property
+    def mark(self) -> str:
+        return make_mark(self.message, self.kind)
+
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """All text that a template writes around conversations of one shape."""
+class ConversationFrame:
+    """All text that a template writes around the contents of conversations with one shape."""
 
     slots: tuple[Slot, ...]
     """Marks of contents and reasoning."""
     after: str
-    places: dict[int, tuple[int, int]]
-    """For each learned assistant message its slots [first, end); empty if it only calls tools."""
+    slot_ranges: dict[int, tuple[int, int]]
+    """For each learned assistant message its slots [first, end); an empty range if it only calls tools."""
     prompts: dict[int, str]
     """Per learned assistant message: text from the previous slot to the turn."""
-    rests: dict[int, str]
+    suffixes: dict[int, str]
     """Per learned assistant message: text from the turn to the next slot, or the end."""
     closed: dict[int, bool]
     open_end: int
@@ -92,14 +96,11 @@ class Frame:
     """True if the template omits part of the last answer, which is then written after the generation prompt."""
 
 
-def common_prefix(one: str, other: str) -> str:
+def common_prefix(first: str, second: str) -> str:
     """Return the common prefix of two texts."""
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:same]
-
-
-def mark_of(slot: Slot) -> str:
-    return make_mark(slot.message, slot.kind)
+    pairs = zip(first, second, strict=False)
+    length = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    return first[:length]
 
 
 def make_mark(number: int, kind: str) -> str:
@@ -107,7 +108,7 @@ def make_mark(number: int, kind: str) -> str:
 
 
 def parse_slots(text: str) -> tuple[list[Slot], str]:
-    """Return the slots of a text, and the text after the last."""
+    """Return the slots of a text, and the text after the last slot."""
     slots, end = [], 0
     for mark in _MARK.finditer(text):
         slots.append(Slot(text[end : mark.start()], int(mark[1]), mark[2]))
@@ -115,48 +116,49 @@ def parse_slots(text: str) -> tuple[list[Slot], str]:
     return slots, text[end:]
 
 
-def locate(text: str, slots: list[Slot], after: str, frame: Frame, messages: Sequence[Message]) -> RenderedConversation:
+def locate(
+    text: str, slots: list[Slot], after: str, frame: ConversationFrame, messages: Sequence[Message]
+) -> RenderedConversation:
     """Find the contents in a text, slot by slot. Templates may strip contents, or write them as JSON."""
     if [(slot.message, slot.kind) for slot in slots] != [(slot.message, slot.kind) for slot in frame.slots]:
-        raise _unexpected()
+        raise _shape_error()
     spans: list[tuple[int, int]] = []
     position = 0
-    following = [slot.before for slot in slots[1:]] + [after]
-    for slot, follows in zip(slots, following, strict=True):
+    texts_after = [slot.before for slot in slots[1:]] + [after]
+    for slot, text_after in zip(slots, texts_after, strict=True):
         message = messages[slot.message]
         content = message.thought if slot.kind == "t" else message.content
         as_json = json.dumps(content, ensure_ascii=False)[1:-1]
         stripped = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
-        forms = (content, *stripped, as_json)
-        fits = (form for form in forms if text.startswith(slot.before + form + follows, position))
-        form = next(fits, None)
-        if form is None:
-            raise _unexpected()
-        begin = position + len(slot.before)
-        position = begin + len(form)
-        spans.append((begin, position))
+        variants = (content, *stripped, as_json)
+        matches = (variant for variant in variants if text.startswith(slot.before + variant + text_after, position))
+        variant = next(matches, None)
+        if variant is None:
+            raise _shape_error()
+        start = position + len(slot.before)
+        position = start + len(variant)
+        spans.append((start, position))
     if len(text) != position + len(after):
-        raise _unexpected()
-    turns = tuple(_turn(number, text, spans, frame) for number in frame.prompts)
-    of_tools = (messages[slot.message].role == "tool" for slot in slots)
-    results = tuple(span for span, is_result in zip(spans, of_tools, strict=True) if is_result)
+        raise _shape_error()
+    turns = tuple(_locate_turn(number, text, spans, frame) for number in frame.prompts)
+    results = tuple(span for span, slot in zip(spans, slots, strict=True) if messages[slot.message].role == "tool")
     thoughts = sum(slot.kind == "t" for slot in slots)
     return RenderedConversation(text, turns, frame.open_end, frame.difference, results, thoughts)
 
 
-def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: Frame) -> Turn:
-    prompt, rest = frame.prompts[number], frame.rests[number]
-    first, end = frame.places[number]
-    begin = spans[first - 1][1] if first else 0
-    stop = spans[end][0] if end < len(spans) else len(text)
-    start, end_of_turn = begin + len(prompt), stop - len(rest)
-    if not text.startswith(prompt, begin) or text[end_of_turn:stop] != rest or end_of_turn < start:
-        raise _unexpected()
-    tags = _EMPTY_THOUGHT.finditer(text, begin, spans[first][0] if first < end else end_of_turn)
-    # The generation prompt may have the first of the tags already.
-    empty = next((tag.end() for tag in tags if tag.start() <= start < tag.end()), start)
-    return Turn(number, start, end_of_turn, frame.closed[number], empty)
+def _locate_turn(number: int, text: str, spans: list[tuple[int, int]], frame: ConversationFrame) -> Turn:
+    prompt, suffix = frame.prompts[number], frame.suffixes[number]
+    first_slot, end_slot = frame.slot_ranges[number]
+    begin = spans[first_slot - 1][1] if first_slot else 0
+    stop = spans[end_slot][0] if end_slot < len(spans) else len(text)
+    start, end = begin + len(prompt), stop - len(suffix)
+    if not text.startswith(prompt, begin) or text[end:stop] != suffix or end < start:
+        raise _shape_error()
+    tags = _EMPTY_THOUGHT.finditer(text, begin, spans[first_slot][0] if first_slot < end_slot else end)
+    # The generation prompt may already contain the opening tag.
+    empty_thought_end = next((tag.end() for tag in tags if tag.start() <= start < tag.end()), start)
+    return Turn(number, start, end, frame.closed[number], empty_thought_end)
 
 
-def _unexpected() -> ConversationError:
+def _shape_error() -> ConversationError:
     return ConversationError("the chat template renders this conversation differently from others with the same roles")

@@ -1,8 +1,8 @@
-"""Checks of what a chat template makes of a run's conversations, before the first step.
+"""Checks how a chat template renders the conversations of a run, before the first step.
 
-A model that never learns the end of a turn does not stop after its answer: that is an error. A model that is trained
-with other prompts than in chat learns to answer those: that is a note, because many templates leave out the thoughts of
-earlier turns, and their models were trained that way.
+A model that never learns the end of a turn does not stop after its answer: that is an error. A model whose training
+prompts differ from those in chat learns to answer the former: that is only a note, because many templates omit the
+thoughts of earlier turns, and their models were trained that way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from artel.tokens import StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRejection, TurnEnd, marks_before_calls, render
 
 _MAX_QUOTED = 100
-"""Characters of a template's line in a message."""
+"""Maximum number of characters of a template's line in a message."""
 _MEANINGS = {
     "thought": "its reasoning, or the tags around it, are dropped once another question follows, so the turn is "
     "trained without them",
@@ -41,7 +41,7 @@ _MEANINGS = {
 
 
 def learned_turns(ids: np.ndarray, learned: np.ndarray, ends: TurnEnd, tokenizer: Tokenizer) -> list[tuple[int, str]]:
-    """Return the runs of learned tokens, each up to an end of turn: (tokens, the end as text or empty).
+    """Return the runs of learned tokens up to an end of turn: (number of tokens, text of the end or "").
 
     Args:
         ids, learned: int64 and bool, (tokens,).
@@ -52,12 +52,12 @@ def learned_turns(ids: np.ndarray, learned: np.ndarray, ends: TurnEnd, tokenizer
         if is_learned:
             run.append(token)
         if run and (not is_learned or token in ends.ids):
-            turns.append((len(run), _end_of(run, ends, tokenizer)))
+            turns.append((len(run), _end_text(run, ends, tokenizer)))
             run = []
-    return [*turns, (len(run), _end_of(run, ends, tokenizer))] if run else turns
+    return [*turns, (len(run), _end_text(run, ends, tokenizer))] if run else turns
 
 
-def _end_of(run: list[int], ends: TurnEnd, tokenizer: Tokenizer) -> str:
+def _end_text(run: list[int], ends: TurnEnd, tokenizer: Tokenizer) -> str:
     if run[-1] in ends.ids:
         return tokenizer.decode(run[-1:])
     text = tokenizer.decode(run).rstrip() if ends.texts else ""
@@ -84,20 +84,20 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
         what = f"no token of the {split.samples:,} training samples is a target; the first is {split.origin(0)}"
         raise InputError.at("chat.train_on", what, "set assistant, and check with artel data show")
     origin, ids, flags = example
-    after = int(np.flatnonzero(flags)[-1]) + 1
-    follows = tokenizer.decode(ids[after : after + 1].tolist())
+    next_index = int(np.flatnonzero(flags)[-1]) + 1
+    next_text = tokenizer.decode(ids[next_index : next_index + 1].tolist())
     stops = " or ".join(repr(end) for end in (*tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)), *ends.texts))
     what = f"no end of a turn is a target, so the model would not learn to stop. In {origin} "
-    what += f"{escape_lines(follows)!r} follows the answer" if follows else "nothing follows the answer"
-    what += f", but generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
+    what += f"{escape_lines(next_text)!r} follows the answer" if next_text else "nothing follows the answer"
+    what += f", but generation stops at {stops}{_describe_line(tokenizer, template, next_text, name)}"
     fix = "end answers there with eos_token, set chat.template: chatml, or make the last turn a target"
     raise InputError.at("chat.template", what, fix)
 
 
-def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
-    """Return the template's line that writes `text` after an answer, in words; empty if it is not found.
+def _describe_line(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
+    """Return a clause that quotes the template's line that writes `text` after an answer; empty if it is not found.
 
-    That is the line which writes a mark there if its text is replaced by the mark.
+    The line is found by replacing the text with a mark: then the mark follows the answer.
     """
     contents = (("user", "\ue000"), ("assistant", "\ue001"), ("user", "\ue002"))
     conversation = [{"role": role, "content": content} for role, content in contents]
@@ -105,18 +105,18 @@ def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
     for number, line in enumerate(lines):
         if not text.strip() or text.strip() not in line:
             continue
-        changed = [*lines[:number], line.replace(text.strip(), "\ue003"), *lines[number + 1 :]]
+        changed_lines = [*lines[:number], line.replace(text.strip(), "\ue003"), *lines[number + 1 :]]
         with suppress(TemplateRejection):
-            after = render(tokenizer, "".join(changed), conversation, False).partition("\ue001")[2]
+            after = render(tokenizer, "".join(changed_lines), conversation, False).partition("\ue001")[2]
             if after.lstrip().startswith("\ue003"):
-                shown = line.strip()
-                shown = shown if len(shown) <= _MAX_QUOTED else f"{shown[:_MAX_QUOTED]}…"
-                return f"; {name}:{number + 1} writes it: {shown}"
+                quoted = line.strip()
+                quoted = quoted if len(quoted) <= _MAX_QUOTED else f"{quoted[:_MAX_QUOTED]}…"
+                return f"; {name}:{number + 1} writes it: {quoted}"
     return ""
 
 
 def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) -> list[str]:
-    """Return a sentence for each kind of difference between training and inference.
+    """Return a note for each kind of difference between training and inference.
 
     Args:
         differences: (`file:line`, differences) of each conversation.
@@ -124,9 +124,9 @@ def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) ->
     first: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
     total = 0
-    for origin, of_conversation in differences:
+    for origin, conversation_differences in differences:
         total += 1
-        for difference in of_conversation:
+        for difference in conversation_differences:
             first.setdefault(difference.kind, (origin, difference.turn))
             counts[difference.kind] = counts.get(difference.kind, 0) + 1
     what = (
@@ -140,7 +140,7 @@ def difference_notes(differences: Iterable[tuple[str, Sequence[Difference]]]) ->
 
 
 def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | None) -> Iterator[str]:
-    """Yield sentences about ends of turns that are not tokens, and ends that cut off calls.
+    """Yield notes about ends of turns that are not tokens, and about ends that cut off calls.
 
     Args:
         model: folder of the pretrained model, or None.
@@ -153,8 +153,8 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
         )
     file = Path(model or "", "generation_config.json")
     saved = _saved_ends(file) if model is not None and file.is_file() else set()
-    inner = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
-    if cutting := sorted(inner & (ends.ids | saved)):
+    before_calls = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
+    if cutting := sorted(before_calls & (ends.ids | saved)):
         yield Phrase(
             "generation stops at {ends: or }, but the chat template writes it between the text of an answer and its "
             "tool call, so the call would be cut off; make the tokenizer's eos_token, and eos_token_id in "
@@ -173,33 +173,33 @@ def _saved_ends(file: Path) -> set[int]:
 
 
 def call_notes(documents: Iterable[Document]) -> list[str]:
-    """Return a sentence about learned calls that do not fit their declared parameters; [] if all fit.
+    """Return a note about learned calls that do not fit their declared parameters; [] if all fit.
 
-    It is no error: published data sets have such calls, and the schema may be wrong.
+    This is not an error: published data sets have such calls, and the schema may be wrong.
     """
-    total = calls = unfit = 0
+    total = calls = mismatches = 0
     first: dict[str, str] = {}
     for document in documents:
         total += 1
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
-        learned = (message for message in conversation.messages if message.trained is not False)
-        for call in (call for message in learned for call in message.tool_calls):
+        trained = (message for message in conversation.messages if message.trained is not False)
+        for call in (call for message in trained for call in message.tool_calls):
             calls += 1
-            if wrong := argument_mismatch(call, conversation.tools):
-                unfit += 1
-                first = first or {"origin": document.record.origin, "wrong": wrong}
-    if not unfit:
+            if mismatch := argument_mismatch(call, conversation.tools):
+                mismatches += 1
+                first = first or {"origin": document.record.origin, "wrong": mismatch}
+    if not mismatches:
         return []
     what = (
         "{count:,} of {calls:,} calls in the first {total:,} conversations do not fit the parameters that their tool "
         "declares, the first {origin}: {wrong}"
     )
-    return [Phrase(what, count=unfit, calls=calls, total=total, **first)]
+    return [Phrase(what, count=mismatches, calls=calls, total=total, **first)]
 
 
 def argument_mismatch(call: ToolCall, tools: Tools) -> Phrase | None:
-    """Return how a call's arguments differ from the function's parameters (missing or unknown ones), or None."""
+    """Return the difference between a call's arguments and the function's parameters (missing, unknown), or None."""
     declared = [tool["function"] for tool in tools if tool.get("function", {}).get("name") == call.name]
     schema: Any = declared[0].get("parameters") if declared else None
     properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -208,6 +208,6 @@ def argument_mismatch(call: ToolCall, tools: Tools) -> Phrase | None:
     required = schema.get("required")
     missing = [str(name) for name in (required if isinstance(required, list) else []) if name not in call.arguments]
     unknown = [] if schema.get("additionalProperties") else [name for name in call.arguments if name not in properties]
-    differs = [Phrase("lacks {names}", names=missing)] if missing else []
-    differs += [Phrase("has undeclared parameters: {names}", names=unknown)] if unknown else []
-    return Phrase("{tool} {differs: and }", tool=call.name, differs=differs) if differs else None
+    differences = [Phrase("lacks {names}", names=missing)] if missing else []
+    differences += [Phrase("has undeclared parameters: {names}", names=unknown)] if unknown else []
+    return Phrase("{tool} {differs: and }", tool=call.name, differs=differences) if differences else None

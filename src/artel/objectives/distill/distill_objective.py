@@ -4,13 +4,13 @@ The loss of a target is
 
     alpha x cross-entropy + (1 - alpha) x T² x divergence(teacher at T, student at T) + hidden.weight x hidden states
 
-or only the cross-entropy if a teacher with another tokenizer has no such target (`other_tokenizer.py`). The temperature
-T divides the logits of both. T² keeps the gradient of the divergence as large as at T = 1 (Hinton et al. 2015, section
-2).
+or only the cross-entropy if the teacher has another tokenizer without this target (`other_tokenizer.py`). The
+temperature T divides the logits of both models. T² keeps the gradient of the divergence as large as at T = 1 (Hinton et
+al. 2015, section 2).
 
 Samples and batches are those of another objective: the next token of texts, the assistant's turns, hidden tokens. With
-`top_k` the teacher's likeliest ids of each target are cached before training (`training/teacher.py`), by sample and
-target, so that they serve any epoch and step.
+`top_k` the teacher's likeliest ids of each target are cached before training (`training/teacher.py`). The cache is
+indexed by sample and target, so it serves every epoch and step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Distillation(Objective):
         "balance",
     )
     taught: ClassVar[type[Objective]]
-    """The objective that it is mixed into."""
+    """The objective that this class is mixed into."""
     sees_ahead: ClassVar[bool] = False
     """True if tokens attend to later tokens."""
 
@@ -100,17 +100,21 @@ class Distillation(Objective):
             ids = Phrase("of the teacher's {count} likeliest ids", count=distill.top_k)
         if distill.tokenizer == "by_text":
             ids = Phrase("{ids} by their text", ids=ids)
-        what = "{loss} {ids} at temperature {temperature:g}, {alpha:g} cross-entropy"
-        loss = Phrase(what, loss=distill.loss, ids=ids, temperature=distill.temperature, alpha=distill.alpha)
+        description = "{loss} {ids} at temperature {temperature:g}, {alpha:g} cross-entropy"
+        loss = Phrase(description, loss=distill.loss, ids=ids, temperature=distill.temperature, alpha=distill.alpha)
         return Phrase("{loss}, hidden states", loss=loss) if distill.hidden is not None else loss
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
         if config.distill.on != "auto":
             taught = OBJECTIVES[config.distill.on]
-            return next(kind for kind in (Distill, DistillChat, DistillMasked) if kind.taught is taught)
-        kinds = {source.yields for source in config.data.sources}
-        return next((kind for kind in (Distill, DistillChat) if kinds & set(kind.taught.learns_from)), cls)
+            classes = (Distill, DistillChat, DistillMasked)
+            return next(distillation for distillation in classes if distillation.taught is taught)
+        yielded = {source.yields for source in config.data.sources}
+        return next(
+            (distillation for distillation in (Distill, DistillChat) if yielded & {*distillation.taught.learns_from}),
+            cls,
+        )
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -178,7 +182,8 @@ class Distillation(Objective):
     def check(self, model: PreTrainedModel) -> None:
         super().check(model)
         if self._distill.hidden is not None and self._teacher_config is not None:
-            teacher, student = (each.get_text_config().hidden_size for each in (self._teacher_config, model.config))
+            configs = (self._teacher_config, model.config)
+            teacher, student = (config.get_text_config().hidden_size for config in configs)
             if teacher != student:
                 what = f"the teacher's hidden states have {teacher:,} numbers, the student's {student:,}"
                 fix = "use a student of the teacher's width, or remove hidden"
@@ -192,8 +197,9 @@ class Distillation(Objective):
     ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
         """Return `ids` (targets, k) of the student, likeliest first, and `log_probs`, float16 (targets, k + 1).
 
-        Log-probabilities of these ids and of the rest, at the temperature. A teacher with another tokenizer also has
-        `aligned`, bool (targets,): True if the teacher has the target, too. The others have zeros.
+        `log_probs`: log-probabilities of these ids and of all others in total, at the temperature. A teacher with
+        another tokenizer also has `aligned`, bool (targets,): True if the teacher has the same target. Targets that are
+        not aligned have zeros.
         """
         import torch
 
@@ -204,19 +210,21 @@ class Distillation(Objective):
         outputs = TeacherOutputs(self._distill.top_k, self._distill.temperature, self._vocabulary)
         counts = (batch.tensors["targets"] != IGNORED).sum(dim=1).cpu().numpy()
         if self._token_map is None:
-            sums, cached = outputs.of_ids(model, self._inputs(model, batch), batch)
+            sums, cached = outputs.from_ids(model, self._inputs(model, batch), batch)
             return sums, counts, cached
         device = batch.tensors["input_ids"].device
-        reading = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents)
-        reading = reading.to(device)
+        teacher_input = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents)
+        teacher_input = teacher_input.to(device)
         ids = torch.from_numpy(self._token_map.ids).to(device)
-        sums, cached = outputs.by_text(model, self._inputs(model, reading.batch), reading, batch.targets, ids)
+        sums, cached = outputs.from_text(
+            model, self._inputs(model, teacher_input.batch), teacher_input, batch.targets, ids
+        )
         return sums, counts, cached
 
     # Batches
 
     def batch(self, rows: Rows) -> Batch:
-        """Return the batch of `taught` with the cached outputs, zeros without target.
+        """Return the batch of `taught` with the cached outputs; positions without a target have zeros.
 
         `teacher_ids` int32 (rows, length, k), `teacher_log_probs` float16 (rows, length, k + 1), and with another
         tokenizer `teacher_aligned` bool (rows, length).
@@ -232,16 +240,16 @@ class Distillation(Objective):
         aligned = np.zeros(targets.shape, dtype=bool)
         for row in np.flatnonzero(rows.valid):
             positions = np.flatnonzero(targets[row] != IGNORED)
-            of_sample = cached.read(int(rows.indices[row]))
-            if len(of_sample["ids"]) != len(positions):
-                what = f"hold {len(of_sample['ids']):,} targets of a sample that has {len(positions):,}"
+            sample_outputs = cached.read(int(rows.indices[row]))
+            if len(sample_outputs["ids"]) != len(positions):
+                what = f"hold {len(sample_outputs['ids']):,} targets of a sample that has {len(positions):,}"
                 raise WorkError.at(str(cached.folder), what, "remove the folder: the teacher will run again")
-            ids[row, positions], log_probs[row, positions] = of_sample["ids"], of_sample["log_probs"]
-            aligned[row, positions] = of_sample.get("aligned", True)
-        more = {"teacher_ids": ids, "teacher_log_probs": log_probs}
+            ids[row, positions], log_probs[row, positions] = sample_outputs["ids"], sample_outputs["log_probs"]
+            aligned[row, positions] = sample_outputs.get("aligned", True)
+        teacher_arrays = {"teacher_ids": ids, "teacher_log_probs": log_probs}
         if self._distill.tokenizer == "by_text":
-            more["teacher_aligned"] = aligned
-        return Batch(batch.tensors | as_tensors(more), batch.targets, batch.tokens)
+            teacher_arrays["teacher_aligned"] = aligned
+        return Batch(batch.tensors | as_tensors(teacher_arrays), batch.targets, batch.tokens)
 
     # The loss
 
@@ -253,29 +261,31 @@ class Distillation(Objective):
         return with_balance(model, batch, lambda: self._sums(model, batch, cached_classes(batch)))
 
     def _sums_with_teacher(self, teacher: PreTrainedModel, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the sums with the teacher in memory. It runs first."""
+        """Return the sums with the teacher in memory. The teacher runs before the student."""
         import torch
 
         from artel.models.logits_loss import PositionLogits
-        from artel.objectives.distill.teacher_outputs import all_classes, find_targets, hidden_loss, recording
+        from artel.objectives.distill.teacher_outputs import all_classes, find_targets, hidden_loss, record_states
 
         _, positions = find_targets(batch)
         hidden, temperature = self._distill.hidden, self._distill.temperature
         if hidden is None:
-            answers = PositionLogits(teacher, self._inputs(teacher, batch), positions)
-            classes = all_classes(answers, self._vocabulary, temperature)
+            teacher_logits = PositionLogits(teacher, self._inputs(teacher, batch), positions)
+            classes = all_classes(teacher_logits, self._vocabulary, temperature)
             return with_balance(model, batch, lambda: self._sums(model, batch, classes))
-        with torch.no_grad(), recording(teacher) as teacher_states:
-            answers = PositionLogits(teacher, self._inputs(teacher, batch), positions)
-        classes = all_classes(answers, self._vocabulary, temperature)
-        with recording(model) as student_states:
+        with torch.no_grad(), record_states(teacher) as teacher_states:
+            teacher_logits = PositionLogits(teacher, self._inputs(teacher, batch), positions)
+        classes = all_classes(teacher_logits, self._vocabulary, temperature)
+        with record_states(model) as student_states:
             sums = with_balance(model, batch, lambda: self._sums(model, batch, classes))
-        matched = hidden_loss(teacher_states, student_states, positions, hidden)
+        matching_loss = hidden_loss(teacher_states, student_states, positions, hidden)
         index = self.sums.index("hidden")
-        return torch.cat([sums[:1] + hidden.weight * matched, sums[1:index], matched.detach()[None], sums[index + 1 :]])
+        return torch.cat(
+            [sums[:1] + hidden.weight * matching_loss, sums[1:index], matching_loss.detach()[None], sums[index + 1 :]]
+        )
 
     def _sums(self, model: PreTrainedModel, batch: Batch, classes: Classes | None) -> torch.Tensor:
-        """Return all `sums` but the last, float32. `classes`: the teacher's; None without a teacher."""
+        """Return all `sums` except the last, float32. `classes`: from the teacher; None without a teacher."""
         import torch
         import torch.nn.functional as F
 
@@ -287,7 +297,7 @@ class Distillation(Objective):
         aligned = batch.tensors.get("teacher_aligned")
         is_aligned = None if aligned is None else aligned.flatten()[positions]
 
-        def of_chunk(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
+        def chunk_sums(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             plain = F.cross_entropy(logits, labels[chunk], reduction="none")
             guesses = logits.detach().argmax(dim=1)
             right = (guesses == labels[chunk]).sum()
@@ -295,34 +305,35 @@ class Distillation(Objective):
             if classes is None:
                 return torch.stack([plain.sum(), right.float(), plain.detach().sum(), zero, zero, zero])
             student = at_temperature(logits[:, : self._vocabulary], distill.temperature)
-            teacher, first, student = classes(student, chunk)
+            teacher, teacher_top, student = classes(student, chunk)
             distance = divergence(teacher, student, distill.loss, distill.beta)
             loss = distill.alpha * plain + (1 - distill.alpha) * distill.temperature**2 * distance
-            agreed = guesses == first
+            agreed = guesses == teacher_top
             if is_aligned is not None:
                 loss = torch.where(is_aligned[chunk], loss, plain)
                 distance, agreed = distance * is_aligned[chunk], agreed & is_aligned[chunk]
             count = plain.new_tensor(len(plain)) if is_aligned is None else is_aligned[chunk].sum()
-            others = [plain.detach(), distance.detach(), agreed]
-            return torch.stack([loss.sum(), right.float(), *(each.sum().float() for each in others), count.float()])
+            per_target = [plain.detach(), distance.detach(), agreed]
+            sums = [values.sum().float() for values in per_target]
+            return torch.stack([loss.sum(), right.float(), *sums, count.float()])
 
         inputs = self._inputs(model, batch)
-        loss, right, plain, distance, agreed, count = loss_of_logits(model, inputs, positions, of_chunk, 6)
+        loss, right, plain, distance, agreed, count = loss_of_logits(model, inputs, positions, chunk_sums, 6)
         targets = torch.full_like(plain, batch.targets)
         taught = torch.zeros_like(targets) if classes is None else targets
         return torch.stack([loss, targets, right, plain, distance, agreed, taught, count, torch.zeros_like(plain)])
 
     def _inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
-        more = {} if self.sees_ahead else {"use_cache": False}
-        return inputs_of(model, batch, causal=not self.sees_ahead) | more
+        settings = {} if self.sees_ahead else {"use_cache": False}
+        return inputs_of(model, batch, causal=not self.sees_ahead) | settings
 
     # Metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Return `cross_entropy` and the metrics of `taught` derived from it, and with a teacher also these:
+        """Return `cross_entropy` and the metrics of `taught` derived from it. With a teacher also return
 
         `loss`; `divergence`, a mean per target at the temperature, without T²; `agreement`, the fraction of targets
-        with the teacher's likeliest token. The last two are over the targets that the teacher has, too.
+        with the teacher's likeliest token. The last two cover only targets that the teacher also has.
         """
         plain = super().metrics({**totals, "loss": totals["plain"]}, outputs, split)  # type: ignore[safe-super]
         plain = {("cross_entropy" if name == "loss" else name): value for name, value in plain.items()}
@@ -337,7 +348,7 @@ class Distillation(Objective):
         return metrics
 
 
-def _presentation(taught: type[Objective]) -> Presentation:
+def _describe(taught: type[Objective]) -> Presentation:
     does = "learns what a teacher would say, beside the text itself"
     return replace(taught.presentation, does=does, verb="", is_offered=False)
 
@@ -346,7 +357,7 @@ class Distill(Distillation, Causal):
     """Next tokens of texts. Registered for all kinds: `for_run` returns the class of a run."""
 
     learns_from = ("text", "conversations")
-    presentation = _presentation(Causal)
+    presentation = _describe(Causal)
     better = Causal.better | _BETTER
     taught = Causal
 
@@ -354,7 +365,7 @@ class Distill(Distillation, Causal):
 class DistillChat(Distillation, Chat):
     """The assistant's turns of conversations."""
 
-    presentation = _presentation(Chat)
+    presentation = _describe(Chat)
     better = Chat.better | _BETTER
     taught = Chat
 
@@ -362,7 +373,7 @@ class DistillChat(Distillation, Chat):
 class DistillMasked(Distillation, Masked):
     """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
 
-    presentation = _presentation(Masked)
+    presentation = _describe(Masked)
     better = Masked.better | _BETTER
     taught = Masked
     sees_ahead = True

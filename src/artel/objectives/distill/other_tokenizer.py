@@ -2,14 +2,14 @@
 
 Tokens are compared by the bytes of their text. A target of the student is aligned if the teacher has a token of the
 same bytes at the same position; only aligned targets can be taught, by the teacher's distribution at the token before.
-A teacher's id with the text of a student's id counts as that id; the probability of all others joins the class "rest".
-Special tokens are equal if they are written the same; the end tokens of texts are equal, whatever they are called.
+A teacher's id with the text of a student's id counts as that id. All other ids form one class. Special tokens are equal
+if they are written the same. The end tokens of texts are always equal.
 
 This is the alignment of trl's GOLD trainer (Patiño et al. 2025, "Unlocking On-Policy Distillation for Any Model
-Family"), restricted to groups of one token on each side, with the shared part of its vocabularies. Left out are groups
-of several tokens, whose probabilities GOLD multiplies; the loss of sorted probabilities for ids without a counterpart
-(ULD, Boizard et al. 2024); and the likelihoods of whole chunks, and the correction for cuts that condition on what
-follows, of Minixhofer et al. 2025, "Universal Cross-Tokenizer Distillation via Approximate Likelihood Matching".
+Family"), restricted to pairs of single tokens in the shared part of the vocabularies. Not implemented: groups of
+several tokens, whose probabilities GOLD multiplies; the loss of sorted probabilities for ids without a counterpart
+(ULD, Boizard et al. 2024); the likelihoods of whole chunks, and their correction for cuts that depend on the text after
+them (Minixhofer et al. 2025, "Universal Cross-Tokenizer Distillation via Approximate Likelihood Matching").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """The tokens that a student reads or predicts in a row, each once."""
+    """The tokens that a student reads or predicts in a row, each token once."""
 
     ids: np.ndarray
     """int64 (tokens,)."""
@@ -46,8 +46,8 @@ class RowTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherReading:
-    """A teacher's input for a student's batch, and which of its tokens are targets of the student."""
+class TeacherInput:
+    """A teacher's input for a student's batch, and the positions of the student's targets in it."""
 
     batch: Batch
     """`input_ids` int64 (rows, length); also `documents` and `positions` if documents are isolated."""
@@ -58,7 +58,7 @@ class TeacherReading:
     targets: np.ndarray
     """int64 (aligned,): their indices among the targets of the student's batch."""
 
-    def to(self, device: torch.device) -> TeacherReading:
+    def to(self, device: torch.device) -> TeacherInput:
         return replace(
             self, batch=self.batch.to(device), positions=self.positions.to(device), labels=self.labels.to(device)
         )
@@ -79,15 +79,15 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Chunk:
     """Tokens [start, stop) of a sequence: a special token, or a text between special tokens."""
 
     start: int
     stop: int
-    begins: bool
-    """True if a text begins with it."""
+    begins_text: bool
+    """True if it is the first chunk of a text."""
     text: str
-    """Empty for a special token that the teacher has, too."""
+    """Empty for a special token that the teacher also has."""
     spans: np.ndarray
     """int64 (tokens, 2): the bytes [start, end) of each token in the text; empty if it has none."""
 
@@ -96,7 +96,7 @@ class TokenMap:
     """Maps the tokens of a teacher to those of a student, by their text."""
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer, *, packs_text: bool, key: str) -> None:
-        """`packs_text`: samples are texts with an end token each. Raise InputError, at `key` for the teacher."""
+        """`packs_text`: True if samples are texts with an end token. `key`: key of the teacher in InputErrors."""
         self._student, self._teacher = token_texts(student, "tokenizer"), token_texts(teacher, key)
         self._tokenizer = teacher
         self._end = student.end_id
@@ -128,49 +128,49 @@ class TokenMap:
             f"others have only the cross-entropy; {self.shared:.1%} of its ids have a counterpart"
         )
 
-    def read(self, batch: Batch, limit: int | None, *, isolated_documents: bool) -> TeacherReading:
+    def read(self, batch: Batch, limit: int | None, *, isolated_documents: bool) -> TeacherInput:
         """Tokenize the texts of a student's batch for the teacher, and align the tokens.
 
         A row of more than `limit` tokens is read in windows that overlap by half.
         """
         sequences = read_rows(batch, packs_text=self._packs_text)
-        pieces = [self._pieces(sequence) for sequence in sequences]
-        texts = [piece.text for of_row in pieces for piece in of_row if piece.text]
+        chunks_by_row = [self._split_chunks(sequence) for sequence in sequences]
+        texts = [chunk.text for chunks in chunks_by_row for chunk in chunks if chunk.text]
         encoded = self._tokenizer.encode_with_offsets(texts)
         rows = []
-        for sequence, of_row in zip(sequences, pieces, strict=True):
+        for sequence, chunks in zip(sequences, chunks_by_row, strict=True):
             row = _Row()
-            for piece in of_row:
-                self._append(row, piece, sequence, next(encoded) if piece.text else None)
+            for chunk in chunks:
+                self._append(row, chunk, sequence, next(encoded) if chunk.text else None)
             rows.append(row)
-        return _reading(rows, limit, isolated_documents)
+        return _build_input(rows, limit, isolated_documents)
 
-    def _pieces(self, sequence: RowTokens) -> list[_Piece]:
+    def _split_chunks(self, sequence: RowTokens) -> list[_Chunk]:
         """Return the special tokens of a row, and the texts between them, each of one document."""
         ids, documents = sequence.ids, sequence.documents
         special = self._is_special[ids]
         cuts = special[1:] | special[:-1] | (documents[1:] != documents[:-1])
         edges = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(ids)] if len(ids) else []
-        pieces = []
+        chunks = []
         for start, stop in pairwise(edges):
             follows = start > 0 and documents[start] == documents[start - 1]
-            begins = not follows or (self._packs_text and int(ids[start - 1]) in {self._end, *self._begin})
+            begins_text = not follows or (self._packs_text and int(ids[start - 1]) in {self._end, *self._begin})
             if int(ids[start]) in self._begin:  # replaced by the teacher's begin token
                 continue
             if special[start]:
-                known = int(ids[start]) in self._special
-                text = "" if known else self._student.special[int(ids[start])]
-                pieces.append(_Piece(start, stop, begins, text, np.zeros((1, 2), np.int64)))
+                is_shared = int(ids[start]) in self._special
+                text = "" if is_shared else self._student.special[int(ids[start])]
+                chunks.append(_Chunk(start, stop, begins_text, text, np.zeros((1, 2), np.int64)))
                 continue
-            text, spans = self._text(ids[start:stop].tolist(), begins and start > 0)
+            text, spans = self._decode_chunk(ids[start:stop].tolist(), begins_text and start > 0)
             if text:
-                pieces.append(_Piece(start, stop, begins, text, spans))
-        return pieces
+                chunks.append(_Chunk(start, stop, begins_text, text, spans))
+        return chunks
 
-    def _text(self, ids: list[int], begins: bool) -> tuple[str, np.ndarray]:
+    def _decode_chunk(self, ids: list[int], begins_text: bool) -> tuple[str, np.ndarray]:
         """Return the text of the student's tokens, without partial characters at its edges, and the tokens' bytes."""
         pieces = [self._student.pieces[number] or _UNKNOWN for number in ids]
-        if begins and self._student.adds_space:
+        if begins_text and self._student.adds_space:
             pieces[0] = pieces[0].removeprefix(b" ")
         content = b"".join(pieces)
         head, tail = _whole_characters(content)
@@ -182,22 +182,22 @@ class TokenMap:
             spans[:] = 0
         return text, spans
 
-    def _append(self, row: _Row, piece: _Piece, sequence: RowTokens, encoded: Encoding | None) -> None:
-        """Add a piece to the teacher's row. `encoded`: its text; None for a special token that the teacher has."""
-        document, targets = int(sequence.documents[piece.start]), sequence.targets[piece.start : piece.stop]
-        ids = [self._special[int(sequence.ids[piece.start])]] if encoded is None else encoded.ids.tolist()
-        if piece.begins and self._frame[:1] != ids[:1]:
+    def _append(self, row: _Row, chunk: _Chunk, sequence: RowTokens, encoded: Encoding | None) -> None:
+        """Add a chunk to the teacher's row. `encoded`: its encoded text; None for a special token of the teacher."""
+        document, targets = int(sequence.documents[chunk.start]), sequence.targets[chunk.start : chunk.stop]
+        ids = [self._special[int(sequence.ids[chunk.start])]] if encoded is None else encoded.ids.tolist()
+        if chunk.begins_text and self._frame[:1] != ids[:1]:
             row.add(self._frame, document)
         if encoded is None:
             row.add(ids, document, targets.tolist())
             return
-        content = piece.text.encode()
-        is_target = np.full(len(ids), -1)
-        own, matching = _same_spans(piece.spans, self._teacher_spans(encoded, piece.text, content))
+        content = chunk.text.encode()
+        aligned_targets = np.full(len(ids), -1)
+        student_tokens, teacher_tokens = _same_spans(chunk.spans, self._teacher_spans(encoded, chunk.text, content))
         # Bytes may match and ids not: one tokenizer may add a space before a text.
-        is_same = self.ids[encoded.ids[matching]] == sequence.ids[piece.start + own]
-        is_target[matching[is_same]] = targets[own[is_same]]
-        row.add(ids, document, is_target.tolist())
+        is_same = self.ids[encoded.ids[teacher_tokens]] == sequence.ids[chunk.start + student_tokens]
+        aligned_targets[teacher_tokens[is_same]] = targets[student_tokens[is_same]]
+        row.add(ids, document, aligned_targets.tolist())
 
     def _teacher_spans(self, encoded: Encoding, text: str, content: bytes) -> np.ndarray:
         """Return the bytes [start, end) of each of the teacher's tokens in the text, int64 (tokens, 2)."""
@@ -211,8 +211,9 @@ class TokenMap:
 
 
 def read_rows(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
-    """Return the rows of a batch, with tokens that are only targets: the last of a row or, unless `packs_text`, of each
-    sample.
+    """Return the rows of a batch, including tokens that are only targets.
+
+    Such a token ends a row or, unless `packs_text`, a sample.
     """
     tensors = {name: tensor.cpu().numpy() for name, tensor in batch.tensors.items()}
     ids, targets = tensors["input_ids"], tensors["targets"]
@@ -222,32 +223,34 @@ def read_rows(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
     sequences = []
     for row, real in enumerate(tensors.get("real", np.ones_like(ids, dtype=bool))):
         positions = np.flatnonzero(real)
-        own = documents[row, positions]
-        is_last = np.append(own[1:] != own[:-1], True) if len(positions) else np.zeros(0, dtype=bool)
+        row_documents = documents[row, positions]
+        is_last = (
+            np.append(row_documents[1:] != row_documents[:-1], True) if len(positions) else np.zeros(0, dtype=bool)
+        )
         if packs_text:
             is_last[:-1] = False
-        only_target = is_last & (targets[row, positions] != IGNORED)
-        before = np.append(-1, np.where(only_target, -1, numbers[row, positions])[:-1])[: len(positions)]
-        at = np.flatnonzero(only_target) + 1
+        is_only_target = is_last & (targets[row, positions] != IGNORED)
+        read_targets = np.append(-1, np.where(is_only_target, -1, numbers[row, positions])[:-1])[: len(positions)]
+        insert_at = np.flatnonzero(is_only_target) + 1
         sequences.append(
             RowTokens(
-                np.insert(ids[row, positions], at, targets[row, positions[only_target]]),
-                np.insert(own, at, own[only_target]),
-                np.insert(before, at, numbers[row, positions[only_target]]),
+                np.insert(ids[row, positions], insert_at, targets[row, positions[is_only_target]]),
+                np.insert(row_documents, insert_at, row_documents[is_only_target]),
+                np.insert(read_targets, insert_at, numbers[row, positions[is_only_target]]),
             )
         )
     return sequences
 
 
 def _same_special(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int] | None) -> dict[int, int]:
-    """Return the student's special tokens that the teacher has, too: id → teacher's id.
+    """Return the special tokens that student and teacher share: student's id → teacher's id.
 
-    `ends`: ids of end tokens that are equal to each other, and to no other token.
+    `ends`: ids of the two end tokens, which are equal to each other and to no other token.
     """
-    taken = ends or (-1, -1)
-    written = {content: number for number, content in teacher.special.items() if number != taken[1]}
-    own = {number: content for number, content in student.special.items() if number != taken[0]}
-    same = {number: written[content] for number, content in own.items() if content in written}
+    student_end, teacher_end = ends or (-1, -1)
+    teacher_ids = {content: number for number, content in teacher.special.items() if number != teacher_end}
+    contents = {number: content for number, content in student.special.items() if number != student_end}
+    same = {number: teacher_ids[content] for number, content in contents.items() if content in teacher_ids}
     return same if ends is None else same | {ends[0]: ends[1]}
 
 
@@ -273,11 +276,11 @@ def _spans(pieces: list[bytes]) -> np.ndarray:
 
 def _spans_by_offsets(pieces: list[bytes], encoded: Encoding, text: str, content: bytes) -> np.ndarray:
     """Return spans for a tokenizer that changes text (normalization, missing tokens): empty for changed tokens."""
-    at_byte = np.append(0, np.cumsum([len(character.encode()) for character in text]))
+    byte_offsets = np.append(0, np.cumsum([len(character.encode()) for character in text]))
     spans = np.zeros((len(pieces), 2), dtype=np.int64)
     position = 0
     for number, piece in enumerate(pieces):
-        left, right = at_byte[encoded.starts[number]], at_byte[encoded.ends[number]]
+        left, right = byte_offsets[encoded.starts[number]], byte_offsets[encoded.ends[number]]
         stripped = piece[1:] if position == 0 and piece.startswith(b" ") and not content.startswith(b" ") else piece
         stop = position + len(stripped)
         overlaps = not stripped.strip() or (position < right and stop > left)
@@ -289,16 +292,17 @@ def _spans_by_offsets(pieces: list[bytes], encoded: Encoding, text: str, content
     return spans
 
 
-def _same_spans(own: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _same_spans(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of tokens with equal spans in two tokenizations, int64 (count,) each."""
-    positions = [np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (own, other)]
-    width = max(int(own.max(initial=0)), int(other.max(initial=0))) + 1
-    one, two = (spans[at, 0] * width + spans[at, 1] for spans, at in zip((own, other), positions, strict=True))
-    _, first, second = np.intersect1d(one, two, assume_unique=True, return_indices=True)
-    return positions[0][first], positions[1][second]
+    student_tokens, teacher_tokens = (np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (student, teacher))
+    width = max(int(student.max(initial=0)), int(teacher.max(initial=0))) + 1
+    student_keys = student[student_tokens, 0] * width + student[student_tokens, 1]
+    teacher_keys = teacher[teacher_tokens, 0] * width + teacher[teacher_tokens, 1]
+    _, first, second = np.intersect1d(student_keys, teacher_keys, assume_unique=True, return_indices=True)
+    return student_tokens[first], teacher_tokens[second]
 
 
-def _reading(rows: list[_Row], limit: int | None, isolated_documents: bool) -> TeacherReading:
+def _build_input(rows: list[_Row], limit: int | None, isolated_documents: bool) -> TeacherInput:
     """Return the teacher's tensors, padded on the right, where a causal mask hides padding."""
     import torch
 
@@ -316,12 +320,14 @@ def _reading(rows: list[_Row], limit: int | None, isolated_documents: bool) -> T
     for number, (row, start, stop, new) in enumerate(windows):
         ids[number, : stop - start] = row.ids[start:stop]
         documents[number, : stop - start] = row.documents[start:stop]
-        of_row = np.array(row.targets, dtype=np.int64)
-        at = np.flatnonzero(of_row[new:stop] >= 0) + new
-        positions.append(number * length + at - 1 - start)
-        labels.append(np.array(row.ids, dtype=np.int64)[at])
-        targets.append(of_row[at])
+        row_targets = np.array(row.targets, dtype=np.int64)
+        aligned = np.flatnonzero(row_targets[new:stop] >= 0) + new
+        positions.append(number * length + aligned - 1 - start)
+        labels.append(np.array(row.ids, dtype=np.int64)[aligned])
+        targets.append(row_targets[aligned])
     tensors = {"input_ids": torch.from_numpy(ids)} | (document_tensors(documents) if isolated_documents else {})
-    joined = [np.concatenate([np.zeros(0, np.int64), *each]) for each in (positions, labels, targets)]
-    of_places, of_labels = (torch.from_numpy(each) for each in joined[:2])
-    return TeacherReading(Batch(tensors, len(joined[0]), int((documents > 0).sum())), of_places, of_labels, joined[2])
+    all_positions, all_labels, all_targets = (
+        np.concatenate([np.zeros(0, np.int64), *arrays]) for arrays in (positions, labels, targets)
+    )
+    batch = Batch(tensors, len(all_positions), int((documents > 0).sum()))
+    return TeacherInput(batch, torch.from_numpy(all_positions), torch.from_numpy(all_labels), all_targets)

@@ -21,7 +21,7 @@ def teacher_model(config: RunConfig) -> str:
 
 
 def teacher_problems(config: RunConfig) -> list[Problem]:
-    """Return what is wrong with the teacher, or does not fit it."""
+    """Return the problems of the teacher, and of settings that do not fit it."""
     distill = config.distill
     if distill.teacher is None:
         fix = "set distill: {teacher: FOLDER}, a finished run, a model folder or a hub id"
@@ -45,7 +45,7 @@ def teacher_problems(config: RunConfig) -> list[Problem]:
 
 
 def source_problems(config: RunConfig, known: Collection[str], taught: Sequence[str]) -> list[Problem]:
-    """Return a problem if sources are of a `known` kind that the objective of `distill.on` does not learn."""
+    """Return a problem if sources have a `known` kind of records that the objective `distill.on` does not learn."""
     wrong = [source.yields for source in config.data.sources if source.yields in known and source.yields not in taught]
     if config.distill.on == "auto" or not wrong:
         return []
@@ -54,7 +54,7 @@ def source_problems(config: RunConfig, known: Collection[str], taught: Sequence[
 
 
 def layout_problems(config: RunConfig) -> list[Problem]:
-    """Return what needs the teacher in memory, or cannot have it there."""
+    """Return problems of settings that need the teacher in memory, or cannot have it there."""
     if config.distill.top_k is not None:
         if config.distill.hidden is None or config.distill.tokenizer == "by_text":
             return []
@@ -75,7 +75,7 @@ def layout_problems(config: RunConfig) -> list[Problem]:
 
 
 def by_text_problems(config: RunConfig) -> list[Problem]:
-    """Return what a teacher with another tokenizer cannot teach."""
+    """Return problems of settings that a teacher with another tokenizer does not support."""
     distill = config.distill
     if distill.tokenizer == "same":
         return []
@@ -101,8 +101,8 @@ def _tokenizer_problems(config: RunConfig, model: Path) -> list[Problem]:
         ("tokenizer.from", config.tokenizer.from_) if config.tokenizer.from_ else ("model.from", config.model.from_)
     )
     if config.distill.tokenizer == "by_text":
-        places = [(KEY, str(model)), *([(key, name)] if name is not None and Path(name).is_dir() else [])]
-        return [problem for place in places for problem in _text_problems(*place)]
+        tokenizers = [(KEY, str(model)), *([(key, name)] if name is not None and Path(name).is_dir() else [])]
+        return [problem for key, name in tokenizers for problem in _text_problems(key, name)]
     if name is None or config.data.from_store or not Path(name).is_dir() or Path(name).resolve() == model.resolve():
         return []
     try:
@@ -113,7 +113,7 @@ def _tokenizer_problems(config: RunConfig, model: Path) -> list[Problem]:
 
 
 def _text_problems(key: str, name: str) -> list[Problem]:
-    """Return why the tokens of a tokenizer cannot be compared by their text."""
+    """Return the problems of a tokenizer whose tokens cannot be compared by their text."""
     try:
         token_texts(load_tokenizer(name, key), key)
     except InputError as error:
@@ -122,29 +122,29 @@ def _text_problems(key: str, name: str) -> list[Problem]:
 
 
 def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list[Problem]:
-    """Return how the tokens of teacher and student differ; [] if they are the same."""
+    """Return a problem that describes how the tokens of teacher and student differ; [] if they are the same."""
     if student.fingerprint == teacher.fingerprint:
         return []
-    differs = _difference(student, teacher)
+    difference = _describe_difference(student, teacher)
     fix = (
         "use the teacher's tokenizer (remove tokenizer and model.from), or a teacher with the student's tokenizer; or "
         "set distill.tokenizer: by_text, which trains on tokens that both have; or let the student learn the "
         "teacher's texts: artel generate TEACHER --prompts FILE writes them"
     )
-    return [Problem(key, f"the student's tokenizer is not the teacher's: {differs}", fix)]
+    return [Problem(key, f"the student's tokenizer is not the teacher's: {difference}", fix)]
 
 
-def _difference(student: Tokenizer, teacher: Tokenizer) -> str:
-    """Return the difference in words."""
+def _describe_difference(student: Tokenizer, teacher: Tokenizer) -> str:
+    """Describe the difference between two vocabularies."""
     student_ids, teacher_ids = student.hf.get_vocab(), teacher.hf.get_vocab()
     moved = [token for token, number in student_ids.items() if teacher_ids.get(token, number) != number]
-    sides = (("the teacher lacks", student_ids, teacher_ids), ("the student lacks", teacher_ids, student_ids))
-    missing = [(what, sorted(set(one) - set(two), key=one.__getitem__)) for what, one, two in sides]
-    parts = [f"{what} {len(tokens):,} tokens ({_list_tokens(tokens)})" for what, tokens in missing if tokens]
+    directions = (("the teacher lacks", student_ids, teacher_ids), ("the student lacks", teacher_ids, student_ids))
+    missing = [(what, sorted(set(owner) - set(other), key=owner.__getitem__)) for what, owner, other in directions]
+    clauses = [f"{what} {len(tokens):,} tokens ({_list_tokens(tokens)})" for what, tokens in missing if tokens]
     if moved:
         numbers = f"{moved[0]!r} is {student_ids[moved[0]]:,} and {teacher_ids[moved[0]]:,}"
-        parts.append(f"{len(moved):,} tokens have different ids ({numbers})")
-    return "; ".join(parts) or "they have the same vocabulary, but split texts differently"
+        clauses.append(f"{len(moved):,} tokens have different ids ({numbers})")
+    return "; ".join(clauses) or "they have the same vocabulary, but split texts differently"
 
 
 def _list_tokens(tokens: list[str]) -> str:

@@ -1,9 +1,9 @@
 """A teacher's cached outputs, divergences between distributions, and the loss of hidden states.
 
-The cache holds the teacher's k most likely ids. The probability of the rest is one more class ("ghost token", Anshumann
-et al. 2025, "Sparse Logit Sampling"). The student's distribution is reduced to the same k + 1 classes. Nothing is
-renormalized: a divergence of the classes never exceeds that of the full distributions, and the student learns how
-likely the rest is in total.
+The cache holds the teacher's k most likely ids. The probability of all other ids is one more class ("ghost token",
+Anshumann et al. 2025, "Sparse Logit Sampling"). The student's distribution is reduced to the same k + 1 classes.
+Nothing is renormalized: a divergence of the classes never exceeds that of the full distributions, and the student
+learns how likely the other ids are in total.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from artel.models import IGNORED
 from artel.models.compile import repeated_layers
 from artel.models.logits_loss import PositionLogits
 from artel.models.output_head import output_head
-from artel.objectives.distill.other_tokenizer import TeacherReading
+from artel.objectives.distill.other_tokenizer import TeacherInput
 from artel.objectives.types import Batch
 from artel.tokens.store import id_dtype
 
@@ -32,7 +32,7 @@ Classes = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor, torc
 student's log-probabilities of the classes)."""
 TopClasses = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(teacher's logits, float32 (count, vocabulary)) → (likeliest ids as student ids, int64 (count, k), log-probabilities
-of these and of the rest, (count, k + 1))."""
+of these and of all others, (count, k + 1))."""
 Outputs = tuple[torch.Tensor, dict[str, np.ndarray]]
 """The teacher's cross-entropy, targets and right guesses, float64 (3,), and the arrays to cache, (targets, …)."""
 
@@ -51,7 +51,7 @@ def find_targets(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 @dataclass(frozen=True, slots=True)
 class TeacherOutputs:
     """Computes the outputs to cache: `ids` (targets, k), likeliest first, and `log_probs`, float16 (targets, k + 1), of
-    these and of the rest, at the temperature.
+    these and of all others in total, at the temperature.
     """
 
     top_k: int
@@ -59,45 +59,50 @@ class TeacherOutputs:
     vocabulary: int
     """Size of the student's vocabulary."""
 
-    def of_ids(self, model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> Outputs:
+    def from_ids(self, model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> Outputs:
         """Return the outputs of a teacher that reads the student's ids."""
 
         def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             likeliest = logits.topk(self.top_k, dim=1).indices
-            return likeliest, in_classes(at_temperature(logits, self.temperature), likeliest)
+            return likeliest, reduce_to_classes(at_temperature(logits, self.temperature), likeliest)
 
         labels, positions = find_targets(batch)
         return self._outputs(PositionLogits(model, inputs, positions), labels, self.vocabulary, top_classes)
 
-    def by_text(
-        self, model: PreTrainedModel, inputs: dict[str, Any], reading: TeacherReading, targets: int, ids: torch.Tensor
+    def from_text(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        teacher_input: TeacherInput,
+        targets: int,
+        ids: torch.Tensor,
     ) -> Outputs:
         """Return the outputs of a teacher with another tokenizer for `targets` targets, and `aligned`, bool (targets,).
 
-        Targets that are not aligned have zeros. `ids`: see `mapped_classes`.
+        Targets that are not aligned have zeros. `ids`: see `map_classes`.
         """
 
         def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return mapped_classes(at_temperature(logits, self.temperature), ids, self.vocabulary, self.top_k)
+            return map_classes(at_temperature(logits, self.temperature), ids, self.vocabulary, self.top_k)
 
-        answers = PositionLogits(model, inputs, reading.positions)
-        sums, of_aligned = self._outputs(answers, reading.labels, len(ids), top_classes)
+        teacher_logits = PositionLogits(model, inputs, teacher_input.positions)
+        sums, aligned_arrays = self._outputs(teacher_logits, teacher_input.labels, len(ids), top_classes)
         cached = {"aligned": np.zeros(targets, dtype=bool)}
-        cached["aligned"][reading.targets] = True
-        for name, array in of_aligned.items():
+        cached["aligned"][teacher_input.targets] = True
+        for name, array in aligned_arrays.items():
             cached[name] = np.zeros((targets, *array.shape[1:]), array.dtype)
-            cached[name][reading.targets] = array
+            cached[name][teacher_input.targets] = array
         return sums, cached
 
     def _outputs(
-        self, answers: PositionLogits, labels: torch.Tensor, vocabulary: int, top_classes: TopClasses
+        self, teacher_logits: PositionLogits, labels: torch.Tensor, vocabulary: int, top_classes: TopClasses
     ) -> Outputs:
         """Return outputs. `labels`: the teacher's targets, int64 (count,). `vocabulary`: number of its ids."""
         id_type = np.dtype(id_dtype(self.vocabulary))
         sums = torch.zeros(3, dtype=torch.float64)
         ids, log_probs = [np.zeros((0, self.top_k), id_type)], [np.zeros((0, self.top_k + 1), np.float16)]
-        for chunk in answers.chunks():
-            logits = answers.read(chunk)[:, :vocabulary]
+        for chunk in teacher_logits.chunks():
+            logits = teacher_logits.read(chunk)[:, :vocabulary]
             plain = torch.nn.functional.cross_entropy(logits, labels[chunk], reduction="sum")
             right = (logits.argmax(dim=1) == labels[chunk]).sum()
             sums += torch.tensor([float(plain), len(logits), float(right)], dtype=torch.float64)
@@ -107,18 +112,18 @@ class TeacherOutputs:
         return sums, {"ids": np.concatenate(ids), "log_probs": np.concatenate(log_probs)}
 
 
-def all_classes(answers: PositionLogits, vocabulary: int, temperature: float) -> Classes:
-    """Return one class per id, without a rest class."""
+def all_classes(teacher_logits: PositionLogits, vocabulary: int, temperature: float) -> Classes:
+    """Return one class per id, without a class for other ids."""
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = answers.read(chunk)[:, :vocabulary]
+        logits = teacher_logits.read(chunk)[:, :vocabulary]
         return at_temperature(logits, temperature), logits.argmax(dim=1), student
 
     return classes
 
 
 def cached_classes(batch: Batch) -> Classes | None:
-    """Return classes of the cached ids and the rest; None if nothing is cached."""
+    """Return classes of the cached ids and of all others; None if nothing is cached."""
     if "teacher_ids" not in batch.tensors:
         return None
     _, positions = find_targets(batch)
@@ -127,7 +132,7 @@ def cached_classes(batch: Batch) -> Classes | None:
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         classes = ids[chunk].long()
-        return log_probs[chunk].float().log_softmax(dim=1), classes[:, 0], in_classes(student, classes)
+        return log_probs[chunk].float().log_softmax(dim=1), classes[:, 0], reduce_to_classes(student, classes)
 
     return classes
 
@@ -157,8 +162,8 @@ def at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return (logits if temperature == 1 else logits / temperature).log_softmax(dim=1)
 
 
-def in_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Reduce log-probabilities (count, vocabulary) to those of `ids` and of the rest, (count, k + 1).
+def reduce_to_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Reduce log-probabilities (count, vocabulary) to those of `ids` and of all others in total, (count, k + 1).
 
     `ids`: int64 (count, k).
     """
@@ -166,13 +171,13 @@ def in_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat([log_probs.gather(1, ids), others], dim=1)
 
 
-def mapped_classes(
+def map_classes(
     log_probs: torch.Tensor, ids: torch.Tensor, vocabulary: int, top_k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a teacher's likeliest ids as student ids, int64 (count, k), and log-probabilities, (count, k + 1).
 
     `log_probs`: (count, teacher's vocabulary). `ids`, int64 (teacher's vocabulary,): the student's id of each teacher's
-    id; -1 for none, which belongs to the rest. `vocabulary`: size of the student's.
+    id, -1 for none. `vocabulary`: size of the student's.
     """
     has_id = ids >= 0
     probabilities = log_probs.exp()
@@ -185,8 +190,8 @@ def mapped_classes(
 
 
 @contextmanager
-def recording(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Collect what the model's layers return inside the block, (rows, length, width) each, in order."""
+def record_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Collect the outputs of the model's layers inside the block, (rows, length, width) each, in order."""
     states: list[torch.Tensor] = []
 
     def record(_: torch.nn.Module, __: Any, output: Any) -> None:
@@ -213,11 +218,12 @@ def hidden_loss(
     pairs = [(len(teacher) - 1, len(student) - 1)]
     if hidden.layers == "even":
         matched = [round((layer + 1) * len(teacher) / len(student)) - 1 for layer in range(len(student))]
-        pairs = [(max(0, layer), own) for own, layer in enumerate(matched)]  # -1: the student has twice the layers
+        # A match of -1 means that the student has twice as many layers.
+        pairs = [(max(0, teacher_layer), layer) for layer, teacher_layer in enumerate(matched)]
     losses = []
-    for layer, own in pairs:
-        expected = teacher[layer].flatten(0, 1)[positions].float()
-        actual = student[own].flatten(0, 1)[positions].float()
+    for teacher_layer, student_layer in pairs:
+        expected = teacher[teacher_layer].flatten(0, 1)[positions].float()
+        actual = student[student_layer].flatten(0, 1)[positions].float()
         if hidden.loss == "cosine":
             losses.append((1 - torch.cosine_similarity(actual, expected, dim=-1)).sum())
         else:
