@@ -239,7 +239,7 @@ def _evaluate_texts(
     for prompt in generation_eval.prompts:
         check_embedded(opened.model, opened.tokenizer, prompt.ids)
     sampling = Sampling(generation_eval.new_tokens, temperature=0.0)
-    logger.info("%s generates %s", opened.name, generation_eval.what)
+    logger.info("%s generates %s", opened.name, generation_eval.description)
 
     def write(prompts: list[GenerationPrompt]) -> list[str]:
         progress = ProgressMessages(f"{opened.name} generates:")
@@ -249,4 +249,4 @@ def _evaluate_texts(
             progress(len(texts) / len(prompts))
         return texts
 
-    return generation_eval.judge(world.share(write, generation_eval.prompts))
+    return generation_eval.score(world.share(write, generation_eval.prompts))

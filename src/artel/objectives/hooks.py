@@ -28,7 +28,7 @@ class RecordHooks:
 
     section: ClassVar[str]
     decided_by_records: ClassVar[tuple[str, ...]] = ()
-    """Keys of its section whose `auto` is decided from the records before anything is tokenized: labels."""
+    """Keys of its section whose `auto` is decided from the records before tokenization: labels."""
 
     @classmethod
     def undecided(cls, config: RunConfig) -> list[str]:
@@ -39,7 +39,7 @@ class RecordHooks:
     def decide(cls, config: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
         """Return values for the `undecided` keys. `records`: all kept records, except those of a validation file.
 
-        Raise InputError if they decide nothing.
+        Raise InputError if the records do not determine a value.
         """
         raise NotImplementedError
 
@@ -49,26 +49,26 @@ class RecordHooks:
         return False
 
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-        """Return sentences for the user about (origin, `DocumentSamples.observed`) of all kept documents.
+        """Return notes for the user about (origin, `DocumentSamples.observed`) of all kept documents.
 
-        Raise InputError if nothing right can be learned from them.
+        Raise InputError if training on them would be wrong.
         """
         return []
 
     def mismatch(self, records: Iterable[Record]) -> str:
-        """Return why a model cannot be evaluated on records (different labels), or an empty string."""
+        """Return the reason why a model cannot be evaluated on records (different labels), or an empty string."""
         return ""
 
 
 class ModelHooks:
-    """Hooks for heads, files and settings of a model beside its weights, and for models from elsewhere."""
+    """Hooks for heads, files and settings of a model beside its weights, and for pretrained models."""
 
     auto_class: ClassVar[str]
     config: RunConfig
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
-        """True if this objective fits a model from elsewhere, judged by the class that saved it.
+        """True if this objective fits a pretrained model, judged by the class that saved it.
 
         `folder` is a folder or a hub id. The first objective in the registry that claims a model gets it.
         """
@@ -76,7 +76,7 @@ class ModelHooks:
 
     @classmethod
     def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        """Return keys of the run file that fit a model from elsewhere: {"classification": {…}}."""
+        """Return keys of the run file that fit a pretrained model: {"classification": {…}}."""
         return {}
 
     @classmethod
@@ -105,20 +105,20 @@ class ModelHooks:
         """Return files for the model's folder that other libraries read, by their paths in it."""
         return {}
 
-    def read_model_files(self, folder: Path) -> None:  # if there are such files
-        """Read what `model_files` wrote from the folder of an opened model. Raise InputError."""
+    def read_model_files(self, folder: Path) -> None:  # if it has such files
+        """Read the files of `model_files` from the folder of an opened model. Raise InputError."""
 
     def calibration(self) -> dict[str, Any]:
-        """Return what the latest `metrics` chose for using the model (thresholds), as plain values; empty for most.
+        """Return the values that the latest `metrics` chose for inference (thresholds); empty for most objectives.
 
-        Saved in checkpoints, so that a model keeps the values chosen for its own weights.
+        They are saved in checkpoints: a model keeps the values chosen for its own weights.
         """
         return {}
 
     def calibrate(self, values: dict[str, Any]) -> str:
-        """Use the values chosen for this model from now on, and choose none again.
+        """Use the values chosen for this model, and never choose others.
 
-        Return a sentence for people about values that are missing; empty for most.
+        Return a note for the user about missing values; empty for most objectives.
         """
         return ""
 
@@ -126,7 +126,7 @@ class ModelHooks:
     """Type of the device a plan is made for; None outside of plans."""
 
     def plan_for(self, build: Callable[[], PreTrainedModel], device: str) -> None:
-        """Lay out batches for a model on a device of this type. Plans call it in place of `check`.
+        """Prepare batches for a model on a device of this type. Plans call it in place of `check`.
 
         `build` returns the model on the meta device, with its attention for training. Checks that need weights are
         assumed to succeed.
@@ -134,7 +134,7 @@ class ModelHooks:
         self._planned_device = device
 
     def group_count(self, rows: int) -> int:
-        """Return the number of groups of similar length for so many rows (`length_groups`)."""
+        """Return the number of groups of similar length for a number of rows (`length_groups`)."""
         return group_count(rows, self.config, self._planned_device)
 
 
@@ -146,10 +146,10 @@ class EvaluationHooks:
     samples_with_outputs: int | None = None
     """Number of samples that have outputs, from the first; None for all."""
     has_many_outputs: ClassVar[bool] = False
-    """True if `metrics` gets the outputs in float32, because there are many; otherwise in float64."""
+    """True if there are many outputs: `metrics` then gets them in float32 instead of float64."""
 
     def min_evaluated(self, split: StoreSplit) -> int:
-        """Return the minimum number of samples of a validation; fewer have no metrics."""
+        """Return the minimum number of samples in a validation. Fewer samples yield no metrics."""
         return 1
 
     def predictions_file(self, outputs: np.ndarray, split: StoreSplit) -> Any:
@@ -157,7 +157,7 @@ class EvaluationHooks:
         return None
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        """Return tables and matrices for the report that metrics leave out; empty for most objectives.
+        """Return tables and matrices for the report in addition to metrics; empty for most objectives.
 
         `tables`: {title: [{column: text or number, …}, …]}; `matrices`: {title: {"labels": […], "counts": [[…], …]}},
         true labels down, predicted ones across.
@@ -181,8 +181,8 @@ class GlobalBatchHooks:
     needs_global_outputs: bool = False
     """True if the loss depends on the model's outputs for all samples of the global batch, such as text vectors.
 
-    A strategy then computes `batch_outputs` of every micro-batch on all ranks, their `global_loss`, and from the
-    gradients of the outputs those of the weights. `loss` is then the loss of a single micro-batch.
+    A strategy then computes `batch_outputs` of every micro-batch on all ranks and their `global_loss`. It
+    backpropagates from the gradients of the outputs to the weights. `loss` is then the loss of a single micro-batch.
     """
 
     def batch_outputs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -190,11 +190,11 @@ class GlobalBatchHooks:
         raise NotImplementedError
 
     def output_keys(self, batch: Batch) -> torch.Tensor:
-        """Return facts about the samples that `global_loss` needs beside the outputs, int64 (any, columns)."""
+        """Return the data of the samples that `global_loss` needs beside the outputs, int64 (any, columns)."""
         raise NotImplementedError
 
-    def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
-        """Return the sums of `loss` over the targets among the rows `part`, which belong to one micro-batch.
+    def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, micro_batch: slice) -> torch.Tensor:
+        """Return the sums of `loss` over the targets in the rows `micro_batch`.
 
         `outputs` and `keys` are those of all micro-batches of the global batch, concatenated.
         """
@@ -213,7 +213,7 @@ class Teacher:
     bytes_per_target: int = 0
     """Size of the cached outputs."""
     reads_text: bool = False
-    """True if it reads the text of the samples with its own tokenizer, on which its outputs then depend."""
+    """True if it reads the text of the samples with its own tokenizer. Its outputs then depend on that tokenizer."""
 
 
 class CachedOutputs(Protocol):
@@ -250,9 +250,9 @@ class TeacherHooks:
         """Raise InputError if a teacher with this tokenizer cannot teach."""
 
     def alignment_note(self, aligned: float) -> str:
-        """Return a sentence for the user about a teacher with its own tokenizer; empty for other teachers.
+        """Return a note for the user about a teacher with its own tokenizer; empty for other teachers.
 
-        `aligned`: fraction of targets that the teacher answered. Raise InputError if it is too small.
+        `aligned`: fraction of targets that the teacher has, too. Raise InputError if it is too small.
         """
         return ""
 
@@ -264,8 +264,8 @@ class TeacherHooks:
     ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
         """Return a teacher's outputs for a batch, to be cached.
 
-        (Its cross-entropy, the targets it answered and its right guesses, float64 (3,); targets per row, int64 (rows,);
-        arrays (targets, …) of all rows, concatenated.)
+        Returns: (sums of its cross-entropy, of targets and of correct guesses, float64 (3,); targets per row, int64
+        (rows,); arrays (targets, …) of all rows, concatenated).
         """
         raise NotImplementedError
 

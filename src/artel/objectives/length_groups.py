@@ -1,8 +1,8 @@
-"""Rows of token ids in groups of similar length, each computed separately, without the padding of the longest row.
+"""Groups of rows with similar length, computed separately to save padding.
 
 The rows of a micro-batch differ in length. Padded to the longest row, more than half of a micro-batch may be padding.
-Groups do not change the loss. Their number depends only on the number of rows and the run, so that all ranks call the
-model equally often.
+Groups do not change the loss. Their number depends only on the number of rows and the run: all ranks call the model
+equally often.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class LengthGroup:
     def positions(self) -> int:
         return (self.last - self.first) * (self.length + self.target)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this group's part of a tensor (rows, length)."""
+    def slice(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the rows of this group in a tensor (rows, length), without the padding of longer groups."""
         return tensor[self.first : self.last, : self.length]
 
 
@@ -57,14 +57,14 @@ class GroupedRows:
 
     tensors: dict[str, torch.Tensor]
     """`input_ids`, `attention_mask`, `token_type_ids` if there are any, int64 (rows, longest), ordered by length;
-    `places`, int64 (rows,): the new index of each original row."""
+    `unsorted_indices`, int64 (rows,): the new index of each original row."""
     groups: tuple[LengthGroup, ...]
     starts: np.ndarray
     """int64 (rows,): the offset of each original row in the flattened, concatenated groups."""
 
 
 def group_count(rows: int, config: RunConfig, device: str | None = None) -> int:
-    """Return the number of groups for so many rows. A pipeline needs one shape, and so has one group.
+    """Return the number of groups for `rows` rows. A pipeline needs a single shape, so it has one group.
 
     `device`: type of the planned device; by default the one of this machine.
     """
@@ -89,22 +89,22 @@ def group_rows(
     order = np.argsort(lengths, kind="stable")
     longest = int(lengths.max())
     bounds = [len(rows) * number // count for number in range(count + 1)]
-    groups = tuple(_group(first, last, lengths[order[first:last]], longest) for first, last in pairwise(bounds))
+    groups = tuple(_build_group(first, last, lengths[order[first:last]], longest) for first, last in pairwise(bounds))
     mask = np.arange(longest) < lengths[order, None]
     arrays = {"input_ids": _pad(mask, [rows[row] for row in order], pad_id), "attention_mask": mask.astype(np.int64)}
     if types is not None:
         types = [*types, *[types[0][:1]] * missing]
         arrays["token_type_ids"] = _pad(mask, [types[row] for row in order], 0)
-    places, starts = np.empty((2, len(rows)), dtype=np.int64)
-    places[order] = np.arange(len(rows))
+    unsorted_indices, starts = np.empty((2, len(rows)), dtype=np.int64)
+    unsorted_indices[order] = np.arange(len(rows))
     row_lengths = np.repeat([group.length for group in groups], [group.last - group.first for group in groups])
     starts[order] = np.cumsum(row_lengths) - row_lengths
     num_rows = len(rows) - missing
-    arrays["places"] = places[:num_rows]
+    arrays["unsorted_indices"] = unsorted_indices[:num_rows]
     return GroupedRows(as_tensors(arrays), groups, starts[:num_rows])
 
 
-def _group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGroup:
+def _build_group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGroup:
     """Return the group of rows with these ascending lengths. `longest`: length of the micro-batch's longest row."""
     length = int(lengths[-1])
     if lengths[0] < length:
@@ -149,7 +149,7 @@ def group_inputs(
     settings = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     for group in groups:
         names = ("input_ids", "token_type_ids", *(("attention_mask",) if group.is_padded else ()))
-        yield {name: group.of(tensors[name]) for name in names if name in tensors} | settings
+        yield {name: group.slice(tensors[name]) for name in names if name in tensors} | settings
 
 
 def row_logits(

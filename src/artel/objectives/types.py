@@ -22,9 +22,9 @@ class Presentation:
     """Facts for `artel new`, model cards and the hub."""
 
     does: str
-    """A clause about what its models do."""
+    """A clause that describes its models: continues a text."""
     verb: str = ""
-    """The same in one word, offered by `artel new`: write. Defaults to the objective's name."""
+    """The same as one verb, offered by `artel new`: write. Defaults to the objective's name."""
     pipeline_tag: str = ""
     """The hub's task for its models: text-generation. Empty if the hub has none."""
     finetuning_rate: float = 5e-5
@@ -50,9 +50,9 @@ class Batch:
         return sum(group.positions for group in self.groups) or sum(inputs)
 
     def to(self, device: torch.device) -> Batch:
-        return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """Return a copy with each tensor changed."""
         return replace(self, tensors={name: change(tensor) for name, tensor in self.tensors.items()})
 
@@ -71,7 +71,7 @@ class DocumentSamples:
 
 @dataclass(frozen=True, slots=True)
 class TokenView:
-    """Tokens that a model reads in training, and what it learns from each."""
+    """Tokens that a model reads in training, and the target of each."""
 
     ids: np.ndarray
     """int64 (tokens,)."""
@@ -87,7 +87,7 @@ class TokenView:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPrompt:
-    """The ids that a model continues, and what ends its output."""
+    """The ids that a model continues, and the ends of its output."""
 
     ids: list[int]
     end: TurnEnd
@@ -97,14 +97,14 @@ class GenerationPrompt:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEval:
-    """Prompts that a model answers greedily in an evaluation, and how the answers are scored."""
+    """Prompts that a model answers greedily in an evaluation, and the scoring of its answers."""
 
-    what: str
-    """In words: calls in 37 turns."""
+    description: str
+    """A short description: calls in 37 turns."""
     prompts: list[GenerationPrompt]
     new_tokens: int
     """Maximum length of each answer."""
-    judge: Callable[[list[str]], tuple[dict[str, float], dict[str, Any]]]
+    score: Callable[[list[str]], tuple[dict[str, float], dict[str, Any]]]
     """Return metrics and details (see `Objective.details`) of the answers, one per prompt."""
 
 

@@ -162,7 +162,7 @@ def _stop(producer: _Producer, thread: threading.Thread) -> None:
 
 def pin_batches(batches: list[Batch]) -> list[Batch]:
     """Return the batches in pinned memory, which a GPU can read directly."""
-    return [batch.mapped(lambda tensor: tensor.pin_memory()) for batch in batches]
+    return [batch.map_tensors(lambda tensor: tensor.pin_memory()) for batch in batches]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Embedding: matching texts get vectors that are near each other.
 
 The loss with in-batch negatives uses all vectors of the global batch (`needs_global_outputs`): a batch of 1,000 has
-1,000 candidates, however it is cut into micro-batches and spread over processes.
+1,000 candidates, no matter how it is divided into micro-batches and processes.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ class Embedding(Objective, Decoding):
             if pooling != embedding.pooling:
                 what = f"{embedding.pooling}, but {config.model.from_} was trained with {pooling}"
                 problems.append(Problem("embedding.pooling", what, f"write pooling: {pooling}"))
-        return problems + _longer_than(_size_in_folder(config.model), embedding.matryoshka)
+        return problems + _matryoshka_problems(_folder_vector_size(config.model), embedding.matryoshka)
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
         """True for a model without a head, or one saved by sentence-transformers."""
-        bare = architecture.endswith("Model") and not architecture.endswith("HeadModel")
-        return bare or pools_texts(folder)
+        is_headless = architecture.endswith("Model") and not architecture.endswith("HeadModel")
+        return is_headless or pools_texts(folder)
 
     @classmethod
     def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
@@ -140,9 +140,9 @@ class Embedding(Objective, Decoding):
         return Phrase("{loss}, at {sizes} numbers", loss=loss, sizes=sizes) if sizes else loss
 
     def check(self, model: PreTrainedModel) -> None:
-        """Let texts share rows from now on, if the model isolates them."""
+        """Also decide whether texts can share rows: only if the model isolates them."""
         size = model.config.get_text_config().hidden_size
-        if problems := _longer_than(size, self._embedding.matryoshka):
+        if problems := _matryoshka_problems(size, self._embedding.matryoshka):
             raise InputError(problems)
         self.outputs = tuple(map(str, range(size)))
         self._causal = is_causal(model)
@@ -162,28 +162,30 @@ class Embedding(Objective, Decoding):
     def batch(self, rows: Rows) -> Batch:
         """Return `packed_rows` or `group_rows` of all texts, and `keys` (texts, len(KEYS)).
 
-        Texts are queries, then positives, then negatives, each in the order of the matches; `keys` also has those of
-        positives that are not in the batch.
+        Texts are queries, then positives, then negatives, each in the order of the matches; `keys` also
+        contains positives that are not in the batch.
         """
         valid = np.flatnonzero(rows.valid)
         valid_rows = valid if len(valid) else [0]  # a rank without samples must still call the model
         if rows.numbers[0, ROLE]:
-            texts = [rows.ids[row, : rows.lengths[row]] for row in valid_rows]  # of validation; it uses no keys
+            texts = [rows.ids[row, : rows.lengths[row]] for row in valid_rows]  # validation uses no keys
             keys = np.zeros((len(texts), len(KEYS)), dtype=np.int64)
-            fewest = len(rows.ids)
+            min_texts = len(rows.ids)
         else:
-            texts, keys = self._matches(rows, valid_rows)
-            fewest = 2 * len(rows.ids)  # a match has two texts or more
+            texts, keys = self._choose_match_texts(rows, valid_rows)
+            min_texts = 2 * len(rows.ids)  # a match has two texts or more
         if not len(valid):
             keys[:, 0] = PADDING
         tokens = sum(map(len, texts)) if len(valid) else 0
         tensors = as_tensors({"keys": keys})
         if self._packs:
             return Batch(tensors | packed_rows(texts), len(valid), tokens)
-        grouped = group_rows(texts, self.group_count(fewest), self.tokenizer.pad_id)
+        grouped = group_rows(texts, self.group_count(min_texts), self.tokenizer.pad_id)
         return Batch(tensors | grouped.tensors, len(valid), tokens, grouped.groups)
 
-    def _matches(self, rows: Rows, valid_rows: Sequence[int] | np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    def _choose_match_texts(
+        self, rows: Rows, valid_rows: Sequence[int] | np.ndarray
+    ) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the texts of the matches in `valid_rows`, and their keys."""
         assert rows.flags is not None
         matches = []
@@ -209,7 +211,7 @@ class Embedding(Objective, Decoding):
         return texts + [text for match in matches for text in match.negatives], keys
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Return every text of the first row; no token is predicted."""
+        """Return every text of the first row. No token is predicted."""
         ids = rows.ids[0, : rows.lengths[0]]
         roles, texts = rows.numbers[:1, ROLE], [ids]
         if rows.flags is not None and not roles[0]:
@@ -217,17 +219,17 @@ class Embedding(Objective, Decoding):
             roles, texts = rows.flags[0, starts], np.split(ids, starts[1:])
         goals = dict(_GOALS)
         if self._embedding.learns_scores:
-            share = rows.numbers[0, SCORE] / SCORE_SCALE
-            goals[POSITIVE] = f"a cosine with its query in the order of {share:g}"
+            score = rows.numbers[0, SCORE] / SCORE_SCALE
+            goals[POSITIVE] = f"a cosine with its query in the order of {score:g}"
             if self._embedding.loss == "cosine":
-                goals[POSITIVE] = f"the cosine {share:g} with its query"
+                goals[POSITIVE] = f"the cosine {score:g} with its query"
         return [
             TokenView(text, np.full(len(text), IGNORED), _NAMES[int(role)], goal=goals[int(role)])
             for text, role in zip(texts, roles, strict=True)
         ]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the sums among the texts of this micro-batch only; a target is a query."""
+        """Return the sums among the texts of this micro-batch only. A target is a query."""
         outputs = self.batch_outputs(model, batch)
         return self.global_loss(outputs, batch.tensors["keys"], slice(None))
 
@@ -239,12 +241,12 @@ class Embedding(Objective, Decoding):
     def output_keys(self, batch: Batch) -> torch.Tensor:
         return batch.tensors["keys"]
 
-    def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
+    def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, micro_batch: slice) -> torch.Tensor:
         import torch
 
         texts = Texts.from_vectors(outputs, keys)
-        loss = loss_sum(texts, self._embedding, part)
-        return torch.stack([loss, loss.new_tensor(float(len(texts.indices(QUERY, part=part))))])
+        loss = loss_sum(texts, self._embedding, micro_batch)
+        return torch.stack([loss, loss.new_tensor(float(len(texts.indices(QUERY, micro_batch=micro_batch))))])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the vector of each text; `metrics` compares them."""
@@ -280,12 +282,12 @@ class Embedding(Objective, Decoding):
 
         A text may be ids, with special tokens. Raise InputError.
         """
-        requests: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
+        requests: list[dict[str, Any]] = [item if isinstance(item, dict) else {"text": item} for item in inputs]
         result = []
-        for (kind, dimensions), group in groupby(
-            requests, lambda each: (each.get("input_type"), each.get("dimensions"))
+        for (input_type, dimensions), group in groupby(
+            requests, lambda request: (request.get("input_type"), request.get("dimensions"))
         ):
-            rows = self._encoder.rows([each["text"] for each in group], kind or "")
+            rows = self._encoder.rows([request["text"] for request in group], input_type or "")
             vectors = self._encoder.vectors(model, [row for row, _ in rows], dimensions=dimensions)
             result += [
                 {"embedding": vector.tolist(), "tokens": len(row), "truncated": is_cut}
@@ -296,9 +298,9 @@ class Embedding(Objective, Decoding):
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "embed", [prompt])
         vector = answer["embedding"]
-        shown = f"[{', '.join(f'{number:.4f}' for number in vector[:8])}, …]"
+        first_numbers = f"[{', '.join(f'{number:.4f}' for number in vector[:8])}, …]"
         notes = (f"the first 8 of {len(vector)} numbers; all of them with --json",)
-        return Reply([shown], notes, {"prompt": prompt, "embedding": vector})
+        return Reply([first_numbers], notes, {"prompt": prompt, "embedding": vector})
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
         from artel.models.loading.structure import position_limit
@@ -307,15 +309,15 @@ class Embedding(Objective, Decoding):
         return folder_files(self._embedding, model.config.get_text_config().hidden_size, block)
 
     def command(self, folder: str, samples: Samples | None) -> str:
-        prompt = _EXAMPLE if samples is None else self._reader.query_words(samples.read(0))
+        prompt = _EXAMPLE if samples is None else self._reader.first_query_words(samples.read(0))
         return f"artel generate {folder} --prompt {shlex.quote(prompt)} --json"
 
     def usage(self) -> str:
         return usage(self._embedding, [_EXAMPLE, "Anna is in the forest."])
 
 
-def _size_in_folder(model: ModelConfig) -> int | None:
-    """Return the vector size of a model in a folder; None if it is elsewhere, or damaged."""
+def _folder_vector_size(model: ModelConfig) -> int | None:
+    """Return the vector size of a model in a folder; None if the model is on the hub or damaged."""
     if model.from_ is None or not Path(model.from_, "config.json").is_file():
         return None
     from artel.models.loading.model_folder import read_config
@@ -327,7 +329,7 @@ def _size_in_folder(model: ModelConfig) -> int | None:
     return getattr(config.get_text_config(), "hidden_size", None)
 
 
-def _longer_than(size: int | None, matryoshka: list[int]) -> list[Problem]:
+def _matryoshka_problems(size: int | None, matryoshka: list[int]) -> list[Problem]:
     """Return a problem if vectors of `size` numbers are shorter than a matryoshka size."""
     if size is None or all(length <= size for length in matryoshka):
         return []
@@ -346,19 +348,19 @@ _POOLED = {
 def usage(embedding: EmbeddingConfig, texts: Sequence[str]) -> str:
     """Return Python that computes the vectors of a query and a document, and their cosine, with transformers."""
     query, document = texts
-    framed = [embedding.prompts.query + query, embedding.prompts.document + document]
-    nearness = "(vectors[0] @ vectors[1]).item())  # the cosine"
+    prompted = [embedding.prompts.query + query, embedding.prompts.document + document]
+    cosine = "(vectors[0] @ vectors[1]).item())  # the cosine"
     if not embedding.normalize:
-        nearness = "torch.cosine_similarity(vectors[0], vectors[1], dim=0).item())"
+        cosine = "torch.cosine_similarity(vectors[0], vectors[1], dim=0).item())"
     return "\n".join(
         [
-            f"texts = [{', '.join(map(python_literal, framed))}]",
+            f"texts = [{', '.join(map(python_literal, prompted))}]",
             'inputs = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")',
             "with torch.no_grad():",
             "    states = model(**inputs).last_hidden_state",
             'mask = inputs["attention_mask"]',
             _POOLED[embedding.pooling],
             *(["vectors = torch.nn.functional.normalize(vectors, dim=1)"] if embedding.normalize else []),
-            f"print({nearness}",
+            f"print({cosine}",
         ]
     )

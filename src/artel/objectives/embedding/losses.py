@@ -43,7 +43,7 @@ def match_keys(matches: Sequence[MatchKeys]) -> np.ndarray:
     for role in (NEGATIVE, OTHER_POSITIVE):
         for number, match in enumerate(matches):
             hashes = match.negatives if role == NEGATIVE else match.other_positives
-            keys += [(role, each, match.query, number, match.score) for each in hashes]
+            keys += [(role, text_hash, match.query, number, match.score) for text_hash in hashes]
     return np.array(keys, dtype=np.int64).reshape(-1, len(KEYS))
 
 
@@ -62,88 +62,98 @@ class Texts:
     def from_vectors(cls, vectors: torch.Tensor, keys: torch.Tensor) -> Texts:
         """Return the texts. `keys` also has rows of other positives, in between."""
         roles = keys[:, _ROLE]
-        known = keys[(roles == POSITIVE) | (roles == OTHER_POSITIVE)]
-        return cls(vectors, keys[roles != OTHER_POSITIVE], _pair(known[:, _QUERY], known[:, _HASH]))
+        positives = keys[(roles == POSITIVE) | (roles == OTHER_POSITIVE)]
+        return cls(vectors, keys[roles != OTHER_POSITIVE], _pair_hash(positives[:, _QUERY], positives[:, _HASH]))
 
-    def indices(self, *roles: int, part: slice = slice(None)) -> torch.Tensor:
-        """Return the ascending indices of texts of these roles within `part`."""
+    def indices(self, *roles: int, micro_batch: slice = slice(None)) -> torch.Tensor:
+        """Return the ascending indices of the texts with these roles in `micro_batch`."""
         import torch
 
-        first, last, _ = part.indices(len(self.keys))
-        kinds = torch.tensor(roles, device=self.keys.device)
-        return torch.isin(self.keys[first:last, _ROLE], kinds).nonzero()[:, 0] + first
+        first, last, _ = micro_batch.indices(len(self.keys))
+        wanted_roles = torch.tensor(roles, device=self.keys.device)
+        return torch.isin(self.keys[first:last, _ROLE], wanted_roles).nonzero()[:, 0] + first
 
     def matches(self, queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-        """Return bool (queries, documents): True for positives of a query and its own text. Both are given by index."""
+        """Return bool (queries, documents): True for positives of a query and its own text.
+
+        `queries`, `documents`: indices of texts.
+        """
         import torch
 
         query, document = self.keys[queries][:, None], self.keys[documents][None, :]
-        known = torch.isin(_pair(query[..., _HASH], document[..., _HASH]), self.pairs)
-        return known | (query[..., _HASH] == document[..., _HASH])
+        is_positive = torch.isin(_pair_hash(query[..., _HASH], document[..., _HASH]), self.pairs)
+        return is_positive | (query[..., _HASH] == document[..., _HASH])
 
 
-def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+def _pair_hash(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
     return queries * _HASH_MULTIPLIER + documents  # wraps around
 
 
-def loss_sum(texts: Texts, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
-    """Return the loss of the queries within `part`, float32; with `matryoshka` the mean over its sizes.
+def loss_sum(texts: Texts, embedding: EmbeddingConfig, micro_batch: slice) -> torch.Tensor:
+    """Return the loss of the queries in `micro_batch`, float32; with `matryoshka` the mean over its sizes.
 
-    Queries and positives of a part are both in the order of its matches.
+    Queries and positives of a micro-batch are both in the order of its matches.
     """
     import torch
 
-    loss = {"in_batch_negatives": _in_batch, "triplet": _triplet, "cosine": _cosine, "cosent": _cosent}[embedding.loss]
+    loss = {
+        "in_batch_negatives": _in_batch_loss,
+        "triplet": _triplet_loss,
+        "cosine": _cosine_loss,
+        "cosent": _cosent_loss,
+    }[embedding.loss]
     with torch.autocast(texts.vectors.device.type, enabled=False):
         losses = [
-            loss(texts, torch.nn.functional.normalize(texts.vectors[:, :size].float(), dim=1), embedding, part)
+            loss(texts, torch.nn.functional.normalize(texts.vectors[:, :size].float(), dim=1), embedding, micro_batch)
             for size in embedding.matryoshka or [texts.vectors.shape[1]]
         ]
         return torch.stack(losses).mean()
 
 
-def _in_batch(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
+def _in_batch_loss(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, micro_batch: slice) -> torch.Tensor:
     import torch
 
-    queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
+    queries, positives = texts.indices(QUERY, micro_batch=micro_batch), texts.indices(POSITIVE, micro_batch=micro_batch)
     documents = texts.indices(POSITIVE, NEGATIVE)
     cosines = vectors[queries] @ vectors[documents].T
-    own = torch.searchsorted(documents, positives)
-    others = texts.matches(queries, documents).scatter(1, own[:, None], False)  # they match, too: no negatives
-    logits = (cosines / embedding.temperature).masked_fill(others, -torch.inf)
-    return torch.nn.functional.cross_entropy(logits, own, reduction="sum")
+    targets = torch.searchsorted(documents, positives)
+    # Other documents that match a query are not its negatives.
+    is_match = texts.matches(queries, documents).scatter(1, targets[:, None], False)
+    logits = (cosines / embedding.temperature).masked_fill(is_match, -torch.inf)
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
 
 
-def _triplet(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
-    """Return the triplet loss; a query's loss is the mean over its negatives."""
+def _triplet_loss(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, micro_batch: slice) -> torch.Tensor:
+    """Return the triplet loss. The loss of a query is the mean over its negatives."""
     import torch
 
-    queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
-    negatives = texts.indices(NEGATIVE, part=part)
-    near = (vectors[queries] * vectors[positives]).sum(dim=1)
+    queries, positives = texts.indices(QUERY, micro_batch=micro_batch), texts.indices(POSITIVE, micro_batch=micro_batch)
+    negatives = texts.indices(NEGATIVE, micro_batch=micro_batch)
+    positive_cosines = (vectors[queries] * vectors[positives]).sum(dim=1)
     order = torch.searchsorted(texts.keys[queries, _MATCH].contiguous(), texts.keys[negatives, _MATCH].contiguous())
-    far = (vectors[queries][order] * vectors[negatives]).sum(dim=1)
-    counts = torch.zeros_like(near).index_add(0, order, torch.ones_like(far))
-    return ((embedding.margin + far - near[order]).clamp(min=0) / counts[order]).sum()
+    negative_cosines = (vectors[queries][order] * vectors[negatives]).sum(dim=1)
+    counts = torch.zeros_like(positive_cosines).index_add(0, order, torch.ones_like(negative_cosines))
+    losses = (embedding.margin + negative_cosines - positive_cosines[order]).clamp(min=0)
+    return (losses / counts[order]).sum()
 
 
-def _cosine(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
-    cosines, scores = _pairs_with_scores(texts, vectors, part)
+def _cosine_loss(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, micro_batch: slice) -> torch.Tensor:
+    cosines, scores = _pairs_with_scores(texts, vectors, micro_batch)
     return ((cosines - scores) ** 2).sum()
 
 
-def _cosent(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, part: slice) -> torch.Tensor:
-    """Return the loss of the global batch times the number of queries in the part."""
+def _cosent_loss(texts: Texts, vectors: torch.Tensor, embedding: EmbeddingConfig, micro_batch: slice) -> torch.Tensor:
+    """Return the loss of the global batch times the number of queries in the micro-batch."""
     import torch
 
     cosines, scores = _pairs_with_scores(texts, vectors, slice(None))
-    worse = (cosines[:, None] - cosines[None, :]) / embedding.temperature
-    worse = worse[scores[:, None] < scores[None, :]]
-    loss = torch.logsumexp(torch.cat([worse.new_zeros(1), worse]), dim=0)
-    return loss * len(texts.indices(QUERY, part=part))
+    differences = (cosines[:, None] - cosines[None, :]) / embedding.temperature
+    differences = differences[scores[:, None] < scores[None, :]]
+    loss = torch.logsumexp(torch.cat([differences.new_zeros(1), differences]), dim=0)
+    return loss * len(texts.indices(QUERY, micro_batch=micro_batch))
 
 
-def _pairs_with_scores(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (cosines, scores) of the pairs of a part."""
-    queries, positives = texts.indices(QUERY, part=part), texts.indices(POSITIVE, part=part)
+def _pairs_with_scores(texts: Texts, vectors: torch.Tensor, micro_batch: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (cosines, scores) of the pairs of a micro-batch."""
+    queries, positives = texts.indices(QUERY, micro_batch=micro_batch), texts.indices(POSITIVE, micro_batch=micro_batch)
     return (vectors[queries] * vectors[positives]).sum(dim=1), texts.keys[queries, _SCORE].float() / SCORE_SCALE

@@ -1,8 +1,8 @@
 """Samples for training embeddings, and the choice of texts per step.
 
-A training sample is a match: the concatenated ids of its query, positives and negatives; the flag of each first token
-tells its role. A validation sample is one text: every text of the split gets a vector, and queries are looked up among
-all of them.
+A training sample is a match: the concatenated ids of its query, positives and negatives. The flag of each first token
+is the role of its text. A validation sample is one text: every text of the split gets a vector, and queries are looked
+up among all of them.
 """
 
 from __future__ import annotations
@@ -65,28 +65,28 @@ class MatchReader:
         """Return a text's ids with special tokens, cut to the block, int64."""
         return np.concatenate([self.frame.before, ids[: self._max_length], self.frame.after]).astype(np.int64)
 
-    def query_words(self, sample: Sample) -> str:
+    def first_query_words(self, sample: Sample) -> str:
         """Return the first words of a training sample's query, without its prompt."""
         assert sample.flags is not None
         query = np.split(sample.ids, np.flatnonzero(sample.flags)[1:])[0]
         (prompt,) = self._tokenizer.encode([self._embedding.prompts.query.rstrip()])
-        inside = query[len(self.frame.before) : len(query) - len(self.frame.after)]
-        return first_words(self._tokenizer, inside[len(prompt) :])
+        text_ids = query[len(self.frame.before) : len(query) - len(self.frame.after)]
+        return first_words(self._tokenizer, text_ids[len(prompt) :])
 
     def _problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
-        """Return (reason, what to do) for a match that the loss cannot learn from."""
-        loss, scored = self._embedding.loss, self._embedding.learns_scores
+        """Return (reason, detail with a fix) for a match that the loss cannot learn from, or None."""
+        loss, uses_scores = self._embedding.loss, self._embedding.learns_scores
         if any(len(ids) == 0 for ids in encoded):
             return "empty", "one of its texts is empty after tokenization"
-        if scored and match.score is None:
+        if uses_scores and match.score is None:
             return "no_score", f"it has no score, but loss {loss} needs one; set loss: in_batch_negatives"
-        if not scored and match.score is not None:
+        if not uses_scores and match.score is not None:
             return "score", f"it has a score, but loss {loss} does not use scores; set loss: cosine"
         if loss == "triplet" and not match.negatives:
             return "no_negative", "it has no negative, but loss triplet needs one; set loss: in_batch_negatives"
-        largest = self._embedding.largest_score
-        if loss == "cosine" and match.score is not None and abs(match.score) > largest:
-            what = f"its score is {match.score:g}, over embedding.largest_score ({largest:g})"
+        largest_score = self._embedding.largest_score
+        if loss == "cosine" and match.score is not None and abs(match.score) > largest_score:
+            what = f"its score is {match.score:g}, over embedding.largest_score ({largest_score:g})"
             return "score", f"{what}: set it to the score of identical texts"
         return None
 
@@ -95,7 +95,8 @@ class MatchReader:
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
         score = round((match.score or 0.0) / self._embedding.largest_score * SCORE_SCALE)
         texts = [self.add_special_tokens(ids) for ids in encoded]
-        counts = {"truncated": cut} if (cut := sum(len(ids) > self._max_length for ids in encoded)) else {}
+        num_truncated = sum(len(ids) > self._max_length for ids in encoded)
+        counts = {"truncated": num_truncated} if num_truncated else {}
         if is_validation:
             hashes = [query, *map(text_hash, texts[1:])]
             samples = [
@@ -119,12 +120,12 @@ class StepTexts:
 
 
 def choose_texts(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: str) -> StepTexts:
-    """Choose one positive and at most `max_negatives` negatives of a training sample, by `key` only."""
+    """Choose one positive and at most `max_negatives` negatives of a training sample. Depends only on `key`."""
     starts = np.flatnonzero(flags)
     texts = np.split(ids, starts[1:])
     roles = flags[starts]
     positives, negatives = (
-        [text for text, role in zip(texts, roles, strict=True) if role == kind] for kind in (POSITIVE, NEGATIVE)
+        [text for text, role in zip(texts, roles, strict=True) if role == wanted] for wanted in (POSITIVE, NEGATIVE)
     )
     positive_index, negative_indices = 0, list(range(len(negatives)))
     if len(positives) > 1 or len(negatives) > max_negatives:

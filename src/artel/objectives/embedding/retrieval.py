@@ -25,7 +25,7 @@ _MAX_COSINES = 1 << 24
 
 
 def retrieval_metrics(
-    queries: np.ndarray, corpus: np.ndarray, judgements: Sequence[Judgements], left_out: Mapping[int, int]
+    queries: np.ndarray, corpus: np.ndarray, judgements: Sequence[Judgements], excluded: Mapping[int, int]
 ) -> dict[str, float]:
     """Return recall_at_1, _5 and _10, mrr_at_10 and ndcg_at_10, means over the queries.
 
@@ -33,9 +33,9 @@ def retrieval_metrics(
         queries: (queries, size), unit vectors.
         corpus: (documents, size), unit vectors; ties rank in corpus order.
         judgements: relevant documents of each query, at least one.
-        left_out: query -> a document to ignore, because it is the query's own text.
+        excluded: query -> a document to ignore, because it is the text of the query itself.
     """
-    ranked = nearest(queries, corpus, DEPTH, left_out)
+    ranked = nearest(queries, corpus, DEPTH, excluded)
     gains = np.array(
         [
             [relevance.get(document, 0.0) for document in row]
@@ -45,33 +45,33 @@ def retrieval_metrics(
     counts = np.array([len(relevance) for relevance in judgements])
     discounts = 1 / np.log2(np.arange(2, DEPTH + 2))
     ideal = [sorted(relevance.values(), reverse=True)[:DEPTH] for relevance in judgements]
-    best = np.array([float(np.dot(discounts[: len(scores)], scores)) for scores in ideal])
+    ideal_gains = np.array([float(np.dot(discounts[: len(scores)], scores)) for scores in ideal])
     hits = gains > 0
     first = np.where(hits.any(axis=1), 1 / (1 + hits.argmax(axis=1)), 0.0)
     metrics = {f"recall_at_{depth}": float((hits[:, :depth].sum(axis=1) / counts).mean()) for depth in _RECALLS}
     return metrics | {
         f"mrr_at_{DEPTH}": float(first.mean()),
-        f"ndcg_at_{DEPTH}": float(((gains * discounts[: gains.shape[1]]).sum(axis=1) / best).mean()),
+        f"ndcg_at_{DEPTH}": float(((gains * discounts[: gains.shape[1]]).sum(axis=1) / ideal_gains).mean()),
     }
 
 
-def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mapping[int, int]) -> np.ndarray:
+def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, excluded: Mapping[int, int]) -> np.ndarray:
     """Return the indices of up to `count` nearest documents of each query, nearest first; -1 for none."""
     count = min(count, len(corpus))
     indices = np.empty((len(queries), count), dtype=np.int64)
-    at_once = max(1, _MAX_COSINES // max(1, len(corpus)))
-    for start in range(0, len(queries), at_once):
-        cosines = queries[start : start + at_once] @ corpus.T
+    chunk_size = max(1, _MAX_COSINES // max(1, len(corpus)))
+    for start in range(0, len(queries), chunk_size):
+        cosines = queries[start : start + chunk_size] @ corpus.T
         for row in range(len(cosines)):
-            if (document := left_out.get(start + row)) is not None:
+            if (document := excluded.get(start + row)) is not None:
                 cosines[row, document] = -np.inf
-        best = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
-        best[np.take_along_axis(cosines, best, axis=1) == -np.inf] = -1
-        indices[start : start + at_once] = best
+        order = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
+        order[np.take_along_axis(cosines, order, axis=1) == -np.inf] = -1
+        indices[start : start + chunk_size] = order
     return indices
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
+def normalize(vectors: np.ndarray) -> np.ndarray:
     """Return unit vectors, (vectors, size)."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
@@ -83,14 +83,14 @@ def lookup_metrics(validated: ValidatedTexts, vectors: np.ndarray, embedding: Em
     """
     if not len(vectors):
         return {}
-    directions = unit(vectors)
+    directions = normalize(vectors)
     if embedding.learns_scores:
         pairs = [(match[0], match[1]) for match in validated.matches]
         cosines = np.array([directions[query] @ directions[document] for query, document in pairs])
         return {"spearman": spearman(cosines, np.array([validated.scores[query] for query, _ in pairs]))}
-    queries, relevant, left_out = validated.questions()
-    judgements = [dict.fromkeys(each.tolist(), 1.0) for each in relevant]
-    return retrieval_metrics(directions[queries], directions[validated.documents], judgements, left_out)
+    queries, relevant, excluded = validated.distinct_queries()
+    judgements = [dict.fromkeys(documents.tolist(), 1.0) for documents in relevant]
+    return retrieval_metrics(directions[queries], directions[validated.documents], judgements, excluded)
 
 
 def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int) -> float:
@@ -100,7 +100,7 @@ def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int)
     total = 0.0
     for start in range(0, len(validated.matches), batch):
         matches = [
-            _match(validated, match, embedding.max_negatives) for match in validated.matches[start : start + batch]
+            _match_keys(validated, match, embedding.max_negatives) for match in validated.matches[start : start + batch]
         ]
         keys = torch.from_numpy(match_keys([keys for keys, _ in matches]))
         order = [texts[0] for _, texts in matches] + [texts[1] for _, texts in matches]
@@ -111,11 +111,11 @@ def mean_loss(validated: ValidatedTexts, embedding: EmbeddingConfig, batch: int)
     return total / max(1, len(validated.matches))
 
 
-def _match(validated: ValidatedTexts, match: list[int], most_negatives: int) -> tuple[MatchKeys, list[int]]:
+def _match_keys(validated: ValidatedTexts, match: list[int], max_negatives: int) -> tuple[MatchKeys, list[int]]:
     """Return the keys of a match, and the indices of its query, first positive and first negatives."""
     hashes, roles = validated.hashes, validated.roles
     positives = [text for text in match if roles[text] == POSITIVE]
-    negatives = [text for text in match if roles[text] == NEGATIVE][:most_negatives]
+    negatives = [text for text in match if roles[text] == NEGATIVE][:max_negatives]
     keys = MatchKeys(
         int(hashes[match[0]]),
         int(hashes[positives[0]]),
@@ -128,7 +128,7 @@ def _match(validated: ValidatedTexts, match: list[int], most_negatives: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedTexts:
-    """The vectors of a split, grouped into matches and a corpus. Matches without all vectors are left out."""
+    """The vectors of a split, grouped into matches and a corpus. Skips matches without all vectors."""
 
     vectors: np.ndarray
     """float32 (texts, size)."""
@@ -155,10 +155,10 @@ class ValidatedTexts:
         documents = documents[np.sort(np.unique(hashes[documents], return_index=True)[1])]
         return cls(outputs[:count], roles, hashes, numbers[:, SCORE], matches, documents)
 
-    def questions(self) -> tuple[np.ndarray, list[np.ndarray], dict[int, int]]:
-        """Return (indices of distinct queries, documents that match each, query -> its own text among the documents).
+    def distinct_queries(self) -> tuple[np.ndarray, list[np.ndarray], dict[int, int]]:
+        """Return (indices of distinct queries, matching documents of each, query -> the document with its own text).
 
-        Documents are numbered in the corpus.
+        Documents are given by their index in the corpus.
         """
         corpus = {int(self.hashes[text]): number for number, text in enumerate(self.documents)}
         distinct: dict[int, int] = {}
@@ -167,8 +167,8 @@ class ValidatedTexts:
             query = int(self.hashes[match[0]])
             distinct.setdefault(query, match[0])
             positives = (int(self.hashes[text]) for text in match if self.roles[text] == POSITIVE)
-            matching.setdefault(query, set()).update(corpus[each] for each in positives)
+            matching.setdefault(query, set()).update(corpus[text_hash] for text_hash in positives)
         relevant = [np.array(sorted(matching[query])) for query in distinct]
-        own = {number: corpus[query] for number, query in enumerate(distinct) if query in corpus}
-        own = {number: document for number, document in own.items() if document not in relevant[number]}
-        return np.array(list(distinct.values()), dtype=np.int64), relevant, own
+        own_texts = {number: corpus[query] for number, query in enumerate(distinct) if query in corpus}
+        own_texts = {number: document for number, document in own_texts.items() if document not in relevant[number]}
+        return np.array(list(distinct.values()), dtype=np.int64), relevant, own_texts

@@ -34,35 +34,35 @@ _PROBE_TOKENS = 4  # tokens of a trial
 
 
 def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Pack whole texts into rows. Return int64 tensors:
+    """Pack complete texts into rows. Return int64 tensors:
 
     `input_ids` (rows, length); `documents` (rows, length), the number of each token's text in its row, from 1, 0 for
     padding; `positions` (rows, length) of tokens in their text, from 0; `slots`, the numbers of texts in a row;
     `texts` (texts,), the index of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the indices
     of first and last tokens in the flattened rows.
     """
-    places, length = _pack_lengths(list(map(len, texts)))
-    rows = 1 + max(row for row, _ in places)
-    ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
-    numbers, slot = [0] * rows, []
-    for number in sorted(range(len(texts)), key=lambda number: places[number]):
-        (row, start), end = places[number], places[number][1] + len(texts[number])
-        numbers[row] += 1
-        slot.append((number, row, numbers[row] - 1))
+    starts, length = _pack_lengths(list(map(len, texts)))
+    num_rows = 1 + max(row for row, _ in starts)
+    ids, documents, positions = (np.zeros((num_rows, length), dtype=np.int64) for _ in range(3))
+    texts_in_row, slots = [0] * num_rows, []
+    for number in sorted(range(len(texts)), key=lambda number: starts[number]):
+        (row, start), end = starts[number], starts[number][1] + len(texts[number])
+        texts_in_row[row] += 1
+        slots.append((number, row, texts_in_row[row] - 1))
         ids[row, start:end] = texts[number]
-        documents[row, start:end] = numbers[row]
+        documents[row, start:end] = texts_in_row[row]
         positions[row, start:end] = np.arange(end - start)
-    most = max(numbers)
-    flat = np.zeros(len(texts), dtype=np.int64)
-    for number, row, place in slot:
-        flat[number] = row * most + place
-    firsts = np.array([row * length + start for row, start in places], dtype=np.int64)
+    max_slots = max(texts_in_row)
+    slot_indices = np.zeros(len(texts), dtype=np.int64)
+    for number, row, slot in slots:
+        slot_indices[number] = row * max_slots + slot
+    firsts = np.array([row * length + start for row, start in starts], dtype=np.int64)
     arrays = {
         "input_ids": ids,
         "documents": documents,
         "positions": positions,
-        "slots": np.arange(1, most + 1),
-        "texts": flat,
+        "slots": np.arange(1, max_slots + 1),
+        "texts": slot_indices,
         "firsts": firsts,
         "lasts": firsts + np.array([len(text) - 1 for text in texts]),
     }
@@ -72,12 +72,12 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
 def _pack_lengths(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """Return ((row, start) of each text, the length of a row)."""
     filled = [0] * max(1, round(sum(lengths) / _PACKED_TOKENS))
-    places: list[tuple[int, int]] = [(0, 0)] * len(lengths)
+    starts: list[tuple[int, int]] = [(0, 0)] * len(lengths)
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):  # the longest first
         row = filled.index(min(filled))  # into the emptiest row
-        places[number] = (row, filled[row])
+        starts[number] = (row, filled[row])
         filled[row] += lengths[number]
-    return places, round_up(max(filled))
+    return starts, round_up(max(filled))
 
 
 def packed_vectors(
@@ -100,10 +100,10 @@ def packed_vectors(
         hidden = hidden.float()
         if pooling != "mean":
             return hidden.flatten(0, 1)[rows["firsts" if pooling == "cls" else "lasts"]]
-        # A matrix product, not index_add, which on a GPU adds in a different order each time.
-        members = (documents[:, None] == rows["slots"][None, :, None]).float()
-        sums = (members @ hidden).flatten(0, 1)[rows["texts"]]
-        return sums / members.sum(dim=2).flatten()[rows["texts"]][:, None]
+        # A matmul, not index_add: on a GPU index_add sums in a different order each time.
+        membership = (documents[:, None] == rows["slots"][None, :, None]).float()
+        sums = (membership @ hidden).flatten(0, 1)[rows["texts"]]
+        return sums / membership.sum(dim=2).flatten()[rows["texts"]][:, None]
 
 
 def group_vectors(
@@ -113,7 +113,7 @@ def group_vectors(
     import torch
 
     vectors = [
-        _pool(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
+        _pool(model(**inputs).last_hidden_state, group.slice(tensors["attention_mask"]), pooling)
         for group, inputs in zip(groups, group_inputs(model, tensors, groups), strict=True)
     ]
     return torch.cat(vectors)[tensors["unsorted_indices"]]
@@ -133,7 +133,7 @@ def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.T
 
 
 def finalize_vectors(vectors: torch.Tensor, embedding: EmbeddingConfig) -> torch.Tensor:
-    """Return vectors (texts, size) as users get them: normalized if the run says so."""
+    """Return the final vectors (texts, size), normalized if `embedding.normalize` is set."""
     import torch
 
     return torch.nn.functional.normalize(vectors, dim=1) if embedding.normalize else vectors
@@ -147,14 +147,15 @@ def is_causal(model: PreTrainedModel) -> bool:
     vocabulary = model.config.get_text_config().vocab_size
     ids = (vocabulary // 2 + torch.arange(_PROBE_TOKENS, device=device)) % vocabulary
     changed_ids = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
-    states = _states(model, {"input_ids": torch.stack([ids, changed_ids])})
+    states = _last_hidden_states(model, {"input_ids": torch.stack([ids, changed_ids])})
     return bool(torch.equal(states[0, 0], states[1, 0]))
 
 
 def isolates_texts(model: PreTrainedModel, *, causal: bool) -> bool:
     """True if texts in one row get the same vectors as in separate rows. Runs the model on a few tokens.
 
-    False if sharing rows saves no work: it does with FlexAttention, and with the per-document attention on a CPU.
+    Also False if sharing rows saves no work. It saves work with FlexAttention, and with per-document attention on a
+    CPU.
     """
     import torch
 
@@ -170,8 +171,10 @@ def isolates_texts(model: PreTrainedModel, *, causal: bool) -> bool:
     numbers = torch.arange(ids.shape[1], device=device)[None]
     try:
         inputs = document_inputs(model, 1 + numbers // _PROBE_TOKENS, numbers % _PROBE_TOKENS, causal=causal)
-        packed = _states(model, {"input_ids": ids, **inputs})
-        separate = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE_TOKENS, dim=1)], dim=1)
+        packed = _last_hidden_states(model, {"input_ids": ids, **inputs})
+        separate = torch.cat(
+            [_last_hidden_states(model, {"input_ids": text}) for text in ids.split(_PROBE_TOKENS, dim=1)], dim=1
+        )
     except InputError:
         raise
     except Exception:  # architectures without such masks fail in various ways
@@ -182,7 +185,7 @@ def isolates_texts(model: PreTrainedModel, *, causal: bool) -> bool:
     return difference < (1e-4 if exact else 0.05)
 
 
-def _states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
+def _last_hidden_states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the last hidden states, float32 (rows, length, size), without dropout."""
     with evaluating(model):
         states: torch.Tensor = model(**inputs).last_hidden_state
@@ -195,12 +198,13 @@ class TextEncoder:
     def __init__(self, tokenizer: Tokenizer, reader: MatchReader, embedding: EmbeddingConfig, block: int) -> None:
         self._tokenizer, self._reader, self._embedding, self._block = tokenizer, reader, embedding, block
 
-    def rows(self, texts: Sequence[Any], kind: str) -> list[tuple[np.ndarray, bool]]:
+    def rows(self, texts: Sequence[Any], input_type: str) -> list[tuple[np.ndarray, bool]]:
         """Return the ids of each text, int64 (tokens,), and True if it was cut. Raise InputError.
 
-        A text may be ids, with special tokens. `kind`: query or document, for its prompt; empty for none.
+        A text may also be ids with special tokens. `input_type`: query or document, which selects the prompt; empty for
+        no prompt.
         """
-        encoded = iter(self._encode([text for text in texts if isinstance(text, str)], kind))
+        encoded = iter(self._encode([text for text in texts if isinstance(text, str)], input_type))
         rows: list[tuple[np.ndarray, bool]] = []
         for text in texts:
             if isinstance(text, str):
@@ -211,12 +215,12 @@ class TextEncoder:
                 rows.append((np.array(text[: self._block], dtype=np.int64), len(text) > self._block))
         return rows
 
-    def _encode(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
-        """Return the ids of each text after the prompt of its kind, without special tokens. Raise InputError."""
+    def _encode(self, texts: Sequence[str], input_type: str) -> list[np.ndarray]:
+        """Return the ids of each text after its prompt, without special tokens. Raise InputError."""
         prompts = self._embedding.prompts
-        prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
+        prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(input_type)
         if prompt is None:
-            what = f"{kind!r} is not a kind of text"
+            what = f"{input_type!r} is not a kind of text"
             raise InputError.at("input_type", what, "use query or document, or remove it")
         encoded = list(self._tokenizer.encode([prompt + text for text in texts]))
         for number, ids in enumerate(encoded):
