@@ -15,7 +15,7 @@ from artel.config import DataConfig, Overrides, RunConfig, SourceConfig
 from artel.errors import InputError
 from artel.inference import open_model
 from artel.objectives import SpanQA
-from artel.objectives.span_qa.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
+from artel.objectives.span_qa.answers import CLASSES, average_precision, exact_match, strip_span, word_f1
 from artel.objectives.span_qa.heads import best_spans
 from artel.objectives.span_qa.question_windows import window_starts
 from artel.objectives.types import DocumentSamples
@@ -80,7 +80,7 @@ def test_answers_map_to_tokens_and_back_exactly(shared_data, roberta, name, kind
         count += 1
         for sample in holding:
             start, end = sample.numbers[3:5]
-            span = trimmed(question.context, int(sample.flags[start]) >> 32, int(sample.flags[end]) & 0xFFFFFFFF)
+            span = strip_span(question.context, int(sample.flags[start]) >> 32, int(sample.flags[end]) & 0xFFFFFFFF)
             assert span == question.answers[0]
     assert count == answered
 

@@ -1,4 +1,4 @@
-"""From scores of windows to an answer for each document, metrics, and official prediction files."""
+"""Turns the scores of windows into an answer per document, metrics, and official prediction files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FIRST, _LAST, _SCORE, _NULL, _CLASSES = range(5)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A model's answer to a question, and the right answers."""
+    """A model's answer to a question, and the gold answers."""
 
-    source: dict[str, Any]
+    reference: dict[str, Any]
     """id, question, context, answers (character spans), class, candidates."""
     start: int
     end: int
@@ -38,18 +38,18 @@ class Prediction:
     @property
     def text(self) -> str:
         """The answer; empty if there is none."""
-        return "" if self.answer_class == "unknown" else self.source["context"][self.start : self.end]
+        return "" if self.answer_class == "unknown" else self.reference["context"][self.start : self.end]
 
     @property
     def gold(self) -> list[str]:
-        """The right answers; one empty text if there is none."""
-        return [self.source["context"][start:end] for start, end in self.source["answers"]] or [""]
+        """The gold answers; one empty text if there is none."""
+        return [self.reference["context"][start:end] for start, end in self.reference["answers"]] or [""]
 
 
 def predict(
     outputs: np.ndarray,
     owners: np.ndarray,
-    sources: Iterable[dict[str, Any]],
+    references: Iterable[dict[str, Any]],
     offsets: Callable[[int], np.ndarray],
     *,
     classes: bool,
@@ -57,7 +57,7 @@ def predict(
 ) -> list[Prediction]:
     """Return the best span of each document over all its windows, by start + end - null score.
 
-    `outputs` (windows, columns): from SpanQA.evaluate_batch. `owners` (windows,): indices into `sources`.
+    `outputs` (windows, columns): from SpanQA.evaluate_batch. `owners` (windows,): indices into `references`.
     `offsets(window)`: characters of its tokens in the document, start << 32 | end. A document is unknown if the class
     head says so; without a class head if the score is not above zero and `no_answer` allows it.
     """
@@ -67,7 +67,7 @@ def predict(
         if owner not in best or margins[window] > margins[best[owner]]:
             best[owner] = window
     predictions = []
-    for owner, source in enumerate(sources):
+    for owner, reference in enumerate(references):
         if owner not in best:
             continue
         window = best[owner]
@@ -79,43 +79,47 @@ def predict(
         tokens = offsets(window)
         first, last = int(outputs[window, _FIRST]), int(outputs[window, _LAST])
         start, end = int(tokens[first] >> np.uint64(32)), int(tokens[last] & np.uint64(0xFFFFFFFF))
-        start, end = trimmed(source["context"], start, with_marks(source["context"], end))
-        predictions.append(Prediction(source, start, end, margin, answer_class, probabilities))
+        context = reference["context"]
+        start, end = strip_span(context, start, include_combining_marks(context, end))
+        predictions.append(Prediction(reference, start, end, margin, answer_class, probabilities))
     return predictions
 
 
-def with_marks(text: str, end: int) -> int:
+def include_combining_marks(text: str, end: int) -> int:
     """Return `end` moved past combining marks, which some tokenizers leave out."""
     while end < len(text) and unicodedata.category(text[end])[0] == "M":
         end += 1
     return end
 
 
-def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a span without white space at its ends."""
-    piece = text[start:end]
-    return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
+    span_text = text[start:end]
+    return start + len(span_text) - len(span_text.lstrip()), end - len(span_text) + len(span_text.rstrip())
 
 
-def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
+def answer_metrics(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
     """Return metrics over documents, 0 to 1 (the official scripts print them times 100).
 
     exact_match and f1 as SQuAD defines them (Rajpurkar et al. 2016; 2018 for unanswerable questions): the best over all
-    gold answers, after `normalize_answer`. With a class head, yes, no and unknown are right by class only, and short
-    and long answers need the right class, too. start_accuracy and end_accuracy: fraction of answered documents with the
-    first (last) character of a gold answer.
+    gold answers, after `normalize_answer`. With a class head, yes, no and unknown are judged by class only, and short
+    and long answers also need the correct class. start_accuracy and end_accuracy: fraction of answered documents with
+    the first (last) character of a gold answer.
     """
     if not predictions:
         return {}
-    exact, f1 = np.array([_one(prediction, classes) for prediction in predictions]).mean(axis=0)
-    answered = [prediction for prediction in predictions if prediction.source["answers"]]
+    exact, f1 = np.array([_score_answer(prediction, classes) for prediction in predictions]).mean(axis=0)
+    answered = [prediction for prediction in predictions if prediction.reference["answers"]]
     scores = {"exact_match": float(exact), "f1": float(f1)}
     if answered:
-        for name, side in (("start", 0), ("end", 1)):
-            hits = [getattr(each, name) in {span[side] for span in each.source["answers"]} for each in answered]
+        for name, index in (("start", 0), ("end", 1)):
+            hits = [
+                getattr(prediction, name) in {span[index] for span in prediction.reference["answers"]}
+                for prediction in answered
+            ]
             scores[f"{name}_accuracy"] = float(np.mean(hits))
     if classes:
-        gold = np.array([CLASSES.index(prediction.source["class"]) for prediction in predictions])
+        gold = np.array([CLASSES.index(prediction.reference["class"]) for prediction in predictions])
         probabilities = np.stack([prediction.classes for prediction in predictions])
         scores["class_accuracy"] = float((probabilities.argmax(axis=1) == gold).mean())
         present = [number for number in range(len(CLASSES)) if (gold == number).any()]
@@ -124,8 +128,8 @@ def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
     return scores
 
 
-def _one(prediction: Prediction, classes: bool) -> tuple[float, float]:
-    gold_class, predicted = prediction.source["class"], prediction.answer_class
+def _score_answer(prediction: Prediction, classes: bool) -> tuple[float, float]:
+    gold_class, predicted = prediction.reference["class"], prediction.answer_class
     if classes and (predicted != gold_class or gold_class in ("yes", "no", "unknown")):
         return float(predicted == gold_class), float(predicted == gold_class)
     return (
@@ -157,49 +161,48 @@ def word_f1(answer: str, gold: str) -> float:
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the sum over thresholds of (recall gained) x precision, as scikit-learn; ties are one threshold."""
+    """Return the sum over thresholds of (increase in recall) x precision, like scikit-learn. Ties share a threshold."""
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(positive[order])
     last_of_equal = np.append(np.diff(scores[order]) != 0, True)
-    hits, seen = hits[last_of_equal], np.flatnonzero(last_of_equal) + 1
-    gained = np.diff(hits, prepend=0) / positive.sum()
-    return float((gained * hits / seen).sum())
+    hits, num_predicted = hits[last_of_equal], np.flatnonzero(last_of_equal) + 1
+    recall_increases = np.diff(hits, prepend=0) / positive.sum()
+    return float((recall_increases * hits / num_predicted).sum())
 
 
 def squad_predictions(predictions: list[Prediction]) -> dict[str, str]:
     """Return SQuAD's official file: question id -> answer, empty if there is none."""
-    return {prediction.source["id"]: prediction.text for prediction in predictions}
+    return {prediction.reference["id"]: prediction.text for prediction in predictions}
 
 
 def nq_predictions(predictions: list[Prediction]) -> dict[str, list[dict[str, Any]]]:
     """Return the official file of Natural Questions. Spans count space-separated words, end exclusive."""
-    return {"predictions": [_nq(prediction) for prediction in predictions]}
+    return {"predictions": [_nq_prediction(prediction) for prediction in predictions]}
 
 
-def _nq(prediction: Prediction) -> dict[str, Any]:
-    context, source = prediction.source["context"], prediction.source
+def _nq_prediction(prediction: Prediction) -> dict[str, Any]:
+    context, reference = prediction.reference["context"], prediction.reference
     words = (context.count(" ", 0, prediction.start), context.count(" ", 0, prediction.end) + 1)
-    answered = prediction.answer_class != "unknown"
-    short = prediction.answer_class == "short"
-    long = _long_answer(words, source["candidates"]) if answered else None
-    name: Any = int(source["id"]) if source["id"].lstrip("-").isdigit() else source["id"]
+    is_answered = prediction.answer_class != "unknown"
+    long_answer = _long_answer(words, reference["candidates"]) if is_answered else None
+    example_id: Any = int(reference["id"]) if reference["id"].lstrip("-").isdigit() else reference["id"]
     return {
-        "example_id": name,
-        "long_answer": _span(long),
+        "example_id": example_id,
+        "long_answer": _format_span(long_answer),
         "long_answer_score": prediction.score,
-        "short_answers": [_span(words)] if short else [],
+        "short_answers": [_format_span(words)] if prediction.answer_class == "short" else [],
         "short_answers_score": prediction.score,
         "yes_no_answer": prediction.answer_class.upper() if prediction.answer_class in ("yes", "no") else "NONE",
     }
 
 
 def _long_answer(words: tuple[int, int], candidates: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the smallest candidate that contains the answer; without candidates the answer itself."""
-    holding = ((start, end) for start, end in candidates if start <= words[0] and words[1] <= end)
-    smallest = min(holding, key=lambda span: span[1] - span[0], default=None)
+    """Return the smallest candidate that contains the answer, or the answer if there are no candidates."""
+    containing = ((start, end) for start, end in candidates if start <= words[0] and words[1] <= end)
+    smallest = min(containing, key=lambda span: span[1] - span[0], default=None)
     return smallest if candidates else words
 
 
-def _span(words: tuple[int, int] | None) -> dict[str, int]:
+def _format_span(words: tuple[int, int] | None) -> dict[str, int]:
     start, end = words or (-1, -1)
     return {"start_token": start, "end_token": end, "start_byte": -1, "end_byte": -1}

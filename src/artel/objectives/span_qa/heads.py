@@ -15,32 +15,33 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def run_heads(model: PreTrainedModel, batch: Batch, *, five: bool) -> dict[str, torch.Tensor]:
-    """Return logits of start and end (rows, length), minus infinity at padding. With `five` heads also logits of the
-    classes (rows, 5), and relative positions of start and end, 0 to 1 (rows, 2).
+def run_heads(model: PreTrainedModel, batch: Batch, *, five_heads: bool) -> dict[str, torch.Tensor]:
+    """Return logits of start and end (rows, length), minus infinity at padding.
+
+    With `five_heads` also logits of the classes (rows, 5), and relative positions of start and end, 0 to 1 (rows, 2).
     """
     import torch
 
     inputs = {
         name: batch.tensors[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch.tensors
     }
-    output = model(**inputs, output_hidden_states=five)
+    output = model(**inputs, output_hidden_states=five_heads)
     padding = batch.tensors["attention_mask"] == 0
     outputs = {
         "start": output.start_logits.float().masked_fill(padding, -torch.inf),
         "end": output.end_logits.float().masked_fill(padding, -torch.inf),
     }
-    if five:
-        first = output.hidden_states[-1][:, 0]
-        outputs["class"] = model.get_submodule("answer_class")(first).float()
-        outputs["position"] = model.get_submodule("answer_position")(first).float().sigmoid()
+    if five_heads:
+        first_states = output.hidden_states[-1][:, 0]
+        outputs["class"] = model.get_submodule("answer_class")(first_states).float()
+        outputs["position"] = model.get_submodule("answer_position")(first_states).float().sigmoid()
     return outputs
 
 
 def best_spans(
-    start: torch.Tensor, end: torch.Tensor, allowed: torch.Tensor, longest: int
+    start: torch.Tensor, end: torch.Tensor, allowed: torch.Tensor, max_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (score, first, last) of each row's best span by start + end, of at most `longest` allowed tokens.
+    """Return (score, first, last) of each row's best span by start + end, of at most `max_tokens` allowed tokens.
 
     start, end, allowed: (rows, length).
     """
@@ -49,9 +50,9 @@ def best_spans(
 
     start, end = (logits.masked_fill(~allowed, -torch.inf) for logits in (start, end))
     length = start.shape[1]
-    # The best last token for each first one is among the next `longest`: a window over the end logits.
-    padded = F.pad(end, (0, longest - 1), value=-torch.inf)
-    best, offset = padded.unfold(1, longest, 1).max(dim=2)
+    # The best last token for each first one is among the next `max_tokens`: a window over the end logits.
+    padded = F.pad(end, (0, max_tokens - 1), value=-torch.inf)
+    best, offset = padded.unfold(1, max_tokens, 1).max(dim=2)
     score, first = (start + best).max(dim=1)
     last = first + offset.gather(1, first[:, None])[:, 0]
     return score, first, last.clamp(max=length - 1)

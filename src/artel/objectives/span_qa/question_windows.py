@@ -13,15 +13,15 @@ import numpy as np
 import xxhash
 
 from artel.config import SpanQAConfig
-from artel.objectives.span_qa.answers import CLASSES, trimmed
+from artel.objectives.span_qa.answers import CLASSES, strip_span
 from artel.objectives.types import DocumentSamples
 from artel.text import Document, DroppedRecord, Question, Rejected
 from artel.tokens import Encoding, Sample, Tokenizer
 
-# Columns of a sample's numbers: document in its split, first token of the window in the document, start of the window
-# in the sample, start and end of the answer in the sample, class.
-DOCUMENT, WINDOW, BEGINS, START, END, CLASS = range(6)
-_CONTEXT_TOKENS = 60  # of a window in the command that a finished run suggests
+# Columns of a sample's numbers: index of the document in its split, first token of the window in the document, start of
+# the window in the sample, start and end of the answer in the sample, class.
+DOCUMENT, WINDOW, WINDOW_START, START, END, CLASS = range(6)
+_CONTEXT_TOKENS = 60  # tokens of a window in the command that a finished run suggests
 UNKNOWN = CLASSES.index("unknown")
 
 
@@ -41,9 +41,9 @@ class QuestionWindows:
             [record.context for record in all_fields if isinstance(record, Question)]
         )
         for document, question, context in zip(documents, questions, contexts, strict=True):
-            yield self._windows(document, question, context)
+            yield self._cut_windows(document, question, context)
 
-    def _windows(
+    def _cut_windows(
         self, document: Document, question: np.ndarray, context: Encoding
     ) -> DocumentSamples | Rejected | DroppedRecord:
         record, fields = document.record, document.record.fields
@@ -59,21 +59,21 @@ class QuestionWindows:
         if fields.answer_class != "unknown" and not fields.answers:
             detail = f"it is answered by {fields.answer_class!r} but has no span in the document; add one, or remove it"
             return Rejected(record.origin, "no_span", detail, record.set_name)
-        answer = context.token_range(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
+        answer = context.token_range(*strip_span(fields.context, *fields.answers[0])) if fields.answers else None
         length = self._block - self.frame.size - len(question)
         if answer is not None and answer[1] - answer[0] >= length and document.split == "train":
             return DroppedRecord("answer_longer_than_window")
         is_validation = document.split == "validation"
         samples = []
         for first in window_starts(len(context.ids), length, self._span_qa.stride):
-            sample = self._window(document, question, context, first, length, answer)
+            sample = self._build_window(document, question, context, first, length, answer)
             key = f"{fields.id}:{fields.question}:{first}".encode()
             keeps_unknown = xxhash.xxh3_64_intdigest(key) < self._span_qa.unknown_windows * 2**64
             if is_validation or sample.numbers[CLASS] != UNKNOWN or keeps_unknown:
                 samples.append(sample)
         if not is_validation:
             return DocumentSamples(samples)
-        source = {
+        reference = {
             "id": fields.id,
             "question": fields.question,
             "context": fields.context,
@@ -81,9 +81,9 @@ class QuestionWindows:
             "class": fields.answer_class,
             "candidates": fields.candidates,
         }
-        return DocumentSamples(samples, source)
+        return DocumentSamples(samples, reference)
 
-    def _window(
+    def _build_window(
         self,
         document: Document,
         question: np.ndarray,
@@ -96,30 +96,30 @@ class QuestionWindows:
         fields, frame = document.record.fields, self.frame
         assert isinstance(fields, Question)
         last = min(first + length, len(context.ids))
-        begins = len(frame.before) + len(question) + len(frame.between)
+        window_start = len(frame.before) + len(question) + len(frame.between)
         ids = np.concatenate([frame.before, question, frame.between, context.ids[first:last], frame.after])
         start, end, answer_class = 0, 0, UNKNOWN
         if answer is not None and first <= answer[0] and answer[1] < last:
-            start, end = answer[0] - first + begins, answer[1] - first + begins
+            start, end = answer[0] - first + window_start, answer[1] - first + window_start
             answer_class = CLASSES.index(fields.answer_class)
-        numbers = (0, first, begins, start, end, answer_class)  # the store counts the documents
+        numbers = (0, first, window_start, start, end, answer_class)  # the store counts the documents
         if document.split == "train":
             return Sample(ids.astype(np.int64), None, numbers)
         # The characters of each token in the document, to turn a predicted span into text: start << 32 | end.
         offsets = np.zeros(len(ids), dtype=np.uint64)
         starts, ends = (array[first:last].astype(np.uint64) for array in (context.starts, context.ends))
-        offsets[begins : begins + last - first] = starts << np.uint64(32) | ends
+        offsets[window_start : window_start + last - first] = starts << np.uint64(32) | ends
         return Sample(ids.astype(np.int64), offsets, numbers)
 
-    def words(self, sample: Sample) -> tuple[str, str]:
-        """Return a training sample's question, and part of its window with the answer, if there is one."""
-        begins, frame = sample.numbers[BEGINS], self.frame
-        question = sample.ids[len(frame.before) : begins - len(frame.between)]
-        window = sample.ids[begins : len(sample.ids) - len(frame.after)]
-        answered = max(begins, sample.numbers[END] + 1) - begins
-        context = window[max(0, answered - _CONTEXT_TOKENS) : max(answered, _CONTEXT_TOKENS)]
-        texts = self._tokenizer.decode(question), self._tokenizer.decode(context)
-        return " ".join(texts[0].split()), " ".join(texts[1].split())
+    def example_texts(self, sample: Sample) -> tuple[str, str]:
+        """Return the question of a training sample, and a passage of its window that contains the answer, if any."""
+        window_start, frame = sample.numbers[WINDOW_START], self.frame
+        question = sample.ids[len(frame.before) : window_start - len(frame.between)]
+        window = sample.ids[window_start : len(sample.ids) - len(frame.after)]
+        answer_end = max(window_start, sample.numbers[END] + 1) - window_start
+        passage = window[max(0, answer_end - _CONTEXT_TOKENS) : max(answer_end, _CONTEXT_TOKENS)]
+        question_text, passage_text = self._tokenizer.decode(question), self._tokenizer.decode(passage)
+        return " ".join(question_text.split()), " ".join(passage_text.split())
 
 
 def window_starts(tokens: int, length: int, stride: int) -> range:

@@ -15,9 +15,16 @@ from artel.models import IGNORED, evaluating
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
-from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
+from artel.objectives.span_qa.answers import (
+    CLASSES,
+    Prediction,
+    answer_metrics,
+    nq_predictions,
+    predict,
+    squad_predictions,
+)
 from artel.objectives.span_qa.heads import WindowLoss, best_spans, run_heads
-from artel.objectives.span_qa.question_windows import BEGINS, CLASS, DOCUMENT, END, START, QuestionWindows
+from artel.objectives.span_qa.question_windows import CLASS, DOCUMENT, END, START, WINDOW_START, QuestionWindows
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.registry import FORMATS
 from artel.text import Document, DroppedRecord, Question, Record, Rejected
@@ -57,7 +64,7 @@ class SpanQA(Objective, Decoding):
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._span_qa = config.span_qa
-        self._five = config.span_qa.heads == "five"
+        self._five_heads = config.span_qa.heads == "five"
         tokenizer.isolate_punctuation()
         self._windows = QuestionWindows(tokenizer, config.span_qa, config.data.block)
         self._window_loss = WindowLoss(config.span_qa)
@@ -66,18 +73,18 @@ class SpanQA(Objective, Decoding):
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = super().problems(config)
         span_qa, block = config.span_qa, config.data.block
-        room = block - span_qa.question - 4  # [CLS] and up to three [SEP]
-        if room < _MIN_WINDOW_TOKENS:
+        window_tokens = block - span_qa.question - 4  # [CLS] and up to three [SEP]
+        if window_tokens < _MIN_WINDOW_TOKENS:
             what = (
                 f"{block} tokens leave no room for a document with a question of {span_qa.question} (span_qa.question)"
             )
             problems.append(Problem("data.block", what, f"write {span_qa.question + 4 + _MIN_WINDOW_TOKENS} or more"))
-        elif span_qa.stride > room:
+        elif span_qa.stride > window_tokens:
             what = (
-                f"{span_qa.stride} is more than the {room} tokens of a window beside the longest question: text "
-                "between windows would never be seen"
+                f"{span_qa.stride} is more than the {window_tokens} tokens of a window beside the longest question: "
+                "text between windows would never be seen"
             )
-            problems.append(Problem("span_qa.stride", what, f"write {room // 2}"))
+            problems.append(Problem("span_qa.stride", what, f"write {window_tokens // 2}"))
         if config.checkpoint.best in ("class_accuracy", "mean_average_precision") and span_qa.heads == "span":
             what = f"{config.checkpoint.best} needs the class head"
             problems.append(Problem("checkpoint.best", what, "write span_qa: {heads: five}, or best: f1"))
@@ -85,12 +92,12 @@ class SpanQA(Objective, Decoding):
 
     @property
     def loss_description(self) -> str:
-        more = ", and of the class; squared error of both positions" if self._five else ""
-        return f"cross-entropy of start and end{more}"
+        suffix = ", and of the class; squared error of both positions" if self._five_heads else ""
+        return f"cross-entropy of start and end{suffix}"
 
     @property
     def heads(self) -> dict[str, int]:
-        return {"answer_class": len(CLASSES), "answer_position": 2} if self._five else {}
+        return {"answer_class": len(CLASSES), "answer_position": 2} if self._five_heads else {}
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
@@ -104,7 +111,7 @@ class SpanQA(Objective, Decoding):
         return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
 
     def command(self, folder: str, samples: Samples | None) -> str:
-        question, context = (_QUESTION, _CONTEXT) if samples is None else self._windows.words(samples.read(0))
+        question, context = (_QUESTION, _CONTEXT) if samples is None else self._windows.example_texts(samples.read(0))
         return f"artel generate {folder} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
 
     def usage(self) -> str:
@@ -136,7 +143,7 @@ class SpanQA(Objective, Decoding):
     def batch(self, rows: Rows) -> Batch:
         positions = np.arange(rows.ids.shape[1])[None, :]
         attended = positions < rows.lengths[:, None]
-        begins = rows.numbers[:, BEGINS, None]
+        window_starts = rows.numbers[:, WINDOW_START, None]
         tensors = {
             "input_ids": np.where(attended, rows.ids, self.tokenizer.pad_id),
             "attention_mask": attended.astype(np.int64),
@@ -145,10 +152,11 @@ class SpanQA(Objective, Decoding):
             "class": rows.numbers[:, CLASS],
             "valid": rows.valid,
             # Tokens that may be part of an answer: those of the document.
-            "document": (positions >= begins) & (positions < rows.lengths[:, None] - len(self._windows.frame.after)),
+            "document": (positions >= window_starts)
+            & (positions < rows.lengths[:, None] - len(self._windows.frame.after)),
         }
         if self._windows.frame.second_type:
-            tensors["token_type_ids"] = ((positions >= begins) & attended) * self._windows.frame.second_type
+            tensors["token_type_ids"] = ((positions >= window_starts) & attended) * self._windows.frame.second_type
         return Batch(as_tensors(tensors), int(rows.valid.sum()), int(rows.lengths[rows.valid].sum()))
 
     def token_views(self, rows: Rows) -> list[TokenView]:
@@ -159,25 +167,25 @@ class SpanQA(Objective, Decoding):
         return [TokenView(ids, targets, CLASSES[rows.numbers[0, CLASS]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the heads' weighted losses, summed over windows; a target is a window."""
-        return self._window_loss.sums(run_heads(model, batch, five=self._five), batch)
+        """Return the weighted losses of the heads, summed over windows. A target is a window."""
+        return self._window_loss.sums(run_heads(model, batch, five_heads=self._five_heads), batch)
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        outputs = run_heads(model, batch, five=self._five)
+        outputs = run_heads(model, batch, five_heads=self._five_heads)
         start, end = outputs["start"], outputs["end"]
-        longest = min(self._span_qa.longest_answer, start.shape[1])
-        span, first, last = best_spans(start, end, batch.tensors["document"], longest)
+        max_tokens = min(self._span_qa.longest_answer, start.shape[1])
+        span, first, last = best_spans(start, end, batch.tensors["document"], max_tokens)
         columns = [first.float(), last.float(), span, start[:, 0] + end[:, 0]]
-        classes = outputs["class"].softmax(dim=-1) if self._five else start.new_zeros(len(start), len(CLASSES))
+        classes = outputs["class"].softmax(dim=-1) if self._five_heads else start.new_zeros(len(start), len(CLASSES))
         return self._window_loss.sums(outputs, batch), torch.cat([torch.stack(columns, dim=1), classes], dim=1)
 
     # metrics
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         loss = {"loss": totals["loss"] / totals["targets"]}
-        return loss | score(self.predictions(outputs, split), classes=self._five)
+        return loss | answer_metrics(self.predictions(outputs, split), classes=self._five_heads)
 
     def predictions_file(self, outputs: np.ndarray, split: StoreSplit) -> Any:
         counts_words = any(FORMATS[source.format].counts_words for source in self.config.data.sources)
@@ -201,8 +209,8 @@ class SpanQA(Objective, Decoding):
                 rows = single_row(sample)
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
         owners = np.zeros(len(outputs), dtype=np.int64)
-        source = result.reference or {}
-        return self._predict(np.concatenate(outputs), owners, [source], result.samples.__getitem__)[0]
+        reference = result.reference or {}
+        return self._predict(np.concatenate(outputs), owners, [reference], result.samples.__getitem__)[0]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         prediction = self.answer(model, prompt, context)
@@ -223,7 +231,7 @@ class SpanQA(Objective, Decoding):
         self,
         outputs: np.ndarray,
         owners: np.ndarray,
-        sources: Iterable[dict[str, Any]],
+        references: Iterable[dict[str, Any]],
         window: Callable[[int], Sample],
     ) -> list[Prediction]:
         def offsets(number: int) -> np.ndarray:
@@ -231,4 +239,6 @@ class SpanQA(Objective, Decoding):
             assert flags is not None
             return flags
 
-        return predict(outputs, owners, sources, offsets, classes=self._five, no_answer=self._span_qa.no_answer)
+        return predict(
+            outputs, owners, references, offsets, classes=self._five_heads, no_answer=self._span_qa.no_answer
+        )

@@ -1,8 +1,8 @@
-"""From tags of words to entities in whole texts, and their scores.
+"""Turns tags of words into entities of full texts, and scores them.
 
-Scores follow seqeval (Nakayama 2018) and conlleval, over whole documents. A name is right if its first character, its
-last and its label are those of a gold one. Precision, recall and f1 are 0 without names. micro averages over all names,
-macro over labels that occur in the data or in predictions.
+Scores follow seqeval (Nakayama 2018) and conlleval, over full documents. A name is correct if its first character, last
+character and label equal those of a gold name. Precision, recall and f1 are 0 without names. micro averages over all
+names, macro over labels that occur in the data or in predictions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Tagger(Protocol):
-    """The part of the objective that `predict_entities` uses."""
+    """The methods of the objective that `predict_entities` uses."""
 
     tags: TagSet
 
@@ -39,7 +39,7 @@ class Tagger(Protocol):
 
 
 def predicted_tags(logits: torch.Tensor, words: torch.Tensor, shape: Sequence[int], columns: int) -> torch.Tensor:
-    """Return the likeliest tag at each of the `words` in flattened rows of `shape`, else 0; float32 (rows, columns)."""
+    """Return the likeliest tag at the `words` in flattened rows of `shape`, 0 elsewhere; float32 (rows, columns)."""
     import torch.nn.functional as F
 
     rows, length = shape
@@ -61,12 +61,14 @@ def document_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]
 
 
 def most_common_fraction(split: StoreSplit, samples: int, tags: int) -> float:
-    """Return the fraction of the commonest tag among judged words of the first `samples` of a split."""
+    """Return the fraction of the commonest tag among the labeled words of the first `samples` of a split."""
     counts = np.zeros(tags, dtype=np.int64)
     for number in range(samples):
         flags = split.sample(number).flags
         assert flags is not None
-        counts += np.bincount(flags.astype(np.int64), minlength=tags + 2)[1 : tags + 1]  # 0: no word, last: no tag
+        counts += np.bincount(flags.astype(np.int64), minlength=tags + 2)[
+            1 : tags + 1
+        ]  # without flag 0 (no word) and the last (no tag)
     return float(counts.max() / max(1, counts.sum()))
 
 
@@ -92,8 +94,8 @@ def token_labels(tags: Sequence[str], *, word_tags: bool) -> list[str]:
     """Return the label of each token's name, from the tags of words at their first tokens, "" elsewhere."""
     words = [token for token, tag in enumerate(tags) if tag]
     labels = [""] * len(tags)
-    names = [(word, word + 1, tags[token]) for word, token in enumerate(words)]
-    for first, end, label in names if word_tags else find_entities([tags[token] for token in words]):
+    word_labels = [(word, word + 1, tags[token]) for word, token in enumerate(words)]
+    for first, end, label in word_labels if word_tags else find_entities([tags[token] for token in words]):
         stop = words[end] if end < len(words) else words[end - 1] + 1
         labels[words[first] : stop] = [label] * (stop - words[first])
     return labels
@@ -105,24 +107,24 @@ def predict_entities(
     """Return the names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
     records = [Record(text, f"text {number}", "", TaggedText(text, ())) for number, text in enumerate(texts)]
     results = windows.samples([Document(record, "validation") for record in records])
-    documents = [each if isinstance(each, DocumentSamples) else None for each in results]  # None: no words
+    documents = [result if isinstance(result, DocumentSamples) else None for result in results]  # None: no words
     samples = [sample for document in documents if document for sample in document.samples]
-    predictions = iter(_judge(objective, model, samples))
+    predictions = iter(_predict_tags(objective, model, samples))
     answers = []
     for text, document in zip(texts, documents, strict=True):
-        pairs = [next(predictions) for _ in document.samples] if document else []
-        answers.append({"entities": _entities(objective, text, document, pairs)})
+        predicted = [next(predictions) for _ in document.samples] if document else []
+        answers.append({"entities": _join_entities(objective, text, document, predicted)})
     return answers
 
 
-def _entities(
-    objective: Tagger, text: str, document: DocumentSamples | None, pairs: list[tuple[np.ndarray, np.ndarray]]
+def _join_entities(
+    objective: Tagger, text: str, document: DocumentSamples | None, predicted: list[tuple[np.ndarray, np.ndarray]]
 ) -> list[dict[str, Any]]:
     if document is None or document.reference is None:
         return []
     starts, ends = document.reference["starts"], document.reference["ends"]
-    tags = objective.tags.names(np.concatenate([ids for ids, _ in pairs]).tolist())
-    scores = np.concatenate([scores for _, scores in pairs])
+    tags = objective.tags.names(np.concatenate([ids for ids, _ in predicted]).tolist())
+    scores = np.concatenate([scores for _, scores in predicted])
     return [
         {
             "start": starts[first],
@@ -135,20 +137,27 @@ def _entities(
     ]
 
 
-def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _predict_tags(
+    objective: Tagger, model: PreTrainedModel, samples: list[Sample]
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the likeliest tags of each sample's words, and their probabilities."""
     tags_and_scores: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with evaluating(model):
         for numbers in batches_by_length([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
             chances = objective.logits(model, objective.batch(rows).to(model.device)).softmax(dim=-1).cpu().numpy()
-            best = zip(numbers, _by_row(rows, chances.argmax(axis=1)), _by_row(rows, chances.max(axis=1)), strict=True)
+            best = zip(
+                numbers,
+                _split_by_row(rows, chances.argmax(axis=1)),
+                _split_by_row(rows, chances.max(axis=1)),
+                strict=True,
+            )
             tags_and_scores |= {number: (tags, scores) for number, tags, scores in best}
     return [tags_and_scores[number] for number in range(len(samples))]
 
 
-def _by_row(rows: Rows, values: np.ndarray) -> list[np.ndarray]:
-    """Split values of the judged words of all rows by row."""
+def _split_by_row(rows: Rows, values: np.ndarray) -> list[np.ndarray]:
+    """Split the values of all words by row."""
     assert rows.flags is not None
     counts = [np.count_nonzero(flags[:length]) for flags, length in zip(rows.flags, rows.lengths, strict=True)]
     return np.split(values, np.cumsum(counts)[:-1])
@@ -161,30 +170,30 @@ Span = tuple[int, int, str]
 class Scores:
     """Counts of names by label."""
 
-    right: Counter[str] = field(default_factory=Counter)
-    found: Counter[str] = field(default_factory=Counter)
+    correct: Counter[str] = field(default_factory=Counter)
+    predicted: Counter[str] = field(default_factory=Counter)
     gold: Counter[str] = field(default_factory=Counter)
 
-    def add(self, gold: Iterable[Span], found: Iterable[Span]) -> None:
+    def add(self, gold: Iterable[Span], predicted: Iterable[Span]) -> None:
         """Count the names of a document."""
-        gold, found = set(gold), set(found)
+        gold, predicted = set(gold), set(predicted)
         self.gold.update(label for *_, label in gold)
-        self.found.update(label for *_, label in found)
-        self.right.update(label for *_, label in gold & found)
+        self.predicted.update(label for *_, label in predicted)
+        self.correct.update(label for *_, label in gold & predicted)
 
-    def add_tags(self, gold: Sequence[str], found: Sequence[str]) -> None:
+    def add_tags(self, gold: Sequence[str], predicted: Sequence[str]) -> None:
         """Count the words of a document by their tags."""
         self.gold.update(gold)
-        self.found.update(found)
-        self.right.update(tag for tag, other in zip(gold, found, strict=True) if tag == other)
+        self.predicted.update(predicted)
+        self.correct.update(tag for tag, predicted_tag in zip(gold, predicted, strict=True) if tag == predicted_tag)
 
     @property
     def labels(self) -> list[str]:
-        return sorted({*self.gold, *self.found})
+        return sorted({*self.gold, *self.predicted})
 
     def micro(self) -> dict[str, float]:
         """Return precision, recall and f1 over all names."""
-        return _rates(self.right.total(), self.found.total(), self.gold.total())
+        return _rates(self.correct.total(), self.predicted.total(), self.gold.total())
 
     def macro_f1(self) -> float:
         """Return the mean f1 of the labels."""
@@ -194,7 +203,7 @@ class Scores:
     def table(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, f1 and `support` (count in the data) of each label."""
         return {
-            label: {**_rates(self.right[label], self.found[label], self.gold[label]), "support": self.gold[label]}
+            label: {**_rates(self.correct[label], self.predicted[label], self.gold[label]), "support": self.gold[label]}
             for label in self.labels
         }
 
@@ -208,8 +217,8 @@ class Scores:
         return {name: {**row, "support": support} for name, row in rows.items()}
 
 
-def _rates(right: int, found: int, gold: int) -> dict[str, float]:
-    precision = right / found if found else 0.0
-    recall = right / gold if gold else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+def _rates(correct: int, predicted: int, gold: int) -> dict[str, float]:
+    precision = correct / predicted if predicted else 0.0
+    recall = correct / gold if gold else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
     return {"precision": precision, "recall": recall, "f1": f1}

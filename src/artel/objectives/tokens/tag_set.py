@@ -25,7 +25,7 @@ class TagSet:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> TagSet:
-        """Return a run's tags. Before records have decided the labels only O: `artel plan` needs no more."""
+        """Return the tags of a run. Until its records decide the labels, only O: `artel plan` needs no more."""
         labels, word_tags = config.tokens.labels, uses_word_tags(config)
         if labels == "auto":
             return cls((OUTSIDE,), word_tags=False)
@@ -36,8 +36,8 @@ class TagSet:
     @cached_property
     def labels(self) -> list[str]:
         """The labels of names, or the tags of words; without O."""
-        kinds = self.tags if self.word_tags else [split_tag(tag)[1] for tag in self.tags]
-        return list(dict.fromkeys(kind for kind in kinds if kind))
+        labels = self.tags if self.word_tags else [split_tag(tag)[1] for tag in self.tags]
+        return list(dict.fromkeys(label for label in labels if label))
 
     @cached_property
     def _ids(self) -> dict[tuple[str, str], int]:
@@ -49,19 +49,19 @@ class TagSet:
         return None if self.word_tags else self._ids.get((OUTSIDE, ""))
 
     def tag_ids(self, label: str, words: int) -> list[int]:
-        """Return the tag ids of a name of so many words. Raise KeyError for an unknown label."""
+        """Return the tag ids of a name of `words` words. Raise KeyError for an unknown label."""
         if self.word_tags:
             return [self._word_ids[label]] * words
         if any((prefix, label) in self._ids for prefix in (END, SINGLE)):
             prefixes = [SINGLE] if words == 1 else [BEGIN, *[INSIDE] * (words - 2), END]
         else:
             prefixes = [BEGIN, *[INSIDE] * (words - 1)]
-        return [self._id(prefix, label) for prefix in prefixes]
+        return [self._tag_id(prefix, label) for prefix in prefixes]
 
-    def _id(self, prefix: str, label: str) -> int:
-        """Return the id of a tag; if the head has only I- (or only B-) of a label, the id of that."""
+    def _tag_id(self, prefix: str, label: str) -> int:
+        """Return the id of a tag. If the head has only I- (or only B-) for a label, return that id."""
         prefixes = (prefix, INSIDE, BEGIN)
-        return next(self._ids[each, label] for each in prefixes if (each, label) in self._ids)
+        return next(self._ids[candidate, label] for candidate in prefixes if (candidate, label) in self._ids)
 
     @cached_property
     def _word_ids(self) -> dict[str, int]:
@@ -74,7 +74,7 @@ class TagSet:
 def labels_or_tags(labels: Sequence[str], config: RunConfig, base: Sequence[str]) -> list[str]:
     """Return the labels of records in the order of a pretrained head with the tags `base`.
 
-    Return the tags `base` themselves if the run has the same tags, but `tokens.scheme` would order them differently.
+    Return the tags `base` if the run has the same tags, but `tokens.scheme` would order them differently.
     """
     if uses_word_tags(config):
         return order_like(labels, base)
@@ -88,14 +88,14 @@ def _build_tags(labels: Sequence[str], scheme: str) -> list[str]:
 
 
 def uses_word_tags(config: RunConfig) -> bool:
-    """True if every word has a tag, as the sources or `tokens.scheme` tell."""
+    """True if every word has a tag, according to the sources or `tokens.scheme`."""
     return config.tokens.scheme == "words" or any(source.yields == WORDS for source in config.data.sources)
 
 
 def collect_labels(records: Iterable[Record], *, word_tags: bool) -> list[str]:
     """Return the labels of records in alphabetical order.
 
-    Raise InputError if there are none, if names have the label O, or if every word is marked, as with tags of words.
+    Raise InputError if there are none, if names have the label O, or if every word is marked, like tags of words.
     """
     labels: set[str] = set()
     is_covered = True

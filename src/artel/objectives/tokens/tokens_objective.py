@@ -1,4 +1,4 @@
-"""Token classification: tags of words are learned, names in whole texts are found."""
+"""Token classification: learns tags of words, and finds names in full texts."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Tokens(Objective, Decoding):
         if config.tokens.isolate_punctuation:
             tokenizer.isolate_punctuation()
         self.tags = TagSet.from_config(config)
-        self._windows = self._windows_of(config.data.block)
-        self.outputs = tuple(f"tag_{place}" for place in range(config.data.block))
+        self._windows = self._build_windows(config.data.block)
+        self.outputs = tuple(f"tag_{position}" for position in range(config.data.block))
 
-    def _windows_of(self, block: int) -> WordWindows:
+    def _build_windows(self, block: int) -> WordWindows:
         tokens = self.config.tokens
         return WordWindows(self.tokenizer, self.tags, block, tokens.nested)
 
@@ -115,7 +115,7 @@ class Tokens(Objective, Decoding):
 
     @classmethod
     def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        """Return its tags from id2label, and settings that keep its tokenizer unchanged."""
+        """Return the tags from id2label, and settings that keep the tokenizer unchanged."""
         tags = [str(model_config.id2label[number]) for number in range(model_config.num_labels)]
         scheme = "bio" if OUTSIDE in tags else "words"
         block = min(512, int(getattr(model_config, "max_position_embeddings", None) or 512))
@@ -129,7 +129,11 @@ class Tokens(Objective, Decoding):
     @property
     def head_config(self) -> dict[str, Any]:
         names = dict(enumerate(self.tags.tags))
-        return {"num_labels": len(names), "id2label": names, "label2id": {name: at for at, name in names.items()}}
+        return {
+            "num_labels": len(names),
+            "id2label": names,
+            "label2id": {name: number for number, name in names.items()},
+        }
 
     def command(self, folder: str, samples: Samples | None) -> str:
         if samples is None:
@@ -182,10 +186,10 @@ class Tokens(Objective, Decoding):
     # samples -> batch -> loss
 
     def batch(self, rows: Rows) -> Batch:
-        """Return `group_rows`, and `places`, `words` and `targets` of the judged words, int64 (words,) each.
+        """Return `group_rows`, and `positions`, `words` and `targets` of the labeled words, int64 (words,) each.
 
-        `places`: indices of first tokens in the flattened, concatenated groups. `words`: their indices in the flattened
-        original rows. `targets`: tags, or IGNORED.
+        `positions`: indices of first tokens in the flattened, concatenated groups. `words`: their indices in the
+        flattened original rows. `targets`: tags, or IGNORED.
         """
         assert rows.flags is not None
         lengths = np.where(rows.valid, rows.lengths, 1)
@@ -195,7 +199,7 @@ class Tokens(Objective, Decoding):
         row, column = np.nonzero(flags != NO_WORD)
         targets = flags[row, column] - 1
         targets[targets == len(self.tags.tags)] = IGNORED
-        words = {"places": grouped.starts[row] + column, "words": row * flags.shape[1] + column, "targets": targets}
+        words = {"positions": grouped.starts[row] + column, "words": row * flags.shape[1] + column, "targets": targets}
         count, tokens = int((targets != IGNORED).sum()), int(rows.lengths[rows.valid].sum())
         return Batch(grouped.tensors | as_tensors(words), count, tokens, grouped.groups)
 
@@ -212,18 +216,18 @@ class Tokens(Objective, Decoding):
         return self._sums(self.logits(model, batch), batch)
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sums, and the likeliest tag of each judged token."""
+        """Return the sums, and the likeliest tag of each word."""
         logits = self.logits(model, batch)
         ids = batch.tensors["input_ids"]
         return self._sums(logits, batch), predicted_tags(logits, batch.tensors["words"], ids.shape, len(self.outputs))
 
     def logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the logits of each judged word's first token, float32 (words, tags)."""
+        """Return the logits of each word's first token, float32 (words, tags)."""
         import torch
 
         inputs = group_inputs(model, batch.tensors, batch.groups)
-        logits = torch.cat([model(**each).logits.flatten(0, 1) for each in inputs])
-        return logits[batch.tensors["places"]].float()
+        logits = torch.cat([model(**group_input).logits.flatten(0, 1) for group_input in inputs])
+        return logits[batch.tensors["positions"]].float()
 
     def _sums(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         import torch
@@ -241,13 +245,13 @@ class Tokens(Objective, Decoding):
 
         `commonest_tag`: accuracy of always guessing the commonest tag, which is O for names.
 
-        If every word has a tag, words are those of the data, judged by their first piece. A word without a piece of its
-        own, because artel's word has two of them, is neither learned nor judged.
+        If every word has a tag, words are those of the data, evaluated by their first piece. A word without a piece of
+        its own, because an artel word contains two of them, is neither learned nor evaluated.
         """
         loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, split)
         if self.tags.word_tags:
             words = max(1, scores.gold.total())
-            accuracy, commonest = scores.right.total() / words, max(scores.gold.values(), default=0) / words
+            accuracy, commonest = scores.correct.total() / words, max(scores.gold.values(), default=0) / words
             return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
         accuracy = totals["right"] / totals["targets"]
         commonest = most_common_fraction(split, len(outputs), len(self.tags.tags))
@@ -257,24 +261,26 @@ class Tokens(Objective, Decoding):
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         """Return the scores of each label, and their averages."""
         scores = self._scores(outputs, split)
-        named = {"labels": scores.table(), "averages": scores.averages()}
+        tables = {"labels": scores.table(), "averages": scores.averages()}
         return {
-            "tables": {title: [{"label": label, **row} for label, row in rows.items()] for title, rows in named.items()}
+            "tables": {
+                title: [{"label": label, **row} for label, row in rows.items()] for title, rows in tables.items()
+            }
         }
 
     def _scores(self, outputs: np.ndarray, split: StoreSplit) -> Scores:
-        """Return counts over the documents whose windows all have outputs."""
+        """Return counts over the documents of which all windows have outputs."""
         tags, scores = document_tags(outputs, split), Scores()
-        for number, source in enumerate(split.references()):
+        for number, reference in enumerate(split.references()):
             ids = tags.get(number, [])
-            if len(ids) < len(source["starts"]):
+            if len(ids) < len(reference["starts"]):
                 continue
             names = self.tags.names(ids)
-            starts, ends, spans = source["starts"], source["ends"], source["spans"]
+            starts, ends, spans = reference["starts"], reference["ends"], reference["spans"]
             if self.tags.word_tags:
                 words = zip(spans, find_span_words(starts, ends, spans), strict=True)
                 pairs = [(label, names[first]) for (*_, label), (first, stop) in words if first < stop]
-                scores.add_tags([gold for gold, _ in pairs], [found for _, found in pairs])
+                scores.add_tags([gold for gold, _ in pairs], [predicted for _, predicted in pairs])
             else:
                 entities = entity_words(names, starts, ends, word_tags=False)
                 scores.add(
@@ -293,13 +299,13 @@ class Tokens(Objective, Decoding):
         from artel.models.loading.structure import position_limit
 
         block = min(self.config.data.block, position_limit(model) or self.config.data.block)
-        return predict_entities(self, model, self._windows_of(block), inputs)
+        return predict_entities(self, model, self._build_windows(block), inputs)
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         (answer,) = self.answers(model, "entities", [prompt])
-        pieces, at = [], 0
+        pieces, position = [], 0
         for entity in answer["entities"]:
-            pieces += [prompt[at : entity["start"]], f"[{entity['text']}]({entity['label']})"]
-            at = entity["end"]
+            pieces += [prompt[position : entity["start"]], f"[{entity['text']}]({entity['label']})"]
+            position = entity["end"]
         notes = () if answer["entities"] else ("no names found",)
-        return Reply(["".join([*pieces, prompt[at:]])], notes, {"prompt": prompt, **answer})
+        return Reply(["".join([*pieces, prompt[position:]])], notes, {"prompt": prompt, **answer})

@@ -1,9 +1,9 @@
 """Texts with spans as windows `[CLS] window [SEP]` with a tag for each word, and checks of the spans.
 
 A word is a run of letters and digits, a punctuation mark, or a character of a script without spaces (Chinese, Japanese,
-…). Its first token has its tag, the others have none (Devlin et al. 2019, section 5.3). Tokens are located by the
-tokenizer's offsets. Training windows do not overlap. Validation windows do, and a word is judged in the window with
-most context around it.
+…). Its first token has its tag, further tokens have none (Devlin et al. 2019, section 5.3). Tokens are located by the
+tokenizer's offsets. Training windows do not overlap. Validation windows do: a word is evaluated in the window with
+the most context around it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from artel.errors import InputError
 from artel.messages import Phrase
-from artel.objectives.span_qa.answers import with_marks
+from artel.objectives.span_qa.answers import include_combining_marks
 from artel.objectives.span_qa.question_windows import window_starts
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.types import DocumentSamples
@@ -28,8 +28,8 @@ Span = tuple[int, int, str]
 
 DOCUMENT, WINDOW = range(2)  # columns of a sample's numbers: its document in the split, its first token there
 NO_WORD = 0
-"""The flag of a token that begins no word, or is judged in another window. Otherwise the flag is 1 + the tag's id, or
-1 + the number of tags for a word without a tag."""
+"""The flag of a token that does not begin a word, or is evaluated in another window. Otherwise the flag is 1 + the
+tag's id, or 1 + the number of tags for a word without a tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Words:
 
 
 def find_words(text: str, encoded: Encoding) -> Words:
-    """Return the words of a text. Offsets of tokens may include white space."""
+    """Find the words of a text. Offsets of tokens may include white space."""
     characters = np.array(list(text)) if text else np.empty(0, dtype="<U1")
     is_space = np.char.isspace(characters) if text else np.empty(0, dtype=bool)
     positions = np.arange(len(text))
@@ -54,22 +54,26 @@ def find_words(text: str, encoded: Encoding) -> Words:
     tokens = np.flatnonzero(starts < ends)
     starts, ends = starts[tokens], ends[tokens]
     reached = np.maximum.accumulate(np.insert(ends, 0, 0))[:-1]
-    begins = starts >= reached  # several tokens of one character have the same offset
+    begins_word = starts >= reached  # several tokens of one character have the same offset
     for token in np.flatnonzero((starts > 0) & (starts == reached)).tolist():
-        place = int(starts[token])
-        begins[token] = not (_is_letter(text[place - 1]) and _is_letter(text[place]))
-    first = np.flatnonzero(begins)
+        position = int(starts[token])
+        begins_word[token] = not (_is_letter(text[position - 1]) and _is_letter(text[position]))
+    first = np.flatnonzero(begins_word)
     last = np.append(first[1:], len(tokens))[: len(first)] - 1
     ends = np.maximum.accumulate(ends)[last]
-    return Words(tokens[first], starts[first], np.array([with_marks(text, end) for end in ends.tolist()], ends.dtype))
+    return Words(
+        tokens[first],
+        starts[first],
+        np.array([include_combining_marks(text, end) for end in ends.tolist()], ends.dtype),
+    )
 
 
 def find_span_words(
     starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray, spans: Sequence[Span]
 ) -> list[tuple[int, int]]:
-    """Return the words [first, stop) of each span: those that overlap it and not the span before.
+    """Return the words [first, stop) of each span: the words that overlap it but not the previous span.
 
-    `starts` and `ends`: the words' characters. Spans are in order. first == stop if no word is left.
+    `starts` and `ends`: the characters of the words. Spans are in order. first == stop if no word is left.
     """
     first = np.searchsorted(ends, [start for start, _, _ in spans], side="right")
     stop = np.searchsorted(starts, [end for _, end, _ in spans], side="left")
@@ -78,12 +82,12 @@ def find_span_words(
 
 
 def _is_letter(character: str) -> bool:
-    """True for a letter or digit that continues a word; False for a character that is a word."""
+    """True for a letter or digit that continues a word; False for a character that is a word of its own."""
     if character < "\x80":
         return character.isalnum()
     category = unicodedata.category(character)
-    stands_alone = any(first <= ord(character) <= last for first, last in _UNSPACED)
-    return category[0] in "MN" or (category[0] == "L" and not stands_alone)
+    is_unspaced = any(first <= ord(character) <= last for first, last in _UNSPACED)
+    return category[0] in "MN" or (category[0] == "L" and not is_unspaced)
 
 
 # Scripts without spaces: Han, Hiragana, Katakana and related; Thai, Lao, Khmer, Burmese.
@@ -114,7 +118,7 @@ class WordWindows:
         record = document.record
         assert isinstance(record.fields, TaggedText)
         text = record.fields.text
-        spans = record.fields.spans if self._tags.labels else ()  # none before records have decided the labels
+        spans = record.fields.spans if self._tags.labels else ()  # none until the records decide the labels
         words = find_words(text, encoded)
         if len(words.tokens) == 0:
             return Rejected(record.origin, "empty", "its text contains no word", record.set_name)
@@ -123,72 +127,73 @@ class WordWindows:
             what = f"the span {unknown[0]} to {unknown[1]} has the label {unknown[2]!r}, which is not in tokens.labels"
             detail = f"{what}; fix it, or add it there"
             return Rejected(record.origin, "unknown_label", detail, record.set_name)
-        flat = without_overlaps(spans, innermost=self._innermost)
-        flags, cut = self._flags(words, flat, len(encoded.ids))
-        counts = {"overlapping_left_out": len(spans) - len(flat), "cut_words": cut}
-        observed = {} if self._tags.word_tags else observed_spans(text, spans, len(flat))
+        learned = without_overlaps(spans, innermost=self._innermost)
+        flags, num_cut = self._build_flags(words, learned, len(encoded.ids))
+        counts = {"overlapping_left_out": len(spans) - len(learned), "cut_words": num_cut}
+        observed = {} if self._tags.word_tags else observed_spans(text, spans, len(learned))
         stride = self._length if document.split == "train" else self._stride
-        samples = list(self._windows(encoded.ids, words.tokens, flags, stride))
-        source: dict[str, Any] | None = None
+        samples = list(self._cut_windows(encoded.ids, words.tokens, flags, stride))
+        reference: dict[str, Any] | None = None
         if document.split == "validation":
-            source = {"text": text, "spans": flat, "starts": words.starts.tolist(), "ends": words.ends.tolist()}
-        return DocumentSamples(samples, source, {name: count for name, count in counts.items() if count}, observed)
+            reference = {"text": text, "spans": learned, "starts": words.starts.tolist(), "ends": words.ends.tolist()}
+        return DocumentSamples(samples, reference, {name: count for name, count in counts.items() if count}, observed)
 
-    def _flags(self, words: Words, spans: Sequence[Span], tokens: int) -> tuple[np.ndarray, int]:
+    def _build_flags(self, words: Words, spans: Sequence[Span], tokens: int) -> tuple[np.ndarray, int]:
         """Return (flags of all tokens, number of spans that begin or end inside a word).
 
-        Such spans are learned as whole words, unless all their words belong to another span.
+        Spans like that are learned as full words, unless all their words belong to another span.
         """
         outside = self._tags.outside
         tags = np.full(len(words.tokens), self._unlabeled if outside is None else outside + 1, self._flag_type)
-        cut = 0
+        num_cut = 0
         ranges = find_span_words(words.starts, words.ends, spans)
         for (start, end, label), (first, stop) in zip(spans, ranges, strict=True):
             is_whole = first < stop and words.starts[first] == start and words.ends[stop - 1] == end
-            cut += not is_whole
+            num_cut += not is_whole
             if first < stop:
                 tags[first:stop] = [number + 1 for number in self._tags.tag_ids(label, stop - first)]
         flags = np.full(tokens, NO_WORD, self._flag_type)
         flags[words.tokens] = tags
-        return flags, cut
+        return flags, num_cut
 
-    def _windows(self, ids: np.ndarray, words: np.ndarray, flags: np.ndarray, stride: int) -> Iterator[Sample]:
+    def _cut_windows(self, ids: np.ndarray, words: np.ndarray, flags: np.ndarray, stride: int) -> Iterator[Sample]:
         starts = window_starts(len(ids), self._length, stride)
         owners = best_windows(words, np.array(starts), self._length, len(ids))
         bounds = np.searchsorted(owners, np.arange(len(starts) + 1))  # words come in order
         before, after = self.frame.before, self.frame.after
-        none = [np.full(len(special), NO_WORD, self._flag_type) for special in (before, after)]
+        frame_flags = [np.full(len(special), NO_WORD, self._flag_type) for special in (before, after)]
         for number, first in enumerate(starts):
             window = ids[first : first + self._length]
-            own = np.full(len(window), NO_WORD, self._flag_type)
-            judged = words[bounds[number] : bounds[number + 1]]
-            own[judged - first] = flags[judged]
+            window_flags = np.full(len(window), NO_WORD, self._flag_type)
+            window_words = words[bounds[number] : bounds[number + 1]]
+            window_flags[window_words - first] = flags[window_words]
             yield Sample(
                 np.concatenate([before, window, after]).astype(np.int64),
-                np.concatenate([none[0], own, none[1]]),
+                np.concatenate([frame_flags[0], window_flags, frame_flags[1]]),
                 (0, first),  # the store counts the documents
             )
 
 
 def best_windows(words: np.ndarray, starts: np.ndarray, length: int, tokens: int) -> np.ndarray:
-    """Return the window with most context around each word's first token, int64 (words,).
+    """Return the window with the most context around each word's first token, int64 (words,).
 
-    Context is the shorter side. The edges of the text are no limit. Of two equal windows the first is returned.
+    Context is the number of tokens on the shorter side. The edges of the text do not limit it. Of two equal windows,
+    the first is returned.
     """
     if len(starts) == 1:
         return np.zeros(len(words), dtype=np.int64)
     ends = np.minimum(starts + length, tokens)
-    # Among windows with a shorter right side the last has most context, among the rest the first.
-    others = np.searchsorted(starts + ends, 2 * words + 1, side="right").clip(1, len(starts) - 1)
-    is_later = words - starts[others] > ends[others - 1] - 1 - words
-    return others - 1 + is_later
+    # Among windows with a shorter right side, the last has the most context; among all others, the first.
+    later = np.searchsorted(starts + ends, 2 * words + 1, side="right").clip(1, len(starts) - 1)
+    is_later_better = words - starts[later] > ends[later - 1] - 1 - words
+    return later - 1 + is_later_better
 
 
 def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
-    """Return spans without overlaps, in order. The longest (`innermost`: shortest) wins, of equal ones the first."""
+    """Return spans without overlaps, in order. Longer spans win (`innermost`: shorter); ties go to the first."""
     chosen_spans: list[Span] = []
     for start, end, label in sorted(spans, key=lambda span: (span[1] - span[0]) * (1 if innermost else -1)):
-        if all(end <= other[0] or other[1] <= start for other in chosen_spans):
+        if all(end <= chosen[0] or chosen[1] <= start for chosen in chosen_spans):
             chosen_spans.append((start, end, label))
     return sorted(chosen_spans)
 
@@ -196,12 +201,15 @@ def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
 _SCRIPTS = ("LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "GEORGIAN")
 """Scripts in which names are delimited by spaces or punctuation. Chinese, Japanese and Thai have no spaces; Korean
 attaches particles to a name, Hebrew and Arabic attach prepositions and articles."""
-_MIN_SPANS = 20  # spans to tell wrong offsets from a few oddities
+_MIN_SPANS = 20  # enough spans to distinguish wrong offsets from a few oddities
 _MAX_QUOTED = 40  # characters
 
 
 def observed_spans(text: str, spans: Sequence[Span], learned: int) -> dict[str, Any]:
-    """Return the facts about a document for `review_spans`; {} without spans. `learned`: number of learned spans."""
+    """Return the observations about a document for `review_spans`; {} without spans.
+
+    `learned`: number of learned spans.
+    """
     if not spans:
         return {}
     observed: dict[str, Any] = {"spans": len(spans)}
@@ -214,18 +222,18 @@ def observed_spans(text: str, spans: Sequence[Span], learned: int) -> dict[str, 
 
 
 def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) -> list[str]:
-    """Return sentences about (origin, `observed_spans`) of all documents. `nested`: tokens.nested.
+    """Return notes about (origin, `observed_spans`) of all documents. `nested`: tokens.nested.
 
     Offsets counted in bytes, or in another encoding of the text, shift every span. Raise InputError if more than half
     of at least 20 spans begin or end inside a word.
     """
     spans = overlapping = cut = 0
-    where = first = ""
+    first_origin = first = ""
     for origin, counts in observed:
         spans += counts["spans"]
         overlapping += counts.get("overlapping", 0)
         if "cut" in counts:
-            where, first = where or origin, first or counts["first"]
+            first_origin, first = first_origin or origin, first or counts["first"]
             cut += counts["cut"]
     notes: list[str] = []
     if overlapping:
@@ -237,12 +245,12 @@ def review_spans(observed: Iterable[tuple[str, dict[str, Any]]], nested: str) ->
         if spans >= _MIN_SPANS and cut > spans / 2:
             what = f"{cut:,} of {spans:,} spans begin or end within a word, the first {first!r}"
             fix = "count offsets in characters of the text (Python's text[start:end]), not in bytes"
-            raise InputError.at(where, what, fix)
+            raise InputError.at(first_origin, what, fix)
         what = (
             "{count:,} of {total:,} spans begin or end within a word, the first {place} {first!r}; are offsets counted "
             "in characters?"
         )
-        notes.append(Phrase(what, count=cut, total=spans, place=where, first=first))
+        notes.append(Phrase(what, count=cut, total=spans, place=first_origin, first=first))
     return notes
 
 
