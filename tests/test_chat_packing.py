@@ -15,7 +15,7 @@ from artel.config import RunConfig, TokenizerTraining, load_run
 from artel.models import IGNORED
 from artel.models.attention_switch import use_artel_attention
 from artel.objectives import Chat
-from artel.planning.plan import planned_text, with_planned_packing
+from artel.planning.plan import plan_text, with_planned_packing
 from artel.storage import new_folder
 from artel.text import Conversation, Document, Message, Record
 from artel.tokens import PackedSamples, StoreWriter, TokenStore, evaluation_rows, train_tokenizer
@@ -182,7 +182,7 @@ def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
     file = chosen_run(tmp_path)
     planned = with_planned_packing(load_run(str(file)))
     assert planned.data.packing == "best_fit"
-    assert planned_text(planned)[0].batch(2).tensors["input_ids"].shape == (2, 192)
+    assert plan_text(planned)[0].batch(2).tensors["input_ids"].shape == (2, 192)
     done = succeed("train", file, "--json")
     assert "data.packing=best_fit: samples of" in done.stderr
     said = r"\d+ samples packed into \d+ blocks of 192 tokens, .*% padding; a step of 4 blocks holds \d+ samples"
@@ -192,7 +192,7 @@ def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
     printed = float(re.search(r"([\d.]+)% padding", done.stderr)[1]) / 100
     assert np.mean(filler) == pytest.approx(printed, abs=0.03)
     assert printed < 0.3
-    assert planned_text(planned)[1].tokens == pytest.approx(json.loads(done.stdout)["tokens"], rel=0.02)
+    assert plan_text(planned)[1].tokens == pytest.approx(json.loads(done.stdout)["tokens"], rel=0.02)
 
     shorter = artel("evaluate", tmp_path / "run", "--json")
     apart = artel("evaluate", tmp_path / "run", "data.packing=concatenate", "--json")

@@ -22,7 +22,7 @@ from transformers import (
 import artel
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
-from artel.planning.plan.batches import planned_data
+from artel.planning.plan.batches import plan_data
 from artel.preparing import is_prepared, prepare
 from artel.reports.page import Language
 from artel.tokens import train_tokenizer
@@ -75,7 +75,7 @@ def test_a_plan_groups_rows_as_the_device_that_it_is_made_for(tmp_path):
     assert not is_prepared(run)
     prepare(run)
     assert is_prepared(run)
-    data = planned_data(run)
+    data = plan_data(run)
     counts = {device: len(data.with_layout_for(lambda: None, device).batch(256).groups) for device in ("cpu", "cuda")}
     assert counts == {"cpu": 16, "cuda": 1}
 

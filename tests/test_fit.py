@@ -9,10 +9,10 @@ import yaml
 from artel.config import Overrides, load_run, parse_run, result_differences
 from artel.objectives import objective_type
 from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
-from artel.planning.fit.advice import larger_accelerators, more_of
-from artel.planning.fit.layouts import layouts
+from artel.planning.fit.advice import larger_accelerators, scale_up
+from artel.planning.fit.layouts import iterate_layouts
 from artel.planning.hardware import find_hardware
-from artel.planning.plan import make_plan, planned_text
+from artel.planning.plan import make_plan, plan_text
 from artel.planning.plan.models import ModelOutline
 from artel.training.model_setup import check_layout
 from support.messages import logged
@@ -32,7 +32,7 @@ def run_of(config, data=None, **sections):
 
 def advised(run, hardware, nproc=None):
     """(the plan of the run as it is, advice, what was told meanwhile)."""
-    text, told = planned_text(run), logged()
+    text, told = plan_text(run), logged()
     own = make_plan(run, hardware, nproc, text=text)
     return own, advise(run, own, text, nproc), told
 
@@ -40,11 +40,11 @@ def advised(run, hardware, nproc=None):
 def check_lines(run, advice):
     """Each line can be pasted, and its plan says what it says."""
     for each in [*advice.same, *advice.different, *advice.larger]:
-        pasted = parse_run(run.model_dump(mode="json", by_alias=True), Overrides.parse(each.words), {})
+        pasted = parse_run(run.model_dump(mode="json", by_alias=True), Overrides.parse(each.arguments), {})
         processes, nodes = each.plan.processes, each.hardware.nodes
         check_layout(pasted, objective_type(pasted).auto_class, processes, processes // nodes)
         plan = make_plan(pasted, each.hardware, processes // nodes)
-        assert plan.share <= 1
+        assert plan.memory_fraction <= 1
         assert (plan.verdict, plan.micro_batch, plan.recompute) == (
             each.plan.verdict, each.plan.micro_batch, each.plan.recompute)  # fmt: skip
         assert plan.fullest.reserved == pytest.approx(each.plan.fullest.reserved, rel=0.01)
@@ -80,9 +80,9 @@ def test_the_run_as_it_is_stays_where_nothing_is_faster():
 
 def test_layouts_are_those_that_the_checks_let_pass():
     run = run_of(LLAMA)
-    data, _ = planned_text(run)
+    data, _ = plan_text(run)
     model = ModelOutline.from_config(run, data.objective, data.tokenizer).build("fp32")
-    found = {layout.splits for layout in layouts(run, model, 8, 8)}
+    found = {layout.splits for layout in iterate_layouts(run, model, 8, 8)}
     assert {(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1)} <= found
     assert all(expert == 1 for *_, expert in found)  # it has no experts
     assert all(pipeline <= 2 for _, pipeline, *_ in found)  # it has two layers
@@ -101,7 +101,7 @@ def test_nothing_fits_one_card_of_24_gb():
     check_lines(run, advice)
     assert all(line.startswith("advice: planning ") for line in told)
     line = CommandLine("run.yaml", Overrides(), {"--host-memory": "128GB"})
-    assert f"artel plan run.yaml --hardware h200:1 --host-memory 128GB {' '.join(other.words)}" in describe_advice(
+    assert f"artel plan run.yaml --hardware h200:1 --host-memory 128GB {' '.join(other.arguments)}" in describe_advice(
         advice, line, own.hardware
     )
 
@@ -128,7 +128,7 @@ def test_adapters_are_another_training(tmp_path):
     check_lines(run, advice)
     groups = {each["group"] for each in advice_json(advice, CommandLine("run.yaml", Overrides()))}
     assert groups <= {"same_training", "different_training"}
-    assert any("train.precision=fp16" in each.words for each in advice.different)  # it has no bf16
+    assert any("train.precision=fp16" in each.arguments for each in advice.different)  # it has no bf16
 
 
 @pytest.mark.long
@@ -142,13 +142,13 @@ def test_processes_of_this_machine():
 
 def test_larger_hardware_comes_in_order():
     asked = find_hardware("a100-80gb:2", host_memory="1TB")
-    more = list(more_of(asked))
+    more = list(scale_up(asked))
     assert [(each.count, each.nodes) for each in more[:4]] == [(4, 1), (8, 1), (8, 2), (8, 4)]
     assert {each.host_memory_bytes for each in more} == {10**12}
     other = larger_accelerators(asked)
     assert all(each.memory_bytes > asked.memory_bytes for each in other)
     assert [each.world_size for each in other] == sorted(each.world_size for each in other)
-    assert list(more_of(find_hardware("cpu:2"))) == []
+    assert list(scale_up(find_hardware("cpu:2"))) == []
 
 
 @pytest.mark.long

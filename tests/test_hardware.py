@@ -15,7 +15,7 @@ from artel.planning.hardware import ACCELERATORS, find_hardware
 
 def test_every_accelerator_has_all_figures_and_a_source() -> None:
     for name, row in ACCELERATORS.items():
-        peaks = data_sheet(row.reports)
+        peaks = data_sheet(row.reported_name)
         assert peaks.get("fp16"), name  # all train in 16 bits; those before Ampere have no bf16
         assert min(row.memory_bandwidth, row.link_bandwidth, row.network_bandwidth, row.watts) > 0, name
         assert row.source, name

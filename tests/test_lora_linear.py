@@ -129,7 +129,7 @@ def test_an_input_that_is_written_into_is_rounded_anew(x):
     assert torch.equal(*results)
 
 
-def kept_bytes(model, run):
+def checkpoint_bytes(model, run):
     """Bytes of the tensors that the forward pass keeps, without parameters."""
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
@@ -150,7 +150,7 @@ def test_layers_with_one_input_keep_one_copy_of_it(x):
         hidden = x.requires_grad_() * 1.0
         return sum(layer(hidden).sum() for layer in (model.one, model.two, model.three))
 
-    theirs, ours = (kept_bytes(model, run) for model in adapted_over_half())
+    theirs, ours = (checkpoint_bytes(model, run) for model in adapted_over_half())
     copy_of_x = x.numel() * 2
     assert theirs >= 3 * copy_of_x
     assert copy_of_x <= ours < 1.6 * copy_of_x  # beside it, what each A gives: 4 numbers for 24

@@ -22,8 +22,8 @@ from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import choose_model_for_plan
 from artel.planning.hardware import find_hardware
-from artel.planning.new import PresetAnswers, answer_questions, run_file
-from artel.planning.new.look import look_at
+from artel.planning.new import PresetAnswers, answer_questions, format_run_file
+from artel.planning.new.text_summary import summarize_text
 from artel.planning.plan import make_plan
 from artel.registry import OBJECTIVES
 from support.chat_models import saved, trained_tokenizer
@@ -75,7 +75,7 @@ def pretrained(tmp_path: Path) -> str:
 def written(given: PresetAnswers) -> RunConfig:
     """The run of the file that `artel new` writes with those flags."""
     answers = answer_questions(given, None)
-    Path("run.yaml").write_text(run_file(answers, "run.yaml"))
+    Path("run.yaml").write_text(format_run_file(answers, "run.yaml"))
     return load_run("run.yaml")
 
 
@@ -187,18 +187,20 @@ def test_the_tasks_are_listed_only_when_one_is_asked_for(texts):
 
 def test_what_a_text_holds_is_found_by_its_records(texts):
     for kind, file in texts.items():
-        look = look_at([file])
-        assert kind in look.kinds
-        assert look.kinds == {"text"} or "text" not in look.kinds or kind in ("labels", "entities")  # texts as well
+        text = summarize_text([file])
+        assert kind in text.record_kinds
+        assert (
+            text.record_kinds == {"text"} or "text" not in text.record_kinds or kind in ("labels", "entities")
+        )  # texts as well
     Path("chapters.txt").write_text("\n\n".join("one line\nand another" for _ in range(40)))
-    assert look_at(["chapters.txt"]).kinds == {"text", "matches"}  # and never groups of texts alone
+    assert summarize_text(["chapters.txt"]).record_kinds == {"text", "matches"}  # and never groups of texts alone
     Path("chapters.txt").write_text("\n\n".join(f"{part}\n\none line\nand {part}" for part in range(40)))
-    assert look_at(["chapters.txt"]).kinds == {"text"}  # headings match nothing
+    assert summarize_text(["chapters.txt"]).record_kinds == {"text"}  # headings match nothing
     for label in ("good", "bad"):
         Path("films", label).mkdir(parents=True)
         Path("films", label, "1.txt").write_text(label)
-    assert look_at(["films"]).kinds == {"text", "labels"}
-    assert look_at(["novel.txt"]).describe().startswith("1 file, 40 kB")
+    assert summarize_text(["films"]).record_kinds == {"text", "labels"}
+    assert summarize_text(["novel.txt"]).describe().startswith("1 file, 40 kB")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_what_a_table_holds_is_found_by_its_columns(columns, kinds, suffix):
     else:
         lines = [names, *(row.values() for row in rows)]
         Path(f"a{suffix}").write_text("".join(("," if suffix == ".csv" else "\t").join(line) + "\n" for line in lines))
-    assert look_at([f"a{suffix}"]).kinds == kinds
+    assert summarize_text([f"a{suffix}"]).record_kinds == kinds
 
 
 def test_a_table_of_other_columns_is_refused_with_those_it_may_have():
@@ -222,16 +224,16 @@ def test_a_table_of_other_columns_is_refused_with_those_it_may_have():
     parquet.write_table(pyarrow.table({"question": ["a"]}), "a.parquet")
     for file in ("a.csv", "a.parquet"):
         with pytest.raises(InputError, match=r"no column 'text' \(it has: question.*\n.*input and output"):
-            look_at([file])
+            summarize_text([file])
     Path("b.parquet").write_text("no parquet")
     with pytest.raises(InputError, match=r"cannot be read as parquet.*\n.*download"):
-        look_at(["b.parquet"])
+        summarize_text(["b.parquet"])
 
 
 def test_a_table_beside_a_text_is_refused():
     Path("a.csv").write_text("text,label\na,good\nb,bad\n")
     with pytest.raises(InputError, match=r"a\.csv is a table, not text"):
-        look_at(["novel.txt", "a.csv"])
+        summarize_text(["novel.txt", "a.csv"])
 
 
 def test_the_help_names_all_that_can_be_learned():
@@ -272,7 +274,7 @@ def test_at_a_terminal_it_asks():
 def test_an_empty_text_is_said_to_be_empty(tmp_path):
     Path("empty.txt").write_text("")
     with pytest.raises(InputError, match="has 0 bytes"):
-        look_at(["empty.txt"])
+        summarize_text(["empty.txt"])
 
 
 def test_a_chat_model_from_scratch_with_a_few_rows_is_called_hopeless(tmp_path):

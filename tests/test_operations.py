@@ -21,8 +21,8 @@ from artel.planning.operations import (
     COLLECTIVE,
     DISPATCH,
     FUSED,
+    MATMUL,
     MEMORY,
-    PRODUCT,
     VIEW,
     Operation,
     OperationRecorder,
@@ -42,10 +42,10 @@ def test_a_product_counts_two_flops_for_each_multiplication_and_knows_its_layout
         left @ right
         torch.empty(16, 8).T @ torch.empty(32, 16).T
 
-    product = Operation(PRODUCT, "aten.mm", "fp32", "nn", 2 * 8 * 16 * 32, 4 * (8 * 16 + 16 * 32 + 8 * 32))
+    product = Operation(MATMUL, "aten.mm", "fp32", "nn", 2 * 8 * 16 * 32, 4 * (8 * 16 + 16 * 32 + 8 * 32))
     operations = recorded(work)
     assert operations[product] == 2
-    assert [operation.layout for operation in operations if operation.kind == PRODUCT] == ["nn", "tt"]
+    assert [operation.layout for operation in operations if operation.kind == MATMUL] == ["nn", "tt"]
     assert operations[Operation(VIEW, VIEW)] == 6  # four empty, two transposed
 
 
@@ -64,14 +64,14 @@ def test_a_product_of_4_bit_weights_writes_them_out_first() -> None:
         layer(torch.ones(4, 64))
     kinds = {operation.kind: operation for operation in recorder.operations if "bitsandbytes" in operation.name}
     assert kinds[MEMORY].bytes == 64 * 128 // 2 + 4 * 64 * 128
-    assert (kinds[PRODUCT].flops, kinds[PRODUCT].layout) == (2 * 4 * 64 * 128, "nt")
+    assert (kinds[MATMUL].flops, kinds[MATMUL].layout) == (2 * 4 * 64 * 128, "nt")
     with OperationRecorder(nn.Module(), on_gpu=True) as recorder:
         layer(torch.ones(4, 64))
-    assert [operation.kind for operation in recorder.operations if "bitsandbytes" in operation.name] == [PRODUCT]
+    assert [operation.kind for operation in recorder.operations if "bitsandbytes" in operation.name] == [MATMUL]
 
 
 def test_a_grouped_product_is_one_for_each_group() -> None:
-    """Forward, and the gradients of both sides: the same FLOPs, in as many pieces as there are experts."""
+    """Forward, and the gradients of both sides: the same FLOPs, in as many num_matmuls as there are experts."""
     experts, tokens, width, wide = 4, 64, 16, 32
 
     def work() -> None:
@@ -83,8 +83,8 @@ def test_a_grouped_product_is_one_for_each_group() -> None:
         torch._grouped_mm(rows.T, out, ends)
 
     products = [operation for operation in recorded(work) if operation.kind != VIEW]
-    expected = (PRODUCT, experts, 2 * tokens * width * wide)
-    assert [(each.kind, each.pieces, each.flops) for each in products] == 3 * [expected]
+    expected = (MATMUL, experts, 2 * tokens * width * wide)
+    assert [(each.kind, each.num_matmuls, each.flops) for each in products] == 3 * [expected]
 
 
 def test_operators_on_dtensors_count_beside_those_on_their_parts(four_processes: None) -> None:
@@ -93,7 +93,7 @@ def test_operators_on_dtensors_count_beside_those_on_their_parts(four_processes:
     with OperationRecorder(nn.Module()) as recorder:
         whole @ part
     counts = Counter({operation.kind: count for operation, count in recorder.operations.items()})
-    assert (counts[DISPATCH], counts[PRODUCT]) == (1, 1)
+    assert (counts[DISPATCH], counts[MATMUL]) == (1, 1)
 
 
 def test_views_and_empty_tensors_are_no_work_and_other_operators_are_what_they_read_and_write() -> None:

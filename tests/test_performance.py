@@ -10,16 +10,16 @@ import torch
 
 from artel.diagnostics.hardware_operators import ON_GPU, Sizes, measure
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
-from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, MEMORY, PRODUCT, Operation
+from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, MATMUL, MEMORY, Operation
 from artel.planning.performance import (
     MeasuredCost,
     PublicCost,
     Range,
     extrapolate,
-    forecast,
+    find_slowest_stage,
+    forecast_run,
     pipeline_bubble,
-    slowest_stage,
-    step_time,
+    predict_step_time,
 )
 from artel.planning.rates import Rates, measurement_identity, read_rates, save_rates
 
@@ -50,20 +50,20 @@ def test_an_all_reduce_sends_each_part_twice_and_a_gather_once(node: Hardware) -
 
 def test_a_product_takes_the_longer_of_computing_and_reading(node: Hardware) -> None:
     cost = PublicCost(node)
-    large = Operation(PRODUCT, "aten.mm", "bf16", "nn", flops=10**15, bytes=10**6)
+    large = Operation(MATMUL, "aten.mm", "bf16", "nn", flops=10**15, bytes=10**6)
     assert cost.seconds(large) == pytest.approx(1 / (0.9895 * 0.803))
-    thin = Operation(PRODUCT, "aten.mm", "bf16", "nn", flops=10**6, bytes=335 * 10**9)
+    thin = Operation(MATMUL, "aten.mm", "bf16", "nn", flops=10**6, bytes=335 * 10**9)
     assert cost.seconds(thin) == pytest.approx(0.1 / 0.84)
 
 
 def test_more_work_takes_longer_and_faster_hardware_less(node: Hardware) -> None:
     def step(flops: int, hardware: Hardware) -> float:
-        work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", flops, 10**9): 3, Operation(MEMORY, "aten.add"): 1}
-        return step_time(work, hardware).seconds.mid
+        work = {Operation(MATMUL, "aten.mm", "bf16", "nn", flops, 10**9): 3, Operation(MEMORY, "aten.add"): 1}
+        return predict_step_time(work, hardware).seconds.mid
 
     assert step(10**13, node) < step(2 * 10**13, node)
     assert step(10**13, find_hardware("b200:8")) < step(10**13, node) < step(10**13, find_hardware("a100-80gb:8"))
-    time = step_time({Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**13): 1}, node)
+    time = predict_step_time({Operation(MATMUL, "aten.mm", "bf16", "nn", 10**13): 1}, node)
     assert time.seconds.low < time.seconds.mid < time.seconds.high
     tokens = time.tokens_per_second(1000)
     assert tokens.low < tokens.mid < tokens.high
@@ -72,22 +72,22 @@ def test_more_work_takes_longer_and_faster_hardware_less(node: Hardware) -> None
 
 def test_gradients_hide_behind_computing_on_a_gpu_and_those_of_tensor_parallelism_do_not(node: Hardware) -> None:
     ranks = tuple(range(8))
-    computing = Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15)
+    computing = Operation(MATMUL, "aten.mm", "bf16", "nn", 10**15)
     buckets = {Operation(COLLECTIVE, "c10d.allreduce_", bytes=10**8, ranks=ranks): 10}
     waited = {Operation(COLLECTIVE, "_c10d_functional.all_reduce", bytes=10**8, ranks=ranks): 10}
-    alone = step_time({computing: 1}, node).seconds.mid
+    alone = predict_step_time({computing: 1}, node).seconds.mid
     one = PublicCost(node).seconds(next(iter(buckets)))
-    assert step_time({computing: 1, **buckets}, node).seconds.mid == pytest.approx(alone + 2 * one)
-    assert step_time({computing: 1, **waited}, node).seconds.mid == pytest.approx(alone + 10 * one)
-    assert step_time(buckets, node).seconds.mid == pytest.approx(10 * one)  # nothing to hide behind
+    assert predict_step_time({computing: 1, **buckets}, node).seconds.mid == pytest.approx(alone + 2 * one)
+    assert predict_step_time({computing: 1, **waited}, node).seconds.mid == pytest.approx(alone + 10 * one)
+    assert predict_step_time(buckets, node).seconds.mid == pytest.approx(10 * one)  # nothing to hide behind
 
 
 def test_a_gpu_waits_for_its_host_where_operations_are_small(node: Hardware) -> None:
     """A thousand products that take nothing take the time in which the host starts them; large ones hide it."""
-    small = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**6): 1000}
-    large = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**12): 1000}
-    assert step_time(small, node).seconds.mid == pytest.approx(1000 * 1e-5)
-    assert step_time(large, node).by_kind["launches"] == 0.0
+    small = {Operation(MATMUL, "aten.mm", "bf16", "nn", 10**6): 1000}
+    large = {Operation(MATMUL, "aten.mm", "bf16", "nn", 10**12): 1000}
+    assert predict_step_time(small, node).seconds.mid == pytest.approx(1000 * 1e-5)
+    assert predict_step_time(large, node).by_kind["launches"] == 0.0
 
 
 def test_the_bubble_of_each_schedule() -> None:
@@ -95,39 +95,41 @@ def test_the_bubble_of_each_schedule() -> None:
     assert pipeline_bubble("interleaved", 4, 12) == 3 / 24
     assert pipeline_bubble("zero_bubble", 4, 12) == 0
     assert pipeline_bubble("sequential", 4, 12) == 3
-    work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15): 1}
+    work = {Operation(MATMUL, "aten.mm", "bf16", "nn", 10**15): 1}
     node = find_hardware("h100-80gb:4")
-    assert step_time(work, node, bubble=0.25).seconds.mid == pytest.approx(1.25 * step_time(work, node).seconds.mid)
+    assert predict_step_time(work, node, bubble=0.25).seconds.mid == pytest.approx(
+        1.25 * predict_step_time(work, node).seconds.mid
+    )
 
 
 def test_a_stage_waits_while_the_others_run_a_micro_batch() -> None:
     """Of two micro-batches: 10 s of the slowest stage, of which 2 are the optimizer's, and 6 / 2 of the other one."""
-    assert slowest_stage("1f1b", 2, [7.0, 10.0], [6.0, 8.0]) == (1, 3 / 10)
-    assert slowest_stage("1f1b", 12, [8.0] * 4, [8.0] * 4) == (0, pipeline_bubble("1f1b", 4, 12))
-    assert slowest_stage("1f1b", 12, [8.0], [8.0]) == (0, 0.0)
+    assert find_slowest_stage("1f1b", 2, [7.0, 10.0], [6.0, 8.0]) == (1, 3 / 10)
+    assert find_slowest_stage("1f1b", 12, [8.0] * 4, [8.0] * 4) == (0, pipeline_bubble("1f1b", 4, 12))
+    assert find_slowest_stage("1f1b", 12, [8.0], [8.0]) == (0, 0.0)
 
 
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_every_accelerator_has_a_time_for_every_precision(name: str) -> None:
     for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
-        work = {Operation(PRODUCT, "aten.mm", dtype, "nn", 10**15): 1}
-        assert 0.1 < step_time(work, find_hardware(name)).seconds.mid < 1000
+        work = {Operation(MATMUL, "aten.mm", dtype, "nn", 10**15): 1}
+        assert 0.1 < predict_step_time(work, find_hardware(name)).seconds.mid < 1000
 
 
 def test_hours_energy_and_cost(node: Hardware) -> None:
-    work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15): 1}
-    step = step_time(work, node)
-    run = forecast(step, tokens=1000, hours=Range(0.8, 1.0, 1.2), hardware=node, price_per_hour=40.0)
+    work = {Operation(MATMUL, "aten.mm", "bf16", "nn", 10**15): 1}
+    step = predict_step_time(work, node)
+    run = forecast_run(step, tokens=1000, hours=Range(0.8, 1.0, 1.2), hardware=node, price_per_hour=40.0)
     assert run.tokens_per_second.mid == pytest.approx(1000 / step.seconds.mid)
     assert run.energy_kwh is not None
     assert run.cost is not None
     assert run.energy_kwh.mid == pytest.approx(16 * 0.7, rel=1e-3)
     assert run.cost.mid == pytest.approx(40, rel=1e-3)
-    assert forecast(step, 1000, run.hours, find_hardware("cpu")).cost is None
+    assert forecast_run(step, 1000, run.hours, find_hardware("cpu")).cost is None
 
 
 def test_a_model_of_more_layers_from_two_shorter_ones() -> None:
-    layer, head = Operation(PRODUCT, "aten.mm", flops=2), Operation(PRODUCT, "aten.mm", flops=3)
+    layer, head = Operation(MATMUL, "aten.mm", flops=2), Operation(MATMUL, "aten.mm", flops=3)
     assert extrapolate({layer: 2, head: 1}, {layer: 4, head: 1}, times=10) == {layer: 24, head: 1}
 
 
@@ -154,9 +156,9 @@ def test_what_was_not_measured_has_the_rate_of_the_nearest_that_was() -> None:
 
     assert seconds(MEMORY, "aten.silu", "fp32") == 2.0
     assert seconds(MEMORY, "aten.erf", "bf16") == 1.0
-    assert seconds(PRODUCT, "aten.mm", "bf16", "tt") == 3.0
-    assert seconds(PRODUCT, "aten.mm", "fp16", "nn") == 3.0
-    assert seconds(PRODUCT, "aten.mm", "fp32", "nt") == 4.0
+    assert seconds(MATMUL, "aten.mm", "bf16", "tt") == 3.0
+    assert seconds(MATMUL, "aten.mm", "fp16", "nn") == 3.0
+    assert seconds(MATMUL, "aten.mm", "fp32", "nt") == 4.0
     assert seconds(ATTENTION, "artel.cpu_attention_backward", "bf16", is_backward=True) == 5.0
     assert seconds(ATTENTION, backward, "bf16", is_backward=True) == 6.0
     assert seconds(ATTENTION, backward, "fp32", is_backward=True) == 6.0
@@ -168,8 +170,8 @@ def test_processes_wait_where_they_meet() -> None:
     rates = Rates(2, {"product fp32 nn": [(1, 1.0)], "all_gather": [(8, 0.25)], "waiting": [(1.0, 0.5)]})
     gathered = Operation(COLLECTIVE, "c10d._allgather_base_", bytes=8, ranks=(0, 1))
     alone = Operation(COLLECTIVE, "c10d.allreduce_", bytes=8, ranks=(0,))
-    product = Operation(PRODUCT, "aten.mm", "fp32", "nn", flops=1)
-    time = step_time({product: 2, gathered: 2, alone: 5}, find_hardware("cpu:2"), rates)
+    product = Operation(MATMUL, "aten.mm", "fp32", "nn", flops=1)
+    time = predict_step_time({product: 2, gathered: 2, alone: 5}, find_hardware("cpu:2"), rates)
     assert (time.by_kind["collective"], time.by_kind["waiting"]) == (2 * 0.25, 2 * 0.5)
     assert time.seconds.mid == 2 + 0.5 + 1.0
 
@@ -178,10 +180,10 @@ def test_a_cpu_starts_each_operator_and_computes_experts_one_after_another() -> 
     points = {"product fp32 nn": [(100, 1.0), (10_000, 10.0)], "start": [(10, 0.5)], "dispatch": [(4, 2.0)],
               "all_reduce": [(1000, 3.0)]}  # fmt: skip
     rates, node = Rates(2, points), find_hardware("cpu:2")
-    grouped = Operation(PRODUCT, "aten._grouped_mm", "fp32", "nn", flops=800, pieces=8)
+    grouped = Operation(MATMUL, "aten._grouped_mm", "fp32", "nn", flops=800, num_matmuls=8)
     dispatched = Operation(DISPATCH, "dtensor")
-    expected = {"product": 2 * 8 * 1.0, "dispatch": 6 * 0.5, "launches": 2 * 0.05, "collective": 0.0, "waiting": 0.0}
-    assert step_time({grouped: 2, dispatched: 6}, node, rates).by_kind == expected
+    expected = {"matmul": 2 * 8 * 1.0, "dispatch": 6 * 0.5, "launches": 2 * 0.05, "collective": 0.0, "waiting": 0.0}
+    assert predict_step_time({grouped: 2, dispatched: 6}, node, rates).by_kind == expected
     exchanged = Operation(COLLECTIVE, "c10d.allreduce_", bytes=4, ranks=(0, 1))
     assert MeasuredCost(rates).seconds(exchanged) == 3.0  # processes must meet, however small the message
 

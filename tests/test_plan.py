@@ -13,9 +13,9 @@ from artel.models.loading.materialize import WeightSource, materialize
 from artel.parallel import World, plan_parallelism
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import make_plan
-from artel.planning.plan.batches import planned_data
+from artel.planning.plan.batches import plan_data
 from artel.planning.plan.fake_run import trace_steps
-from artel.planning.plan.length import planned_length
+from artel.planning.plan.length import plan_length
 from artel.planning.plan.live_bytes import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -53,7 +53,7 @@ def planned(config, parallel=None, **train):
         source = {"path": "pairs.jsonl", "format": "pairs"}
         changes |= {"objective": "seq2seq", "data": {"sources": [source], "block": 32}}
     run = parse_run(merged(TINY, changes), {}, {})
-    data = planned_data(run)
+    data = plan_data(run)
     return run, data, ModelOutline.from_config(run, data.objective, data.tokenizer)
 
 
@@ -104,7 +104,7 @@ def test_a_plan_of_preferences_knows_which_prompts_are_shared(tmp_path):
     (tmp_path / "pairs.jsonl").write_text(json.dumps(long) + "\n")
     sources = {"sources": [{"path": str(tmp_path / "pairs.jsonl"), "format": "preference"}], "block": 256}
     run = parse_run(merged(TINY, {"objective": "preference", "data": sources, "model": {"config": LLAMA}}), {}, {})
-    apart = planned_data(run)
+    apart = plan_data(run)
     outline = ModelOutline.from_config(run, apart.objective, apart.tokenizer)
     tokens = apart.row_tokens
     data = apart.with_layout_for(lambda: outline.build_for_training("fp32"), "cpu")
@@ -260,7 +260,7 @@ def length_of(folder, config, **train):
     places = {"run": str(folder / "run"), "data": {"store": str(folder / "stores")}}
     changes = merged(merged(places, config), {"train": {"steps": None} | train})
     run = parse_run(merged(TINY, changes), {}, {})
-    return run, planned_length(run, planned_data(run))
+    return run, plan_length(run, plan_data(run))
 
 
 def test_the_length_of_a_run_is_that_of_its_store(tmp_path):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from artel.config import parse_run
 from artel.models.quantization import loading_options, num_weights, quantize_structure, scales, shrink_weights
 from artel.parallel import World
-from artel.planning.plan.batches import planned_data
+from artel.planning.plan.batches import plan_data
 from artel.planning.plan.fake_run import Trace, trace_steps
 from artel.planning.plan.live_bytes import ACTIVATIONS, WEIGHTS, bytes_by_kind
 from artel.planning.plan.models import ModelOutline
@@ -56,7 +56,7 @@ def test_layers_have_the_sizes_that_they_have_when_they_are_loaded(folder: Path,
 def traced(folder: Path, quantize: str, how: Any = "none", base: str = "fp32") -> Trace:
     """Two steps of an adapter over the model."""
     plain = parse_run(merged(TINY, {"model": {"config": {"model_type": "llama", **LLAMA}}}), {}, {})
-    data = planned_data(plain)
+    data = plan_data(plain)
     lora = {"rank": 4} if quantize != "none" else {"rank": 4, "base": base}
     tree = {"from": str(folder), "lora": lora, "quantize": quantize}
     run = parse_run(TINY | {"model": tree, "tokenizer": {}}, {}, {})
@@ -79,7 +79,7 @@ def test_steps_over_quantized_weights_hold_as_many_bytes_less(
     body = sum(parameter.numel() for parameter in structure(folder).model.layers.parameters() if parameter.ndim == 2)
     saved = fullest(plain)[WEIGHTS] - fullest(small)[WEIGHTS]
     assert saved == pytest.approx((4 - bytes_a_weight) * body, rel=0.06)  # less the scales
-    assert plain.kept_bytes == small.kept_bytes  # a checkpoint has the adapter alone
+    assert plain.checkpoint_bytes == small.checkpoint_bytes  # a checkpoint has the adapter alone
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_base_in_bf16_is_planned_as_it_is_saved(folder: Path) -> None:
     assert fullest(plain)[WEIGHTS] - fullest(half)[WEIGHTS] == 2 * matrices
     # Over float32 weights each product keeps a copy of its matrix in bf16 for the backward pass.
     assert fullest(half)[ACTIVATIONS] < fullest(plain)[ACTIVATIONS]
-    assert plain.kept_bytes == half.kept_bytes
+    assert plain.checkpoint_bytes == half.checkpoint_bytes
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import pytest
 from artel.config import parse_run
 from artel.planning.hardware import find_hardware
 from artel.planning.plan import make_plan
-from artel.planning.plan.batches import average_step, planned_data
+from artel.planning.plan.batches import find_average_step, plan_data
 from artel.planning.plan.models import ModelOutline
 from artel.preparing import prepare
 from support.runs import TINY, merged
@@ -30,8 +30,8 @@ def test_a_usual_step_is_that_of_the_slowest_rank_on_average(tmp_path, prepared,
     run = preferences(tmp_path, loss, steps=3, batch=8)
     if prepared:
         prepare(run)
-    data = planned_data(run)
-    alone, spread = (average_step(run, data, 2, ranks) for ranks in (1, 2))
+    data = plan_data(run)
+    alone, spread = (find_average_step(run, data, 2, ranks) for ranks in (1, 2))
     assert alone.tokens == spread.tokens
     longest = data.batch(2)
     assert alone.batch.tokens < longest.tokens
@@ -45,9 +45,9 @@ def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of
     run = preferences(tmp_path, steps=3, batch=8, micro_batch=2)
     prepare(run)
     plan = make_plan(run, find_hardware("h100-80gb:1"))
-    data = planned_data(run)
+    data = plan_data(run)
     outline = ModelOutline.from_config(run, data.objective, data.tokenizer)
-    usual = average_step(run, data.with_layout_for(lambda: outline.build_for_training("fp32"), "cuda"), 2, 1)
+    usual = find_average_step(run, data.with_layout_for(lambda: outline.build_for_training("fp32"), "cuda"), 2, 1)
     assert plan.tokens == usual.tokens
     embeddings = {each.bytes for each in plan.ranks[0].operations if each.name == "aten.embedding"}
     assert usual.batch.computed_positions * (2 * 4 * 32 + 8) in embeddings  # 32 floats read and written, an id read
@@ -55,4 +55,4 @@ def test_the_operations_of_a_plan_are_those_of_usual_rows_and_its_memory_that_of
 
 def test_rows_of_blocks_are_all_usual(tmp_path):
     run = parse_run(merged(TINY, {"run": str(tmp_path / "run"), "data": {"store": str(tmp_path / "stores")}}), {}, {})
-    assert average_step(run, planned_data(run), 4, 1) is None
+    assert find_average_step(run, plan_data(run), 4, 1) is None

@@ -23,7 +23,7 @@ from artel.models.loading.language_part import multimodal_of
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.models.quantization import set_compute_precision
-from artel.planning.plan.batches import planned_data
+from artel.planning.plan.batches import plan_data
 from artel.planning.plan.length import disk_bytes
 from artel.planning.plan.models import ModelOutline
 from artel.tokens import train_tokenizer
@@ -82,7 +82,7 @@ def whole_model(folder):
 def planned_bytes(run):
     """What `artel plan` says that the finished model of a run takes on the disk."""
     config = parse_run(run, {}, {})
-    data = planned_data(config)
+    data = plan_data(config)
     outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
     return disk_bytes(config, outline.build("fp32"), multimodal_of(outline.whole), data, None)["model"]
 

@@ -92,7 +92,7 @@ class RunPlan:
     @property
     def fits(self) -> bool:
         """True if the run fits into memory."""
-        return self.plan.share <= 1
+        return self.plan.memory_fraction <= 1
 
     @property
     def verdict(self) -> str:
@@ -102,7 +102,7 @@ class RunPlan:
     @property
     def memory_share(self) -> float:
         """Fraction of the memory used by the fullest rank. Above 1, the run does not fit."""
-        return self.plan.share
+        return self.plan.memory_fraction
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as printed by `artel plan --json`. Memory and disk in GiB."""
@@ -114,10 +114,10 @@ class RunPlan:
         return describe(self.plan, None if self.choice is None else self.choice.expected.speed_note())
 
     def _repr_html_(self) -> str:
-        from artel.planning.plan import in_brief
+        from artel.planning.plan import describe_briefly
 
-        verdict, memory, speed = in_brief(self.plan)
-        kinds = self.plan.fullest.kinds.items()
+        verdict, memory, speed = describe_briefly(self.plan)
+        kinds = self.plan.fullest.by_kind.items()
         rows = [
             ("parameters", f"{self.plan.parameters['total']:,}"),
             ("processes", f"{self.plan.processes:,}"),

@@ -50,10 +50,10 @@ def new(
     quiet_libraries()
     from artel.config import parse_run
     from artel.planning import Check, check_records, check_run
-    from artel.planning.new import PresetAnswers, answer_questions, run_file
+    from artel.planning.new import PresetAnswers, answer_questions, format_run_file
 
     answers = answer_questions(PresetAnswers(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None)
-    content = run_file(answers, str(file))
+    content = format_run_file(answers, str(file))
     tree, lines = parse(content, str(file))
     run = parse_run(tree, {}, lines)
     if not answers.hardware:

@@ -48,7 +48,7 @@ def plan(
     )
     result = plan_run(read_run_file(name), changes, plan_options, with_text=fit)
     from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
-    from artel.planning.plan import describe, in_brief
+    from artel.planning.plan import describe, describe_briefly
 
     planned, text, choice = result.plan, result.text, result.choice
     if not as_json:
@@ -59,11 +59,11 @@ def plan(
     if as_json:
         print_json(
             planned.to_json()
-            | {"summary": in_brief(planned)}
+            | {"summary": describe_briefly(planned)}
             | ({} if choice is None else {"choice": choice.to_json()})
             | ({} if advice is None else {"advice": advice_json(advice, line)})
         )
     elif advice is not None:
         print_result(f"\n{describe_advice(advice, line, planned.hardware)}")
-    if planned.share > 1:
+    if planned.memory_fraction > 1:
         raise typer.Exit(1)

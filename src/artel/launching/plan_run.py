@@ -78,7 +78,7 @@ def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_
     config = validate_run_file(file, overrides, here=not options.hardware)
     quiet_libraries()
     from artel.planning.hardware import find_hardware
-    from artel.planning.plan import make_plan, planned_text, with_planned_packing
+    from artel.planning.plan import make_plan, plan_text, with_planned_packing
 
     choice = None
     hardware = find_hardware(options.hardware, options.nodes, options.host_memory, options.interconnect)
@@ -92,7 +92,7 @@ def plan_run(file: RunFile, overrides: Overrides, options: PlanOptions, *, with_
         config = choice.config
     config = with_planned_packing(resolve_from_records(config))
     logger.info("building the model on the meta device")
-    text = planned_text(config) if with_text else None
+    text = plan_text(config) if with_text else None
     plan = make_plan(config, hardware, options.nproc, options.price, text)
     return PlannedRun(config, plan, text, choice)
 

@@ -1,4 +1,4 @@
-"""Hardware to plan a run for: this machine, or a name from the table of accelerators, as in `h100-80gb:8`."""
+"""Hardware to plan a run for: this machine, or accelerators from a table, such as `h100-80gb:8`."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Hardware:
 
 
 class Accelerator(NamedTuple):
-    """Published numbers of one kind of accelerator, from the maker's data sheet.
+    """Published numbers of an accelerator, from the maker's data sheet.
 
     Peak FLOP/s are in `models.flops`, by the name that the device reports. Bandwidths are peaks of one accelerator in
     one direction: data sheets give both directions together for NVLink and Infinity Fabric, and some do for PCIe.
     """
 
-    reports: str
-    """Name reported by CUDA, without the maker's."""
+    reported_name: str
+    """Name that CUDA reports, without the maker's name."""
     gib: float
     """Memory that PyTorch sees: the smallest "total capacity" in public reports of its out-of-memory message. The data
     sheet has more, because the driver and error correction take some."""
@@ -153,7 +153,7 @@ ACCELERATORS: dict[str, Accelerator] = {
 def find_hardware(
     text: str = "", nodes: int = 1, host_memory: str | None = None, interconnect: str | None = None
 ) -> Hardware:
-    """Return hardware by name: `h100-80gb:8`, `cpu:2` (processes on this machine's processor), or "" for this machine.
+    """Find hardware by name: `h100-80gb:8`, `cpu:2` (processes on this machine's processor), or "" for this machine.
 
     `host_memory` is a size (`1TB`); `interconnect` is the rate of one accelerator to other nodes (`400Gb/s`, `50GB/s`).
     Raise InputError at the wrong option, with the nearest names.
@@ -164,54 +164,60 @@ def find_hardware(
     if count and not (count.isdecimal() and 1 <= int(count) <= _MAX_DEVICES):
         what = f"{count!r} is not a number of accelerators per node"
         raise InputError.at("--hardware", what, f"use {name}:8, for example; at most {_MAX_DEVICES:,}")
-    host = _size(host_memory) if host_memory else None
-    network = Link(interconnect, _rate(interconnect)) if interconnect else None
+    host = _parse_host_memory(host_memory) if host_memory else None
+    network = Link(interconnect, _parse_interconnect(interconnect)) if interconnect else None
     if name in ("", "cpu"):
-        return _this_machine(int(count) if count else None, nodes, host, network, on_cpu=name == "cpu")
-    name, row = _row(name)
-    return _from_table(name, row, int(count or 1), nodes, host, network)
+        return _describe_this_machine(int(count) if count else None, nodes, host, network, on_cpu=name == "cpu")
+    name, accelerator = _find_accelerator(name)
+    return _build_from_table(name, accelerator, int(count or 1), nodes, host, network)
 
 
-def _row(name: str) -> tuple[str, Accelerator]:
+def _find_accelerator(name: str) -> tuple[str, Accelerator]:
     """Look up an accelerator by artel's name or by the name that the device reports."""
     normalized = re.sub(r"[\s_]+", "-", name.lower().strip()).removeprefix("nvidia-")
     if normalized in ACCELERATORS:
         return normalized, ACCELERATORS[normalized]
-    near = [key for key in ACCELERATORS if normalized and key.startswith(normalized)]
-    by_report = {row.reports.lower().replace(" ", "-"): key for key, row in ACCELERATORS.items()}
-    if normalized in by_report and not near:
-        return by_report[normalized], ACCELERATORS[by_report[normalized]]
-    near = near or difflib.get_close_matches(normalized, ACCELERATORS, 3, cutoff=0.5)
-    fix = f"did you mean {' or '.join(near)}?" if near else f"use cpu, or one of: {', '.join(ACCELERATORS)}"
+    similar_names = [key for key in ACCELERATORS if normalized and key.startswith(normalized)]
+    by_reported_name = {
+        accelerator.reported_name.lower().replace(" ", "-"): key for key, accelerator in ACCELERATORS.items()
+    }
+    if normalized in by_reported_name and not similar_names:
+        return by_reported_name[normalized], ACCELERATORS[by_reported_name[normalized]]
+    similar_names = similar_names or difflib.get_close_matches(normalized, ACCELERATORS, 3, cutoff=0.5)
+    fix = (
+        f"did you mean {' or '.join(similar_names)}?"
+        if similar_names
+        else f"use cpu, or one of: {', '.join(ACCELERATORS)}"
+    )
     raise InputError.at("--hardware", f"{name!r} is not in the table of accelerators", fix)
 
 
-def _from_table(
-    name: str, row: Accelerator, count: int, nodes: int, host_memory: int | None, network: Link | None
+def _build_from_table(
+    name: str, accelerator: Accelerator, count: int, nodes: int, host_memory: int | None, network: Link | None
 ) -> Hardware:
     return Hardware(
         name=name,
         device="cuda",
         count=count,
         nodes=nodes,
-        memory_bytes=int(row.gib * 2**30),
-        memory_bandwidth=row.memory_bandwidth * _GIGA,
-        peak_flops={precision: peak * 1e12 for precision, peak in data_sheet(row.reports).items()},
-        link=Link(row.link, row.link_bandwidth * _GIGA),
-        network=network or Link("network", row.network_bandwidth * _GIGA),
-        watts=row.watts,
+        memory_bytes=int(accelerator.gib * 2**30),
+        memory_bandwidth=accelerator.memory_bandwidth * _GIGA,
+        peak_flops={precision: peak * 1e12 for precision, peak in data_sheet(accelerator.reported_name).items()},
+        link=Link(accelerator.link, accelerator.link_bandwidth * _GIGA),
+        network=network or Link("network", accelerator.network_bandwidth * _GIGA),
+        watts=accelerator.watts,
         host_memory_bytes=host_memory,
-        source=row.source,
+        source=accelerator.source,
     )
 
 
-def _this_machine(
+def _describe_this_machine(
     count: int | None, nodes: int, host_memory: int | None, network: Link | None, on_cpu: bool
 ) -> Hardware:
-    here = memory()
-    host = host_memory or here.limit or here.total
+    machine_memory = memory()
+    host = host_memory or machine_memory.limit or machine_memory.total
     if torch.cuda.is_available() and not on_cpu:
-        return _gpus_here(count or torch.cuda.device_count(), nodes, host, network)
+        return _describe_gpus(count or torch.cuda.device_count(), nodes, host, network)
     return Hardware(
         name=f"{processor_name()}, {usable_cores()} cores",
         device="cpu",
@@ -228,27 +234,29 @@ def _this_machine(
     )
 
 
-def _gpus_here(count: int, nodes: int, host_memory: int, network: Link | None) -> Hardware:
+def _describe_gpus(count: int, nodes: int, host_memory: int, network: Link | None) -> Hardware:
     properties = torch.cuda.get_device_properties(0)
     reported = properties.name.removeprefix("NVIDIA ")
-    row = next((row for row in ACCELERATORS.values() if row.reports == reported), None)
+    accelerator = next(
+        (accelerator for accelerator in ACCELERATORS.values() if accelerator.reported_name == reported), None
+    )
     return Hardware(
         name=properties.name,
         device="cuda",
         count=count,
         nodes=nodes,
         memory_bytes=properties.total_memory,
-        memory_bandwidth=row.memory_bandwidth * _GIGA if row else None,
+        memory_bandwidth=accelerator.memory_bandwidth * _GIGA if accelerator else None,
         peak_flops={precision: peak * 1e12 for precision, peak in data_sheet(reported).items()},
-        link=Link(row.link, row.link_bandwidth * _GIGA) if row else None,
-        network=network or (Link("network", row.network_bandwidth * _GIGA) if row else None),
-        watts=row.watts if row else None,
+        link=Link(accelerator.link, accelerator.link_bandwidth * _GIGA) if accelerator else None,
+        network=network or (Link("network", accelerator.network_bandwidth * _GIGA) if accelerator else None),
+        watts=accelerator.watts if accelerator else None,
         host_memory_bytes=host_memory,
-        source=row.source if row else "this machine",
+        source=accelerator.source if accelerator else "this machine",
     )
 
 
-def _size(text: str) -> int:
+def _parse_host_memory(text: str) -> int:
     try:
         return read_bytes(text)
     except ValueError as error:
@@ -256,7 +264,7 @@ def _size(text: str) -> int:
         raise InputError.at("--host-memory", what, fix) from None
 
 
-def _rate(text: str) -> float:
+def _parse_interconnect(text: str) -> float:
     """Return the bytes per second of `400Gb/s` or `50GB/s`: a lower-case b means bits."""
     match = _RATE.fullmatch(text.strip())
     if match is None or match[1].count(".") > 1 or not float(match[1]):

@@ -4,7 +4,7 @@
         ...  # forward, backward, optimizer
     recorder.operations
 
-Equal operations are kept once, with a count. Products and attention count FLOPs. Other operations are memory-bound and
+Equal operations are kept once, with a count. Matmuls and attention count FLOPs. Other operations are memory-bound and
 count the bytes they read and write. A chain fused by `torch.compile` counts only its inputs, each read once, and those
 of its results that are read outside of it.
 """
@@ -30,7 +30,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from artel.models.compile import repeated_layers
 
-PRODUCT, ATTENTION, MEMORY, FUSED, COLLECTIVE = "product", "attention", "memory", "fused", "collective"
+MATMUL, ATTENTION, MEMORY, FUSED, COLLECTIVE = "matmul", "attention", "memory", "fused", "collective"
 DISPATCH, VIEW = "dispatch", "view"
 """`dispatch`: the Python overhead of an operator on DTensors. `view`: an operator without data access, which costs only
 host time."""
@@ -47,7 +47,7 @@ _OVERWRITES = {"copy_", "fill_", "zero_"}
 # Operators with an exponential or similar function per element.
 _EXPONENTIALS = {"exp", "tanh", "sigmoid", "gelu", "gelu_backward", "silu", "silu_backward", "erf", "log", "cos", "sin",
                  "_softmax", "_log_softmax"}  # fmt: skip
-_QUANTIZED_PRODUCT = "gemm_4bit"
+_QUANTIZED_MATMUL = "gemm_4bit"
 _RECORDED_TYPES = (torch.Tensor, nn.Parameter, FakeTensor)
 
 
@@ -56,20 +56,20 @@ class Operation:
     """An operation on tensors of given sizes."""
 
     kind: str
-    """`product`, `attention`, `memory`, `fused` (a compiled chain of those), `collective`, `dispatch`, `view`."""
+    """`matmul`, `attention`, `memory`, `fused` (a compiled chain of those), `collective`, `dispatch`, `view`."""
     name: str
     """PyTorch's name of the operator, `aten.mm`."""
     dtype: str = "fp32"
     """The dtype it computes in."""
     layout: str = ""
-    """Layout of a product: `nn`, `nt`, `tn` or `tt`, with `t` for a matrix that is transposed in memory."""
+    """Layout of a matmul: `nn`, `nt`, `tn` or `tt`, with `t` for a matrix that is transposed in memory."""
     flops: int = 0
     bytes: int = 0
     """Bytes read and written; of a collective, the full size of the reduced or gathered tensor."""
     exponentials: int = 0
     """Number of exponentials in a fused chain."""
-    pieces: int = 1
-    """Number of products computed one after another on a CPU: one per expert in a grouped product."""
+    num_matmuls: int = 1
+    """Number of matmuls computed one after another on a CPU: one per expert in a grouped matmul."""
     ranks: tuple[int, ...] = ()
     """Participants of a collective."""
     is_backward: bool = False
@@ -78,7 +78,7 @@ class Operation:
 class OperationRecorder(TorchDispatchMode):
     """Records the operations that run inside its block. Enter it inside of FakeTensorMode.
 
-    With `compiled`, the operations between two products in the layers of `model` count as one fused operation. With
+    With `compiled`, the operations between two matmuls in the layers of `model` count as one fused operation. With
     `on_gpu`, work that only CPU kernels do is not counted, even though the tensors are on the CPU.
     """
 
@@ -132,8 +132,8 @@ class OperationRecorder(TorchDispatchMode):
             if not is_compiled:
                 self.add(Operation(VIEW, VIEW))
             return
-        if name == _QUANTIZED_PRODUCT:
-            self._record_quantized_product(traffic, args, out)
+        if name == _QUANTIZED_MATMUL:
+            self._record_quantized_matmul(traffic, args, out)
             return
         backward, compute = self._tracker.is_bw, traffic.dtype
         packet = getattr(func, "overloadpacket", func)
@@ -142,13 +142,15 @@ class OperationRecorder(TorchDispatchMode):
             self.add(Operation(ATTENTION, label, compute, "", flops, traffic.bytes, is_backward="backward" in name))
         elif packet in flop_registry or name == "_grouped_mm":
             matrices = [tensor for tensor in traffic.inputs if tensor.ndim > 1][-2:]
-            layout, pieces = "".join(map(_layout, matrices)), 1
+            layout, num_matmuls = "".join(map(_layout, matrices)), 1
             if name == "_grouped_mm":
-                flops, pieces = _grouped_flops(matrices[0], matrices[1], out)
+                flops, num_matmuls = _grouped_flops(matrices[0], matrices[1], out)
             else:
                 flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
             size = traffic.bytes
-            self.add(Operation(PRODUCT, label, compute, layout, flops, size, pieces=pieces, is_backward=backward))
+            self.add(
+                Operation(MATMUL, label, compute, layout, flops, size, num_matmuls=num_matmuls, is_backward=backward)
+            )
             if name == "addmm" and not self._on_gpu:  # the bias is copied to the output first
                 size = _bytes(args[0]) + _bytes(out)
                 self.add(Operation(MEMORY, "aten.copy_", compute, "", 0, size, is_backward=backward))
@@ -159,8 +161,8 @@ class OperationRecorder(TorchDispatchMode):
             self.add(Operation(MEMORY, label, compute, "", 0, traffic.bytes, is_backward=backward))
         self._chains.end(traffic)
 
-    def _record_quantized_product(self, traffic: _Traffic, args: Any, out: torch.Tensor) -> None:
-        """Record a product with 4-bit weights. On a CPU, bitsandbytes dequantizes them first."""
+    def _record_quantized_matmul(self, traffic: _Traffic, args: Any, out: torch.Tensor) -> None:
+        """Record a matmul with 4-bit weights. On a CPU, bitsandbytes dequantizes them first."""
         inputs, packed, (rows, columns) = args[:3]
         dtype, backward, size = traffic.dtype, self._tracker.is_bw, traffic.bytes
         if not self._on_gpu:
@@ -170,7 +172,7 @@ class OperationRecorder(TorchDispatchMode):
             self.add(written)
             size += whole - _bytes(packed)
         flops = 2 * inputs.numel() * rows
-        self.add(Operation(PRODUCT, "bitsandbytes.gemm_4bit", dtype, "nt", flops, size, is_backward=backward))
+        self.add(Operation(MATMUL, "bitsandbytes.gemm_4bit", dtype, "nt", flops, size, is_backward=backward))
         self._chains.end(traffic)
 
 
@@ -325,14 +327,14 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> tuple[int, int]:
-    """Return the FLOPs of a grouped product, and its number of groups (from the three-dimensional tensor)."""
+    """Return the FLOPs of a grouped matmul, and its number of groups (from the three-dimensional tensor)."""
     groups = next(tensor.shape[0] for tensor in (left, right, out) if tensor.ndim == 3)
     each = groups if left.ndim == 3 and right.ndim == 2 else 1  # every row of `right` meets one group's matrix
     return 2 * left.numel() * right.shape[-1] // each, groups
 
 
 def _attention_flops(func: Any, args: Any, kwargs: Any, backward: bool) -> int:
-    """Return the FLOPs: two products forward, five backward (scores and four gradients), half of them if causal."""
+    """Return the FLOPs: two matmuls forward, five backward (scores and four gradients), half of them if causal."""
     values = {argument.name: value for argument, value in _arguments(func, args, kwargs)}
     query, key = values["query"], values["key"]
     causal = bool(values.get("is_causal", values.get("causal", False)))

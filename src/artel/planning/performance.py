@@ -1,18 +1,18 @@
 """Predicted time of a training step: the sum over its operations, each by the slower of its limits.
 
 On a machine measured by `artel hardware`, times are the measured ones (`rates`). For other hardware they come from data
-sheets and from published measurements of the share of them that is reached:
+sheets and from published measurements of how much of the peak is reached:
 
-    products      FLOPs over peak x the share in `_PRODUCT_SHARE`, or bytes over memory bandwidth, whichever is longer
-    attention     the same with `_ATTENTION_SHARE`
-    others        bytes over memory bandwidth x `_MEMORY_SHARE`
+    matmuls       FLOPs over peak x `_MATMUL_FRACTION`, or bytes over memory bandwidth, whichever is longer
+    attention     the same with `_ATTENTION_FRACTION`
+    other work    bytes over memory bandwidth x `_MEMORY_FRACTION`
     collectives   latency of each hop + bytes through a link over its bandwidth in NCCL (alpha-beta)
 
-On a GPU a step takes at least as long as the host needs to launch its operations (`_LAUNCH`), which limits small
-models. On a CPU the same core launches and computes, so that time is added (`start`), as is the overhead of DTensors
-(`dispatch`).
+On a GPU a step takes at least the time in which the host launches its operations (`_LAUNCH`). This limits small models.
+On a CPU the same core launches and computes. So the time of launches (`start`) and the overhead of DTensors
+(`dispatch`) are added.
 
-On a GPU, collectives of data parallelism (gradients, weights of FSDP) overlap with computation: only the excess over
+On a GPU, collectives of data parallelism (gradients, weights of FSDP) overlap with computation. Only their excess over
 it, and the first and last of them, count. Collectives of tensor, context and expert parallelism do not overlap. On a
 CPU the cores that compute also communicate, so all collectives count.
 """
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from artel.planning.hardware import Hardware
-from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MEMORY, PRODUCT, VIEW, Operation
+from artel.planning.operations import ATTENTION, COLLECTIVE, DISPATCH, FUSED, MATMUL, MEMORY, VIEW, Operation
 from artel.planning.rates import FLASH_BACKWARD, Rates, rate_key
 
 # Range of error: all but a few of 34 cases were within it by wall time, on a shared host
@@ -33,9 +33,9 @@ from artel.planning.rates import FLASH_BACKWARD, Rates, rate_key
 MEASURED_ERROR = 0.15
 PUBLIC_ERROR = 0.30
 
-# Best rate of bf16 products of any shape: S. Bekman, "Machine Learning Engineering", compute/accelerator,
+# Best rate of bf16 matmuls of any shape: S. Bekman, "Machine Learning Engineering", compute/accelerator,
 # "Maximum Achievable Matmul FLOPS" (2025); an H200 as an H100.
-_PRODUCT_SHARE = {
+_MATMUL_FRACTION = {
     "a100-40gb": 0.869,
     "a100-80gb": 0.869,
     "a100-40gb-pcie": 0.811,
@@ -47,25 +47,25 @@ _PRODUCT_SHARE = {
     "mi300x": 0.514,
 }
 # For other accelerators, as assumed by PyTorch's inductor (torch/utils/_runtime_estimation.py, flops_to_ns).
-_DEFAULT_PRODUCT_SHARE = 0.75
+_DEFAULT_MATMUL_FRACTION = 0.75
 # cuDNN on an H100, heads of 128, causal, forward: 539 of 989.5 TFLOP/s (Shah et al. 2024, "FlashAttention-3", figure
 # 5). On an A100 FlashAttention 2 reaches more of the peak (Dao 2023); that is not used.
-_ATTENTION_SHARE = 0.54
+_ATTENTION_FRACTION = 0.54
 # Relative to the forward pass: 63 % of the peak, where that has 73 % (Dao 2023, "FlashAttention-2", section 4).
 _ATTENTION_BACKWARD = 63 / 73
 # Share of the peak reached by plain loads: 2.8 of 3.35 TB/s on an H100 by Nsight Compute (mikamirai.com/blog/
 # gpu-memory-bandwidth, 2026).
-_MEMORY_SHARE = 0.84
+_MEMORY_FRACTION = 0.84
 # Bandwidth of each link in NCCL's model, relative to its peak in one direction (src/graph/topo.h: 370 of 450 GB/s for
 # NVLink 4, 240 of 300 for NVLink 3, 120 of 150 for NVLink 2, 720 of 900 for NVLink 5). For PCIe 24 of 32, from
 # PyTorch's torch/_inductor/comm_analysis.py.
-_LINK_SHARE = {"NVLink 4": 370 / 450, "NVLink 3": 0.8, "NVLink 2": 0.8, "NVLink 5": 0.8}
-_DEFAULT_LINK_SHARE = 0.75
+_LINK_FRACTION = {"NVLink 4": 370 / 450, "NVLink 3": 0.8, "NVLink 2": 0.8, "NVLink 5": 0.8}
+_DEFAULT_LINK_FRACTION = 0.75
 # Seconds of a ring: at its start, and per hop (NCCL, src/graph/tuning.cc: base and hardware latency of LL).
 _RING_LATENCY = 6.6e-6
 _HOP_LATENCY, _NETWORK_HOP_LATENCY = 0.6e-6, 2.7e-6
 
-# Seconds to launch an operation on a GPU. PyTorch's smallest products and elementwise operators took 16 to 18
+# Seconds to launch an operation on a GPU. PyTorch's smallest matmuls and elementwise operators took 16 to 18
 # microseconds on an H200, including the wait for their end (benchmarks/NOTES.md); most of that is the launch.
 _LAUNCH = 1e-5
 
@@ -120,7 +120,7 @@ class Cost(Protocol):
     def seconds(self, operation: Operation) -> float: ...
 
 
-def step_time(
+def predict_step_time(
     operations: Mapping[Operation, int], hardware: Hardware, rates: Rates | None = None, *, bubble: float = 0.0
 ) -> StepTime:
     """Return the time of a step in which each process runs `operations`, with their counts.
@@ -160,15 +160,15 @@ def step_time(
     return StepTime(Range(total * (1 - error), total, total * (1 + error)), dict(by_kind), source)
 
 
-def extrapolate(fewer: Mapping[Operation, int], more: Mapping[Operation, int], times: float) -> dict[Operation, int]:
-    """Extrapolate the operations of two models, `times` times their difference beyond `more`."""
+def extrapolate(small: Mapping[Operation, int], large: Mapping[Operation, int], factor: float) -> dict[Operation, int]:
+    """Extrapolate operations linearly: `large` plus `factor` times the difference between `large` and `small`."""
     counts = {
-        key: round(more.get(key, 0) + times * (more.get(key, 0) - fewer.get(key, 0))) for key in {**fewer, **more}
+        key: round(large.get(key, 0) + factor * (large.get(key, 0) - small.get(key, 0))) for key in {**small, **large}
     }
     return {operation: count for operation, count in counts.items() if count > 0}
 
 
-def forecast(
+def forecast_run(
     step: StepTime, tokens: float, hours: Range, hardware: Hardware, price_per_hour: float | None = None
 ) -> Forecast:
     """Return the forecast of a run of `hours`, with `tokens` per step. The price is that of all nodes per hour."""
@@ -182,10 +182,10 @@ def forecast(
 
 
 def pipeline_bubble(schedule: str, stages: int, micro_batches: int, chunks: int = 2) -> float:
-    """Return the waiting time of a stage over its working time (Narayanan et al. 2021, section 2.2).
+    """Return the waiting time of a pipeline stage over its working time (Narayanan et al. 2021, section 2.2).
 
     (p - 1) / m for 1F1B and GPipe, divided by `chunks` for interleaved stages, 0 for zero-bubble (Qi et al. 2023). With
-    sequential micro-batches all other stages wait.
+    sequential micro-batches only one stage works at a time.
     """
     if schedule == "sequential":
         return stages - 1
@@ -194,19 +194,19 @@ def pipeline_bubble(schedule: str, stages: int, micro_batches: int, chunks: int 
     return (stages - 1) / micro_batches / (chunks if schedule == "interleaved" else 1)
 
 
-def slowest_stage(
-    schedule: str, micro_batches: int, steps: Sequence[float], passes: Sequence[float]
+def find_slowest_stage(
+    schedule: str, micro_batches: int, step_seconds: Sequence[float], pass_seconds: Sequence[float]
 ) -> tuple[int, float]:
     """Return the slowest stage of a pipeline and its bubble: its waiting time over its working time.
 
-    `steps` and `passes` are the seconds of each stage, with and without the optimizer's step. While the slowest stage
-    waits, the others run a micro-batch. For equal stages this is `pipeline_bubble`.
+    `step_seconds` and `pass_seconds` are those of each stage, with and without the optimizer's step. While the slowest
+    stage waits, the others run a micro-batch. For equal stages the bubble is `pipeline_bubble`.
     """
-    slowest = max(range(len(steps)), key=steps.__getitem__)
-    if len(steps) == 1:
+    slowest = max(range(len(step_seconds)), key=step_seconds.__getitem__)
+    if len(step_seconds) == 1:
         return slowest, 0.0
-    others = (sum(passes) - passes[slowest]) / (len(passes) - 1)
-    return slowest, pipeline_bubble(schedule, len(steps), micro_batches) * others / steps[slowest]
+    mean_seconds = (sum(pass_seconds) - pass_seconds[slowest]) / (len(pass_seconds) - 1)
+    return slowest, pipeline_bubble(schedule, len(step_seconds), micro_batches) * mean_seconds / step_seconds[slowest]
 
 
 class MeasuredCost:
@@ -227,33 +227,37 @@ class MeasuredCost:
         key = self._key(operation)
         if operation.kind == MEMORY:
             return self._seconds(key, operation.bytes)
-        return operation.pieces * self._seconds(key, operation.flops / operation.pieces)
+        return operation.num_matmuls * self._seconds(key, operation.flops / operation.num_matmuls)
 
     def _key(self, operation: Operation) -> str:
         """Return the key of the measured rate, or of the nearest one.
 
-        Nearest are the same operator with another dtype, another layout of a product, another kernel or pass of
-        attention. Other memory-bound operations count as additions.
+        The nearest has another dtype, another layout of a matmul, or another kernel or pass of attention. Unmeasured
+        memory-bound operations count as additions.
         """
         exact = rate_key(operation)
         if exact in self._rates:
             return exact
         if operation.kind == MEMORY:
-            others = [operation, replace(operation, name="aten.add")]
-        elif operation.kind == PRODUCT:
-            others = [operation, replace(operation, layout="nn")]
+            similar = [operation, replace(operation, name="aten.add")]
+        elif operation.kind == MATMUL:
+            similar = [operation, replace(operation, layout="nn")]
         else:
             kernels = [replace(operation, name=name) for name in (ATTENTION, FLASH_BACKWARD)]
-            others = [operation, *kernels, *(replace(each, is_backward=not each.is_backward) for each in kernels)]
+            similar = [
+                operation,
+                *kernels,
+                *(replace(kernel, is_backward=not kernel.is_backward) for kernel in kernels),
+            ]
         dtypes = (operation.dtype, "bf16", "fp32") if operation.dtype == "fp16" else (operation.dtype, "fp32", "bf16")
-        keys = (rate_key(replace(other, dtype=dtype)) for other in others for dtype in dtypes)
+        keys = (rate_key(replace(candidate, dtype=dtype)) for candidate in similar for dtype in dtypes)
         return next((key for key in keys if key in self._rates), exact)
 
     def _seconds(self, key: str, size: float) -> float:
         return self._rates.seconds(key, size) if size else 0.0
 
     def _collective(self, operation: Operation) -> float:
-        """Scale the measurement between two processes. A single pass takes half of an all-reduce.
+        """Scale the measurement of two processes. Sending the tensor once takes half of an all-reduce.
 
         No collective is faster than the smallest measured one, which is the time to synchronize.
         """
@@ -262,8 +266,8 @@ class MeasuredCost:
         if count < 2 or key not in self._rates:
             return 0.0
         size = max(operation.bytes, self._rates.points[key][0][0])
-        passes = _passes(operation) if key == "all_reduce" else 2
-        return self._seconds(key, size) * passes * (count - 1) / count
+        sends = _sends_per_process(operation) if key == "all_reduce" else 2
+        return self._seconds(key, size) * sends * (count - 1) / count
 
 
 class PublicCost:
@@ -271,7 +275,7 @@ class PublicCost:
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
-        self._product_share = _PRODUCT_SHARE.get(hardware.name, _DEFAULT_PRODUCT_SHARE)
+        self._matmul_fraction = _MATMUL_FRACTION.get(hardware.name, _DEFAULT_MATMUL_FRACTION)
 
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
@@ -279,12 +283,12 @@ class PublicCost:
         if operation.kind in (DISPATCH, VIEW):  # not measured with a GPU
             return 0.0
         assert self._hardware.memory_bandwidth is not None
-        memory = operation.bytes / (self._hardware.memory_bandwidth * _MEMORY_SHARE)
-        if operation.kind == PRODUCT:
-            return max(memory, operation.flops / (self._peak(operation.dtype) * self._product_share))
+        memory = operation.bytes / (self._hardware.memory_bandwidth * _MEMORY_FRACTION)
+        if operation.kind == MATMUL:
+            return max(memory, operation.flops / (self._peak(operation.dtype) * self._matmul_fraction))
         if operation.kind == ATTENTION:
-            share = _ATTENTION_SHARE * (_ATTENTION_BACKWARD if operation.is_backward else 1)
-            return max(memory, operation.flops / (self._peak(operation.dtype) * share))
+            fraction = _ATTENTION_FRACTION * (_ATTENTION_BACKWARD if operation.is_backward else 1)
+            return max(memory, operation.flops / (self._peak(operation.dtype) * fraction))
         return memory
 
     def _peak(self, dtype: str) -> float:
@@ -296,23 +300,23 @@ class PublicCost:
         count = len(operation.ranks)
         if count < 2:
             return 0.0
-        across = len({rank // self._hardware.count for rank in operation.ranks}) > 1
-        link = self._hardware.network if across else self._hardware.link
+        crosses_nodes = len({rank // self._hardware.count for rank in operation.ranks}) > 1
+        link = self._hardware.network if crosses_nodes else self._hardware.link
         assert link is not None
-        hop = _NETWORK_HOP_LATENCY if across else _HOP_LATENCY
-        passes = _passes(operation)
-        latency = _RING_LATENCY + passes * (count - 1) * hop
-        share = 1.0 if link.name == "network" else _LINK_SHARE.get(link.name, _DEFAULT_LINK_SHARE)
-        return latency + passes * (count - 1) / count * operation.bytes / (link.bandwidth * share)
+        hop = _NETWORK_HOP_LATENCY if crosses_nodes else _HOP_LATENCY
+        sends = _sends_per_process(operation)
+        latency = _RING_LATENCY + sends * (count - 1) * hop
+        fraction = 1.0 if link.name == "network" else _LINK_FRACTION.get(link.name, _DEFAULT_LINK_FRACTION)
+        return latency + sends * (count - 1) / count * operation.bytes / (link.bandwidth * fraction)
 
 
-def _passes(operation: Operation) -> int:
+def _sends_per_process(operation: Operation) -> int:
     """Return how often each process sends the tensor: twice in a ring all-reduce."""
     return 2 if "all_reduce" in operation.name or "allreduce" in operation.name else 1
 
 
 def _synchronizes(operation: Operation) -> bool:
-    """True if processes wait there for the slowest one. Not for a pipeline's send and receive: that is its bubble."""
+    """True if processes wait in the operation for the slowest one. A pipeline's send and receive are in its bubble."""
     return (
         operation.kind == COLLECTIVE and len(operation.ranks) > 1 and operation.name not in ("c10d.send", "c10d.recv_")
     )

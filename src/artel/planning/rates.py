@@ -1,6 +1,6 @@
 """Speeds of this machine by kind of operation, measured by `artel hardware` and used by `artel plan`.
 
-A measurement is the seconds of an operation of some size: FLOPs of a product or of attention, bytes of other
+A measurement is the seconds of an operation of some size: FLOPs of a matmul or of attention, bytes of other
 operations. Between two measured sizes the rate is interpolated on a log scale of the size. Beyond them it is constant.
 """
 
@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter
 from artel.host import processor_name
 from artel.messages import logger
 from artel.models.flops import device_name
-from artel.planning.operations import ATTENTION, MEMORY, PRODUCT, Operation
+from artel.planning.operations import ATTENTION, MATMUL, MEMORY, Operation
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"
@@ -37,14 +37,14 @@ Points = Sequence[tuple[float, float]]
 
 
 def rate_key(operation: Operation) -> str:
-    """Return the name of the rate of a product, attention, or memory-bound operation.
+    """Return the name of the rate of a matmul, attention, or memory-bound operation.
 
     `product bf16 nt`, `attention bf16 forward`, `memory aten.add fp32`. On a CPU PyTorch's backward pass of attention
     has a separate rate: artel's takes half as long.
     """
     if operation.kind == MEMORY:
         return f"memory {operation.name} {operation.dtype}"
-    if operation.kind == PRODUCT:
+    if operation.kind == MATMUL:
         return f"product {operation.dtype} {operation.layout}"
     assert operation.kind == ATTENTION, operation
     if not operation.is_backward:

@@ -19,8 +19,8 @@ from artel.planning.budget.fits import Fits, Regularization, read_fits
 from artel.planning.budget.sizes import DEPTHS, Size, with_model_size
 from artel.planning.budget.speed import Speed, measure_smallest, measure_speed, plan_speed
 from artel.planning.hardware import Hardware
-from artel.planning.plan.batches import planned_data
-from artel.planning.plan.length import planned_length
+from artel.planning.plan.batches import plan_data
+from artel.planning.plan.length import plan_length
 from artel.planning.plan.run_plan import processes_on_host
 from artel.preparing import prepare_silently
 from artel.text import Ledger, read_documents
@@ -126,7 +126,7 @@ def choose_model(config: RunConfig, hardware: Hardware, processes: int, on_host:
     text = measure_text(config)
     config = fit_block_to_text(config, text)
     if hardware.shares_memory:
-        speed = measure_speed(config, planned_data(config), processes, on_host)
+        speed = measure_speed(config, plan_data(config), processes, on_host)
         memory = hardware.memory_bytes / on_host
     else:
         used = replace(hardware, count=on_host, nodes=processes // on_host)
@@ -147,7 +147,7 @@ def check_budget_before_text(config: RunConfig, processes: int, on_host: int) ->
     """
     if "block" not in config.data.model_fields_set:
         config = with_block(config, BLOCKS[-1])
-    _check_shortest(config, processes, measure_smallest(config, planned_data(config), processes, on_host))
+    _check_shortest(config, processes, measure_smallest(config, plan_data(config), processes, on_host))
 
 
 def choose_by_speed(config: RunConfig, text: TextSize, speed: Speed, processes: int, memory: float) -> ModelChoice:
@@ -183,7 +183,7 @@ def measure_text(config: RunConfig) -> TextSize:
         config = with_block(config, BLOCKS[-1])  # a small text has no larger block
     # Without a budget, the planned length is that of an epoch.
     config = config.model_copy(update={"train": config.train.model_copy(update={"budget": None})})
-    data = planned_data(config)
+    data = plan_data(config)
     if data.store is not None:
         vocabulary = data.tokenizer.vocabulary
         bytes_per_character = _bytes_per_character(prepare_silently(config).ledger()["parts"])
@@ -194,7 +194,7 @@ def measure_text(config: RunConfig) -> TextSize:
             "counted in the prepared text",
             bytes_per_character,
         )
-    length = planned_length(config, data)
+    length = plan_length(config, data)
     if length is None or length.epoch_tokens is None:
         raise InputError.at(
             "data.sources", "the amount of text cannot be estimated from a sample", "run artel prepare first"

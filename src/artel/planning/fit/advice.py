@@ -1,4 +1,4 @@
-"""Advice of `artel plan --fit`: the fastest ways to run a run file on some hardware, or larger hardware."""
+"""Advice of `artel plan --fit`: the fastest configurations of a run on some hardware, or larger hardware."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from artel.errors import InputError
 from artel.host import usable_cores
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.fit.estimate import ActivationModel, ModelSize
-from artel.planning.fit.layouts import Layout, layouts
+from artel.planning.fit.layouts import Layout, iterate_layouts
 from artel.planning.fit.search import Budget, PlannedLayout, Search
 from artel.planning.hardware import ACCELERATORS, Hardware, find_hardware
 from artel.planning.machine import format_gib
 from artel.planning.plan import Plan, PlannedText
 from artel.planning.plan.models import ModelOutline
-from artel.planning.plan.run_plan import planned_precision
+from artel.planning.plan.run_plan import plan_precision
 from artel.training.optim.optimizer import check_optimizer
 
 SAME, DIFFERENT, LARGER = "same_training", "different_training", "larger_hardware"
 _MAX_SUGGESTIONS = 3
-# Maximum number of traced plans, for each part of the advice.
+# Maximum number of traced plans, for each part of the advice
 _PLANS, _OFFLOAD_PLANS, _PLANS_OF_A_CHANGE, _HARDWARE_PLANS = 9, 3, 2, 5
 _KEYS = (
     "model.lora", "train.weights", "train.precision", "parallel.data", "parallel.shard", "parallel.tensor",
@@ -47,32 +47,32 @@ class Suggestion:
     """Dotted keys of the run file with their new values; empty if nothing changes."""
     plan: Plan
     offloads: bool
-    """True if weights and optimizer state are in host memory."""
+    """True if host memory holds weights and optimizer state."""
 
     @property
     def hardware(self) -> Hardware:
         return self.plan.hardware
 
     @property
-    def words(self) -> list[str]:
-        """The overrides as command-line arguments."""
+    def arguments(self) -> list[str]:
+        """Command-line arguments that set the overrides."""
         return Overrides(self.overrides).words
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Configurations that fit, the fastest first."""
+    """Suggested configurations, the fastest first."""
 
     same: tuple[Suggestion, ...]
     """The same training, with the same results."""
     different: tuple[Suggestion, ...]
-    """A different training, which is faster than all of `same`, or fits if nothing else does."""
+    """A different training. It is faster than all of `same`, or fits if `same` is empty."""
     larger: tuple[Suggestion, ...]
-    """The smallest hardware that would do, if nothing fits."""
+    """The smallest sufficient hardware, if nothing fits on the given one."""
 
 
 def advise(config: RunConfig, base_plan: Plan, text: PlannedText, nproc: int | None = None) -> Advice:
-    """Search around `base_plan`, the plan of the unchanged run, with its `planned_text`.
+    """Search around `base_plan`, the plan of the unchanged run, with its `plan_text`.
 
     `nproc` fixes the processes per host. Logs a line for each traced plan. Raise InputError if the run cannot be
     planned.
@@ -92,50 +92,49 @@ class _Adviser:
         self._counts = [self._on_host]
         """Numbers of processes per host to try."""
         if self._hardware.shares_memory and nproc is None:
-            most = self._on_host if self._on_host > 1 else usable_cores()
-            self._counts = sorted({self._on_host, *(2**power for power in range(most.bit_length()))})
+            max_count = self._on_host if self._on_host > 1 else usable_cores()
+            self._counts = sorted({self._on_host, *(2**power for power in range(max_count.bit_length()))})
 
     def advice(self) -> Advice:
-        same = self._same()
-        different = list(self._different(same))
+        same = self._plan_same_training()
+        different = list(self._plan_different_training(same))
         larger: list[PlannedLayout] = []
-        if not any(self._is_sure(each) for each in [*same, *(found for _, found in different)]):
-            larger = list(self._larger())
+        if not any(self._surely_fits(planned) for planned in [*same, *different]):
+            larger = list(self._plan_larger_hardware())
         return Advice(
-            tuple(self._suggestion(each) for each in same),
-            tuple(self._suggestion(each) for _, each in different),
-            tuple(self._suggestion(each) for each in larger),
+            tuple(map(self._suggest, same)), tuple(map(self._suggest, different)), tuple(map(self._suggest, larger))
         )
 
-    def _same(self) -> list[PlannedLayout]:
+    def _plan_same_training(self) -> list[PlannedLayout]:
         """Return the fastest layouts of the unchanged run."""
         dims = read_parallel_dims(self._config.parallel, self._base_plan.processes, self._on_host)
         base_layout = Layout(self._config, dims, self._on_host)
         self._activations.add(base_layout, self._base_plan)
         search, candidates = self._search(self._config, self._hardware), self._layouts(self._config)
         estimated_seconds = search.seconds(base_layout, self._base_plan.recompute, self._base_plan.micro_batch)
-        found = [PlannedLayout(self._config, self._base_plan, estimated_seconds)] if self._base_plan.share <= 1 else []
-        best = search.fastest(candidates, Budget(_PLANS), found, _MAX_SUGGESTIONS)
+        fits = self._base_plan.memory_fraction <= 1
+        planned = [PlannedLayout(self._config, self._base_plan, estimated_seconds)] if fits else []
+        best = search.fastest(candidates, Budget(_PLANS), planned, _MAX_SUGGESTIONS)
         if len(best) == _MAX_SUGGESTIONS or self._hardware.shares_memory:
             return best
         return search.fastest(
             self._layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS), best, _MAX_SUGGESTIONS
         )
 
-    def _different(self, same: list[PlannedLayout]) -> Iterator[tuple[RunConfig, PlannedLayout]]:
-        """Yield the fastest layout of each change of the training, if it gains anything."""
-        fastest = min((each.seconds for each in same if each.seconds is not None), default=None)
+    def _plan_different_training(self, same: list[PlannedLayout]) -> Iterator[PlannedLayout]:
+        """Yield the fastest layout of each changed training that is faster than `same`, or fits if `same` is empty."""
+        fastest = min((planned.seconds for planned in same if planned.seconds is not None), default=None)
         for changes in self._changes():
             config = _apply(self._config, changes)
             if config is None:
                 continue
             search = self._search(config, self._hardware)
-            for found in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE), limit=1):
+            for planned in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE), limit=1):
                 is_faster = (
-                    fastest is not None and found.seconds is not None and found.seconds < _MAX_TIME_RATIO * fastest
+                    fastest is not None and planned.seconds is not None and planned.seconds < _MAX_TIME_RATIO * fastest
                 )
                 if is_faster or not same:
-                    yield config, found
+                    yield planned
 
     def _changes(self) -> Iterator[dict[str, Any]]:
         """Yield changes that make a different training. Quantized weights are not advised yet."""
@@ -147,62 +146,66 @@ class _Adviser:
         if self._config.model.from_ is not None and self._config.model.lora is None and not self._config.model.freeze:
             yield {"model.lora.rank": _LORA_RANK}
 
-    def _larger(self) -> Iterator[PlannedLayout]:
+    def _plan_larger_hardware(self) -> Iterator[PlannedLayout]:
         """Yield the smallest sufficient number of the same accelerators, and of larger ones if fewer are enough."""
-        most: int | None = None
-        for kinds in (more_of(self._hardware), larger_accelerators(self._hardware)):
+        sufficient: int | None = None
+        for candidates in (scale_up(self._hardware), larger_accelerators(self._hardware)):
             budget = Budget(_HARDWARE_PLANS)
-            for hardware in kinds:
-                if budget.remaining <= 0 or (most is not None and hardware.world_size >= most):
+            for hardware in candidates:
+                if budget.remaining <= 0 or (sufficient is not None and hardware.world_size >= sufficient):
                     break
-                found = self._smallest(hardware, budget)
-                if found is not None:
-                    yield found
-                    most = hardware.world_size
+                planned = self._find_smallest(hardware, budget)
+                if planned is not None:
+                    yield planned
+                    sufficient = hardware.world_size
                     break
 
-    def _smallest(self, hardware: Hardware, budget: Budget) -> PlannedLayout | None:
-        """Return the layout with the least memory that fits that hardware; None if none does."""
+    def _find_smallest(self, hardware: Hardware, budget: Budget) -> PlannedLayout | None:
+        """Return the layout with the least memory. None if no layout fits that hardware."""
         model, search = self._model(self._config), self._search(self._config, hardware)
         training_bytes = search.size.training_bytes
         candidates: list[Layout] = []
         if training_bytes // hardware.world_size <= hardware.memory_bytes:
-            candidates += layouts(self._config, model, hardware.world_size, hardware.count)
+            candidates += iterate_layouts(self._config, model, hardware.world_size, hardware.count)
         if hardware.host_memory_bytes is not None and training_bytes // hardware.nodes <= hardware.host_memory_bytes:
-            candidates += layouts(self._config, model, hardware.world_size, hardware.count, offload="pinned")
+            candidates += iterate_layouts(self._config, model, hardware.world_size, hardware.count, offload="pinned")
         return search.smallest(candidates, budget)
 
     def _search(self, config: RunConfig, hardware: Hardware) -> Search:
         size = ModelSize.measure(config, self._model(config), self._base_plan.parameters["active"])
         # The price is known only for the accelerators of the command.
         price = self._base_plan.price if hardware.name == self._hardware.name else None
-        return Search(self._text, size, self._activations, hardware, planned_precision(config, hardware), price)
+        return Search(self._text, size, self._activations, hardware, plan_precision(config, hardware), price)
 
     def _layouts(self, config: RunConfig, offload: str = "none") -> list[Layout]:
         model, nodes = self._model(config), self._hardware.nodes
         return [
-            layout for count in self._counts for layout in layouts(config, model, count * nodes, count, offload=offload)
+            layout
+            for count in self._counts
+            for layout in iterate_layouts(config, model, count * nodes, count, offload=offload)
         ]
 
     def _model(self, config: RunConfig) -> PreTrainedModel:
         """Return the model of a run on the meta device. Layouts do not change it."""
-        precision = planned_precision(config, self._hardware)
+        precision = plan_precision(config, self._hardware)
         key = (str(config.model.lora), config.train.weights, precision)
         if key not in self._models:
             outline = ModelOutline.from_config(config, self._text[0].objective, self._text[0].tokenizer)
             self._models[key] = outline.build(precision)
         return self._models[key]
 
-    def _is_sure(self, found: PlannedLayout) -> bool:
-        """True if it fits without host memory of unknown size."""
-        return found.config.parallel.offload == "none" or self._hardware.host_memory_bytes is not None
+    def _surely_fits(self, planned: PlannedLayout) -> bool:
+        """True unless it offloads to host memory of unknown size."""
+        return planned.config.parallel.offload == "none" or self._hardware.host_memory_bytes is not None
 
-    def _suggestion(self, found: PlannedLayout) -> Suggestion:
-        return Suggestion(_differences(self._config, found.config), found.plan, found.config.parallel.offload != "none")
+    def _suggest(self, planned: PlannedLayout) -> Suggestion:
+        return Suggestion(
+            _differences(self._config, planned.config), planned.plan, planned.config.parallel.offload != "none"
+        )
 
 
-def more_of(hardware: Hardware) -> Iterator[Hardware]:
-    """Yield more accelerators of the same kind: first in a node, then in more nodes. Nothing for a CPU."""
+def scale_up(hardware: Hardware) -> Iterator[Hardware]:
+    """Yield hardware with more of the same accelerators, first in a node, then in more nodes. Nothing for a CPU."""
     if hardware.shares_memory:
         return
     for count in _ACCELERATOR_COUNTS:
@@ -220,18 +223,21 @@ def larger_accelerators(hardware: Hardware) -> list[Hardware]:
 
     For a CPU, return all accelerators.
     """
-    least = 0 if hardware.shares_memory else hardware.memory_bytes
-    kinds = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _ACCELERATOR_COUNTS]
-    kinds = [replace(kind, host_memory_bytes=hardware.host_memory_bytes) for kind in kinds if kind.memory_bytes > least]
-    larger = [*kinds]
-    for kind in kinds:
-        if kind.count == _ACCELERATOR_COUNTS[-1]:
-            larger += list(more_of(kind))
-    return sorted(larger, key=lambda kind: (kind.world_size, kind.memory_bytes))
+    own_memory = 0 if hardware.shares_memory else hardware.memory_bytes
+    machines = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _ACCELERATOR_COUNTS]
+    larger = [
+        replace(machine, host_memory_bytes=hardware.host_memory_bytes)
+        for machine in machines
+        if machine.memory_bytes > own_memory
+    ]
+    clusters = [
+        cluster for machine in larger if machine.count == _ACCELERATOR_COUNTS[-1] for cluster in scale_up(machine)
+    ]
+    return sorted([*larger, *clusters], key=lambda machine: (machine.world_size, machine.memory_bytes))
 
 
 def _apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
-    """Return the run with other values; None if they are invalid for it."""
+    """Return the run with changed values. None if the result is invalid."""
     try:
         changed_run = parse_run(config.model_dump(mode="json", by_alias=True), changes, {})
         check_optimizer(changed_run.train)
@@ -253,19 +259,19 @@ def _differences(before: RunConfig, after: RunConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The user's command, which the lines to paste repeat."""
+    """The user's command, repeated in the suggested command lines."""
 
     name: str
     """The run file."""
     overrides: Overrides
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of `artel plan` besides the hardware: `--host-memory` and its value."""
+    """Other options of `artel plan`: `--host-memory` and its value."""
 
     def train(self, suggestion: Suggestion) -> str:
         hardware = suggestion.hardware
-        words = ["--nproc", str(suggestion.plan.processes // hardware.nodes)] if suggestion.plan.processes > 1 else []
-        words += ["--nnodes", str(hardware.nodes)] if hardware.nodes > 1 else []
-        return self._line("train", words, suggestion)
+        options = ["--nproc", str(suggestion.plan.processes // hardware.nodes)] if suggestion.plan.processes > 1 else []
+        options += ["--nnodes", str(hardware.nodes)] if hardware.nodes > 1 else []
+        return self._line("train", options, suggestion)
 
     def plan(self, suggestion: Suggestion) -> str:
         hardware = suggestion.hardware
@@ -280,22 +286,22 @@ class CommandLine:
         overrides = Overrides(
             {key: value for key, value in self.overrides.items() if key not in suggestion.overrides}
         ).words
-        return shlex.join(["artel", command, self.name, *options, *overrides, *suggestion.words])
+        return shlex.join(["artel", command, self.name, *options, *overrides, *suggestion.arguments])
 
 
 def advice_json(advice: Advice, line: CommandLine) -> list[dict[str, Any]]:
-    """Return the `advice` of `artel plan --json --fit`. `group` tells what would change."""
+    """Return the `advice` of `artel plan --json --fit`. `group` is SAME, DIFFERENT or LARGER."""
     groups = {SAME: advice.same, DIFFERENT: advice.different, LARGER: advice.larger}
-    return [_entry(group, suggestion, line) for group, each in groups.items() for suggestion in each]
+    return [_suggestion_json(group, suggestion, line) for group, members in groups.items() for suggestion in members]
 
 
-def _entry(group: str, suggestion: Suggestion, line: CommandLine) -> dict[str, Any]:
+def _suggestion_json(group: str, suggestion: Suggestion, line: CommandLine) -> dict[str, Any]:
     plan = suggestion.plan
     planned = plan.to_json()
     keys = ("fits", "verdict", "processes", "micro_batch", "activation_checkpointing", "precision", "hours", "cost")
     return {
         "group": group,
-        "overrides": suggestion.words,
+        "overrides": suggestion.arguments,
         "command": line.plan(suggestion) if group == LARGER else line.train(suggestion),
         "hardware": {"name": plan.hardware.name, "count": plan.hardware.count, "nodes": plan.hardware.nodes},
         **{key: planned[key] for key in keys},
@@ -306,21 +312,21 @@ def _entry(group: str, suggestion: Suggestion, line: CommandLine) -> dict[str, A
 
 
 def describe_advice(advice: Advice, line: CommandLine, hardware: Hardware) -> str:
-    """Return lines to paste, each with its memory and speed."""
-    many = "processes on this machine" if hardware.shares_memory else f"{hardware.world_size} × {hardware.name}"
+    """Return command lines to paste, each with its memory and speed."""
+    target = "processes on this machine" if hardware.shares_memory else f"{hardware.world_size} × {hardware.name}"
     parts = []
     if advice.same:
-        parts.append([f"advice: the fastest that fit {many}", *_entries(advice.same, line.train)])
+        parts.append([f"advice: the fastest that fit {target}", *_format_suggestions(advice.same, line.train)])
     else:
-        parts.append([f"advice: nothing that was planned fits {many} with the training as it is"])
+        parts.append([f"advice: nothing that was planned fits {target} with the training as it is"])
     if advice.different:
-        parts.append(["if you accept a different training", *_entries(advice.different, line.train)])
+        parts.append(["if you accept a different training", *_format_suggestions(advice.different, line.train)])
     if advice.larger:
-        parts.append(["the smallest hardware that would do", *_entries(advice.larger, line.plan)])
+        parts.append(["the smallest hardware that would do", *_format_suggestions(advice.larger, line.plan)])
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _entries(suggestions: Sequence[Suggestion], command: Callable[[Suggestion], str]) -> list[str]:
+def _format_suggestions(suggestions: Sequence[Suggestion], command: Callable[[Suggestion], str]) -> list[str]:
     lines = []
     for number, suggestion in enumerate(suggestions, 1):
         lines += [f"  {number}  {command(suggestion)}", f"     {_memory_and_speed(suggestion)}"]

@@ -1,6 +1,6 @@
-"""Quick estimates of a layout's memory and time: they order the layouts to plan, and rule out those that cannot fit.
+"""Quick estimates of a layout's memory and time, to plan promising layouts first and skip those that cannot fit.
 
-Bytes are a lower bound, from arithmetic and from plans of other layouts. Seconds only order the layouts: printed
+Bytes are a lower bound, from arithmetic and from plans of other layouts. Seconds only order the layouts. Printed
 numbers come from plans.
 """
 
@@ -25,8 +25,8 @@ from artel.training.optim.optimizer import state_bytes
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 # Recomputed fraction of a forward pass, which is a third of a step.
 _RECOMPUTED_FRACTION = {"none": 0.0, "selective": 0.1, "full": 1.0}
-# Bytes of activations per token, layer and hidden unit, as in the plan of pile-125m: a first guess at the micro-batch,
-# corrected by plans.
+# Bytes of activations per token, layer and hidden unit, from the plan of pile-125m. They give the first guess at a
+# micro-batch, which plans correct.
 _ACTIVATION_BYTES = {"none": 60, "selective": 40, "full": 4}
 # Rates per second of hardware that is not in the table. Only the order of layouts depends on them.
 _DEFAULT_FLOPS, _DEFAULT_BANDWIDTH, _DEFAULT_LINK = 1e12, 1e11, 1e10
@@ -49,7 +49,7 @@ class ModelSize:
     hidden: int
     layers: int
     gathered_parameters: int
-    """Number of parameters outside of layers plus those of the largest layer: what fully_shard gathers at a time."""
+    """Number of parameters outside of layers plus those of the largest layer. fully_shard gathers these at a time."""
 
     @classmethod
     def measure(cls, config: RunConfig, model: PreTrainedModel, active: int) -> ModelSize:
@@ -77,7 +77,7 @@ def min_state_bytes(layout: Layout, size: ModelSize, precision: str) -> int:
     tensor, pipeline, *_ = layout.splits
     gathered = 0
     if not layout.dims.reshard_after_forward and not layout.is_unsharded:
-        gathered = size.weights * _bytes(precision) // (tensor * pipeline)
+        gathered = size.weights * _bytes_per_number(precision) // (tensor * pipeline)
     return gathered if layout.offloads else size.training_bytes // layout.shards + gathered
 
 
@@ -91,7 +91,9 @@ def min_host_bytes(layout: Layout, size: ModelSize) -> int:
 def estimate_buffers(layout: Layout, size: ModelSize, precision: str) -> float:
     """Estimate the bytes of a gathered layer and of its gradients before they are reduced."""
     tensor, _, _, expert = layout.splits
-    return 0 if layout.is_unsharded else size.gathered_parameters * (_bytes(precision) + 8) / (tensor * expert)
+    return (
+        0 if layout.is_unsharded else size.gathered_parameters * (_bytes_per_number(precision) + 8) / (tensor * expert)
+    )
 
 
 def estimate_activations(layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int) -> float:
@@ -110,7 +112,7 @@ def step_seconds(
     reduce_seconds = _data_parallel_seconds(layout, size, micro_batches, hardware, precision)
     exchange_seconds = _model_parallel_seconds(layout, size, mode, row_tokens, hardware, precision)
     memory_rate = (hardware.memory_bandwidth or _DEFAULT_BANDWIDTH) * _UTILIZATION
-    optimizer_seconds = 2 * size.training_bytes / layout.shards / memory_rate  # reads and writes all of it
+    optimizer_seconds = 2 * size.training_bytes / layout.shards / memory_rate  # reads and writes all state
     overlapped_seconds = (
         compute_seconds + reduce_seconds if hardware.shares_memory else max(compute_seconds, reduce_seconds)
     )
@@ -124,7 +126,7 @@ def _compute_seconds(
     """Estimate the seconds of 6 FLOPs per active parameter and token (Kaplan et al. 2020), and of recomputation."""
     peak = hardware.peak_flops.get(precision) or max(hardware.peak_flops.values(), default=_DEFAULT_FLOPS)
     workers = hardware.nodes if hardware.shares_memory else layout.processes  # processes on a CPU share its cores
-    flops = 6 * size.active * layout.config.train.batch * row_tokens * _passes(mode)
+    flops = 6 * size.active * layout.config.train.batch * row_tokens * _work_factor(mode)
     return flops / (workers * peak * _UTILIZATION)
 
 
@@ -134,12 +136,12 @@ def _data_parallel_seconds(
     """Estimate the seconds of gathering weights and reducing gradients (4 bytes a number)."""
     tensor, pipeline, context, expert = layout.splits
     dims = layout.dims
-    link, network = _rates(hardware)
+    link, network = _link_rates(hardware)
     shards = dims.dp_shard * context
     seconds = 0.0
     if shards > 1:
         gathers = 2 * micro_batches if dims.reshard_after_forward else 1
-        weight_bytes = gathers * _bytes(precision) * size.weights
+        weight_bytes = gathers * _bytes_per_number(precision) * size.weights
         gradient_bytes = micro_batches * 4 * size.trained
         rate = link if shards * tensor <= layout.on_host else network
         seconds += (weight_bytes + gradient_bytes) / (tensor * pipeline) / expert / rate
@@ -152,18 +154,19 @@ def _data_parallel_seconds(
 def _model_parallel_seconds(
     layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int, hardware: Hardware, precision: str
 ) -> float:
-    """Estimate the seconds that layers wait for hidden states: exchanged 8 times per layer by tensor and expert
-    parallelism, 6 times by context parallelism.
+    """Estimate the seconds in which layers wait for hidden states.
+
+    Tensor and expert parallelism exchange them 8 times per layer, context parallelism 6 times.
     """
     tensor, pipeline, context, expert = layout.splits
     tokens = layout.config.train.batch * row_tokens / layout.dims.dp_degree / context
-    hidden_bytes = tokens * size.hidden * _bytes(precision)
+    hidden_bytes = tokens * size.hidden * _bytes_per_number(precision)
     exchanges = (tensor > 1) * 8 + (context > 1) * 6 + (expert > 1) * 8
-    return size.layers / pipeline * _passes(mode) * hidden_bytes * exchanges / _rates(hardware)[0]
+    return size.layers / pipeline * _work_factor(mode) * hidden_bytes * exchanges / _link_rates(hardware)[0]
 
 
-def _passes(mode: Recompute) -> float:
-    """Return the work of a step with recomputation, as a multiple of one without."""
+def _work_factor(mode: Recompute) -> float:
+    """Return the compute of a step with recomputation, relative to a step without."""
     return 1 + _RECOMPUTED_FRACTION[mode] / 3
 
 
@@ -174,14 +177,14 @@ class ActivationModel:
         self._points: dict[tuple[Any, ...], dict[int, int]] = {}
 
     def add(self, layout: Layout, plan: Plan) -> None:
-        kinds = plan.fullest.kinds
-        size = kinds.get(ACTIVATIONS, 0) + kinds.get(LOSS, 0)
+        by_kind = plan.fullest.by_kind
+        size = by_kind.get(ACTIVATIONS, 0) + by_kind.get(LOSS, 0)
         self._points.setdefault(self._key(layout, plan.recompute), {})[plan.micro_batch] = size
 
     def lower_bound(self, layout: Layout, mode: Recompute, rows: int) -> float:
         """Return the minimum bytes of activations."""
         points = self._points_for(layout, mode)
-        if len(points) == 1:  # more rows need at least as much; with fewer rows, part of the memory stays the same
+        if len(points) == 1:  # more rows need at least as much, fewer rows at least in proportion
             known_rows, size = points[0]
             return size * min(1.0, rows / known_rows)
         return self.estimate(layout, mode, rows) or 0.0
@@ -212,11 +215,11 @@ def min_device_bytes(
     return min_state_bytes(layout, size, precision) + activations.lower_bound(layout, mode, rows) + FRAMEWORK_BYTES
 
 
-def _bytes(precision: str) -> int:
+def _bytes_per_number(precision: str) -> int:
     return 4 if precision == "fp32" else 2
 
 
-def _rates(hardware: Hardware) -> tuple[float, float]:
+def _link_rates(hardware: Hardware) -> tuple[float, float]:
     """Return bytes/s within a node and between nodes."""
     link = hardware.link.bandwidth if hardware.link else _DEFAULT_LINK
     return link * _UTILIZATION, (hardware.network.bandwidth if hardware.network else link) * _UTILIZATION

@@ -1,4 +1,4 @@
-"""Parallel layouts of a run on some hardware, from which the advice chooses."""
+"""Parallel layouts of a run on some hardware: the search space of the advice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_COMBINED_SPLITS = 2  # of tensor, pipeline, context and expert; three toget
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """A way to parallelize a run."""
+    """A run with its parallel dimensions."""
 
     config: RunConfig
     """The run with this layout in its `parallel` section."""
@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Number of shards of weights, gradients and optimizer state, at most."""
+        """Maximum number of shards of weights, gradients and optimizer state."""
         return self.dims.world_size // self.dims.dp_replicate
 
     @property
@@ -58,10 +58,10 @@ class Layout:
         return with_changes(self.config, {"train.activation_checkpointing": mode, "train.micro_batch": rows})
 
 
-def layouts(
+def iterate_layouts(
     config: RunConfig, model: PreTrainedModel, processes: int, on_host: int, *, offload: str = "none"
 ) -> Iterator[Layout]:
-    """Yield each layout of `processes` processes, `on_host` per host, that passes `check_layout`.
+    """Yield every layout of `processes` processes, `on_host` per host, that passes `check_layout`.
 
     `model` is the run's, on the meta device. Splits are powers of two. Tensor, context and expert parallelism stay
     within a host.
@@ -70,15 +70,13 @@ def layouts(
     known_keys = set()
     for tensor, pipeline, context, expert in _splits(processes, on_host):
         for data in ADVISED_MODES:
-            parallel = _parallel(config, data, tensor, pipeline, context, expert, offload)
+            parallel = _build_parallel_config(config, data, tensor, pipeline, context, expert, offload)
             try:
                 dims = read_parallel_dims(parallel, processes, on_host)
             except InputError:
                 continue
             key = (dims.sizes, expert, dims.holds_full_model, dims.reshard_after_forward)
-            has_nothing_to_shard = (
-                processes == 1 and not dims.holds_full_model and offload == "none"
-            )  # nothing to shard
+            has_nothing_to_shard = processes == 1 and not dims.holds_full_model and offload == "none"
             if key in known_keys or has_nothing_to_shard or dims.dp_degree > config.train.batch:
                 continue
             known_keys.add(key)
@@ -91,7 +89,7 @@ def layouts(
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """Return the run with new values for keys `section.key`, unchecked."""
+    """Return the run with new values for keys `section.key`, without validation."""
     for dotted, value in changes.items():
         section, key = dotted.split(".")
         config = config.model_copy(update={section: getattr(config, section).model_copy(update={key: value})})
@@ -100,8 +98,8 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 def _splits(processes: int, on_host: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (tensor, pipeline, context, expert), the fewest splits first."""
-    host_sizes = _powers(on_host)
-    stages = _powers(min(processes, _MAX_STAGES))
+    host_sizes = _dividing_powers_of_two(on_host)
+    stages = _dividing_powers_of_two(min(processes, _MAX_STAGES))
     for splits in product(host_sizes, stages, host_sizes, host_sizes):
         tensor, pipeline, context, expert = splits
         if sum(size > 1 for size in splits) > _MAX_COMBINED_SPLITS or tensor * max(context, expert) > on_host:
@@ -110,11 +108,11 @@ def _splits(processes: int, on_host: int) -> Iterator[tuple[int, int, int, int]]
             yield splits
 
 
-def _powers(limit: int) -> list[int]:
+def _dividing_powers_of_two(limit: int) -> list[int]:
     return [2**power for power in range(limit.bit_length()) if limit % 2**power == 0]
 
 
-def _parallel(
+def _build_parallel_config(
     config: RunConfig, data: str, tensor: int, pipeline: int, context: int, expert: int, offload: str
 ) -> ParallelConfig:
     sizes = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
@@ -124,7 +122,7 @@ def _parallel(
 
 
 def _keep_user_keys(config: RunConfig, parallel: ParallelConfig, dims: ParallelDims, on_host: int) -> ParallelConfig:
-    """Keep the run file's own `data` if it means the same, so that the advice shows only necessary changes."""
+    """Keep `data` and `shard` of the run file if they mean the same, because the advice should change few keys."""
     user_parallel = parallel.model_copy(update={"data": config.parallel.data, "shard": config.parallel.shard})
     try:
         is_same = (

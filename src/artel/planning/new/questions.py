@@ -1,4 +1,4 @@
-"""The four questions of `artel new`, and the meaning of their answers. Flags may answer them too."""
+"""The four questions of `artel new`, and how their answers are read. Flags can answer them too."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from artel.errors import InputError, Problem
 from artel.messages import logger
 from artel.objectives import Objective
 from artel.planning.hardware import find_hardware
-from artel.planning.new.look import Look, look_at
+from artel.planning.new.text_summary import TextSummary, summarize_text
 from artel.printable import format_bytes
 from artel.registry import OBJECTIVES
 
 SCRATCH = "scratch"
-"""The answer for a new model."""
+"""The answer for a model trained from scratch."""
 
 _MIN_SCRATCH_BYTES = 1_000_000
 """Bytes of conversations or pairs below which a model from scratch does not learn to write."""
@@ -52,40 +52,47 @@ class PresetAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    look: Look
+    text: TextSummary
     objective: str
     """The `objective` of the run file."""
     model: str
     """A folder or a hub id; empty for training from scratch."""
     time: str
-    """In the user's words: `30min`."""
+    """As the user wrote it: `30min`."""
     hardware: str
     """Name for `artel plan --hardware`; empty for this machine."""
 
 
-def objectives_for(look: Look) -> dict[str, type[Objective]]:
+def objectives_for(text: TextSummary) -> dict[str, type[Objective]]:
     """Return the objectives that can learn from this text, by name."""
-    kinds = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].presentation.is_offered}
-    return {name: kind for name, kind in kinds.items() if set(kind.learns_from) & look.kinds}
-
-
-def read_objective(answer: str, look: Look) -> str:
-    """Return the objective for an answer, its name or its word for users. Raise InputError."""
-    objectives = objectives_for(look)
-    words = {
-        word: name for name, objective in objectives.items() for word in (name, objective.presentation.verb) if word
+    offered = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].presentation.is_offered}
+    return {
+        name: objective_class
+        for name, objective_class in offered.items()
+        if set(objective_class.learns_from) & text.record_kinds
     }
-    if answer in words:
-        return words[answer]
+
+
+def read_objective(answer: str, text: TextSummary) -> str:
+    """Return the objective for an answer, its name or its verb. Raise InputError if this text cannot teach it."""
+    objectives = objectives_for(text)
+    names = {
+        known_name: name
+        for name, objective in objectives.items()
+        for known_name in (name, objective.presentation.verb)
+        if known_name
+    }
+    if answer in names:
+        return names[answer]
     if answer in OBJECTIVES and not OBJECTIVES[answer].presentation.is_offered:
         what = f"{answer} needs more than texts, so artel new does not support it"
         raise InputError.at("--learn", what, f"start with a recipe: artel recipes ls lists those of objective {answer}")
     tasks = ", ".join(objective.presentation.verb or name for name, objective in objectives.items())
-    all_words = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].presentation.verb)}
-    near = difflib.get_close_matches(answer, words, 1)
+    all_names = {known_name for name in OBJECTIVES.names for known_name in (name, OBJECTIVES[name].presentation.verb)}
+    near = difflib.get_close_matches(answer, names, 1)
     what = f"Unknown task {answer!r}" + (f"; did you mean {near[0]}?" if near else "")
-    if answer in all_words:
-        what = f"{answer!r} cannot be learned from {' or '.join(sorted(look.kinds))}"
+    if answer in all_names:
+        what = f"{answer!r} cannot be learned from {' or '.join(sorted(text.record_kinds))}"
     raise InputError.at("--learn", what, f"this text fits: {tasks}")
 
 
@@ -100,7 +107,7 @@ def read_model(answer: str) -> str:
 
 
 def read_time(answer: str) -> str:
-    """Return the answer. Raise InputError if it is not a time."""
+    """Return the answer unchanged. Raise InputError if it is not a time."""
     try:
         read_seconds(answer)
     except ValueError as error:
@@ -109,13 +116,13 @@ def read_time(answer: str) -> str:
 
 
 def read_hardware(answer: str) -> str:
-    """Return the answer. Raise InputError for unknown hardware, with the nearest names."""
+    """Return the answer unchanged. Raise InputError for unknown hardware, with the nearest names."""
     find_hardware(answer)
     return answer
 
 
 def read_time_and_hardware(answer: str) -> tuple[str, str]:
-    """Split `30min`, or `2h on h100-80gb:8`. Raise InputError."""
+    """Split `30min`, or `2h on h100-80gb:8`. Raise InputError if either part is wrong."""
     time, _, hardware = answer.partition(" on ")
     return read_time(time.strip()), read_hardware(hardware.strip())
 
@@ -128,40 +135,44 @@ def answer_questions(preset: PresetAnswers, ask: Ask | None) -> Answers:
         example = "artel new run.yaml --text novel.txt --learn write --from scratch --time 30min"
         raise InputError.at("artel new", what, f"use all of them: {example}")
     _check_flags(preset)
-    look = _answer(preset.text, "Which text? Files, globs or folders", "", lambda text: look_at(_paths(text)), ask)
-    logger.info(look.describe())
-    objectives = objectives_for(look)
+    text = _read_or_ask(
+        preset.text, "Which text? Files, globs or folders", "", lambda answer: summarize_text(_split_paths(answer)), ask
+    )
+    logger.info(text.describe())
+    objectives = objectives_for(text)
     if preset.learn is None:
         for name, objective in objectives.items():
             logger.info("  %s%s", f"{objective.presentation.verb or name:<10}", objective.presentation.does)
     first = next(iter(objectives))
     default = objectives[first].presentation.verb or first
-    name = _answer(preset.learn, "What is to be learned?", default, lambda text: read_objective(text, look), ask)
-    kind = objectives[name]
-    has_answers = kind.generates and not kind.packs_text
-    where, default = "From scratch, or from which model: a folder or a hub id?", SCRATCH
-    if has_answers and kind.auto_class == _CAUSAL:
-        where, default = "From which pretrained model: a folder or a hub id? Or from scratch?", PRETRAINED
-    model = _answer(preset.model, where, default, read_model, ask)
-    if not model and look.bytes < _MIN_SCRATCH_BYTES and has_answers:
+    name = _read_or_ask(
+        preset.learn, "What is to be learned?", default, lambda answer: read_objective(answer, text), ask
+    )
+    objective_class = objectives[name]
+    has_answers = objective_class.generates and not objective_class.packs_text
+    model_question, default = "From scratch, or from which model: a folder or a hub id?", SCRATCH
+    if has_answers and objective_class.auto_class == _CAUSAL:
+        model_question, default = "From which pretrained model: a folder or a hub id? Or from scratch?", PRETRAINED
+    model = _read_or_ask(preset.model, model_question, default, read_model, ask)
+    if not model and text.bytes < _MIN_SCRATCH_BYTES and has_answers:
         logger.info(
             "%s of text is too little to learn a language from: the answers will be noise. Use a pretrained "
             "model: --from FOLDER or --from %s",
-            format_bytes(look.bytes),
+            format_bytes(text.bytes),
             PRETRAINED,
         )
     if preset.time is not None:
-        return Answers(look, name, model, read_time(preset.time), read_hardware(preset.hardware or ""))
+        return Answers(text, name, model, read_time(preset.time), read_hardware(preset.hardware or ""))
     if preset.hardware is not None:
-        time = _answer(None, "How long?", "30min", read_time, ask)
-        return Answers(look, name, model, time, read_hardware(preset.hardware))
+        time = _read_or_ask(None, "How long?", "30min", read_time, ask)
+        return Answers(text, name, model, time, read_hardware(preset.hardware))
     question = "How long? Such as 30min, or for another machine 2h on h100-80gb:8"
-    time, hardware = _answer(None, question, "30min", read_time_and_hardware, ask)
-    return Answers(look, name, model, time, hardware)
+    time, hardware = _read_or_ask(None, question, "30min", read_time_and_hardware, ask)
+    return Answers(text, name, model, time, hardware)
 
 
 def _check_flags(preset: PresetAnswers) -> None:
-    """Raise InputError with the problems of all flags that can be judged without the text."""
+    """Raise InputError with the problems of all flags that can be checked without the text."""
     problems: list[Problem] = []
     for flag, read in ((preset.model, read_model), (preset.time, read_time), (preset.hardware, read_hardware)):
         try:
@@ -173,7 +184,9 @@ def _check_flags(preset: PresetAnswers) -> None:
         raise InputError(problems)
 
 
-def _answer(flag: str | list[str] | None, question: str, default: str, read: Callable[[str], T], ask: Ask | None) -> T:
+def _read_or_ask(
+    flag: str | list[str] | None, question: str, default: str, read: Callable[[str], T], ask: Ask | None
+) -> T:
     """Read a flag, or ask. Repeat the question after a wrong answer; raise InputError for a wrong flag."""
     if flag is not None:
         return read(shlex.join(flag) if isinstance(flag, list) else flag)
@@ -186,8 +199,8 @@ def _answer(flag: str | list[str] | None, question: str, default: str, read: Cal
                 logger.info("%s; %s", problem.what, problem.fix)
 
 
-def _paths(text: str) -> list[str]:
-    """Split a line into paths as a shell does. Raise InputError."""
+def _split_paths(text: str) -> list[str]:
+    """Split a line into paths as a shell does. Raise InputError if a quote is open or there is no path."""
     try:
         paths = shlex.split(text)
     except ValueError as error:

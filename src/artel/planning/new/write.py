@@ -1,4 +1,4 @@
-"""Write a run file with comments from four answers."""
+"""Format a run file with comments from four answers."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _SMALL_CONFIGS = {"AutoModelForSeq2SeqLM": _ENCODER_DECODER}
 _COMMENT_COLUMN = 36
 
 
-def run_file(answers: Answers, name: str) -> str:
+def format_run_file(answers: Answers, name: str) -> str:
     """Return the text of a run file named `name`. Raise InputError if the model cannot be read."""
     objective: type[Objective] = OBJECTIVES[answers.objective]
-    parts = [_head(answers, name), _data(answers, objective), *_model(answers, objective)]
+    parts = [_header_lines(answers, name), _data_lines(answers, objective), *_model_lines(answers, objective)]
     return "\n".join(line.rstrip() for part in parts for line in part) + "\n"
 
 
-def _head(answers: Answers, name: str) -> Iterator[str]:
+def _header_lines(answers: Answers, name: str) -> Iterator[str]:
     hardware_option, processes, quoted = "", "", shlex.quote(name)
     if answers.hardware:
         hardware_option = f" --hardware {shlex.quote(answers.hardware)}"
@@ -61,66 +61,66 @@ def _head(answers: Answers, name: str) -> Iterator[str]:
     yield "# Keys not set here are chosen for you and recorded in the run folder; artel config explain shows them"
 
 
-def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
-    look = answers.look
-    path = look.paths[0] if len(look.paths) == 1 else list(look.paths)
+def _data_lines(answers: Answers, objective: type[Objective]) -> Iterator[str]:
+    text = answers.text
+    path = text.paths[0] if len(text.paths) == 1 else list(text.paths)
     yield "data:"
     yield "  sources:"
-    yield _line(f"    - path: {_flow(path)}", look.describe().partition(":")[0])
-    form = look.format_for(objective.learns_from)
-    if not FORMATS[form].goes_by_suffix:
-        yield _line(f"      format: {form}", look.formats[form])
-    yield _line("  validation: 0.05", "held out from training, for validation")
+    yield _with_comment(f"    - path: {_format_flow_yaml(path)}", text.describe().partition(":")[0])
+    format_name = text.format_for(objective.learns_from)
+    if not FORMATS[format_name].goes_by_suffix:
+        yield _with_comment(f"      format: {format_name}", text.formats[format_name])
+    yield _with_comment("  validation: 0.05", "held out from training, for validation")
 
 
-def _model(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[str]]:
-    """Yield the lines after the data, for a model from scratch or a pretrained one."""
+def _model_lines(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[str]]:
+    """Yield the lines after `data`, for a model from scratch or a pretrained one."""
     does = f"{objective.presentation.verb}: {objective.presentation.does}" if objective.presentation.verb else ""
     if answers.model:
-        yield _pretrained(answers, objective, does)
+        yield _pretrained_lines(answers, objective, does)
     elif objective.packs_text and objective.generates:
-        yield _automatic(answers, does)
+        yield _auto_model_lines(answers, does)
     else:
-        yield _small(answers, objective, does)
+        yield _small_model_lines(answers, objective, does)
 
 
-def _automatic(answers: Answers, does: str) -> Iterator[str]:
-    yield _tokenizer()
-    yield _line(
+def _auto_model_lines(answers: Answers, does: str) -> Iterator[str]:
+    yield _tokenizer_line()
+    yield _with_comment(
         "model: {auto: true}", "from scratch; size, batch and learning rates are chosen for this text, time and machine"
     )
-    yield _line(f"objective: {answers.objective}", does)
-    yield from _train(answers, {})
+    yield _with_comment(f"objective: {answers.objective}", does)
+    yield from _train_lines(answers, {})
 
 
-def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
+def _small_model_lines(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
     config = Size(4).config() if objective.generates else _SMALL_CONFIGS.get(objective.auto_class, _ENCODER)
-    yield _line("  block: 512", "maximum tokens per sequence")
-    yield _tokenizer()
-    yield _line("model:", "from scratch and small: change the sizes as you like")
-    yield f"  config: {_flow(config)}"
-    yield _line(f"objective: {answers.objective}", does)
-    yield from _train(answers, {"batch": 32, "learning_rate": 1e-3})
+    yield _with_comment("  block: 512", "maximum tokens per sequence")
+    yield _tokenizer_line()
+    yield _with_comment("model:", "from scratch and small: change the sizes as you like")
+    yield f"  config: {_format_flow_yaml(config)}"
+    yield _with_comment(f"objective: {answers.objective}", does)
+    yield from _train_lines(answers, {"batch": 32, "learning_rate": 1e-3})
 
 
-def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
+def _pretrained_lines(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
     parameters, limit = _inspect_model(answers.model, objective)
     uses_adapters = _needs_adapters(answers, objective, parameters)
     rate = objective.presentation.finetuning_rate * (4 if uses_adapters else 1)
-    yield _line(f"  block: {min(_MAX_BLOCK, limit or _MAX_BLOCK)}", "maximum tokens per sequence")
+    yield _with_comment(f"  block: {min(_MAX_BLOCK, limit or _MAX_BLOCK)}", "maximum tokens per sequence")
     size = f"{parameters / 1e6:,.3g} M parameters; its own tokenizer" if parameters else "its own tokenizer"
     yield "model:"
-    yield _line(f"  from: {_flow(answers.model)}", size)
+    yield _with_comment(f"  from: {_format_flow_yaml(answers.model)}", size)
     if uses_adapters:
-        yield _line("  lora: {rank: 16, alpha: 32}", "small trainable matrices; the model's own are frozen")
-    yield _line(f"objective: {answers.objective}", does)
+        yield _with_comment("  lora: {rank: 16, alpha: 32}", "small trainable matrices; the model's own are frozen")
+    yield _with_comment(f"objective: {answers.objective}", does)
     if not uses_adapters and _too_large_for_one(answers, parameters):
-        yield _line("parallel: {data: fsdp}", "too large for one GPU, so its weights are sharded")
-    yield from _train(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
+        yield _with_comment("parallel: {data: fsdp}", "too large for one GPU, so its weights are sharded")
+    yield from _train_lines(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
 
 
 def _inspect_model(name: str, objective: type[Objective]) -> tuple[int, int | None]:
-    """Return the number of parameters of a pretrained model and its longest block; (0, None) if it is only on the hub.
+    """Return a pretrained model's number of parameters and its longest block. (0, None) if it is only on the hub.
 
     Raise InputError for a folder without a model.
     """
@@ -133,7 +133,7 @@ def _inspect_model(name: str, objective: type[Objective]) -> tuple[int, int | No
 
 
 def _needs_adapters(answers: Answers, objective: type[Objective], parameters: int) -> bool:
-    """True if training all weights would not fit; for a model of unknown size, true for chat and similar tasks."""
+    """True if training all weights would not fit. For a model of unknown size, true for chat and similar tasks."""
     if not parameters:
         return objective.generates and not objective.packs_text
     hardware = find_hardware(answers.hardware)
@@ -148,23 +148,23 @@ def _too_large_for_one(answers: Answers, parameters: int) -> bool:
     return not hardware.shares_memory and parameters * _BYTES_PER_PARAMETER > _MEMORY_FRACTION * hardware.memory_bytes
 
 
-def _tokenizer() -> str:
-    return _line(
+def _tokenizer_line() -> str:
+    return _with_comment(
         "tokenizer: {train: {vocab: auto}}", "subword tokenizer trained on this text; the vocabulary size is chosen"
     )
 
 
-def _train(answers: Answers, keys: dict[str, Any]) -> Iterator[str]:
+def _train_lines(answers: Answers, keys: dict[str, Any]) -> Iterator[str]:
     yield "train:"
-    yield _line(f"  budget: {answers.time}", "total time, including loading and saving the model")
+    yield _with_comment(f"  budget: {answers.time}", "total time, including loading and saving the model")
     for key, value in keys.items():
-        yield f"  {key}: {_flow(value)}"
+        yield f"  {key}: {_format_flow_yaml(value)}"
 
 
-def _line(text: str, comment: str) -> str:
+def _with_comment(text: str, comment: str) -> str:
     return f"{text:<{_COMMENT_COLUMN}} # {comment}" if comment else text
 
 
-def _flow(value: Any) -> str:
+def _format_flow_yaml(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**9)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -68,7 +68,7 @@ class PlannedData:
         return replace(self, longest=longest, row_tokens=tokens)
 
 
-def planned_data(config: RunConfig) -> PlannedData:
+def plan_data(config: RunConfig) -> PlannedData:
     """Return the run's objective and its longest sample. Raise InputError."""
     if is_prepared(config):
         prepared = prepare_silently(config)
@@ -138,7 +138,7 @@ class AverageStep:
     """Tokens of all ranks in a step, without padding."""
 
 
-def average_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> AverageStep | None:
+def find_average_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> AverageStep | None:
     """Return the average step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
 
     A step takes as long as the rank with the most to compute.

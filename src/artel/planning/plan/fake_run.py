@@ -56,7 +56,7 @@ class Trace:
     """Index of the first event of the first step. The weights are allocated before it."""
     phases: list[tuple[int, int]] = field(default_factory=list)
     """Event ranges of each step: the forward and backward passes, then the optimizer's step."""
-    kept_bytes: int = 0
+    checkpoint_bytes: int = 0
     """Trained weights and optimizer state: this rank's part of a checkpoint."""
     passes: dict[Operation, int] = field(default_factory=dict)
     """Operations of a step's forward and backward passes, with how often each runs."""
@@ -124,7 +124,7 @@ def trace_steps(
     final_bytes = bytes_by_kind(live.events, len(live.events) - 1)
     trained = (parameter for parameter in strategy.model.parameters() if parameter.requires_grad)
     shards = (getattr(parameter, "_local_tensor", parameter) for parameter in trained)
-    trace.kept_bytes = sum(shard.nbytes for shard in shards) + final_bytes[OPTIMIZER]
+    trace.checkpoint_bytes = sum(shard.nbytes for shard in shards) + final_bytes[OPTIMIZER]
     return trace
 
 

@@ -1,8 +1,8 @@
 """Memory on a GPU, in a trace with the operators of a CPU: what CUDA's autocast and compiled layers do differently.
 
 Compiled layers (`save_as_compiled`) save less for the backward pass. Of what autograd saves in a layer, torch.compile
-saves only what matrix products and attention read and return. The backward pass recomputes the elementwise rest from
-that, in the kernels that need it. PyTorch's AOTAutograd decides so with a min-cut that bans products from
+saves only what matrix matmuls and attention read and return. The backward pass recomputes the elementwise rest from
+that, in the kernels that need it. PyTorch's AOTAutograd decides so with a min-cut that bans matmuls from
 recomputation.
 
 CUDA's autocast (`cuda_autocast`) computes more operators in float32 than a CPU's: "CUDA Ops that can autocast to
@@ -64,7 +64,7 @@ class _Node:
 
     parents: list[_Node]
     banned: torch.Tensor | None = None
-    """The output of a product, or an input of the layer: it is not recomputed (AOTAutograd's banned nodes)."""
+    """The output of a matmul, or an input of the layer: it is not recomputed (AOTAutograd's banned nodes)."""
     is_saved: bool = False
     is_repeated_cast: bool = False
     """True if the same conversion was done before: the compiler does it once (common subexpressions)."""
@@ -85,7 +85,7 @@ class _Node:
 class SavedAsCompiled(TorchDispatchMode):
     """Wraps one call of a layer. On exit it drops the saved tensors that a compiled layer would recompute.
 
-    A tensor is dropped if no product reads or returns it, and its unsaved sources are not larger than it.
+    A tensor is dropped if no matmul reads or returns it, and its unsaved sources are not larger than it.
     """
 
     def __init__(self, inputs: Any, on_drop: Callable[[torch.Tensor], None] = lambda _: None) -> None:
@@ -138,7 +138,7 @@ class SavedAsCompiled(TorchDispatchMode):
         return output
 
     def _is_repeated_cast(self, source: torch.Tensor, output: torch.Tensor) -> bool:
-        """True if `source` was converted to this dtype before: under autocast each product converts its input."""
+        """True if `source` was converted to this dtype before: under autocast each matmul converts its input."""
         key = _storage_id(source), source.storage_offset(), output.shape, output.dtype
         first = self._casts.get(key)
         if first is None or first() is None:
@@ -168,7 +168,7 @@ class SavedAsCompiled(TorchDispatchMode):
         self._nodes.clear()
 
     def _elementwise(self) -> list[tuple[_SavedTensor, torch.Tensor, _Node]]:
-        """Return the saved tensors that no product reads or returns. Mark the nodes of the other ones as saved."""
+        """Return the saved tensors that no matmul reads or returns. Mark the nodes of the other ones as saved."""
         found = []
         for reference in self._saved:
             saved = reference()
@@ -182,7 +182,7 @@ class SavedAsCompiled(TorchDispatchMode):
         return found
 
     def _choose_sources(self, tensor: torch.Tensor, node: _Node) -> list[torch.Tensor] | None:
-        """Return what to save in place of a tensor. None if that is larger, or if a product reads the tensor."""
+        """Return what to save in place of a tensor. None if that is larger, or if a matmul reads the tensor."""
         if node.is_saved:
             return None
         unsaved = [source for source in node.sources() if not source.is_saved]

@@ -15,7 +15,7 @@ from artel.errors import InputError
 from artel.models.loading.language_part import MultimodalModel
 from artel.objectives import DocumentSamples, Objective, build_objective, objective_type
 from artel.planning.outline import local_tokenizer
-from artel.planning.plan.batches import PlannedData, planned_data
+from artel.planning.plan.batches import PlannedData, plan_data
 from artel.text import Document, InputShard, Ledger, clean_shard, input_shards
 from artel.tokens import PackedSamples, train_tokenizer
 from artel.tokens.packing import best_fit, sample_sizes
@@ -45,7 +45,7 @@ class PlannedLength:
     """Fraction of the blocks that is padding, 0 to 1."""
 
 
-def planned_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
+def plan_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
     """Return the length of the run. None if only `artel prepare` can tell, or if `train.budget` ends it."""
     if config.train.budget is not None:
         return None
@@ -89,7 +89,7 @@ def with_planned_packing(config: RunConfig) -> RunConfig:
     """Return the run with `data.packing: auto` resolved, as far as its token store or its text tells."""
     if config.data.packing != AUTO or not objective_type(config).packs_samples:
         return config
-    data = planned_data(config)
+    data = plan_data(config)
     if data.store is not None:
         return with_packing(config, choose_packing(config, data.store.train).value)
     sampled = _sample_counts(config, data)
@@ -102,26 +102,26 @@ def _sample_counts(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, fl
     Duplicates are not removed. None if no representative part of the text can be read.
     """
     try:
-        pieces = [piece for piece in input_shards(config.data, _PIECE_BYTES) if piece.key != "data.validation"]
+        num_matmuls = [piece for piece in input_shards(config.data, _PIECE_BYTES) if piece.key != "data.validation"]
     except InputError:  # the text may be where the run will be: `artel prepare` says so if it is not
         return None
-    if not pieces or any(piece.size == 0 for piece in pieces):
+    if not num_matmuls or any(piece.size == 0 for piece in num_matmuls):
         return None
-    readable = [piece for piece in pieces if piece.size <= _MAX_FILE_BYTES]
-    if {piece.key for piece in readable} != {piece.key for piece in pieces}:
+    readable = [piece for piece in num_matmuls if piece.size <= _MAX_FILE_BYTES]
+    if {piece.key for piece in readable} != {piece.key for piece in num_matmuls}:
         return None
     sample_pieces = readable[:: max(1, len(readable) // _PIECES)]
     documents = list(_documents(config, sample_pieces))
-    share = sum(piece.size for piece in sample_pieces) / sum(piece.size for piece in pieces)
+    share = sum(piece.size for piece in sample_pieces) / sum(piece.size for piece in num_matmuls)
     objective = _with_tokenizer(config, data.objective, documents)
     results = [item for item in objective.samples(documents) if isinstance(item, DocumentSamples)]
     counts = [len(sample.ids) for item in results for sample in item.samples]
     return (np.array(counts), share) if sum(counts) else None
 
 
-def _documents(config: RunConfig, pieces: list[InputShard]) -> Iterator[Document]:
-    """Yield the training documents in some pieces of the text."""
-    for piece in pieces:
+def _documents(config: RunConfig, num_matmuls: list[InputShard]) -> Iterator[Document]:
+    """Yield the training documents in some num_matmuls of the text."""
+    for piece in num_matmuls:
         for cleaned in clean_shard(piece, config.data, Ledger()):
             if cleaned.document.split == "train":
                 yield cleaned.document

@@ -3,7 +3,7 @@
 A storage counts from the operator that made it until it is freed. Its kind comes from the code that made it, unless
 its owner is known later: a parameter, its gradient, the optimizer's state.
 
-Compiled layers have no storage for a tensor that lives only between two matrix products: TorchInductor's kernels fuse
+Compiled layers have no storage for a tensor that lives only between two matrix matmuls: TorchInductor's kernels fuse
 the elementwise operators there. This is assumed of the whole model, except for lookups and sorts. Outside of the
 layers few tensors are as large as theirs.
 
@@ -74,7 +74,7 @@ class LiveBytes(TorchDispatchMode):
         """Allocations (True) and frees (False), in order."""
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._products_before: dict[int, int] = {}
-        """Live storages made by elementwise operators: number of products that ran before."""
+        """Live storages made by elementwise operators: number of matmuls that ran before."""
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def __enter__(self) -> LiveBytes:
@@ -242,7 +242,7 @@ _VALUE_DEPENDENT = {
 def _grouped_product(
     left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, bias: Any = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return the result of torch's grouped product. FakeTensorMode accepts only bf16, a CPU also float32."""
+    """Return the result of torch's grouped matmul. FakeTensorMode accepts only bf16, a CPU also float32."""
     shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
     if left.ndim == right.ndim:
         shape = (groups.shape[0] if left.ndim == 2 else left.shape[0], *shape)

@@ -35,8 +35,8 @@ _CPU_BYTES, _CPU_FRACTION = 40 * _MIB, 0.03
 """Memory of a process on a CPU beyond its live tensors, and as a share of them: fragments of the heap, oneDNN's
 kernels (0.64 MiB each, 15 to 153 of them), gloo's copies. Fitted to the cases of benchmarks/plan.md."""
 _CUDA_CONTEXT = 765 * _MIB
-"""Per process on its GPU, outside of PyTorch's allocator: CUDA's context with the kernels of products and attention.
-Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765 after products and attention."""
+"""Per process on its GPU, outside of PyTorch's allocator: CUDA's context with the kernels of matmuls and attention.
+Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765 after matmuls and attention."""
 _CUBLAS_WORKSPACE = 32 * _MIB
 """Allocated by PyTorch for each process on a Hopper GPU."""
 _CUDA_CACHE_BYTES, _CUDA_CACHE_FRACTION = 200 * _MIB, 0.01
@@ -54,7 +54,7 @@ previous one are sent, so the peak of a longer model has the same form only from
 class RankMemory:
     """Bytes of one rank."""
 
-    kinds: dict[str, int]
+    by_kind: dict[str, int]
     """By kind, at the peak."""
     allocated: int
     """Live bytes at the peak."""
@@ -119,7 +119,9 @@ def rank_memory(
     traced_passes = extrapolate(traces[0].passes, traces[-1].passes, factor)
     passes = {operation: round(repeats * count / num_traced) for operation, repeats in traced_passes.items()}
     kinds = max(candidates, key=_total).copy()
-    saved_bytes = round(traces[-1].kept_bytes + factor * (traces[-1].kept_bytes - traces[0].kept_bytes))
+    saved_bytes = round(
+        traces[-1].checkpoint_bytes + factor * (traces[-1].checkpoint_bytes - traces[0].checkpoint_bytes)
+    )
     copy = saved_bytes if copies_checkpoints(config) else 0
     process = FRAMEWORK_BYTES + _ADAPTER_BYTES * (config.model.lora is not None)
     if on_gpu:

@@ -22,9 +22,9 @@ from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
 from artel.planning.operations import COLLECTIVE, Operation
-from artel.planning.performance import Forecast, Range, StepTime, forecast, slowest_stage, step_time
-from artel.planning.plan.batches import AverageStep, PlannedData, average_step, planned_data
-from artel.planning.plan.length import PlannedLength, disk_bytes, planned_length
+from artel.planning.performance import Forecast, Range, StepTime, find_slowest_stage, forecast_run, predict_step_time
+from artel.planning.plan.batches import AverageStep, PlannedData, find_average_step, plan_data
+from artel.planning.plan.length import PlannedLength, disk_bytes, plan_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
 from artel.planning.rates import read_rates
@@ -87,7 +87,7 @@ class Plan:
             hours = Range(budget, budget, budget)
         else:
             hours = self.step.seconds.scaled(self.length.steps / 3600)
-        return forecast(self.step, self._text_tokens, hours, self.hardware, price)
+        return forecast_run(self.step, self._text_tokens, hours, self.hardware, price)
 
     @property
     def shortest_budget(self) -> float | None:
@@ -99,32 +99,32 @@ class Plan:
         return max(self.ranks, key=lambda rank: rank.reserved)
 
     @property
-    def share(self) -> float:
+    def memory_fraction(self) -> float:
         """Used fraction of the scarcest memory."""
-        return max(self.device_share, self.host_share)
+        return max(self.device_fraction, self.host_fraction)
 
     @property
-    def device_share(self) -> float:
+    def device_fraction(self) -> float:
         """Used fraction of the fullest accelerator's memory."""
         return 0.0 if self.hardware.shares_memory else self.fullest.reserved / self.hardware.memory_bytes
 
     @property
-    def host_share(self) -> float:
+    def host_fraction(self) -> float:
         """Used fraction of the fullest host's memory; 0 if its size is unknown."""
         return self.host_bytes / self.host_capacity if self.host_capacity else 0.0
 
     @property
     def verdict(self) -> str:
-        return "fits" if self.share <= TIGHT else "tight" if self.share <= 1 else "does not fit"
+        return "fits" if self.memory_fraction <= TIGHT else "tight" if self.memory_fraction <= 1 else "does not fit"
 
     def to_json(self) -> dict[str, Any]:
         rank = self.fullest
         total = {} if self.forecast is None else asdict(self.forecast)
-        per_rank = {kind: round(size / GIB, 3) for kind, size in rank.kinds.items()}
+        per_rank = {kind: round(size / GIB, 3) for kind, size in rank.by_kind.items()}
         return {
-            "fits": self.share <= 1,
+            "fits": self.memory_fraction <= 1,
             "verdict": self.verdict,
-            "memory_share": round(self.share, 4),
+            "memory_share": round(self.memory_fraction, 4),
             "hardware": self.hardware.name,
             "device": self.hardware.device,
             "parameters": self.parameters,
@@ -149,10 +149,10 @@ class Plan:
 PlannedText = tuple[PlannedData, PlannedLength | None]
 
 
-def planned_text(config: RunConfig) -> PlannedText:
+def plan_text(config: RunConfig) -> PlannedText:
     """Return what a plan needs to know about the data: the same for all plans of one run. Raise InputError."""
-    data = planned_data(config)
-    return data, planned_length(config, data)
+    data = plan_data(config)
+    return data, plan_length(config, data)
 
 
 def processes_on_host(config: RunConfig, hardware: Hardware, nproc: int | None) -> int:
@@ -173,7 +173,7 @@ def make_plan(
     """Plan a run on `hardware`. Raise InputError if it cannot be planned.
 
     `nproc` processes run on each node: by default one per GPU, or on a CPU as many as `parallel` needs. `price` is per
-    hour of one accelerator (of a machine, on a CPU). `text` is the run's `planned_text`, if it is known.
+    hour of one accelerator (of a machine, on a CPU). `text` is the run's `plan_text`, if it is known.
     """
     on_host = processes_on_host(config, hardware, nproc)
     if not hardware.shares_memory:
@@ -186,9 +186,9 @@ def make_plan(
         )
     dims = read_parallel_dims(config.parallel, world_size, on_host)
     check_layout(config, objective_type(config).auto_class, world_size, on_host)
-    data, length = text or planned_text(config)
+    data, length = text or plan_text(config)
     outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
-    precision = planned_precision(config, hardware)
+    precision = plan_precision(config, hardware)
     data = data.with_layout_for(lambda: outline.build_for_training(precision), hardware.device)
     max_rows = -(-config.train.batch // dims.dp_degree)
     mode = config.train.activation_checkpointing
@@ -197,15 +197,15 @@ def make_plan(
     device = torch.device(hardware.device)
     train = config.train
     compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
-    average_for = cache(partial(average_step, config, data))
+    find_average = cache(partial(find_average_step, config, data))
 
     def plan_rows(rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
         count = -(-max_rows // rows)
         rows = -(-max_rows // count)
         suffix = "" if mode == "none" else f", activation_checkpointing: {mode}"
         logger.info("tracing two steps with micro-batches of %s%s", rows, suffix)
-        average = average_for(rows, dims.dp_degree)
-        plan = _plan_with(
+        average = find_average(rows, dims.dp_degree)
+        plan = _build_plan(
             config,
             hardware,
             outline,
@@ -238,7 +238,7 @@ def make_plan(
 def _first_fitting(plans: Iterator[Plan]) -> Plan:
     """Return the first plan that fits, else the last one."""
     for plan in plans:
-        if plan.share <= TIGHT:
+        if plan.memory_fraction <= TIGHT:
             break
     return plan
 
@@ -257,19 +257,19 @@ def _search_micro_batch(
             if mode == modes[-1]:
                 raise
             continue
-        if largest.share <= TIGHT:
+        if largest.memory_fraction <= TIGHT:
             return largest
         smallest = plan = plan_rows(sizes[0], mode)
-        if smallest.share > TIGHT:
+        if smallest.memory_fraction > TIGHT:
             continue
-        share_per_row = (largest.share - smallest.share) / (sizes[-1] - sizes[0])
-        fitting = [size for size in sizes if smallest.share + share_per_row * (size - sizes[0]) <= TIGHT]
+        fraction_per_row = (largest.memory_fraction - smallest.memory_fraction) / (sizes[-1] - sizes[0])
+        fitting = [size for size in sizes if smallest.memory_fraction + fraction_per_row * (size - sizes[0]) <= TIGHT]
         if fitting[-1] >= enough or mode == modes[-1]:
             return _first_fitting(plan_rows(size, mode) for size in reversed(fitting))
     return plan
 
 
-def _plan_with(
+def _build_plan(
     config: RunConfig,
     hardware: Hardware,
     outline: ModelOutline,
@@ -309,14 +309,14 @@ def _plan_with(
     )
     host = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
     if not on_gpu and not is_sharded(config, worlds[0]):  # only the first rank writes checkpoints
-        host -= ranks[0].kinds[CHECKPOINT] * (on_host - 1)
+        host -= ranks[0].by_kind[CHECKPOINT] * (on_host - 1)
     if on_gpu:
         host = on_host * max(rank.host for rank in ranks)
     model = outline.build(precision)
     return Plan(
         hardware,
         world_size,
-        _parameters(model),
+        _count_parameters(model),
         rows,
         mode,
         precision,
@@ -326,7 +326,7 @@ def _plan_with(
         disk_bytes(config, model, multimodal_of(outline.whole), data, length),
         data.note + _teacher_note(data.objective),
         config.train.batch * data.row_tokens if average is None else average.tokens,
-        _step_time(config, hardware, ranks, model, world_size, on_host, count),
+        _predict_step_time(config, hardware, ranks, model, world_size, on_host, count),
         length,
         config.train.budget,
     )
@@ -342,7 +342,7 @@ def _teacher_note(objective: Objective) -> str:
     return "; not counted: the time in which the teacher reads all samples, before the first step"
 
 
-def _step_time(
+def _predict_step_time(
     config: RunConfig,
     hardware: Hardware,
     ranks: tuple[RankMemory, ...],
@@ -363,13 +363,15 @@ def _step_time(
         size = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         group = range(0, world_size, world_size // dims.dp_replicate)
         reducer_operations[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
-    steps = [step_time({**rank.operations, **reducer_operations}, hardware, rates).seconds.mid for rank in ranks]
-    passes = [step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
-    slowest, bubble = slowest_stage(config.parallel.schedule, count, steps, passes)
-    return step_time({**ranks[slowest].operations, **reducer_operations}, hardware, rates, bubble=bubble)
+    steps = [
+        predict_step_time({**rank.operations, **reducer_operations}, hardware, rates).seconds.mid for rank in ranks
+    ]
+    passes = [predict_step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
+    slowest, bubble = find_slowest_stage(config.parallel.schedule, count, steps, passes)
+    return predict_step_time({**ranks[slowest].operations, **reducer_operations}, hardware, rates, bubble=bubble)
 
 
-def planned_precision(config: RunConfig, hardware: Hardware) -> str:
+def plan_precision(config: RunConfig, hardware: Hardware) -> str:
     """Return the precision in which layers compute on `hardware`."""
     if hardware.shares_memory:
         return pick_precision(config.train.precision, torch.device("cpu"), config.train.weights)
@@ -378,7 +380,7 @@ def planned_precision(config: RunConfig, hardware: Hardware) -> str:
     return "bf16" if config.train.weights == "bf16" or "bf16" in hardware.peak_flops else "fp32"
 
 
-def _parameters(model: torch.nn.Module) -> dict[str, int]:
+def _count_parameters(model: torch.nn.Module) -> dict[str, int]:
     """Count all parameters, the ones used by one token, and the trained ones. A tied parameter counts once."""
     model_config: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
     sizes = [getattr(model_config, name, None) for name in ("num_local_experts", "num_experts")]

@@ -18,7 +18,7 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
     rank, parameters = plan.fullest, plan.parameters
     active = f", {parameters['active']:,} for a token" if parameters["active"] < parameters["total"] else ""
     lines = [
-        f"{plan.verdict}: {plan.share:.0%} of the {_scarcest(plan)}",
+        f"{plan.verdict}: {plan.memory_fraction:.0%} of the {_scarcest(plan)}",
         "",
         f"parameters       {parameters['total']:,}{active}, {parameters['trained']:,} trained",
         f"processes        {plan.processes:,} · {plan.precision}, micro-batches of {plan.micro_batch}, "
@@ -26,7 +26,7 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
         f"data             {plan.data_note}",
         f"memory of {'the fullest rank' if len(plan.ranks) > 1 else 'each rank'}, at its fullest moment",
     ]
-    kinds = rank.kinds | {"allocated": rank.allocated, "reserved": rank.reserved}
+    kinds = rank.by_kind | {"allocated": rank.allocated, "reserved": rank.reserved}
     unit, bytes_of_unit, digits = ("GiB", 2**30, 2) if rank.reserved >= 2**30 else ("MiB", 2**20, 1)
     if plan.hardware.shares_memory:
         digits -= 1  # off by up to 10 %
@@ -45,16 +45,16 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def in_brief(plan: Plan) -> list[str]:
+def describe_briefly(plan: Plan) -> list[str]:
     """Return the plan in three lines."""
     rank = plan.fullest
-    kinds = sorted(rank.kinds.items(), key=lambda kind: -kind[1])[:4]
+    kinds = sorted(rank.by_kind.items(), key=lambda kind: -kind[1])[:4]
     largest_kinds = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
     ranks = f"{'the fullest' if len(plan.ranks) > 1 else 'each'} of {plan.processes:,} processes"
     ranks = "the process" if plan.processes == 1 else ranks
     disk = _size(sum(plan.disk.values()))
     return [
-        f"{plan.verdict}: {plan.share:.0%} of the {_scarcest(plan)}",
+        f"{plan.verdict}: {plan.memory_fraction:.0%} of the {_scarcest(plan)}",
         f"{ranks} holds {rank.reserved / 2**30:.1f} GiB: {largest_kinds}; {disk} of disk",
         f"speed {_speed(plan)}; {_time(plan)}" if plan.step is None else f"{_speed(plan)}; {_time(plan)}",
     ]
@@ -125,7 +125,7 @@ def _scarcest(plan: Plan) -> str:
     host = format_gib(plan.host_capacity or hardware.memory_bytes)
     if hardware.shares_memory:
         return f"memory of this machine, {host}"
-    if plan.host_share > plan.device_share:
+    if plan.host_fraction > plan.device_fraction:
         return f"host memory, {host} on each host"
     nodes = f" on {hardware.nodes} nodes" if hardware.nodes > 1 else ""
     return f"memory of {hardware.world_size} × {hardware.name}{nodes}, {format_gib(hardware.memory_bytes)} each"

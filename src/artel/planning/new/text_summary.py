@@ -1,4 +1,4 @@
-"""Look at a text: find its files, and try which formats can read their first records."""
+"""Find the files of a text, and test which formats can read their first records."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ _COLUMNS_FIX = (
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TextSummary:
+    """The files of a text, and the formats that can read it."""
+
     paths: tuple[str, ...]
     files: int
     bytes: int
     formats: dict[str, str] = field(hash=False)
-    """Formats that can read it, the most likely first, with their kind of record: text, conversations …"""
+    """Formats that can read it, with their kind of record: text, conversations … The most likely is first."""
 
     @property
-    def kinds(self) -> set[str]:
+    def record_kinds(self) -> set[str]:
         return set(self.formats.values())
 
     def format_for(self, learns_from: tuple[str, ...]) -> str:
-        """Return the most likely format with records that an objective learns from."""
+        """Return the most likely format whose records are in `learns_from` of an objective."""
         return next(name for name, kind in self.formats.items() if kind in learns_from)
 
     def describe(self) -> str:
@@ -46,14 +48,14 @@ class Look:
         return f"{self.files:,} file{plural}, {format_bytes(self.bytes)}: {kinds}"
 
 
-def look_at(paths: list[str]) -> Look:
-    """Look at files, globs or folders. Raise InputError if there is no text, or no format can read it."""
-    data, table_problem = _data(paths, FORMATS.names[0]), None
+def summarize_text(paths: list[str]) -> TextSummary:
+    """Summarize files, globs or folders. Raise InputError if there is no text, or no format can read it."""
+    data, table_problem = _build_data_config(paths, FORMATS.names[0]), None
     try:
         check_sources(data)
-    except InputError as error:  # a table without texts may hold pairs or labels, see below
+    except InputError as error:  # a table without a text column may hold pairs or labels
         table_problem = error.problems[0]
-        data = _data(paths, next(name for name in FORMATS.names if _takes_any_file(name)))
+        data = _build_data_config(paths, next(name for name in FORMATS.names if _takes_any_file(name)))
     try:
         check_sources(data)
         inputs = [entry for _, _, entries in all_inputs(data) for entry in entries]
@@ -64,7 +66,7 @@ def look_at(paths: list[str]) -> Look:
         raise InputError.at("--text", table_problem.what, table_problem.fix)
     if not any(entry.size for entry in inputs):
         raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "use a file with text")
-    formats = dict(_formats(paths, inputs, is_table=table_problem is not None))
+    formats = dict(_find_formats(paths, inputs, is_table=table_problem is not None))
     if not formats and table_problem is not None:
         is_damaged = not table_problem.where.startswith("data.sources")
         raise InputError.at(
@@ -73,7 +75,7 @@ def look_at(paths: list[str]) -> Look:
     if not formats:
         what = f"no format of artel reads {', '.join(paths)}"
         raise InputError.at("--text", what, f"docs/text.md describes them: {', '.join(FORMATS.names)}")
-    return Look(tuple(paths), len(inputs), sum(entry.size for entry in inputs), formats)
+    return TextSummary(tuple(paths), len(inputs), sum(entry.size for entry in inputs), formats)
 
 
 def _is_table(name: str) -> bool:
@@ -85,47 +87,49 @@ def _takes_any_file(name: str) -> bool:
 
 
 def _column_problem(paths: list[str]) -> str:
-    """Return the problem of a table that lacks its text column; empty if there is none, or it is not a table."""
+    """Describe a table that lacks its text column. Empty if no column is missing, or the text is not a table."""
     if not all(map(is_table_name, paths)):
         return ""
     try:
-        check_sources(_data(paths, next(name for name in FORMATS.names if FORMATS[name].is_table)))
+        check_sources(_build_data_config(paths, next(name for name in FORMATS.names if FORMATS[name].is_table)))
     except InputError as error:
         return f"{error.problems[0].where}: {error.problems[0].what}"
     return ""
 
 
-def _formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> Iterator[tuple[str, str]]:
+def _find_formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> Iterator[tuple[str, str]]:
     """Yield (format, kind of record): first the format of the suffix, then formats that find their fields in the text.
 
-    Any file can be read as plain text or as a page without tags, even conversations, so these count only if nothing
-    else does. Plain text in several folders is also classified by folder. Lines separated by blank ones may be groups
-    of matching texts or a novel: such files are both, unless more than a tenth of the groups are single lines, as
-    chapter headings are. A table is never plain text.
+    Any file, even conversations, can be read as plain text or as a page without tags. So these two formats count only
+    if no other one does. Plain text in several folders may also be labeled by folder. Lines separated by blank ones may
+    be groups of matching texts or a novel. Such files count as both, unless more than a tenth of the groups are single
+    lines, like chapter headings. A table is never plain text.
     """
-    auto = _data(paths, FORMATS.names[0]).sources[0]
+    auto = _build_data_config(paths, FORMATS.names[0]).sources[0]
     is_plain = not is_table and all(choose_format(auto, entry.address).is_plain_text for entry in inputs)
     in_folders = is_plain and len({Path(entry.address).parent for entry in inputs}) > 1
-    names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(paths, name, is_plain)]
+    names = [name for name in FORMATS.names if FORMATS[name].has_files and _can_read(paths, name, is_plain)]
     by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]
     reads_all = [name for name in names if FORMATS[name].is_plain_text or FORMATS[name].is_pages]
     specific = [name for name in names if name not in (*by_folder, *reads_all)]
     by_suffix = [name for name in names if FORMATS[name].goes_by_suffix]
-    plain = [] if is_table else [*by_suffix, *(by_folder if in_folders else ())]
-    for name in [*plain, *specific] if is_plain else specific or plain:
+    plain_formats = [] if is_table else [*by_suffix, *(by_folder if in_folders else ())]
+    for name in [*plain_formats, *specific] if is_plain else specific or plain_formats:
         yield name, SourceConfig.model_validate({"path": paths, "format": name}).yields
 
 
-def _data(paths: list[str], name: str) -> DataConfig:
+def _build_data_config(paths: list[str], name: str) -> DataConfig:
     return DataConfig.model_validate({"sources": [{"path": paths, "format": name}], "validation": 0.0})
 
 
-def _reads(paths: list[str], name: str, is_plain: bool) -> bool:
-    """True if the format reads the first records. Of plain text it may reject a tenth."""
+def _can_read(paths: list[str], name: str, is_plain: bool) -> bool:
+    """True if the format can read the first records. It may reject a tenth of the records of plain text."""
     rejected: list[Rejected] = []
     ledger = Ledger(on_reject=rejected.append)
     try:
-        documents = list(islice(read_documents(_data(paths, name), ledger, max_bytes=_MAX_BYTES), _MAX_RECORDS))
+        documents = list(
+            islice(read_documents(_build_data_config(paths, name), ledger, max_bytes=_MAX_BYTES), _MAX_RECORDS)
+        )
     except InputError:
         return False
     is_guess = is_plain and not FORMATS[name].is_plain_text
