@@ -15,7 +15,7 @@ from artel.models.compile import OFF, compile_choice
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.reports.run_data import read_run
-from artel.reports.terminal import compared
+from artel.reports.terminal import compare_runs
 from artel.training.budget import Budget
 from artel.training.callbacks import Callback
 from artel.training.loop import train
@@ -255,7 +255,7 @@ def test_a_run_slower_than_planned_says_so_after_ten_seconds_of_steps_and_has_on
     assert measured == result["tokens_per_second"] == read_run(folder.path).tokens_per_second
     (folder.path / "result.json").unlink()  # as while it runs
     assert read_run(folder.path).tokens_per_second == pytest.approx(exact)
-    table = compared([read_run(folder.path)])[0]
+    table = compare_runs([read_run(folder.path)])[0]
     assert table[0]["tokens_per_second"] == pytest.approx(exact)
 
 

@@ -10,7 +10,7 @@ import pytest
 from artel.errors import InputError
 from artel.reports.curves import CurveReader
 from artel.reports.run_data import RunReader, read_run
-from artel.reports.status import RankStatus, SignsOfLife, status_of
+from artel.reports.status import RankStatus, SignsOfLife, determine_status
 from support.runs import ENVIRONMENT
 
 
@@ -168,7 +168,7 @@ class Clocks:
         self.signs = SignsOfLife(lambda: self.now, lambda: self.watch)
 
     def state(self, *ranks: RankStatus, complete: bool = False) -> str:
-        return status_of(list(ranks), self.signs, complete=complete, step=3, has_started=True).state
+        return determine_status(list(ranks), self.signs, complete=complete, step=3, has_started=True).state
 
     def pass_by(self, seconds: float) -> None:
         self.now += seconds
@@ -201,7 +201,7 @@ def test_another_hosts_clock_may_be_wrong_where_a_run_is_followed():
 
 def test_ranks_that_are_silent_are_named():
     clocks = Clocks(1000.0)
-    status = status_of([rank(0, 1000), rank(1, 900)], clocks.signs, complete=False, step=3, has_started=True)
+    status = determine_status([rank(0, 1000), rank(1, 900)], clocks.signs, complete=False, step=3, has_started=True)
     assert (status.state, status.silent_ranks, status.step) == ("running", (1,), 10)
 
 

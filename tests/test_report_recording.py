@@ -11,7 +11,7 @@ import pytest
 from artel.errors import InputError, Interrupted, WorkError
 from artel.preparing.run_mark import claim_folder
 from artel.reports.run_data import read_run
-from artel.reports.status import RankStatus, SignsOfLife, status_of
+from artel.reports.status import RankStatus, SignsOfLife, determine_status
 from artel.training.faults.rank_status import rank_status
 from artel.training.rank_file import mark_start, start_status
 from artel.training.run_folder import RunFolder
@@ -129,7 +129,7 @@ def test_a_start_that_was_killed_is_dead(process):
     """Its process is gone, though it said that it would not write again for long."""
     mark_start(process.folder)
     line = written(process) | {"pid": 2**22 + 1, "time": 0.0}
-    status = status_of([RankStatus.read(line)], SignsOfLife(), complete=False, step=0, has_started=True)
+    status = determine_status([RankStatus.read(line)], SignsOfLife(), complete=False, step=0, has_started=True)
     assert status.state == "dead"
 
 
@@ -152,7 +152,9 @@ def test_a_start_writes_nothing_over_a_run_that_is_complete(process):
 
 def status_now(process) -> tuple[str, str]:
     """The state of the run, and why it failed, as `artel watch` and the report tell it."""
-    status = status_of([RankStatus.read(written(process))], SignsOfLife(), complete=False, step=0, has_started=True)
+    status = determine_status(
+        [RankStatus.read(written(process))], SignsOfLife(), complete=False, step=0, has_started=True
+    )
     return status.state, status.message
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from artel.errors import InputError, WorkError
 from artel.reports.run_data import read_run
-from artel.reports.watch import screen, watch
+from artel.reports.watch import render_screen, watch
 from support.runs import artel, start, wait_for_step, write_run
 from support.waiting import LIMIT, wait_until
 
@@ -37,7 +37,7 @@ def make_run(folder: Path, state: str, *, ranks: int = 1, steps: int = 30, of: i
 def drawn(folder: Path, width: int = 90) -> str:
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as captured:
-        console.print(screen(read_run(folder), width))
+        console.print(render_screen(read_run(folder), width))
     return captured.get()
 
 

@@ -63,8 +63,8 @@ class Filled:
 
     text: str
     masks: list[list[tuple[str, float]]]
-    """The most likely tokens for each mask with their probabilities (0 to 1), best first. Empty for models that work
-    without masks and find the missing words themselves."""
+    """The most likely tokens for each mask with their probabilities (0 to 1), best first. Empty for models that insert
+    words without masks."""
 
     def __str__(self) -> str:
         return self.text
@@ -174,7 +174,7 @@ class Model:
         repetition_penalty: float = 1.0,
         beams: int | None = None,
     ) -> Iterator[str]:
-        """Like `generate`, but yield pieces of text (complete characters) as soon as they are generated."""
+        """Like `generate`, but yield chunks of text (complete characters) as soon as they are generated."""
         from artel.inference.chat import ChatSettings
 
         objective, decoding = self._opened.objective, self._opened.decoding
@@ -226,7 +226,7 @@ class Model:
         from artel.inference import ChatSession, ChatSettings
         from artel.inference.chat import Exchange
 
-        system_message, pairs, message = _conversation(messages)
+        system_message, pairs, message = _split_conversation(messages)
         settings = ChatSettings(len(pairs), max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
         with closing(ChatSession(self._opened, settings, system or system_message)) as session:
             session.exchanges = [Exchange(question, answer, True) for question, answer in pairs]
@@ -259,7 +259,7 @@ class Model:
 
         Raise InputError for models that were not trained to find entities or tag words.
         """
-        answers = self._answers("entities", [text] if isinstance(text, str) else text, "does not find entities")
+        answers = self._compute_answers("entities", [text] if isinstance(text, str) else text, "does not find entities")
         results = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
         return results[0] if isinstance(text, str) else results
 
@@ -290,7 +290,7 @@ class Model:
         Raise InputError for models that are not classifiers.
         """
         inputs = [texts] if isinstance(texts, str) else list(texts)
-        answers = self._answers("classify", inputs, "does not classify texts")
+        answers = self._compute_answers("classify", inputs, "does not classify texts")
         return answers[0] if isinstance(texts, str) else answers
 
     @leaves_process_unchanged()
@@ -306,7 +306,7 @@ class Model:
         Raise InputError for models that do not score, and for inputs that are too long.
         """
         items = [answers] if isinstance(answers, str) else answers
-        scored = self._answers("score", [(prompt, answer) for answer in items], "does not score answers")
+        scored = self._compute_answers("score", [(prompt, answer) for answer in items], "does not score answers")
         return [float(answer["score"]) for answer in scored]
 
     @leaves_process_unchanged()
@@ -321,7 +321,9 @@ class Model:
         Raise InputError for models that are not rerankers, and for a query that is too long.
         """
         documents = [documents] if isinstance(documents, str) else documents
-        scored = self._answers("rerank", [(query, document) for document in documents], "does not rank documents")
+        scored = self._compute_answers(
+            "rerank", [(query, document) for document in documents], "does not rank documents"
+        )
         ranked = [
             Ranked(index, document, float(answer["score"]))
             for index, (document, answer) in enumerate(zip(documents, scored, strict=True))
@@ -345,7 +347,7 @@ class Model:
 
         items = [texts] if isinstance(texts, str) else texts
         inputs = [{"text": text, "input_type": kind, "dimensions": dimensions} for text in items]
-        answers = self._answers("embed", inputs, "does not embed texts")
+        answers = self._compute_answers("embed", inputs, "does not embed texts")
         vectors = np.array([answer["embedding"] for answer in answers], dtype=np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -396,20 +398,20 @@ class Model:
         """Return the objective's reply to a prompt, as in `artel generate`."""
         return self._opened.decoding.reply(self._opened.model, prompt, context, sampling)
 
-    def _answers(self, task: str, inputs: list[Any], reason: str) -> list[dict[str, Any]]:
+    def _compute_answers(self, task: str, inputs: list[Any], reason: str) -> list[dict[str, Any]]:
         """Return the answers to a task (`Decoding.tasks`). Raise InputError if the model does not support it."""
         if task not in self._opened.decoding.tasks:
             raise self._unsupported(reason)
         return self._opened.decoding.answers(self._opened.model, task, inputs)
 
-    def _unsupported(self, what: str) -> InputError:
-        """Return the error for an unsupported task. It names the supported ones."""
+    def _unsupported(self, reason: str) -> InputError:
+        """Return the error for an unsupported task, with the supported ones."""
         tasks = " and ".join(self._opened.decoding.tasks) or "fill"
         supported = "generate and chat" if self._opened.objective.generates else tasks
-        return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {supported}")
+        return InputError.at(self._opened.name, f"is a model for {self.objective}, which {reason}", f"use {supported}")
 
 
-def _conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[str, str]], str]:
+def _split_conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[str, str]], str]:
     """Split into (system message, earlier pairs of message and answer, message to answer)."""
     if isinstance(messages, str):
         return "", [], messages

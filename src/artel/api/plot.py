@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from artel.reports.run_data import RunData
 
-_PLOT_PIXELS = 240  # pixels of one plot
+_PLOT_PIXELS = 240  # height of one plot
 _TRAINING_COLOR, _VALIDATION_COLOR = "#1f77b4", "#d62728"
 
 
@@ -26,10 +26,10 @@ def figure(run: RunData) -> Figure:
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
-    from artel.reports.page.charts import charts
+    from artel.reports.page.charts import build_charts
     from artel.reports.page.language import Language
 
-    plots = charts([run], [run.folder.name], Language("en"))
+    plots = build_charts([run], [run.folder.name], Language("en"))
     if not plots:
         raise InputError.at(str(run.folder), "nothing is logged yet", "plot it after a few steps of training")
     titles = [plot.title for plot in plots]

@@ -1,4 +1,4 @@
-"""Calls of artel inside another program: they leave the process unchanged."""
+"""Lets calls of artel inside another program leave the process unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def leaves_process_unchanged(
 
     Restores the environment, signal handlers, exception hooks, warning filters, log levels, `sys.path`, and PyTorch's
     threads, default dtype and random states. With `with_torch`, PyTorch is imported first. With `prints`, messages are
-    printed, unless the program has a handler of its own on the logger `artel`. Errors of the machine (a full disk) and
+    printed, unless the program has added a handler to the logger `artel`. Errors of the machine (a full disk) and
     of the user's own code become WorkError.
     """
 
@@ -52,15 +52,15 @@ def leaves_process_unchanged(
                 stack.enter_context(_environment())
                 if with_torch:
                     import torch  # noqa: F401
-                for restoring in (_signals, bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
-                    stack.enter_context(restoring())
+                for restore in (_signals, bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
+                    stack.enter_context(restore())
                 try:
                     return function(*arguments, **keywords)
                 except ArtelError as error:
-                    error.problems = tuple(map(_in_python, error.problems))
+                    error.problems = tuple(map(_replace_flags, error.problems))
                     error.args = ("\n".join(map(str, error.problems)),)
                     raise
-                except BaseException as error:  # a user's code may call sys.exit
+                except BaseException as error:  # the user's code may call sys.exit
                     artel_error = machine_error(error)
                     if artel_error is None:
                         raise
@@ -79,7 +79,7 @@ def _print(record: logging.LogRecord) -> None:
         print(escape_line(hide_secrets(record.getMessage())), file=stream, flush=True)
 
 
-def _in_python(problem: Problem) -> Problem:
+def _replace_flags(problem: Problem) -> Problem:
     """Replace command-line flags in a problem by the names of arguments, except inside a command."""
 
     def argument(text: str) -> str:
@@ -94,8 +94,10 @@ def _in_python(problem: Problem) -> Problem:
 def _environment() -> Iterator[None]:
     saved = dict(os.environ)
     if in_notebook():
-        os.environ.pop("FORCE_COLOR", None)  # Jupyter sets it; processes of a run would draw bars for a terminal
-    # Read while PyTorch is imported: it warns of hosts without names.
+        os.environ.pop(
+            "FORCE_COLOR", None
+        )  # Jupyter sets it, and processes of a run would then draw bars for a terminal
+    # PyTorch reads it on import. Otherwise it warns about hosts without names.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         yield
@@ -120,7 +122,7 @@ def _signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in saved.items():
-            if handler is not None and signal.getsignal(number) is not handler:  # None: it was not set from Python
+            if handler is not None and signal.getsignal(number) is not handler:  # None if it was not set from Python
                 signal.signal(number, handler)
 
 
@@ -140,7 +142,7 @@ def _faults() -> Iterator[None]:
 
 @contextmanager
 def _hooks() -> Iterator[None]:
-    """Restore the hooks for uncaught exceptions, to which each process group of PyTorch adds itself."""
+    """Restore the hooks for uncaught exceptions. Each process group of PyTorch adds its own."""
     saved = sys.excepthook, threading.excepthook
     try:
         yield
@@ -160,7 +162,9 @@ def _messages() -> Iterator[None]:
     saved = (transformers.get_verbosity(), transformers.is_progress_bar_enabled()) if transformers else None
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in notebooks: artel shows its own bar
+            warnings.filterwarnings(
+                "ignore", "IProgress not found"
+            )  # tqdm's warning in notebooks; artel has its own bar
             yield
     finally:
         for logger, (level, filters) in loggers.items():

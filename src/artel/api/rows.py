@@ -1,7 +1,7 @@
-"""Python objects as sources of text: they are written to a JSONL file once, which is read like any other file.
+"""Python objects as sources of text. They are written to a JSONL file once, which is then read like any other file.
 
-The file lies in the folder `rows` of the cache and is named by a digest of its content. config.yaml of the run refers
-to it as `{rows}/DIGEST.jsonl`, so the run can be resumed and repeated without the objects.
+The file is in the folder `rows` of the cache, and its name is a digest of its content. config.yaml of the run refers to
+it as `{rows}/DIGEST.jsonl`, so the run can be resumed and repeated without the objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from artel.registry import FORMATS
 from artel.storage import disk_errors, rows_folder, scratch_folder
 
 _SUFFIX = ".jsonl"
-_LOG_ROWS = 100_000  # rows that take about a second to write
+_LOG_ROWS = 100_000  # this many take about a second to write
 _CHUNK_ROWS = 10_000
 _ROWS_FIX = "give a list of texts, a list of dicts, a dict of lists, a pandas DataFrame or a datasets.Dataset"
 
@@ -34,15 +34,15 @@ def is_table(value: object) -> bool:
     )
 
 
-def source_of_rows(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any]:
-    """Write `rows` to a file and return `source`, at `key` of the run, with its path. Raise InputError."""
+def write_source(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any]:
+    """Write `rows` to a file. Return `source`, which is at `key` of the run, with the path. Raise InputError."""
     if source.get("path"):
         raise InputError.at(key, "has both rows and path", "split them into two sources")
     name = source.get("format", "auto")
     if name in FORMATS.names and not (FORMATS[name].goes_by_suffix or _SUFFIX in FORMATS[name].suffixes):
         fits = ", ".join(format for format in FORMATS.names if _SUFFIX in FORMATS[format].suffixes)
         raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"remove it, or use one of: {fits}")
-    file = _write_rows(_rows_of(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows")
+    file = _write_rows(_iterate_rows(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows")
     number = key.rpartition(".")[2]
     default = "rows" if number in ("sources", "0") else f"rows {number}"
     return {"name": default, **source, "path": [f"{{rows}}/{file.name}"]}
@@ -58,7 +58,7 @@ def _write_rows(rows: Iterable[dict[str, Any]], key: str) -> Path:
         partial = scratch / "rows"
         with partial.open("wb") as stream:
             for count, row in enumerate(rows, 1):
-                line = _line(row, f"{key}[{count - 1}]")
+                line = _to_json_line(row, f"{key}[{count - 1}]")
                 digest.update(line)
                 stream.write(line)
                 if count == _LOG_ROWS:
@@ -76,7 +76,7 @@ def _write_rows(rows: Iterable[dict[str, Any]], key: str) -> Path:
     return file
 
 
-def _line(row: dict[str, Any], location: str) -> bytes:
+def _to_json_line(row: dict[str, Any], location: str) -> bytes:
     for name in row:
         if not isinstance(name, str):
             raise InputError.at(location, f"has the field {name!r}, {type(name).__name__}", "write names as text")
@@ -99,17 +99,17 @@ def _plain_cell(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__}")
 
 
-def _rows_of(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
+def _iterate_rows(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
     if isinstance(rows, _types("datasets", *_UNSUPPORTED_DATASETS)):
         fix = 'choose its split: rows["train"]' if isinstance(rows, Mapping) else "give a list: list(rows.take(1000))"
         raise InputError.at(key, f"is {type_name(rows)}, not a Dataset", fix)
     if isinstance(rows, _types("datasets", "Dataset")):
-        yield from _rows_of_dataset(rows)
+        yield from _iterate_dataset(rows)
     elif isinstance(rows, _types("pandas", "DataFrame")):
         for start in range(0, len(rows), _CHUNK_ROWS):
             yield from rows.iloc[start : start + _CHUNK_ROWS].to_dict("records")
     elif isinstance(rows, Mapping):
-        yield from _rows_of_columns(rows, key)
+        yield from _iterate_columns(rows, key)
     elif isinstance(rows, _columns()):
         for number, row in enumerate(rows):
             if isinstance(row, str):
@@ -123,7 +123,7 @@ def _rows_of(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
         raise InputError.at(key, f"is {type_name(rows)}", _ROWS_FIX)
 
 
-def _rows_of_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str, Any]]:
+def _iterate_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str, Any]]:
     for name, values in columns.items():
         if not isinstance(values, _columns()):
             what = f"is {type_name(values)}, not a column"
@@ -136,11 +136,11 @@ def _rows_of_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str,
         yield dict(zip(columns, row, strict=True))
 
 
-def _rows_of_dataset(rows: Any) -> Iterator[dict[str, Any]]:
+def _iterate_dataset(rows: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a `datasets.Dataset`, with class names in place of class numbers (-1: no class)."""
     for row in rows.with_format(None):
-        for name, kind in rows.features.items():
-            names = getattr(getattr(kind, "feature", kind), "names", None)  # `feature`: of a list
+        for name, feature in rows.features.items():
+            names = getattr(getattr(feature, "feature", feature), "names", None)  # the inner feature of a list
             if names is not None:
                 row[name] = _class_name(row[name], names)
         yield row
@@ -161,10 +161,10 @@ def _columns() -> tuple[type[Any], ...]:
 
 
 def _types(module: str, *names: str) -> tuple[type[Any], ...]:
-    """Return types of a library if it is imported; otherwise no object of it can exist."""
+    """Return types of a library, if it is imported. Otherwise no object of it can exist."""
     loaded = sys.modules.get(module)
-    kinds = (getattr(loaded, name, None) for name in names)
-    return tuple(kind for kind in kinds if isinstance(kind, type))
+    values = (getattr(loaded, name, None) for name in names)
+    return tuple(value for value in values if isinstance(value, type))
 
 
 def type_name(value: object) -> str:

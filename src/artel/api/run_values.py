@@ -1,4 +1,4 @@
-"""Runs and overrides given as Python objects: plain values, `RunConfig` objects and rows."""
+"""Reads runs and overrides from Python objects: plain values, `RunConfig` objects and rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from artel.api.rows import is_table, source_of_rows, type_name
+from artel.api.rows import is_table, type_name, write_source
 from artel.config.load import RunFile, read_run_file
 from artel.config.overrides import Overrides
 from artel.config.schema.registered import section_keys
@@ -39,7 +39,7 @@ def as_run_file(run: RunLike) -> RunFile:
     if isinstance(run, str | os.PathLike):
         return read_run_file(os.fspath(run))
     if isinstance(run, RunConfig | Mapping):
-        return RunFile(_plain_values(run, ()), {(): ""}, _DEFAULT_NAME)
+        return RunFile(_to_plain_values(run, ()), {(): ""}, _DEFAULT_NAME)
     what = f"is {type_name(run)}, not a run"
     raise InputError.at("run", what, "give a path, a recipe's name, a dict or an artel.RunConfig")
 
@@ -51,8 +51,8 @@ def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = 
     elif isinstance(overrides, str):
         result = Overrides.parse([overrides])
     elif overrides is None or isinstance(overrides, Mapping):
-        result = Overrides(_overrides(overrides or {}))
-    elif isinstance(overrides, Sequence) and all(isinstance(word, str) for word in overrides):
+        result = Overrides(_read_overrides(overrides or {}))
+    elif isinstance(overrides, Sequence) and all(isinstance(override, str) for override in overrides):
         result = Overrides.parse(overrides)
     else:
         what = f"are {type_name(overrides)}"
@@ -67,82 +67,82 @@ def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = 
             problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "remove one"))
     if problems:
         raise InputError(problems)
-    values = _overrides({f"train.{name}": value for name, value in (settings or {}).items()})
+    values = _read_overrides({f"train.{name}": value for name, value in (settings or {}).items()})
     result = copy.copy(result)
     result.update(values)
     return result
 
 
-def _overrides(values: Mapping[Any, Any]) -> dict[str, Any]:
+def _read_overrides(values: Mapping[Any, Any]) -> dict[str, Any]:
     bad_keys = [key for key in values if not isinstance(key, str)]
     if bad_keys:
         fix = 'write dotted keys as text: {"train.steps": 3}'
         raise InputError([Problem("overrides", f"have the key {key!r}, {type_name(key)}", fix) for key in bad_keys])
     plain: dict[str, Any] = {}
     for dotted, value in values.items():
-        key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
+        key = tuple(int(name) if name.isdecimal() else name for name in dotted.split("."))
         if len(key) == 4 and key[:2] == _SOURCES and key[3] == "rows" and not isinstance(value, str):
-            source = _plain_values({"rows": value}, key[:3])
+            source = _to_plain_values({"rows": value}, key[:3])
             plain |= {f"{dotted.removesuffix('.rows')}.{name}": inner for name, inner in source.items()}
         else:
-            plain[dotted] = _plain_values(value, key)
+            plain[dotted] = _to_plain_values(value, key)
     return plain
 
 
-def _plain_values(value: Any, key: Key) -> Any:
+def _to_plain_values(value: Any, key: Key) -> Any:
     """Convert the `value` of a `key` to plain values, as in a file. Raise InputError with every problem."""
-    reader = _PlainValues()
-    plain = reader.plain(value, key)
+    reader = _PlainValueReader()
+    plain = reader.read(value, key)
     if reader.problems:
         raise InputError(reader.problems)
     return plain
 
 
-class _PlainValues:
-    """Converts Python values to those that a file can hold, and collects problems."""
+class _PlainValueReader:
+    """Converts Python values to values that a file can hold, and collects problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self._ancestors: list[int] = []
 
-    def plain(self, value: Any, key: Key) -> Any:
-        """Return the plain value. Unset fields of a pydantic object are omitted, so they stay `auto`."""
+    def read(self, value: Any, key: Key) -> Any:
+        """Return the plain value. Omits unset fields of a pydantic object, so that they stay `auto`."""
         if isinstance(value, BaseModel):
             return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if key[:2] == _SOURCES and len(key) <= 3 and is_table(value):
-            source = self._source({"rows": value}, key)
+            source = self._read_source({"rows": value}, key)
             return [source] if key == _SOURCES else source
         if isinstance(value, Mapping | list | tuple):
             if id(value) in self._ancestors:
                 return self._add_problem(key, "contains itself", "write the values out")
             self._ancestors.append(id(value))
-            plain = self._collection(value, key)
+            plain = self._read_collection(value, key)
             self._ancestors.pop()
             return plain
-        return self._scalar(value, key)
+        return self._read_scalar(value, key)
 
-    def _collection(self, value: Mapping[Any, Any] | Sequence[Any], key: Key) -> Any:
+    def _read_collection(self, value: Mapping[Any, Any] | Sequence[Any], key: Key) -> Any:
         if not isinstance(value, Mapping):
-            return [self.plain(inner, (*key, number)) for number, inner in enumerate(value)]
+            return [self.read(inner, (*key, number)) for number, inner in enumerate(value)]
         if key[:2] == _SOURCES and len(key) == 3 and not isinstance(value.get("rows", ""), str):
-            return self._source(value, key)
+            return self._read_source(value, key)
         for name in value:
             if not isinstance(name, str | int) or isinstance(name, bool):
                 self._add_problem(key, f"has the key {name!r}, {type_name(name)}", "use strings as keys")
-        return {name: self.plain(inner, (*key, name)) for name, inner in value.items()}
+        return {name: self.read(inner, (*key, name)) for name, inner in value.items()}
 
-    def _source(self, source: Mapping[Any, Any], key: Key) -> Any:
+    def _read_source(self, source: Mapping[Any, Any], key: Key) -> Any:
         settings = {name: value for name, value in source.items() if name != "rows"}
         try:
-            return source_of_rows(source["rows"], self._collection(settings, key), _dotted(key))
+            return write_source(source["rows"], self._read_collection(settings, key), _dotted(key))
         except InputError as error:
             self.problems += error.problems
             return {}
 
-    def _scalar(self, value: Any, key: Key) -> Any:
+    def _read_scalar(self, value: Any, key: Key) -> Any:
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
-            return self.plain(value.tolist(), key)
+            return self.read(value.tolist(), key)
         if isinstance(value, Decimal | Fraction):
             is_finite = isinstance(value, Fraction) or value.is_finite()
             return int(value) if is_finite and value == value // 1 else float(value)

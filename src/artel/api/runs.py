@@ -52,7 +52,7 @@ def train(
     """Train or resume a run: `artel train`. A complete run is not trained again.
 
     Ctrl-C (a notebook's stop button) finishes the current step, saves and raises Interrupted. The same call resumes. A
-    second Ctrl-C, or one before the first step, raises KeyboardInterrupt at once.
+    second Ctrl-C, or a Ctrl-C before the first step, raises KeyboardInterrupt at once.
 
     Args:
         run: the path of a run file, a recipe's name, the folder of an earlier run, the keys of a run file as a dict, or
@@ -117,12 +117,16 @@ class RunPlan:
         from artel.planning.plan import describe_briefly
 
         verdict, memory, speed = describe_briefly(self.plan)
-        kinds = self.plan.fullest.by_kind.items()
+        memory_by_category = self.plan.fullest.by_kind.items()
         rows = [
             ("parameters", f"{self.plan.parameters['total']:,}"),
             ("processes", f"{self.plan.processes:,}"),
             ("memory", memory),
-            *((f"memory: {kind.replace('_', ' ')}", f"{size / 2**20:,.1f} MiB") for kind, size in kinds if size),
+            *(
+                (f"memory: {category.replace('_', ' ')}", f"{size / 2**20:,.1f} MiB")
+                for category, size in memory_by_category
+                if size
+            ),
             ("speed and time", speed),
             *((f"disk: {name}", f"{size / 2**20:,.1f} MiB") for name, size in self.plan.disk.items()),
         ]

@@ -66,24 +66,24 @@ def chat(
     settings = ChatSettings(history, new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
     if script is None and not sys.stdin.isatty():
         script = "-"
-    lines = None if script is None else _lines(script)
+    lines = None if script is None else _read_script(script)
     screen = Screen(sys.stderr if as_json else sys.stdout)
     functions = read_functions(tools) if tools else None
-    offered = functions.tools if functions is not None else ()
+    offered_tools = functions.tools if functions is not None else ()
     opened = open_model(name)
     with (
         route_messages(lambda record: screen.echo(record.getMessage())),
-        closing(ChatSession(opened, settings, system, offered)) as talk,
+        closing(ChatSession(opened, settings, system, offered_tools)) as conversation,
     ):
-        session = Session(talk, screen, functions)
+        session = Session(conversation, screen, functions)
         status = session.run_terminal() if lines is None else session.run_script(lines, script or "")
     if as_json:
         print_json(
             {
                 "model": name,
                 "answers": [_as_json(exchange) for exchange in session.exchanges],
-                "messages": session.talk.messages,
-                "settings": asdict(session.talk.settings),
+                "messages": session.conversation.messages,
+                "settings": asdict(session.conversation.settings),
             }
         )
     if status:
@@ -95,7 +95,7 @@ def _as_json(exchange: Exchange) -> dict[str, Any]:
     return {name: value for name, value in asdict(exchange).items() if value or name not in ("calls", "results")}
 
 
-def _lines(script: str) -> Iterable[str]:
+def _read_script(script: str) -> Iterable[str]:
     """Return the lines of a file, or an iterator over standard input."""
     if script == "-":
         return (line.removesuffix("\n") for line in sys.stdin)

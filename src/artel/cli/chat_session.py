@@ -51,9 +51,9 @@ class Screen:
         self._out = out
         self._is_in_line = False
 
-    def write(self, piece: str) -> None:
+    def write(self, text: str) -> None:
         self._is_in_line = True
-        write_out(escape_lines(piece), self._out)
+        write_out(escape_lines(text), self._out)
 
     def end_line(self) -> None:
         if self._is_in_line:
@@ -69,9 +69,9 @@ class Screen:
 class Session:
     """A conversation whose lines are messages and commands."""
 
-    def __init__(self, talk: ChatSession, screen: Screen, functions: ChatFunctions | None = None) -> None:
+    def __init__(self, conversation: ChatSession, screen: Screen, functions: ChatFunctions | None = None) -> None:
         """`functions`: functions that the model may call. If they cannot run, the user types their results."""
-        self.talk = talk
+        self.conversation = conversation
         self._screen = screen
         self._functions = functions
         self._typed_result: Callable[[str], str] = lambda name: _ask(f"{name} returned: ")
@@ -79,13 +79,13 @@ class Session:
         """All answers in order, including forgotten and replaced ones."""
 
     def run_terminal(self) -> int:
-        """Talk until Ctrl-D or /exit. Print errors and continue. Return exit status 0."""
+        """Chat until Ctrl-D or /exit. Print errors and continue. Return exit status 0."""
         echo("/help lists the commands, Tab completes them, Ctrl-D ends the chat")
         names = [usage.split()[0] for usage in _COMMANDS]
-        with line_editor(names, list(asdict(self.talk.settings))):
-            return self._talk()
+        with line_editor(names, list(asdict(self.conversation.settings))):
+            return self._run_loop()
 
-    def _talk(self) -> int:
+    def _run_loop(self) -> int:
         while True:
             try:
                 if not self._handle(_read_entry(_ask(_PROMPT), lambda: _ask(_CONTINUATION_PROMPT))):
@@ -107,13 +107,13 @@ class Session:
 
         def next_line() -> str:
             for _, line in numbered:
-                return _checked(line)
+                return _check_utf8(line)
             raise InputError.at("", "ends within a message", f"end it with {_QUOTES}, or remove the final \\")
 
         def scripted_result(name: str) -> str:
             for _, line in numbered:
                 if line.strip():
-                    return _checked(line)
+                    return _check_utf8(line)
             raise InputError.at("", f"ends before {name} has a result", "write the result on the next line")
 
         self._typed_result = scripted_result
@@ -121,7 +121,7 @@ class Session:
             if not line.strip():
                 continue
             try:
-                entry = _read_entry(_checked(line), next_line)
+                entry = _read_entry(_check_utf8(line), next_line)
                 self._screen.write(f"{_PROMPT}{entry.text}")
                 self._screen.end_line()
                 if not self._handle(entry):
@@ -136,55 +136,57 @@ class Session:
         if not entry.text:
             return True
         if not entry.is_command:
-            self._show(self.talk.answer(entry.text))
+            self._show(self.conversation.answer(entry.text))
             self._answer_calls()
             return True
-        command, _, rest = entry.text.partition(" ")
-        return self._run(command, rest.strip())
+        command, _, argument = entry.text.partition(" ")
+        return self._run_command(command, argument.strip())
 
-    def _run(self, command: str, rest: str) -> bool:
-        if command == "/exit" and not rest:
+    def _run_command(self, command: str, argument: str) -> bool:
+        if command == "/exit" and not argument:
             return False
-        if command == "/reset" and not rest:
-            self.talk.reset()
+        if command == "/reset" and not argument:
+            self.conversation.reset()
             echo("conversation forgotten")
         elif command == "/system":
-            self.talk.system = rest
-            echo("system message set" if rest else "system message removed")
-        elif command == "/set" and not rest:
-            echo(*(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
-        elif command == "/set" and len(rest.split()) == 2:
-            name, value = rest.split()
-            self.talk.set(name, value)
-            echo(f"{name} = {asdict(self.talk.settings)[name]}")
-        elif command == "/save" and rest:
-            self.talk.save(rest)
-            echo(f"saved: {rest}")
-        elif command == "/load" and rest:
-            self.talk.load(rest)
-            echo(f"loaded: {len(self.talk.exchanges):,} messages with their answers")
-        elif command == "/retry" and not rest:
-            self._show(self.talk.retry())
+            self.conversation.system = argument
+            echo("system message set" if argument else "system message removed")
+        elif command == "/set" and not argument:
+            echo(*(f"{name} = {value}" for name, value in asdict(self.conversation.settings).items()))
+        elif command == "/set" and len(argument.split()) == 2:
+            name, value = argument.split()
+            self.conversation.set(name, value)
+            echo(f"{name} = {asdict(self.conversation.settings)[name]}")
+        elif command == "/save" and argument:
+            self.conversation.save(argument)
+            echo(f"saved: {argument}")
+        elif command == "/load" and argument:
+            self.conversation.load(argument)
+            echo(f"loaded: {len(self.conversation.exchanges):,} messages with their answers")
+        elif command == "/retry" and not argument:
+            self._show(self.conversation.retry())
             self._answer_calls()
-        elif command == "/help" and not rest:
-            echo(*(f"{usage:<17} {what}" for usage, what in _COMMANDS.items()), _LONG_LINES)
+        elif command == "/help" and not argument:
+            echo(*(f"{usage:<17} {purpose}" for usage, purpose in _COMMANDS.items()), _LONG_LINES)
         else:
             raise _command_error(command)
         return True
 
     def _answer_calls(self) -> None:
-        """Give the model the results of its calls, until it answers without a call."""
+        """Pass the results of calls to the model, until it answers without a call."""
         try:
             for _ in range(_MAX_CALLS):
-                if not self.talk.open_calls:
+                if not self.conversation.open_calls:
                     return
-                self._show(self.talk.answer_results([self._result(call) for call in self.talk.open_calls]))
-            if self.talk.open_calls:
+                self._show(
+                    self.conversation.answer_results([self._run_call(call) for call in self.conversation.open_calls])
+                )
+            if self.conversation.open_calls:
                 echo(f"stopped: the model has answered with calls {_MAX_CALLS} times in a row")
-        finally:  # also if a result is missing
-            self.talk.drop_calls()
+        finally:  # even if a result is missing
+            self.conversation.drop_calls()
 
-    def _result(self, call: ToolCall) -> str:
+    def _run_call(self, call: ToolCall) -> str:
         self._screen.write(f"→ {call.name}({json.dumps(call.arguments, ensure_ascii=False)})")
         self._screen.end_line()
         if self._functions is not None and self._functions.can_run:
@@ -195,13 +197,13 @@ class Session:
         self._screen.end_line()
         return result
 
-    def _show(self, pieces: Iterator[str]) -> None:
+    def _show(self, chunks: Iterator[str]) -> None:
         """Stream an answer. If it is stopped, end its line and keep it."""
-        self.exchanges.append(self.talk.exchanges[-1])
+        self.exchanges.append(self.conversation.exchanges[-1])
         try:
             self._screen.write("")  # an empty answer gets a line too
-            for piece in pieces:
-                self._screen.write(piece)
+            for chunk in chunks:
+                self._screen.write(chunk)
         finally:
             self._screen.end_line()
 
@@ -232,13 +234,13 @@ def _ask(prompt: str) -> str:
     """Read a line from the terminal. Raise EOFError at Ctrl-D."""
     if sys.stdout.isatty():
         with hide_elapsed():
-            return _checked(input(prompt))
+            return _check_utf8(input(prompt))
     print(prompt, end="", file=sys.stderr, flush=True)  # no prompt into a file
     with hide_elapsed():
-        return _checked(input())
+        return _check_utf8(input())
 
 
-def _checked(line: str) -> str:
+def _check_utf8(line: str) -> str:
     """Return the line. Raise InputError if it is not UTF-8."""
     try:
         line.encode()

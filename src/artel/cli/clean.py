@@ -19,7 +19,7 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.printable import format_bytes
 
 _KEY = "[0-9a-f]{32}"
-_KINDS = {
+_CATEGORIES = {
     "stores": (
         rf"{_KEY}(\.(parts|damaged|teachers|settled\.json|copy|lock))?",
         "prepared text; rebuilt if needed",
@@ -39,7 +39,7 @@ _KINDS = {
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    """KIND, or stores/KEY."""
+    """CATEGORY, or stores/KEY."""
     paths: tuple[Path, ...]
     size: int
     used: float
@@ -65,43 +65,45 @@ def clean(
     from artel.storage import cache_folder
 
     echo(f"looking at {cache_folder()}")
-    entries = list(_entries())
+    entries = list(_list_entries())
     removed, problems = _remove(_select(entries, names)) if names else ([], [])
     if as_json:
         listed = removed if names else entries
         rows = [{"name": entry.name, "bytes": entry.size, "paths": list(map(str, entry.paths))} for entry in listed]
         print_json({"folder": str(cache_folder()), "removed" if names else "kept": rows})
     elif names:
-        print_result(f"{_size(removed)} removed: {', '.join(entry.name for entry in removed) or 'nothing'}")
+        print_result(f"{_format_size(removed)} removed: {', '.join(entry.name for entry in removed) or 'nothing'}")
     else:
-        _list(entries)
+        _print_entries(entries)
     if problems:
         raise WorkError(problems)
 
 
-def _list(entries: list[_Entry]) -> None:
+def _print_entries(entries: list[_Entry]) -> None:
     for entry in entries:
-        about = _KINDS[entry.name.partition("/")[0]][1]
+        about = _CATEGORIES[entry.name.partition("/")[0]][1]
         if entry.key:
             about += f" · {time.strftime('%Y-%m-%d', time.localtime(entry.used))}"
-        print_result(f"{_size([entry]):>10}  {entry.name:<40} {about}")
-    print_result(f"{_size(entries):>10}  in total" + ("; remove entries with artel clean NAME" if entries else ""))
+        print_result(f"{_format_size([entry]):>10}  {entry.name:<40} {about}")
+    print_result(
+        f"{_format_size(entries):>10}  in total" + ("; remove entries with artel clean NAME" if entries else "")
+    )
 
 
-def _entries() -> Iterator[_Entry]:
-    """Yield the entries in the order of _KINDS; each token store is one."""
+def _list_entries() -> Iterator[_Entry]:
+    """Yield the entries in the order of _CATEGORIES; each token store is an entry."""
     from artel.storage import cache_folder, state_folder
 
-    for kind, (pattern, _) in _KINDS.items():
-        folder = (state_folder() if kind == "chat_history" else cache_folder()) or cache_folder()
-        kind_path = folder / kind
+    for category, (pattern, _) in _CATEGORIES.items():
+        folder = (state_folder() if category == "chat_history" else cache_folder()) or cache_folder()
+        path_of_category = folder / category
         if not pattern:
-            groups = {kind: [kind_path] if kind_path.is_file() else []}
+            groups = {category: [path_of_category] if path_of_category.is_file() else []}
         else:
             groups = {}
-            for path in sorted(kind_path.iterdir()) if kind_path.is_dir() else []:
+            for path in sorted(path_of_category.iterdir()) if path_of_category.is_dir() else []:
                 if re.fullmatch(pattern, path.name) and not path.is_symlink():
-                    name = f"{kind}/{path.name.partition('.')[0]}" if kind == "stores" else kind
+                    name = f"{category}/{path.name.partition('.')[0]}" if category == "stores" else category
                     groups.setdefault(name, []).append(path)
         for name, paths in groups.items():
             files = [status for path in paths for status in _statuses(path)]
@@ -117,18 +119,18 @@ def _statuses(path: Path) -> Iterator[os.stat_result]:
 
 
 def _select(entries: list[_Entry], names: list[str]) -> list[_Entry]:
-    """Return the entries with the given names (of kinds or token stores). Raise InputError for names not listed."""
-    listed = dict.fromkeys(part for entry in entries for part in (entry.name.partition("/")[0], entry.name))
-    kinds = ", ".join(name for name in listed if "/" not in name)
-    fix = f"use all, or some of: {kinds}" if kinds else "artel has no files on this machine"
-    unknown = [name for name in names if name not in (*listed, *_KINDS, "all")]
+    """Return the entries with the given names (categories or token stores). Raise InputError for names not listed."""
+    listed = dict.fromkeys(name for entry in entries for name in (entry.name.partition("/")[0], entry.name))
+    categories = ", ".join(name for name in listed if "/" not in name)
+    fix = f"use all, or some of: {categories}" if categories else "artel has no files on this machine"
+    unknown = [name for name in names if name not in (*listed, *_CATEGORIES, "all")]
     if unknown:
         raise InputError([Problem(name, "is not an entry of artel's files on this machine", fix) for name in unknown])
     return [entry for entry in entries if {"all", entry.name, entry.name.partition("/")[0]} & set(names)]
 
 
 def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
-    """Remove entries. Return the removed ones and the problems that kept others (e.g. a store in preparation)."""
+    """Remove entries. Return the removed entries, and the problems of the others (e.g. a store in preparation)."""
     from artel.storage import discard, disk_errors, lock
 
     removed: list[_Entry] = []
@@ -147,5 +149,5 @@ def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
     return removed, problems
 
 
-def _size(entries: list[_Entry]) -> str:
+def _format_size(entries: list[_Entry]) -> str:
     return format_bytes(sum(entry.size for entry in entries))

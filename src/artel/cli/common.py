@@ -24,8 +24,8 @@ __all__ = ["AsJson", "OverrideWords", "RunName", "echo", "print_error", "print_j
 def print_error(error: ArtelError, prefix: str = "") -> None:
     """Print an error that does not end the command, each problem after `prefix`."""
     for problem in error.problems:
-        first, *rest = problem.lines
-        echo(f"{prefix}{first}", *rest)
+        first_line, *more_lines = problem.lines
+        echo(f"{prefix}{first_line}", *more_lines)
 
 
 def print_json(result: dict[str, Any]) -> None:

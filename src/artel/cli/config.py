@@ -86,7 +86,9 @@ def explain(
     from artel.errors import InputError
 
     _import_plugins(plugins)
-    lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
+    lines = [
+        line for name, line in _describe_keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")
+    ]
     if not lines:
         advice = suggest_key(tuple(key.split(".")))
         raise InputError.at(key, "there is no such key", advice or "artel config explain lists all keys")
@@ -147,7 +149,7 @@ def _import_plugins(names: list[str] | None) -> None:
         import_user_module(name, "--plugin", "write package.module")
 
 
-def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+def _describe_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     from pydantic_core import PydanticUndefined
 
     from artel.config.schema.registered import section_keys
@@ -159,20 +161,22 @@ def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         inner = section_type(field.annotation)
         if inner is None:
             default = "" if field.default is PydanticUndefined else f" = {_format_default(field.default)}"
-            yield key, f"{key}{default}\n    {field.description}{_names(schemas[name])}"
+            yield key, f"{key}{default}\n    {field.description}{_describe_names(schemas[name])}"
         else:
             yield key, f"{key}:\n    {field.description}"
-            yield from _keys(inner, f"{key}.0." if "list[" in str(field.annotation) else f"{key}.")
+            yield from _describe_keys(inner, f"{key}.0." if "list[" in str(field.annotation) else f"{key}.")
 
 
-def _names(schema: dict[str, Any]) -> str:
+def _describe_names(schema: dict[str, Any]) -> str:
     """Return a line with the names that a key accepts, by its JSON schema; empty if it accepts other values."""
-    for kind in (schema, *schema.get("anyOf", ())):
-        if names := kind.get("enum") or kind.get("items", {}).get("enum"):
-            which = "Any of" if isinstance(schema.get("default"), list) else "One of"
-            about = kind.get("enumDescriptions") or [""] * len(names)
-            words = [f"{name} ({text})" if text else str(name) for name, text in zip(names, about, strict=True)]
-            return f"\n    {which}: {', '.join(words)}."
+    for alternative in (schema, *schema.get("anyOf", ())):
+        if names := alternative.get("enum") or alternative.get("items", {}).get("enum"):
+            quantifier = "Any of" if isinstance(schema.get("default"), list) else "One of"
+            descriptions = alternative.get("enumDescriptions") or [""] * len(names)
+            entries = [
+                f"{name} ({text})" if text else str(name) for name, text in zip(names, descriptions, strict=True)
+            ]
+            return f"\n    {quantifier}: {', '.join(entries)}."
     return ""
 
 

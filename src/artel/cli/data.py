@@ -62,23 +62,23 @@ def show(
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     split = store.train if part == "train" else store.validation
-    read = None if config is None else SampleViews(config, store, split, tokenizer)
-    num_samples = split.samples if read is None else len(read)
+    views = None if config is None else SampleViews(config, store, split, tokenizer)
+    num_samples = split.samples if views is None else len(views)
     if document is not None and document >= num_samples:
         fix = f"its samples are 0 to {num_samples - 1}" if num_samples else "it is empty"
         raise InputError.at("--document", f"the {part} split has no sample {document}", fix)
     if num_samples == 0:
         echo(f"the {part} split has no samples: {split.tokens:,} tokens of {split.documents:,} documents")
     numbers = range(min(count, num_samples)) if document is None else [document]
-    if read is None:
+    if views is None:
         samples = [stored_sample_text(split, number, tokenizer) for number in numbers]
     else:
-        samples = [sample for number in numbers for sample in read.views(number)]
+        samples = [sample for number in numbers for sample in views.views(number)]
     if as_json:
         print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
         return
     for sample in samples:
-        counts = f"{sample.tokens:,} tokens" if read is None else sample.describe_learned()
+        counts = f"{sample.tokens:,} tokens" if views is None else sample.describe_learned()
         name_part = f" · {sample.name}" if sample.name else ""
         echo(f"{sample.origin} · sample {sample.number}{name_part} · {counts}")
         write_out("".join(map(_highlight, sample.pieces)) + "\n")
@@ -195,7 +195,7 @@ def classifier(
     def texts(path: str) -> Iterator[str]:
         source = {"path": [path], "document": "line", "field": field}
         data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
-        return (read.record.text for read in read_documents(data, Ledger()))
+        return (document.record.text for document in read_documents(data, Ledger()))
 
     trained = train_classifier(texts(good), texts(bad), folder)
     echo(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")

@@ -42,9 +42,9 @@ def doctor(
         _try_parallel(name, overrides or [], nproc, as_json)
         return
     config = load_run(name, Overrides.parse(overrides)) if name else None
-    variables = dict(os.environ)  # as they are before ours are added
+    variables = dict(os.environ)  # a copy, before artel adds variables
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch makes that folder when imported: this one is there
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch creates this folder on import; the current one exists
     quiet_libraries()
     from artel.diagnostics.doctor import examine
 

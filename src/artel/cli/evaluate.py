@@ -52,7 +52,7 @@ def evaluate(
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """
-    models, words = [name for name in names if "=" not in name], [name for name in names if "=" in name]
+    models, overrides = [name for name in names if "=" not in name], [name for name in names if "=" in name]
     if models:
         echo(f"loading {', '.join(models)}")
     quiet_libraries()
@@ -71,7 +71,7 @@ def evaluate(
         raise InputError.at("--predictions", "works with one model only", "evaluate each model separately")
     if predictions is not None:
         check_new_file(predictions, "--predictions")
-    _check_together(words, data, predictions, corpus, tasks)
+    _check_combination(overrides, data, predictions, corpus, tasks)
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
         return
@@ -82,13 +82,13 @@ def evaluate(
         return
     choose_process_interface()
     with join_world(None) as world:
-        results = [evaluate_model(open_model(name), data, Overrides.parse(words), world) for name in models]
+        results = [evaluate_model(open_model(name), data, Overrides.parse(overrides), world) for name in models]
         if predictions is not None and world.first:
             _write_predictions(results[0], predictions)
     _show(results, as_json)
 
 
-def _check_together(
+def _check_combination(
     overrides: list[str], data: str | None, predictions: Path | None, corpus: str | None, tasks: str
 ) -> None:
     """Raise InputError for options that --corpus or --tasks ignore."""

@@ -58,15 +58,15 @@ def export(
     if deepspeed and (merge or gguf is not None or to is not None):
         raise InputError.at("--deepspeed", "cannot be combined with --merge, --gguf or --to", "remove one of them")
     if deepspeed:
-        done = export_for_deepspeed(name, folder)
+        exported = export_for_deepspeed(name, folder)
     else:
         values = Overrides.parse(settings)
         if values.problems:
             raise InputError([problem for problems in values.problems.values() for problem in problems])
         if gguf is not None:
             to, values = "gguf", Overrides({"type": gguf})
-        done = write(name, folder, merge=merge, to=to, settings=values)
-    merged = f", merged into {done.merged_into} in {done.dtype}" if done.merged_into else ""
-    echo(f"{done.kind}{merged}: {done.folder}")
+        exported = write(name, folder, merge=merge, to=to, settings=values)
+    merged = f", merged into {exported.merged_into} in {exported.dtype}" if exported.merged_into else ""
+    echo(f"{exported.kind}{merged}: {exported.folder}")
     if as_json:
-        print_json(done.to_json())
+        print_json(exported.to_json())

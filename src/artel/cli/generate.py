@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from artel.inference.retrieval import Hit
     from artel.objectives import Reply
 
-    Answering = Callable[[Sequence[Prompt], int], Generator[dict[str, Any], None, None]]
-    """Opens the model and yields the results of prompts, from a number on."""
+    AnswerPrompts = Callable[[Sequence[Prompt], int], Generator[dict[str, Any], None, None]]
+    """Opens the model and yields the results of prompts, starting at an index."""
 
 _MAX_HITS = 10
 _PROGRESS_SECONDS = 10.0
@@ -104,15 +104,15 @@ def generate(
     options = {"new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     options |= {"beams": beams}
 
-    def opened_model() -> OpenedModel:
+    def load_model() -> OpenedModel:
         opened = open_untrained(load_run(name, Overrides.parse(overrides))) if untrained else open_model(name)
         if beams is not None and "generate" not in opened.decoding.tasks:
             raise InputError.at("--beams", f"is for seq2seq models, but {name} is not one", "remove it")
         return opened
 
-    def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
+    def open_and_answer(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
         echo(f"loading {name}")
-        opened = opened_model()
+        opened = load_model()
         sampling = opened.decoding.sampling(**options)
         if best_of == 1:
             return generate_answers(opened, prompts, start, sampling)
@@ -126,19 +126,19 @@ def generate(
         settings = {"overrides": overrides or [], "untrained": untrained, **_settings(options)}
         if best_of > 1:
             settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_checksum(reward)}
-        _generate_file(name, answers_to, prompts, out, settings, as_json)
+        _generate_file(name, open_and_answer, prompts, out, settings, as_json)
         return
-    text = _text_of_flag("--prompt", prompt)
+    text = _read_option("--prompt", prompt)
     if best_of > 1:
-        one = Prompt("--prompt", {"prompt": text}, text)
-        _show_best(next(answers_to([one], 0)), best_of, as_json)
+        single_prompt = Prompt("--prompt", {"prompt": text}, text)
+        _show_best(next(open_and_answer([single_prompt], 0)), best_of, as_json)
         return
-    opened = opened_model()
+    opened = load_model()
     decoding, sampling = opened.decoding, opened.decoding.sampling(**options)
     if context and can_search(opened) and (os.path.isfile(context) or not decoding.needs_context):  # noqa: PTH113
-        _show_hits(text, context, search(opened, text, _read(context)), as_json)
+        _show_hits(text, context, search(opened, text, _read_text_or_file(context)), as_json)
         return
-    context_text = _read(context) if decoding.needs_context or (context and decoding.takes_context) else ""
+    context_text = _read_text_or_file(context) if decoding.needs_context or (context and decoding.takes_context) else ""
     _show(opened, text, decoding.reply(opened.model, text, context_text, sampling), as_json)
 
 
@@ -152,15 +152,15 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
-    pieces = []
+    chunks = []
     if not as_json and opened.decoding.continues:
         print_result(prompt, end="")
-    for piece in reply.pieces:
-        pieces.append(piece)
+    for chunk in reply.pieces:
+        chunks.append(chunk)
         if not as_json:
-            print_result(piece, end="")
+            print_result(chunk, end="")
     if as_json:
-        print_json(reply.to_json or {"prompt": prompt, "text": "".join(pieces)})
+        print_json(reply.to_json or {"prompt": prompt, "text": "".join(chunks)})
         return
     print_result("")
     for note in reply.notes:
@@ -184,8 +184,8 @@ def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
         print_json(result)
         return
     print_result(result["text"])
-    _, *others = sorted((answer["score"] for answer in result["answers"]), reverse=True)
-    listed = ", ".join(f"{score:.4f}" for score in others)
+    _, *other_scores = sorted((answer["score"] for answer in result["answers"]), reverse=True)
+    listed = ", ".join(f"{score:.4f}" for score in other_scores)
     echo(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
 
 
@@ -217,7 +217,7 @@ def _check_files(prompts: str, out: str, single: str) -> None:
         raise InputError.at("--prompt", "cannot be combined with --prompts", "move the prompt to the file")
 
 
-def _text_of_flag(flag: str, value: str) -> str:
+def _read_option(flag: str, value: str) -> str:
     """Return the value of a flag, or standard input for `-`. Raise InputError if it is not text."""
     from artel.errors import InputError
 
@@ -232,7 +232,7 @@ def _text_of_flag(flag: str, value: str) -> str:
     return text
 
 
-def _read(text_or_file: str) -> str:
+def _read_text_or_file(text_or_file: str) -> str:
     from artel.errors import InputError
     from artel.storage import check_regular
 
@@ -246,12 +246,12 @@ def _read(text_or_file: str) -> str:
         what = f"{text_or_file} is not UTF-8 (byte {error.start})"
         raise InputError.at("--context", what, "save it as UTF-8") from None
     except (OSError, ValueError):  # not a file, so it is the text itself
-        return _text_of_flag("--context", text_or_file)
+        return _read_option("--context", text_or_file)
 
 
 def _generate_file(
     name: str,
-    answer: Answering,
+    answer: AnswerPrompts,
     prompts_file: str,
     out: str,
     settings: dict[str, Any],
@@ -262,40 +262,40 @@ def _generate_file(
 
     prompts = read_prompts(prompts_file)
     with Results.open(out, prompts, {"model": name, "weights": weights_checksum(name)} | settings) as results:
-        before = results.count
-        if before:
-            echo(f"{before:,} of {len(prompts):,} prompts are already answered in {out}")
-        tokens, began = 0, time.monotonic()
-        if before < len(prompts):
-            results_left = answer(prompts, before)
-            began = time.monotonic()
-            with _Progress(before, len(prompts)) as progress, closing(results_left):
+        num_before = results.count
+        if num_before:
+            echo(f"{num_before:,} of {len(prompts):,} prompts are already answered in {out}")
+        tokens, started = 0, time.monotonic()
+        if num_before < len(prompts):
+            results_left = answer(prompts, num_before)
+            started = time.monotonic()
+            with _Progress(num_before, len(prompts)) as progress, closing(results_left):
                 for result in results_left:
                     results.add(result)
                     tokens += result.get("tokens", 0)
                     progress.show(results.count, tokens)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
     if as_json:
-        counts = {"prompts": len(prompts), "answered": len(prompts) - before, "answered_before": before}
+        counts = {"prompts": len(prompts), "answered": len(prompts) - num_before, "answered_before": num_before}
         print_json({"out": out, **counts, "tokens": tokens, "seconds": round(seconds, 3)})
         return
     rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-    echo(f"{len(prompts) - before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
+    echo(f"{len(prompts) - num_before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
 
 
 class _Progress:
     """Progress on standard error: a bar on a terminal, otherwise a line every ten seconds."""
 
-    def __init__(self, done: int, total: int) -> None:
+    def __init__(self, count: int, total: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
         columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
         self._bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=total, completed=done, rate="")
+        self._task = self._bar.add_task("", total=total, completed=count, rate="")
         self._total = total
-        self._began = self._printed = time.monotonic()
+        self._started = self._printed = time.monotonic()
 
     def __enter__(self) -> _Progress:
         pause()
@@ -306,10 +306,10 @@ class _Progress:
         self._bar.stop()
         resume()
 
-    def show(self, done: int, tokens: int) -> None:
+    def show(self, count: int, tokens: int) -> None:
         now = time.monotonic()
-        rate = f"{tokens / max(now - self._began, 1e-9):,.0f} tokens/s" if tokens else ""
-        self._bar.update(self._task, completed=done, rate=rate)
+        rate = f"{tokens / max(now - self._started, 1e-9):,.0f} tokens/s" if tokens else ""
+        self._bar.update(self._task, completed=count, rate=rate)
         if self._bar.disable and now - self._printed >= _PROGRESS_SECONDS:
             self._printed = now
-            echo(f"{done:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")
+            echo(f"{count:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")

@@ -54,7 +54,7 @@ class Commands(TyperGroup):
     """The commands of artel. Handles Ctrl-C and explains options that are keys of the run file."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        words = [*ctx._protected_args, *ctx.args]
+        arguments = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:  # typer would exit with 130 silently
@@ -64,7 +64,7 @@ class Commands(TyperGroup):
             raise Interrupted.at("", "interrupted", "; ".join(getattr(interrupt, "__notes__", []))) from None
         except Exception as error:
             if type(error).__name__ == "NoSuchOption" and _accepts_keys(getattr(error, "ctx", None)):
-                _report_key_option(error.option_name, words)  # type: ignore[attr-defined]
+                _report_key_option(error.option_name, arguments)  # type: ignore[attr-defined]
             raise
 
 
@@ -74,8 +74,8 @@ def _accepts_keys(ctx: typer.Context | None) -> bool:
     return "overrides" in metavars and metavars.get("name") == "RUN"
 
 
-def _report_key_option(option: str, words: list[str]) -> None:
-    """Raise InputError if an unknown option is a key of the run file. `words`: the command line."""
+def _report_key_option(option: str, arguments: list[str]) -> None:
+    """Raise InputError if an unknown option is a key of the run file. `arguments`: the command line."""
     from artel.config import RunConfig, guess_key
     from artel.config.suggest import all_keys, other_unit
 
@@ -85,15 +85,15 @@ def _report_key_option(option: str, words: list[str]) -> None:
     dotted = guess_key(tuple(name.split(".")))
     if dotted is None or (name not in all_keys(RunConfig) and "." not in name and _is_weak_match(name, dotted)):
         return
-    index = next((index for index, word in enumerate(words) if word.split("=")[0] == option), None)
+    index = next((index for index, argument in enumerate(arguments) if argument.split("=")[0] == option), None)
     location, value = option, "…"
     if index is not None:
-        location = words[index]
-        next_words = words[index + 1 : index + 2]
+        location = arguments[index]
+        next_arguments = arguments[index + 1 : index + 2]
         if "=" in location:
             value = location.split("=", 1)[1]
-        elif next_words and not next_words[0].startswith("-"):
-            location, value = f"{location} {next_words[0]}", next_words[0]
+        elif next_arguments and not next_arguments[0].startswith("-"):
+            location, value = f"{location} {next_arguments[0]}", next_arguments[0]
     unit_note = other_unit(name)
     fix = f"write {dotted}=…: {unit_note}" if unit_note else f"write {dotted}={value}"
     raise InputError.at(location, "is a key of the run file, not an option", fix)
@@ -209,14 +209,14 @@ def _run() -> int:
         command = " ".join(word for word in sys.argv[1:3] if word.isalpha()) or "start"
         activity = f"{command} (after: {last_message()})" if last_message() else command
         write_lines([f"artel: {line}" for line in fault_lines(error, activity)])
-        if "ARTEL_LAUNCHED" in os.environ:  # at once, before the processes that depend on this one end
+        if "ARTEL_LAUNCHED" in os.environ:  # exit at once, before the processes that depend on this one end
             os._exit(FAULT)
         return 1
 
 
 def _print_usage_error(error: Any) -> int:
     """Print typer's error about the command line, with control characters escaped (from file names of a glob)."""
-    if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help, which has many lines
+    if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help text, which has many lines
         error.message = escape_line(error.message)
     with hide_elapsed():
         error.show()
@@ -231,7 +231,7 @@ def _report_thread_error(hook_args: threading.ExceptHookArgs) -> None:
     error = hook_args.exc_value
     if error is not None and (user_error := user_code_error(error)) is not None:
         _print_error(user_error)
-    elif error is not None and not isinstance(error, SystemExit):  # which ends only the thread
+    elif error is not None and not isinstance(error, SystemExit):  # SystemExit ends only the thread
         name = hook_args.thread.name if hook_args.thread is not None else "a thread"
         write_lines([f"artel: {line}" for line in fault_lines(error, name)])
 
@@ -241,10 +241,10 @@ def _print_error(error: ArtelError) -> int:
 
     If a signal stopped all processes of a run, only rank 0 prints.
     """
-    printed_by_rank_0 = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
-    for problem in () if printed_by_rank_0 else error.problems:
-        first, *rest = problem.lines
-        write_lines([f"artel: {first}", *rest])
+    is_rank_0_printing = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
+    for problem in () if is_rank_0_printing else error.problems:
+        first_line, *more_lines = problem.lines
+        write_lines([f"artel: {first_line}", *more_lines])
     from artel.launching.worker import LostPeers
 
     if isinstance(error, LostPeers | OutOfMemory):

@@ -50,20 +50,20 @@ def plan(
     from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
     from artel.planning.plan import describe, describe_briefly
 
-    planned, text, choice = result.plan, result.text, result.choice
+    run_plan, text, choice = result.plan, result.text, result.choice
     if not as_json:
-        print_result(describe(planned, None if choice is None else choice.expected.speed_note()))
-    advice = None if text is None else advise(result.config, planned, text, nproc)
+        print_result(describe(run_plan, None if choice is None else choice.expected.speed_note()))
+    advice = None if text is None else advise(result.config, run_plan, text, nproc)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
     line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
     if as_json:
         print_json(
-            planned.to_json()
-            | {"summary": describe_briefly(planned)}
+            run_plan.to_json()
+            | {"summary": describe_briefly(run_plan)}
             | ({} if choice is None else {"choice": choice.to_json()})
             | ({} if advice is None else {"advice": advice_json(advice, line)})
         )
     elif advice is not None:
-        print_result(f"\n{describe_advice(advice, line, planned.hardware)}")
-    if planned.memory_fraction > 1:
+        print_result(f"\n{describe_advice(advice, line, run_plan.hardware)}")
+    if run_plan.memory_fraction > 1:
         raise typer.Exit(1)

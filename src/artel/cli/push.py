@@ -48,6 +48,6 @@ def push(
     from artel.inference.push import push as upload
 
     options = PushOptions(public, step, revision, license, tuple(language or ()), base_model, dry_run)
-    done = upload(name, repo, options)
+    result = upload(name, repo, options)
     if as_json:
-        print_json(done.to_json())
+        print_json(result.to_json())

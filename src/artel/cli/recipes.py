@@ -22,11 +22,11 @@ def ls(as_json: AsJson = False) -> None:
     """
     from artel.config import recipe_names, recipe_text
 
-    about = {name: recipe_text(name).splitlines()[0].lstrip("# ") for name in recipe_names()}
+    first_lines = {name: recipe_text(name).splitlines()[0].lstrip("# ") for name in recipe_names()}
     if as_json:
-        print_json({"recipes": about})
+        print_json({"recipes": first_lines})
         return
-    for line in about.values():
+    for line in first_lines.values():
         print_result(line)
 
 
@@ -36,7 +36,7 @@ def cat(name: Name) -> None:
 
     Example: artel recipes cat tolstoy-scratch
     """
-    print_result(_text(name), end="")
+    print_result(_read_recipe(name), end="")
 
 
 @app.command("cp")
@@ -50,11 +50,11 @@ def cp(name: Name, file: Annotated[Path, typer.Argument(help="File or folder to 
     if file.is_dir():
         file = file / f"{name}.yaml"
     check_new_file(file)
-    write_output(file, _text(name))
+    write_output(file, _read_recipe(name))
     echo(f"wrote {file}. Next: artel train {file}")
 
 
-def _text(name: str) -> str:
+def _read_recipe(name: str) -> str:
     import difflib
 
     from artel.config import recipe_names, recipe_text
@@ -63,6 +63,6 @@ def _text(name: str) -> str:
     try:
         return recipe_text(name)
     except KeyError:
-        near = difflib.get_close_matches(name, recipe_names(), 1)
-        fix = f"did you mean {near[0]}?" if near else f"recipes are: {', '.join(recipe_names())}"
+        similar = difflib.get_close_matches(name, recipe_names(), 1)
+        fix = f"did you mean {similar[0]}?" if similar else f"recipes are: {', '.join(recipe_names())}"
         raise InputError.at(name, "unknown recipe", fix) from None

@@ -32,13 +32,13 @@ def report(
     Example: artel report runs/demo --html report.html
     """
     if html is not None or live:
-        result = _in_browser(folders, html, port if live else None, language)
+        result = _show_in_browser(folders, html, port if live else None, language)
     elif len(folders) > 1:
-        result = _compared(folders)
+        result = _show_comparison(folders)
     else:
-        result = _in_terminal(folders[0])
+        result = _show_in_terminal(folders[0])
     if compressor:
-        result["compressor"] = _compressor(folders[0])
+        result["compressor"] = _measure_compressor(folders[0])
         echo(
             f"bits per byte of the same validation text: xz -9 {result['compressor']['xz']:.3f}; "
             f"xz -9 after the training text {result['compressor']['xz_after_training_text']:.3f}"
@@ -57,16 +57,16 @@ def watch(
     """
     from rich.console import Console
 
-    from artel.reports.terminal import compared
+    from artel.reports.terminal import compare_runs
     from artel.reports.watch import watch
 
     run = watch(folder, Console(stderr=True, highlight=False))
     if as_json:
-        rows, _ = compared([run])
+        rows, _ = compare_runs([run])
         print_json(rows[0])
 
 
-def _in_terminal(folder: str) -> dict[str, Any]:
+def _show_in_terminal(folder: str) -> dict[str, Any]:
     from artel.reports.curves import read_curves
     from artel.reports.details import detail_lines, read_details
     from artel.reports.run_data import read_status
@@ -88,14 +88,14 @@ def _in_terminal(folder: str) -> dict[str, Any]:
     choice = read_choice(RunFolder(Path(folder)))
     if choice is not None and (comparison := choice_comparison(choice)) is not None:
         echo(comparison)
-    details = _details(RunFolder(Path(folder)).validation)
+    details = _read_details_file(RunFolder(Path(folder)).validation)
     echo(*detail_lines(read_details(details)))
     newest = {**curves.tasks_line, **curves.validation_line}
-    more = {name: value for name, value in (("details", details), ("choice", choice)) if value}
-    return {"steps": curves.step, "state": status.state, **newest, **more}
+    optional = {name: value for name, value in (("details", details), ("choice", choice)) if value}
+    return {"steps": curves.step, "state": status.state, **newest, **optional}
 
 
-def _details(file: Path) -> dict[str, Any]:
+def _read_details_file(file: Path) -> dict[str, Any]:
     """Return the content of RUN/validation.json; empty if it is missing or unreadable."""
     try:
         content = json.loads(file.read_bytes())
@@ -104,16 +104,16 @@ def _details(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _compared(folders: list[str]) -> dict[str, Any]:
+def _show_comparison(folders: list[str]) -> dict[str, Any]:
     from artel.reports.run_data import read_runs
-    from artel.reports.terminal import compared
+    from artel.reports.terminal import compare_runs
 
-    rows, lines = compared(read_runs(folders))
+    rows, lines = compare_runs(read_runs(folders))
     echo(*lines)
     return {"runs": rows}
 
 
-def _in_browser(folders: list[str], html: Path | None, port: int | None, language: str) -> dict[str, Any]:
+def _show_in_browser(folders: list[str], html: Path | None, port: int | None, language: str) -> dict[str, Any]:
     from artel.reports.page import Page, check_plotly
     from artel.reports.run_data import read_runs
     from artel.storage import write_output
@@ -132,12 +132,12 @@ def _in_browser(folders: list[str], html: Path | None, port: int | None, languag
     return result
 
 
-def _compressor(folder: str) -> dict[str, float]:
+def _measure_compressor(folder: str) -> dict[str, float]:
     quiet_libraries()
     from artel.config import load_run
     from artel.preparing import prepare
-    from artel.reports.terminal import compression
+    from artel.reports.terminal import measure_compression
 
     prepared = prepare(load_run(folder))
     store = prepared.open()
-    return compression(store.train, store.validation, prepared.tokenizer())
+    return measure_compression(store.train, store.validation, prepared.tokenizer())

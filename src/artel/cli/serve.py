@@ -59,10 +59,10 @@ def serve(
         raise InputError.at("--precision", f"unknown precision {precision}", f"use one of: {', '.join(Precision)}")
     limits = Limits(requests=requests, queue=queue, body=max_body, seconds=timeout)
     adapters = {}
-    for each in adapter or []:
-        label, _, folder = each.partition("=")
+    for argument in adapter or []:
+        label, _, folder = argument.partition("=")
         if not label or not folder or label in adapters:
-            what = f"{each!r} is not NAME=FOLDER, or its name is used twice"
+            what = f"{argument!r} is not NAME=FOLDER, or its name is used twice"
             raise InputError.at("--adapter", what, "use e.g. --adapter poet=runs/poet")
         adapters[label] = folder
     options = ServerOptions(

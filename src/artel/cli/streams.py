@@ -1,4 +1,4 @@
-"""Standard input, output and error in any state: closed, ASCII only, a full disk, a broken pipe."""
+"""Standard input, output and error in any state: closed, ASCII only, on a full disk, with a broken pipe."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from artel.errors import WorkError
 from artel.printable import escape_line, escape_lines
 from artel.secrets import hide_secrets
 
-_last = ""
+_last_message = ""
 
 
 def ensure_utf8_mode() -> None:
     """Restart this command in UTF-8 mode if Python decodes file names as ASCII: run files have them in UTF-8.
 
-    Python enters UTF-8 mode by itself under LC_ALL=C, unless PYTHONUTF8=0 is set.
+    Under LC_ALL=C, Python enters UTF-8 mode automatically, unless PYTHONUTF8=0 is set.
     """
     if sys.getfilesystemencoding() == "ascii" and "utf8" not in sys._xoptions:
         os.environ["PYTHONUTF8"] = "1"
@@ -33,21 +33,21 @@ def open_streams() -> None:
     The number of a closed stream (`>&-`) would be reused for the next file, which would receive the output. Closed
     standard output is opened read-only, so that writing a result fails instead of losing it silently.
     """
-    global _last
-    _last = ""
+    global _last_message
+    _last_message = ""
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, flags)  # takes the lowest free number, which is this one
     if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # as long as the process
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # stays open until the process ends
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are not UTF-8 are reported where they are read
+        sys.stdin.reconfigure(errors="surrogateescape")  # the reader reports bytes that are not UTF-8
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -55,9 +55,9 @@ def open_streams() -> None:
 
 def echo(*lines: str) -> None:
     """Print lines for people on standard error, from rank 0 only. Hide secrets, escape control characters."""
-    global _last
+    global _last_message
     if os.environ.get("RANK", "0") == "0":
-        _last = lines[0] if lines and lines[0] else _last
+        _last_message = lines[0] if lines and lines[0] else _last_message
         write_lines(lines)
 
 
@@ -70,8 +70,8 @@ def print_record(record: logging.LogRecord) -> None:
 
 
 def last_message() -> str:
-    """Return the last line that `echo` printed in this process: what it is doing."""
-    return _last
+    """Return the last line that `echo` printed in this process, which tells its current work."""
+    return _last_message
 
 
 def write_lines(lines: tuple[str, ...] | list[str]) -> None:

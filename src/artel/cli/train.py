@@ -47,13 +47,15 @@ def train(
 
     Example: artel train run.yaml --nproc 2 train.learning_rate=3e-4
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of hosts without names
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # read when torch is imported, which would warn about hosts without names
     from artel.config import Overrides, read_run_file
     from artel.launching.start_run import StartOptions, start_run
 
-    words = list(overrides or [])
+    all_overrides = list(overrides or [])
     if deepspeed is not None:
-        words.append(f"parallel.deepspeed={json.dumps(deepspeed)}")
+        all_overrides.append(f"parallel.deepspeed={json.dumps(deepspeed)}")
     options = StartOptions(
         nproc=nproc,
         nnodes=nnodes,
@@ -68,6 +70,6 @@ def train(
         force=force,
         trackers=tuple(report_to.split(",")) if report_to else (),
     )
-    result = start_run(read_run_file(name), Overrides.parse(words), options)
+    result = start_run(read_run_file(name), Overrides.parse(all_overrides), options)
     if as_json:
         print_json(result)

@@ -1,4 +1,4 @@
-"""Read metrics.jsonl as curves: every metric over steps, tokens and seconds, also while the run is training."""
+"""Reads metrics.jsonl as curves: every metric over steps, tokens and seconds, even while the run is training."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from artel.config import find_similar_name
 from artel.errors import InputError, Problem, WorkError
 from artel.host import usable_cores
 from artel.messages import logger
-from artel.reports.metric_lines import Lines, Points, deserialize, read_lines, thin_out
+from artel.reports.metric_lines import LineBlock, Points, deserialize, read_lines, thin_out
 from artel.storage import check_regular
 
 _PARALLEL_BYTES = 64 << 20
-"""Bytes from which a file is read by several processes. One process reads this many in half a second."""
+"""File size from which several processes read. One process reads this many bytes in half a second."""
 _MAX_PROCESSES = 4
 _BLOCK_BYTES = 1 << 16
 Column = NDArray[np.float64]
@@ -28,7 +28,7 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric of a run, by step. Thinned out if the run logged more points than can be drawn."""
+    """One metric of a run, by step. Thinned out if the run logged more points than a plot can show."""
 
     step: Column
     tokens: Column
@@ -37,7 +37,7 @@ class Curve:
     """Wall time of all starts of the run so far. NaN if not logged."""
     value: Column
     nulls: int = 0
-    """Number of lines where the metric was NaN or infinite. They have no point."""
+    """Number of lines where the metric was NaN or infinite. These lines have no point."""
 
     @property
     def newest(self) -> float:
@@ -51,9 +51,9 @@ class Curves:
     training: dict[str, Curve] = field(default_factory=dict)
     """loss, gradient_norm, learning_rate, tokens_per_second, mfu, memory_gib, and the metrics of callbacks."""
     validation: dict[str, Curve] = field(default_factory=dict)
-    """The objective's metrics on the validation split, and those of `validate.tasks`."""
+    """The objective's metrics on the validation split, and the metrics of `validate.tasks`."""
     newest: dict[str, Any] = field(default_factory=dict)
-    """The newest line of a training step, as logged."""
+    """The newest line of a training step."""
     validation_line: dict[str, Any] = field(default_factory=dict)
     """The newest line of a validation."""
     tasks_line: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Curves:
 
     @property
     def newest_validation(self) -> dict[str, float | None]:
-        """The metrics of the newest validation, and the newest of tasks; None where one was NaN."""
+        """The newest metrics of validation and tasks. None for a metric that was NaN."""
         return self.validation_line.get("validation", {}) | self.tasks_line.get("tasks", {})
 
     @property
@@ -78,19 +78,19 @@ class Curves:
 
 
 class CurveReader:
-    """Reads metrics.jsonl, and on later calls only the lines added since. A replaced file is read from its start."""
+    """Reads metrics.jsonl, and on later calls only new lines. A replaced file is read from the start."""
 
     def __init__(self, path: Path, points: int | None = 2000) -> None:
         """Keep at most `points` points of each metric, or all if None."""
         self._path, self._points = path, points
         self._file: tuple[int, int] | None = None  # device and inode
         self._end = 0  # bytes read
-        self._lines = Lines()
+        self._lines = LineBlock()
 
     def read(self) -> Curves:
-        """Return the curves so far; empty if there is no file.
+        """Return the curves so far. Empty if there is no file.
 
-        Raise InputError if the file cannot be read, or listing its damaged lines.
+        Raise InputError if the file cannot be read, or with all of its damaged lines.
         """
         check_regular(self._path)
         try:
@@ -101,18 +101,18 @@ class CurveReader:
             raise InputError.at(str(self._path), f"cannot be read: {error.strerror}", "it must be a file") from None
         if self._lines.problems:
             raise InputError(self._problems())
-        return self._curves(torn)
+        return self._build_curves(torn)
 
     def _problems(self) -> list[Problem]:
         """Return one problem per damaged line, or one for the file if no line is valid."""
         lines = self._lines
         if lines.lines > 1 and not lines.has_valid:
-            _, what = lines.problems[0]
-            message = f"is not the metrics.jsonl of a run: all {lines.lines:,} lines are invalid, the first: {what}"
+            _, reason = lines.problems[0]
+            message = f"is not the metrics.jsonl of a run: all {lines.lines:,} lines are invalid, the first: {reason}"
             return [Problem(str(self._path), message, "restore it from a copy, or remove it")]
         return [
-            Problem(f"{self._path}:{line}", f"is not a line of a run: {what}", "remove the line")
-            for line, what in lines.problems
+            Problem(f"{self._path}:{line}", f"is not a line of a run: {reason}", "remove the line")
+            for line, reason in lines.problems
         ]
 
     def _read_new_lines(self) -> bool:
@@ -120,14 +120,14 @@ class CurveReader:
         stat = self._path.stat()
         file = (stat.st_dev, stat.st_ino)
         if file != self._file or stat.st_size < self._end or self._lines.problems:
-            self._file, self._end, self._lines = file, 0, Lines()
-        end = _last_line_end(self._path, self._end, stat.st_size)
+            self._file, self._end, self._lines = file, 0, LineBlock()
+        end = _find_last_line_end(self._path, self._end, stat.st_size)
         if end > self._end:
             self._lines.add(_read(self._path, self._end, end, self._points))
             self._end = end
         return end < stat.st_size
 
-    def _curves(self, torn: bool) -> Curves:
+    def _build_curves(self, torn: bool) -> Curves:
         lines = self._lines
         for name, arrays in lines.points.items():
             points = np.concatenate(arrays)
@@ -138,9 +138,11 @@ class CurveReader:
         training = {name: points for name, points in points_by_name.items() if not name.startswith("validation/")}
         loss = training.get("loss")
         return Curves(
-            training={name: _curve(points, lines.nulls.get(name, 0)) for name, points in training.items()},
+            training={name: _to_curve(points, lines.nulls.get(name, 0)) for name, points in training.items()},
             validation={
-                name.removeprefix("validation/"): _curve(_with_positions(points, loss), lines.nulls.get(name, 0))
+                name.removeprefix("validation/"): _to_curve(
+                    _interpolate_positions(points, loss), lines.nulls.get(name, 0)
+                )
                 for name, points in points_by_name.items()
                 if name not in training
             },
@@ -156,13 +158,13 @@ def _logged_keys(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not name.startswith("validation/")}
 
 
-def _curve(points: Points, nulls: int) -> Curve:
+def _to_curve(points: Points, nulls: int) -> Curve:
     step, tokens, seconds, value = points.T
     return Curve(step, tokens, seconds, value, nulls)
 
 
-def _with_positions(points: Points, training: Points | None) -> Points:
-    """Fill in tokens and seconds of validation points, interpolated from the training steps around them."""
+def _interpolate_positions(points: Points, training: Points | None) -> Points:
+    """Fill in tokens and seconds of validation points, by interpolating between training steps."""
     if training is None:
         return points
     result = points.copy()
@@ -171,8 +173,8 @@ def _with_positions(points: Points, training: Points | None) -> Points:
     return result
 
 
-def _last_line_end(path: Path, begin: int, end: int) -> int:
-    """Return the offset after the last complete line between two offsets; `begin` if there is none."""
+def _find_last_line_end(path: Path, begin: int, end: int) -> int:
+    """Return the offset after the last complete line between two offsets, or `begin` if there is none."""
     with path.open("rb") as file:
         while end > begin:
             block = max(begin, end - _BLOCK_BYTES)
@@ -184,14 +186,14 @@ def _last_line_end(path: Path, begin: int, end: int) -> int:
     return begin
 
 
-def _read(path: Path, begin: int, end: int, points: int | None) -> Lines:
-    """Read the lines between two offsets, with several processes if they are long."""
+def _read(path: Path, begin: int, end: int, points: int | None) -> LineBlock:
+    """Read the lines between two offsets, with several processes if there are many."""
     if end - begin < _PARALLEL_BYTES or points is None:
         return read_lines(path, begin, end, points)
     count = min(usable_cores(), _MAX_PROCESSES)
     bounds = [begin + (end - begin) * number // count for number in range(count)]
-    bounds = [begin, *(_last_line_end(path, begin, bound) for bound in bounds[1:]), end]
-    result = Lines()
+    bounds = [begin, *(_find_last_line_end(path, begin, bound) for bound in bounds[1:]), end]
+    result = LineBlock()
     processes = [_start_reader(path, *pair, points) for pair in pairwise(bounds[1:])]
     try:
         result.add(read_lines(path, bounds[0], bounds[1], points))
@@ -221,8 +223,8 @@ def read_curves(path: Path) -> Curves:
             what = "has not been trained yet: no step is logged"
             raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
         if not path.parent.is_dir():
-            near = find_similar_name(str(path.parent))
-            fix = f"did you mean {near}?" if near else "use the folder of a trained run"
+            similar = find_similar_name(str(path.parent))
+            fix = f"did you mean {similar}?" if similar else "use the folder of a trained run"
             raise InputError.at(str(path.parent), "no such folder", fix)
         raise InputError.at(str(path), "no such file", "use the folder of a trained run")
     curves = CurveReader(path).read()

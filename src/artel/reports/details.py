@@ -1,6 +1,6 @@
 """Tables and confusion matrices of a validation (`Objective.details`).
 
-They are read from a file that may hold anything. Entries that are neither a table nor a matrix are skipped.
+The file may contain anything. Entries that are neither a table nor a matrix are skipped.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _MAX_LABELS = 25
-"""Labels of the largest matrix that is drawn. A larger one is replaced by its most frequent confusions."""
+"""Maximum labels of a matrix that is drawn in full. For a larger one, its most frequent confusions are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Counts of rows by two labels: the true one by row, the predicted one by column."""
+    """A confusion matrix: counts by true label (rows) and predicted label (columns)."""
 
     labels: list[str]
     counts: list[list[int]]
@@ -59,7 +59,7 @@ def read_details(content: Any) -> Details:
     return Details(tables, matrices)
 
 
-def columns_of(rows: list[dict[str, Any]]) -> list[str]:
+def list_columns(rows: list[dict[str, Any]]) -> list[str]:
     """Return the columns of a table, including columns that only some rows have."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
@@ -71,14 +71,14 @@ def is_number(value: Any) -> bool:
 def detail_lines(details: Details) -> Iterator[str]:
     """Yield the tables and matrices as lines of text."""
     for title, rows in details.tables.items():
-        columns = columns_of(rows)
+        columns = list_columns(rows)
         yield f"{title}:"
         yield from _align([columns, *([_format_value(row.get(name, "")) for name in columns] for row in rows)])
     for title, matrix in details.matrices.items():
         if matrix.is_small:
             yield f"{title} (rows: true, columns: predicted):"
-            rows_shown = zip(matrix.labels, matrix.counts, strict=True)
-            yield from _align([["", *matrix.labels], *([label, *map(str, row)] for label, row in rows_shown)])
+            labelled_rows = zip(matrix.labels, matrix.counts, strict=True)
+            yield from _align([["", *matrix.labels], *([label, *map(str, row)] for label, row in labelled_rows)])
         else:
             yield f"{title}, most frequent confusions:"
             yield from _align([["true", "predicted", "count"], *(list(map(str, row)) for row in matrix.confusions())])
@@ -88,11 +88,11 @@ def _align(rows: list[list[str]]) -> Iterator[str]:
     """Align columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        head, *values = (
+        first, *values = (
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield "  ".join(["", head, *values]).rstrip()
+        yield "  ".join(["", first, *values]).rstrip()
 
 
 def _format_value(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""`artel report --live`: serve the report on 127.0.0.1 and update it in the browser while the runs train.
+"""`artel report --live`: serves the report on 127.0.0.1 and updates it in the browser while the runs train.
 
-One thread polls sizes and times of the files, which also works on a disk that another host writes to. Changes are
-pushed to every open page as server-sent events.
+One thread polls the sizes and times of files, which also works if another host writes them. Changes are pushed to every
+open page as server-sent events.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class LiveReport:
         return self._page.html(self._newest()).encode()
 
     def event_after(self, number: int, wait: float) -> tuple[int, bytes] | None:
-        """Wait up to `wait` seconds for an event newer than `number`. Return (its number, its data), or None."""
+        """Wait up to `wait` seconds for an event newer than `number`. Return its number and its data, or None."""
         with self._condition:
             if not self._condition.wait_for(lambda: self._number != number or self.is_closed, wait) or self.is_closed:
                 return None
@@ -120,7 +120,7 @@ class LiveReport:
         try:
             runs = self._reader.read()
             event = self._page.event(runs)
-        except InputError as error:  # a damaged line or a removed folder: the page stays as it was and shows the error
+        except InputError as error:  # a damaged line or a removed folder: keep the page and show the error
             runs, event = self._runs, orjson.dumps({"problem": error.one_line})
         with self._condition:
             if event != self._event:
@@ -161,15 +161,15 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in (_HOST, "localhost"):
             self.send_error(403, "only by 127.0.0.1 or localhost")
         elif self.path == "/":
-            self._answer("text/html; charset=utf-8", self.server.report.html())
+            self._send_content("text/html; charset=utf-8", self.server.report.html())
         elif self.path == "/events":
             self._send_events()
         else:
             self.send_error(404)
 
-    def _answer(self, kind: str, content: bytes) -> None:
+    def _send_content(self, content_type: str, content: bytes) -> None:
         self.send_response(200)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")

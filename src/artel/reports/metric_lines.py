@@ -1,8 +1,8 @@
-"""Parse and thin out metrics.jsonl, which may have ten million lines.
+"""Parses and thins out metrics.jsonl, which may have ten million lines.
 
-The file is read in pieces of 256 KiB (about 1,200 lines). Of each piece and metric only the first, lowest, highest and
-last value are kept, so a spike of a single step stays visible. In a short file, pieces are divided further. One core
-parses a million lines a second; a long file is read by several processes, each of which runs this module.
+Reads the file in chunks of 256 KiB (about 1,200 lines). For each chunk and metric, keeps only the first, lowest,
+highest and last value, so a spike of a single step stays visible. In a short file, chunks are divided further. One core
+parses a million lines a second. Several processes, each running this module, read a long file.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ import orjson
 from numpy.typing import NDArray
 
 Points = NDArray[np.float64]
-"""(points, 4): step, tokens, seconds, value; NaN where a line has none."""
+"""(points, 4): step, tokens, seconds, value. NaN if a line lacks one."""
 
-MAX_METRIC = 1e100  # a plot computes differences
-_PIECE_BYTES = 1 << 18
+MAX_METRIC = 1e100  # larger values would overflow when a plot computes differences
+_CHUNK_BYTES = 1 << 18
 _MAX_PROBLEMS = 20
 _EVALUATIONS = ("validation", "tasks")
-"""Kinds of lines that hold their metrics in an object of that name."""
+"""Kinds of lines with metrics in an object of the same name."""
 _POSITION_KEYS = ("step", "epoch", "tokens", "seconds")
 
 
 @dataclass(slots=True)
-class Lines:
-    """Contents of a part of the file."""
+class LineBlock:
+    """The contents of consecutive lines."""
 
     lines: int = 0
     points: dict[str, list[Points]] = field(default_factory=dict)
-    """By metric. Metrics of a validation and of tasks are named `validation/NAME`."""
+    """Points by metric. Metrics of validations and tasks are named `validation/NAME`."""
     nulls: dict[str, int] = field(default_factory=dict)
-    """By metric, the number of lines where it was NaN or infinite (null in JSON)."""
+    """Number of lines by metric where it was NaN or infinite (null in JSON)."""
     problems: list[tuple[int, str]] = field(default_factory=list)
-    """(line number in this part, from 1; reason) of the first damaged lines."""
+    """(line number within the block, from 1; reason) of the first damaged lines."""
     training: dict[str, Any] = field(default_factory=dict)
     """The newest line of a training step."""
     validation: dict[str, Any] = field(default_factory=dict)
@@ -54,9 +54,9 @@ class Lines:
         """True if at least one line is valid."""
         return bool(self.training or self.validation or self.tasks)
 
-    def add(self, later: Lines) -> None:
-        """Append the part that follows in the file."""
-        self.problems += [(self.lines + line, what) for line, what in later.problems]
+    def add(self, later: LineBlock) -> None:
+        """Append the block that follows in the file."""
+        self.problems += [(self.lines + line, reason) for line, reason in later.problems]
         del self.problems[_MAX_PROBLEMS:]
         self.lines += later.lines
         for name, points in later.points.items():
@@ -69,7 +69,7 @@ class Lines:
 
 
 def check_line(line: object) -> dict[str, Any]:
-    """Return a line of metrics.jsonl after checking it. Raise ValueError if no run writes such a line."""
+    """Return a line of metrics.jsonl after checking it. Raise ValueError if it is invalid."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
         raise ValueError("it has no valid step")
     numbers = {"loss": line.get("loss", 0.0)}
@@ -83,79 +83,85 @@ def check_line(line: object) -> dict[str, Any]:
     return line
 
 
-def read_lines(path: Path, begin: int, end: int, points: int | None) -> Lines:
-    """Read the lines between offsets `begin` and `end`, both at line boundaries. Raise OSError.
+def read_lines(path: Path, begin: int, end: int, points: int | None) -> LineBlock:
+    """Read the lines between offsets `begin` and `end`, both at line boundaries. Raise OSError if that fails.
 
-    About `points` points are kept of each metric, or all if None.
+    Keep about `points` points per metric, or all if None.
     """
-    result = Lines()
-    parts = None if points is None else max(1, points * _PIECE_BYTES // (4 * max(_PIECE_BYTES, end - begin)))
-    for piece in _pieces(path, begin, end):
-        result.add(_read_piece(piece, parts))
+    result = LineBlock()
+    intervals = None if points is None else max(1, points * _CHUNK_BYTES // (4 * max(_CHUNK_BYTES, end - begin)))
+    for chunk in _iterate_chunks(path, begin, end):
+        result.add(_read_chunk(chunk, intervals))
     return result
 
 
-def thin_out(points: Points, parts: int) -> Points:
-    """Divide points into `parts` parts and keep the first, lowest, highest and last point of each."""
-    return points[_rows_to_keep(points[:, 3], parts)]
+def thin_out(points: Points, intervals: int) -> Points:
+    """Divide points into intervals and keep the first, lowest, highest and last point of each."""
+    return points[_choose_rows(points[:, 3], intervals)]
 
 
-def _rows_to_keep(values: NDArray[np.float64], parts: int) -> NDArray[np.intp]:
+def _choose_rows(values: NDArray[np.float64], intervals: int) -> NDArray[np.intp]:
     count, rows = len(values), set[int]()
-    if count <= 4 * parts:
+    if count <= 4 * intervals:
         return np.arange(count)
-    bounds = [count * number // parts for number in range(parts + 1)]
+    bounds = [count * number // intervals for number in range(intervals + 1)]
     for begin, end in pairwise(bounds):
-        part = values[begin:end]
-        rows |= {begin, begin + int(part.argmin()), begin + int(part.argmax()), end - 1}
+        interval = values[begin:end]
+        rows |= {begin, begin + int(interval.argmin()), begin + int(interval.argmax()), end - 1}
     return np.array(sorted(rows))
 
 
-def _pieces(path: Path, begin: int, end: int) -> Iterator[bytes]:
+def _iterate_chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:
     """Yield complete lines, about 256 KiB at a time."""
     with path.open("rb") as file:
         file.seek(begin)
-        remaining, rest = end - begin, b""
-        while remaining > 0 and (block := file.read(min(_PIECE_BYTES, remaining))):
+        remaining, incomplete_line = end - begin, b""
+        while remaining > 0 and (block := file.read(min(_CHUNK_BYTES, remaining))):
             remaining -= len(block)
             cut = block.rfind(b"\n") + 1
             if cut:
-                yield rest + block[:cut]
-            rest = block[cut:] if cut else rest + block
+                yield incomplete_line + block[:cut]
+            incomplete_line = block[cut:] if cut else incomplete_line + block
 
 
-def _read_piece(piece: bytes, parts: int | None) -> Lines:
-    lines = piece.count(b"\n")
+def _read_chunk(chunk: bytes, intervals: int | None) -> LineBlock:
+    lines = chunk.count(b"\n")
     try:
-        tables = list(_tables(piece, lines))
-    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):  # some line is unusual, or no dictionary
-        return _read_line_by_line(piece, lines, parts)
-    return _to_lines(lines, tables, parts)
+        tables = list(_parse_tables(chunk, lines))
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+    ):  # a line is damaged or differs from the others
+        return _read_line_by_line(chunk, lines, intervals)
+    return _to_block(lines, tables, intervals)
 
 
 Table = tuple[dict[str, Any], list[str], NDArray[np.float64]]
-"""The newest of some lines, the names of their metrics, and the values: (lines, names)."""
+"""(newest line, names of metrics, values): values of shape (lines, names)."""
 
 
-def _tables(piece: bytes, count: int) -> Iterator[Table]:
-    """Parse all lines of a piece at once. Raise ValueError if one of them differs from the others or is damaged."""
-    lines = orjson.loads(b"[" + piece[:-1].replace(b"\n", b",") + b"]")
+def _parse_tables(chunk: bytes, count: int) -> Iterator[Table]:
+    """Parse all lines of a chunk at once. Raise ValueError if a line is damaged or differs from the others."""
+    lines = orjson.loads(b"[" + chunk[:-1].replace(b"\n", b",") + b"]")
     if len(lines) != count:
         raise ValueError("a line has several values")
-    if b'"validation"' in piece or b'"tasks"' in piece:
+    if b'"validation"' in chunk or b'"tasks"' in chunk:
         for line in [line for line in lines if _is_evaluation(line)]:
-            yield _table([line | _evaluation_metrics(check_line(line))])
+            yield _make_table([line | _evaluation_metrics(check_line(line))])
         lines = [line for line in lines if not _is_evaluation(line)]
     if lines:
-        yield _table(lines)
+        yield _make_table(lines)
 
 
-def _table(lines: list[dict[str, Any]]) -> Table:
+def _make_table(lines: list[dict[str, Any]]) -> Table:
     """Make a table of lines with equal keys and numeric values. Other values are ignored in a single line."""
     names = [name for name, value in lines[0].items() if len(lines) > 1 or isinstance(value, int | float | None)]
     if len(lines) > 1 and {*map(len, lines)} != {len(names)}:
         raise ValueError("their keys differ")
-    get = itemgetter(*names, names[0])  # a tuple, also of a single name
+    get = itemgetter(*names, names[0])  # the extra name makes it return a tuple even for a single metric
     width = len(names) + 1
     values = np.fromiter(chain.from_iterable(map(get, lines)), np.float64, len(lines) * width).reshape(-1, width)
     steps = values[:, names.index("step")]
@@ -169,26 +175,26 @@ def _is_evaluation(line: dict[str, Any]) -> bool:
 
 
 def _evaluation_metrics(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a line of a validation or of tasks, by curve name."""
+    """Return the metrics of a validation or of tasks in a line, by curve name."""
     metrics = (item for kind in _EVALUATIONS for item in line.get(kind, {}).items())
     return {f"validation/{name}": value for name, value in metrics}
 
 
-def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
+def _read_line_by_line(chunk: bytes, count: int, intervals: int | None) -> LineBlock:
     problems, tables = [], list[Table]()
-    for number, content in enumerate(piece[:-1].split(b"\n"), 1):
+    for number, content in enumerate(chunk[:-1].split(b"\n"), 1):
         try:
             line = check_line(orjson.loads(content))
-            tables.append(_table([line | _evaluation_metrics(line)]))
+            tables.append(_make_table([line | _evaluation_metrics(line)]))
         except ValueError as error:
             problems.append((number, str(error)))
-    result = _to_lines(count, tables, parts)
+    result = _to_block(count, tables, intervals)
     result.problems = problems
     return result
 
 
-def _to_lines(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
-    result, points = Lines(lines=count), dict[str, list[Points]]()
+def _to_block(count: int, tables: Iterable[Table], intervals: int | None) -> LineBlock:
+    result, points = LineBlock(lines=count), dict[str, list[Points]]()
     for newest, names, values in tables:
         kind = next((kind for kind in _EVALUATIONS if kind in newest), "training")
         setattr(result, kind, newest)
@@ -198,7 +204,7 @@ def _to_lines(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
                 present = np.flatnonzero(~np.isnan(metric))
                 if len(present) < len(metric):
                     result.nulls[name] = result.nulls.get(name, 0) + len(metric) - len(present)
-                rows = present if parts is None else present[_rows_to_keep(metric[present], parts)]
+                rows = present if intervals is None else present[_choose_rows(metric[present], intervals)]
                 table = np.full((len(rows), 4), np.nan)
                 table[:, 3] = metric[rows]
                 for column, index in enumerate(indices):
@@ -207,24 +213,24 @@ def _to_lines(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
                 points.setdefault(name, []).append(table)
     for name, arrays in points.items():
         joined = np.concatenate(arrays)
-        result.points[name] = [joined if parts is None else thin_out(joined, parts)]
+        result.points[name] = [joined if intervals is None else thin_out(joined, intervals)]
     return result
 
 
-# A process that reads a part of a long file --------------------------------------------
+# Blocks from other processes --------------------------------------------
 
 
-def serialize(lines: Lines) -> bytes:
+def serialize(block: LineBlock) -> bytes:
     """Serialize for another process: one line of JSON, then the arrays in numpy's format."""
     stream = BytesIO()
-    arrays = {name: np.concatenate(points) for name, points in lines.points.items()}
+    arrays = {name: np.concatenate(points) for name, points in block.points.items()}
     header = {
-        "lines": lines.lines,
-        "nulls": lines.nulls,
-        "problems": lines.problems,
-        "training": lines.training,
-        "validation": lines.validation,
-        "tasks": lines.tasks,
+        "lines": block.lines,
+        "nulls": block.nulls,
+        "problems": block.problems,
+        "training": block.training,
+        "validation": block.validation,
+        "tasks": block.tasks,
         "names": list(arrays),
     }
     stream.write(orjson.dumps(header) + b"\n")
@@ -233,13 +239,13 @@ def serialize(lines: Lines) -> bytes:
     return stream.getvalue()
 
 
-def deserialize(content: bytes) -> Lines:
+def deserialize(content: bytes) -> LineBlock:
     """Inverse of `serialize`."""
     stream = BytesIO(content)
     header = orjson.loads(stream.readline())
     arrays = {name: [np.load(stream, allow_pickle=False)] for name in header["names"]}
-    problems = [(line, what) for line, what in header["problems"]]
-    return Lines(
+    problems = [(line, reason) for line, reason in header["problems"]]
+    return LineBlock(
         header["lines"], arrays, header["nulls"], problems, header["training"], header["validation"], header["tasks"]
     )
 

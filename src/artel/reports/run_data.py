@@ -1,6 +1,6 @@
-"""Read everything that training and preparing wrote into a run's folder.
+"""Reads all files that training and preparation wrote into a run's folder.
 
-Needs nothing but the folder: it imports neither torch nor the plugins of the run.
+Needs only the folder: it imports neither torch nor the plugins of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from artel.errors import InputError, Problem
 from artel.messages import from_json
 from artel.preparing.run_mark import MARK
 from artel.reports.curves import CurveReader, Curves
-from artel.reports.status import RankStatus, SignsOfLife, Status, status_of
+from artel.reports.status import RankStatus, SignsOfLife, Status, determine_status
 from artel.secrets import hide_secrets
 from artel.storage import check_regular
 from artel.training.run_folder import RunFolder, written_checkpoints
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 _MAX_PROBLEMS = 20
 _MAX_REJECTED = 1000
-_MAX_STACK_CHARS = 20_000  # of a file in hangs/
+_MAX_STACK_CHARS = 20_000  # per file in hangs/
 _PACE_WINDOW = 0.2
-"""Fraction of the logged steps, counted from the newest, over which the pace is measured."""
+"""Fraction of the logged steps, up to the newest, over which the pace is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Start:
     environment: dict[str, Any]
     """hosts, device, platform, and the versions of artel, python, torch and transformers."""
     chosen: dict[str, Any]
-    """The values chosen for keys that are `auto`, by key of the run file."""
+    """Values chosen for keys that are `auto`, by key of the run file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RunData:
     plan: dict[str, Any] | None = None
     """The plan, with measurements of the real run under `measured`."""
     choice: dict[str, Any] | None = None
-    """With `model.auto`: the metrics `expected` when the model was chosen, and those `reached`."""
+    """With `model.auto`: the metrics `expected` at the choice, and the metrics `reached`."""
     result: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
     """Details of the newest validation: its step, tables and matrices (`Objective.details`)."""
@@ -114,9 +114,9 @@ class RunData:
     @property
     def steps(self) -> int | None:
         """The planned number of steps. None if unknown."""
-        planned = (self.plan or {}).get("steps")
+        planned_steps = (self.plan or {}).get("steps")
         chosen = self.starts[-1].chosen.get("train.steps") if self.starts else None
-        steps = chosen or self.config.get("train", {}).get("steps") or planned
+        steps = chosen or self.config.get("train", {}).get("steps") or planned_steps
         return int(steps) if steps is not None else None
 
     @property
@@ -134,7 +134,7 @@ class RunData:
 
     @property
     def steps_per_second(self) -> float | None:
-        """Pace over the newest fifth of the logged steps, validations and checkpoints included. None if unknown."""
+        """Pace over the newest fifth of the logged steps, including validations and checkpoints. None if unknown."""
         loss = self.curves.training.get("loss")
         if loss is None or len(loss.step) < 2 or not np.isfinite(loss.seconds).all():
             return None
@@ -164,7 +164,7 @@ class RunData:
 
 
 class RunReader:
-    """Reads the folder of a run repeatedly. From metrics.jsonl it reads only the lines added since the last time."""
+    """Reads the folder of a run repeatedly. Reads only new lines of metrics.jsonl."""
 
     def __init__(self, folder: Path | str, points: int | None = 2000, signs: SignsOfLife | None = None) -> None:
         """Keep at most `points` points per curve, or all if None. Raise InputError if `folder` is not a run's."""
@@ -174,33 +174,35 @@ class RunReader:
         self._signs = signs or SignsOfLife()
 
     def read(self) -> RunData:
-        """Return the current contents. Raise InputError listing every damaged line and file."""
+        """Return the current contents. Raise InputError with every damaged line and file."""
         folder, files = self._folder, _FileReader()
         curves = files.try_read(self._curves.read) or Curves()
         if curves.torn:
             files.torn.append(str(folder.metrics))
-        starts = list(files.lines(folder.starts, _start))
-        ranks = _ranks(folder)
+        starts = list(files.read_lines(folder.starts, _parse_start))
+        ranks = _read_ranks(folder)
         has_started = bool(curves.lines or starts)
-        status = status_of(ranks, self._signs, complete=folder.is_complete, step=curves.step, has_started=has_started)
+        status = determine_status(
+            ranks, self._signs, complete=folder.is_complete, step=curves.step, has_started=has_started
+        )
         data = RunData(
             folder=folder.path,
             status=status,
             curves=curves,
-            config=_config(files, folder.config),
-            samples=list(files.lines(folder.samples, _sample)),
-            ledger=files.object(folder.ledger),
-            rejected=list(files.lines(folder.path / "rejected.jsonl", _rejected, limit=_MAX_REJECTED)),
-            plan=files.object(folder.plan),
-            choice=files.object(folder.choice),
-            result=files.object(folder.result),
-            validation=files.object(folder.validation),
-            profile=files.object(folder.profile / "table.json"),
-            bad_steps=list(files.lines(folder.bad_steps, _bad_step)),
+            config=_read_config(files, folder.config),
+            samples=list(files.read_lines(folder.samples, _parse_sample)),
+            ledger=files.read_object(folder.ledger),
+            rejected=list(files.read_lines(folder.path / "rejected.jsonl", _parse_rejected, limit=_MAX_REJECTED)),
+            plan=files.read_object(folder.plan),
+            choice=files.read_object(folder.choice),
+            result=files.read_object(folder.result),
+            validation=files.read_object(folder.validation),
+            profile=files.read_object(folder.profile / "table.json"),
+            bad_steps=list(files.read_lines(folder.bad_steps, _parse_bad_step)),
             starts=starts,
-            checkpoints=_checkpoints(folder),
+            checkpoints=_list_checkpoints(folder),
             ranks=ranks,
-            hangs=list(_hangs(folder.hangs)),
+            hangs=list(_read_hangs(folder.hangs)),
             torn=files.torn,
         )
         if files.problems:
@@ -211,25 +213,25 @@ class RunReader:
 def read_run(folder: Path | str, points: int | None = 2000) -> RunData:
     """Return the contents of a run's folder, with at most `points` points per curve (None: all).
 
-    Raise InputError if the folder is not a run's, or listing every damaged line and file in it.
+    Raise InputError if the folder is not a run's, or with every damaged line and file in it.
     """
     return RunReader(folder, points).read()
 
 
 class RunsReader:
-    """Reads the folders of several runs repeatedly, and reports the problems of all of them together."""
+    """Reads the folders of several runs repeatedly, and reports all problems together."""
 
     def __init__(self, folders: Sequence[str]) -> None:
-        """Raise InputError listing every folder that is not a run's."""
+        """Raise InputError with every folder that is not a run's."""
         self._readers = _collect_results(partial(RunReader, folder) for folder in dict.fromkeys(folders))
 
     def read(self) -> list[RunData]:
-        """Return the current contents of every folder. Raise InputError listing all problems."""
+        """Return the current contents of every folder. Raise InputError with all problems."""
         return _collect_results(reader.read for reader in self._readers)
 
 
 def read_runs(folders: Sequence[str]) -> list[RunData]:
-    """Return the contents of several runs' folders. Raise InputError listing the problems of all of them."""
+    """Return the contents of several runs' folders. Raise InputError with all problems."""
     return RunsReader(folders).read()
 
 
@@ -250,8 +252,8 @@ def _collect_results(calls: Iterable[Callable[[], T]]) -> list[T]:
 def read_status(folder: RunFolder, curves: Curves) -> Status:
     """Return the status of a run whose curves have been read."""
     has_started = bool(curves.lines)
-    return status_of(
-        _ranks(folder), SignsOfLife(), complete=folder.is_complete, step=curves.step, has_started=has_started
+    return determine_status(
+        _read_ranks(folder), SignsOfLife(), complete=folder.is_complete, step=curves.step, has_started=has_started
     )
 
 
@@ -259,8 +261,8 @@ def check_is_run(folder: RunFolder) -> None:
     """Raise InputError if `folder` is not a run's."""
     path = folder.path
     if not path.is_dir():
-        near = find_similar_name(str(path))
-        fix = f"did you mean {near}?" if near else "use the folder of a run, as printed by artel train"
+        similar = find_similar_name(str(path))
+        fix = f"did you mean {similar}?" if similar else "use the folder of a run, as printed by artel train"
         raise InputError.at(str(path), "is not a folder" if path.exists() else "there is no such folder", fix)
     if not any(file.is_file() for file in (path / MARK, folder.metrics, folder.config)):
         what = "is not the folder of a run: it has no .artel-run.json, config.yaml or metrics.jsonl"
@@ -281,14 +283,14 @@ class _FileReader:
             self.problems += error.problems
             return None
 
-    def content(self, file: Path, max_lines: int | None = None) -> bytes:
+    def read_bytes(self, file: Path, max_lines: int | None = None) -> bytes:
         """Return the bytes of a file or of its first lines; empty if it does not exist."""
         try:
             check_regular(file)
             if max_lines is None:
                 return file.read_bytes()
-            with file.open("rb") as opened:
-                return b"".join(islice(opened, max_lines))
+            with file.open("rb") as stream:
+                return b"".join(islice(stream, max_lines))
         except FileNotFoundError:
             return b""
         except InputError as error:
@@ -297,9 +299,9 @@ class _FileReader:
             self.problems.append(Problem(str(file), f"cannot be read: {error.strerror}", "it must be a file"))
         return b""
 
-    def object(self, file: Path) -> dict[str, Any] | None:
+    def read_object(self, file: Path) -> dict[str, Any] | None:
         """Return the JSON object in a file, or None if it is missing, empty or damaged."""
-        content = self.content(file)
+        content = self.read_bytes(file)
         if not content:
             return None
         try:
@@ -312,14 +314,14 @@ class _FileReader:
         self.problems.append(Problem(str(file), what, "remove it, or restore it from a copy"))
         return None
 
-    def lines(self, file: Path, read: Callable[[dict[str, Any]], T], limit: int | None = None) -> Iterator[T]:
-        """Yield `read(line)` for each complete line of a JSONL file, or for its first `limit` lines."""
-        *complete, last = self.content(file, limit).split(b"\n")
+    def read_lines(self, file: Path, parse: Callable[[dict[str, Any]], T], limit: int | None = None) -> Iterator[T]:
+        """Yield `parse(line)` for each complete line of a JSONL file, or for its first `limit` lines."""
+        *complete, last = self.read_bytes(file, limit).split(b"\n")
         if last:
             self.torn.append(str(file))
         for number, content in enumerate(complete, 1):
             try:
-                yield read(orjson.loads(content))
+                yield parse(orjson.loads(content))
             except KeyError as error:
                 self._add_line_problem(file, number, f"it has no {error.args[0]}")
             except (TypeError, AttributeError):
@@ -327,29 +329,29 @@ class _FileReader:
             except (ValueError, OverflowError) as error:
                 self._add_line_problem(file, number, str(error))
 
-    def _add_line_problem(self, file: Path, number: int, what: str) -> None:
-        self.problems.append(Problem(f"{file}:{number}", f"is not a line of a run: {what}", "remove the line"))
+    def _add_line_problem(self, file: Path, number: int, reason: str) -> None:
+        self.problems.append(Problem(f"{file}:{number}", f"is not a line of a run: {reason}", "remove the line"))
 
 
-def _sample(line: dict[str, Any]) -> Sample:
+def _parse_sample(line: dict[str, Any]) -> Sample:
     return Sample(int(line["step"]), str(line["prompt"]), str(line["text"]))
 
 
-def _start(line: dict[str, Any]) -> Start:
+def _parse_start(line: dict[str, Any]) -> Start:
     environment, chosen = dict(line["environment"]), dict(from_json(line["chosen"]))
     return Start(int(line["step"]), str(line["time"]), int(line["processes"]), environment, chosen)
 
 
-def _rejected(line: dict[str, Any]) -> dict[str, str]:
+def _parse_rejected(line: dict[str, Any]) -> dict[str, str]:
     return {name: str(line[name]) for name in ("origin", "reason", "detail", "set")}
 
 
-def _bad_step(line: dict[str, Any]) -> dict[str, Any]:
+def _parse_bad_step(line: dict[str, Any]) -> dict[str, Any]:
     return from_json(line) | {"step": int(line["step"])}
 
 
-def _config(files: _FileReader, file: Path) -> dict[str, Any]:
-    content = files.content(file)
+def _read_config(files: _FileReader, file: Path) -> dict[str, Any]:
+    content = files.read_bytes(file)
     if not content:
         return {}
     try:
@@ -363,7 +365,7 @@ def _config(files: _FileReader, file: Path) -> dict[str, Any]:
     return {}
 
 
-def _ranks(folder: RunFolder) -> list[RankStatus]:
+def _read_ranks(folder: RunFolder) -> list[RankStatus]:
     """Return the processes of the newest start, by rank. Files that are damaged or being written are skipped.
 
     Empty for a copied folder: its files describe processes of the original, which may still be running.
@@ -375,7 +377,7 @@ def _ranks(folder: RunFolder) -> list[RankStatus]:
     return sorted(ranks, key=lambda rank: rank.rank)
 
 
-def _checkpoints(folder: RunFolder) -> list[Checkpoint]:
+def _list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
     targets = {name: (folder.checkpoints / name).resolve().name for name in ("best", "latest")}
     checkpoints = []
     for path in written_checkpoints(folder.checkpoints):
@@ -388,7 +390,7 @@ def _checkpoints(folder: RunFolder) -> list[Checkpoint]:
     return checkpoints
 
 
-def _hangs(folder: Path) -> Iterator[Hang]:
+def _read_hangs(folder: Path) -> Iterator[Hang]:
     for file in sorted(folder.glob("*.txt")):
         if re.fullmatch(r"[\w-]+-process-\d+\.txt", file.name) and file.is_file():
             yield Hang(file.name, file.read_text(encoding="utf-8", errors="replace")[:_MAX_STACK_CHARS])

@@ -30,7 +30,7 @@ class RankStatus:
     state: str
     """running, complete, stopped or failed."""
     message: str
-    """The reason of a failure."""
+    """Reason of a failure."""
     time: float
     """Time of writing, in seconds since 1970 by the host's clock."""
     every: float
@@ -60,7 +60,7 @@ class Status:
     state: State
     step: int = 0
     message: str = ""
-    """The reason of a failure."""
+    """Reason of a failure."""
     silent: float = 0.0
     """Seconds since the last sign of life of a dead run."""
     silent_ranks: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class SignsOfLife:
 
     def __init__(self, now: Callable[[], float] = time.time, watch: Callable[[], float] = time.monotonic) -> None:
         self._now, self._watch = now, watch
-        # rank -> (its time, when it was seen, True once it changed)
+        # rank -> (time in its file, when that was first seen, True if it has changed since the first look)
         self._observations: dict[int, tuple[float, float, bool]] = {}
 
     def silence(self, rank: RankStatus) -> float:
@@ -81,18 +81,20 @@ class SignsOfLife:
         observation = self._observations.get(rank.rank)
         if observation is None or observation[0] != rank.time:
             observation = self._observations[rank.rank] = (rank.time, watch, observation is not None)
-        _, seen, has_changed = observation
+        _, seen_at, has_changed = observation
         by_clock = max(0.0, self._now() - rank.time)
-        return watch - seen if has_changed else max(by_clock, watch - seen)
+        return watch - seen_at if has_changed else max(by_clock, watch - seen_at)
 
     def is_dead(self, rank: RankStatus) -> bool:
-        """True if there was no sign for three intervals, or for some seconds if the process is gone from this host."""
+        """True if there was no sign for three intervals, or for a few seconds if the process is gone from this host."""
         silence = self.silence(rank)
         is_gone = rank.host == socket.gethostname() and not process_exists(rank.pid)
         return silence > (min(rank.every, _SLACK_SECONDS) + 1 if is_gone else 3 * rank.every + _SLACK_SECONDS)
 
 
-def status_of(ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, step: int, has_started: bool) -> Status:
+def determine_status(
+    ranks: list[RankStatus], signs: SignsOfLife, *, complete: bool, step: int, has_started: bool
+) -> Status:
     """Return the status of a run with newest logged step `step`. `complete`: its result and model exist."""
     if not ranks or ranks[0].rank != 0:
         state: State = "complete" if complete else "unknown" if has_started else "not begun"

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def loss_curve(curves: Curves, width: int = 64, height: int = 12) -> list[str]:
     """Draw training loss (·) and validation loss (o) over steps in `height` lines of `width` characters."""
-    training, validation = (_points(kind.get("loss")) for kind in (curves.training, curves.validation))
+    training, validation = (
+        _points(curves_by_name.get("loss")) for curves_by_name in (curves.training, curves.validation)
+    )
     points = training + validation
     if not points:
         return ["(nothing logged yet)"]
@@ -40,7 +42,7 @@ def _points(curve: Curve | None) -> list[tuple[int, float]]:
     return [(int(step), value) for step, value in zip(curve.step, curve.value.tolist(), strict=True)]
 
 
-def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
+def compare_runs(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return state, step, training loss and newest validation of each run: as data, and as the lines of a table."""
     metrics = dict.fromkeys(name for run in runs for name in run.curves.newest_validation)
     rows: list[dict[str, Any]] = [
@@ -58,9 +60,9 @@ def compared(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     titles = ["run", "objective", "state", "step", "training loss", "tokens/s", *map(_title, metrics)]
     lines = [titles]
     for row in rows:
-        values = [_number(row["validation"].get(name)) if name in row["validation"] else "" for name in metrics]
+        values = [_format_metric(row["validation"].get(name)) if name in row["validation"] else "" for name in metrics]
         speed = row["tokens_per_second"]
-        cells = [row["run"], row["objective"], row["state"], f"{row['steps']:,}", _number(row["loss"])]
+        cells = [row["run"], row["objective"], row["state"], f"{row['steps']:,}", _format_metric(row["loss"])]
         lines.append([*cells, "" if speed is None else f"{speed:,.0f}", *values])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = ["  ".join(cell.ljust(width) if index < 3 else cell.rjust(width)
@@ -74,28 +76,28 @@ def _title(name: str) -> str:
     return "validation loss" if name == "loss" else name.replace("_", " ")
 
 
-def _number(value: float | None) -> str:
+def _format_metric(value: float | None) -> str:
     return "NaN" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def compression(train: StoreSplit, validation: StoreSplit, tokenizer: Tokenizer) -> dict[str, float]:
-    """Return bits per byte of `xz -9` on the validation text: alone, and after the training text.
+def measure_compression(train: StoreSplit, validation: StoreSplit, tokenizer: Tokenizer) -> dict[str, float]:
+    """Return bits per byte of `xz -9` on the validation text: by itself, and appended to the training text.
 
     The second is the fair comparison with a model: size(training + validation) - size(training).
     """
-    training_text, text = _text(train, tokenizer), _text(validation, tokenizer)
-    validation_bytes = _xz(text)
-    added_bytes = _xz(training_text + text) - _xz(training_text)
+    training_text, text = _decode(train, tokenizer), _decode(validation, tokenizer)
+    validation_bytes = _compressed_size(text)
+    added_bytes = _compressed_size(training_text + text) - _compressed_size(training_text)
     bits = 8 / max(1, len(text))
     return {"xz": validation_bytes * bits, "xz_after_training_text": added_bytes * bits}
 
 
-def _text(split: StoreSplit, tokenizer: Tokenizer) -> bytes:
+def _decode(split: StoreSplit, tokenizer: Tokenizer) -> bytes:
     return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in split.iter_samples()).encode()
 
 
-def _xz(data: bytes) -> int:
-    # The preset's window (64 MiB) must hold the training text, or "after" would not see its beginning.
+def _compressed_size(data: bytes) -> int:
+    # The window must hold the whole training text, but the preset's has only 64 MiB.
     window = 1 << max(20, math.ceil(math.log2(len(data) + 1)))
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": min(window, 1 << 30)}]
     return len(lzma.compress(data, format=lzma.FORMAT_XZ, filters=filters))

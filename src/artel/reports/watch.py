@@ -1,4 +1,4 @@
-"""`artel watch`: follow a run in the terminal until it ends, with its curve, speed, time left and ranks."""
+"""`artel watch`: follows a run in the terminal until it ends, and shows its curve, speed, time left and ranks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def watch(folder: str, console: Console) -> RunData:
     reader = RunReader(folder, points=1000)
     run = reader.read()
     if console.is_terminal:
-        with hide_elapsed(), Live(screen(run, console.width), console=console, refresh_per_second=4) as live:
-            run = _follow(reader, run, lambda run: live.update(screen(run, console.width)))
+        with hide_elapsed(), Live(render_screen(run, console.width), console=console, refresh_per_second=4) as live:
+            run = _follow(reader, run, lambda run: live.update(render_screen(run, console.width)))
     else:
-        show = _Lines(console)
+        show = _LinePrinter(console)
         show(run)
         run = _follow(reader, run, show)
         show.end(run)
-    _raise_if_it_failed(run)
+    _raise_if_failed(run)
     return run
 
 
@@ -54,7 +54,7 @@ def _follow(reader: RunReader, run: RunData, show: Callable[[RunData], None]) ->
     return run
 
 
-def _raise_if_it_failed(run: RunData) -> None:
+def _raise_if_failed(run: RunData) -> None:
     status, folder = run.status, str(run.folder)
     if status.state == "dead":
         what = f"no sign of life for {status.silent:.0f} s after step {status.step}: its processes are gone"
@@ -69,17 +69,17 @@ def _raise_if_it_failed(run: RunData) -> None:
 # On a terminal ---------------------------------------------------------------------------
 
 
-def screen(run: RunData, width: int) -> RenderableType:
+def render_screen(run: RunData, width: int) -> RenderableType:
     """Return the full screen for a terminal of `width` columns."""
-    parts: list[RenderableType] = [
+    rows: list[RenderableType] = [
         _title(run),
         *_curve(run, width),
         _bar(run, width),
         Text(" · ".join(newest_metrics(run))),
     ]
     if len(run.ranks) > 1 or run.status.silent_ranks:
-        parts.append(_ranks(run))
-    return Group(*parts)
+        rows.append(_ranks(run))
+    return Group(*rows)
 
 
 def _title(run: RunData) -> Text:
@@ -113,7 +113,7 @@ def _ranks(run: RunData) -> Table:
     for name in ("rank", "host", "device", "step", "memory", "state"):
         table.add_column(name, justify="right" if name in ("rank", "step", "memory") else "left")
     silent = set(run.status.silent_ranks)
-    # Silent ranks first, then those that are behind.
+    # Silent ranks first, then slow ones.
     ranks = sorted(run.ranks, key=lambda rank: (rank.rank not in silent, rank.step, rank.rank))
     for rank in ranks[:_MAX_RANKS]:
         state = "silent" if rank.rank in silent else rank.state
@@ -125,7 +125,7 @@ def _ranks(run: RunData) -> Table:
     return table
 
 
-# Shown by both ---------------------------------------------------------------------------
+# On a terminal and in lines ---------------------------------------------------------------------------
 
 
 def position(run: RunData) -> str:
@@ -160,8 +160,8 @@ def newest_metrics(run: RunData) -> list[str]:
     return metrics
 
 
-class _Lines:
-    """Without a terminal: print a line when something changed, at most every ten seconds."""
+class _LinePrinter:
+    """Without a terminal: prints a line when something has changed, at most every ten seconds."""
 
     def __init__(self, console: Console, seconds: float = _LINE_SECONDS) -> None:
         self._console, self._seconds = console, seconds
@@ -174,12 +174,12 @@ class _Lines:
             self._print(run)
 
     def end(self, run: RunData) -> None:
-        """Print how the run ended."""
+        """Print the final state."""
         self._print(run)
 
     def _print(self, run: RunData) -> None:
-        parts = [run.status.state, position(run), *newest_metrics(run), time_left(run)]
-        text = " · ".join(part for part in parts if part)
+        fields = [run.status.state, position(run), *newest_metrics(run), time_left(run)]
+        text = " · ".join(field for field in fields if field)
         if text == self._last_text:
             return
         self._last_text = text

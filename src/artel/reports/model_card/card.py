@@ -1,6 +1,6 @@
-"""Write a model card from a run's folder: metadata, description, usage, data, training and metrics.
+"""Writes a model card from a run's folder: metadata, description, usage, data, training and metrics.
 
-It shows no secrets, and no paths outside the folder that the run was started in.
+The card shows no secrets, and no paths outside the folder in which the run was started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Rows = list[list[str]]
 
 def model_card(run: RunData, published: PublishedModel) -> str:
     """Return the text of README.md, readable by `huggingface_hub.ModelCard`."""
-    words = Language("en")
+    language = Language("en")
     metrics = _validation(run, published.step)
     name, sources = published.repo.split("/")[-1], _sources(run)
     text = _template().render(
@@ -38,15 +38,15 @@ def model_card(run: RunData, published: PublishedModel) -> str:
         name=name,
         published=published,
         main=MAIN,
-        about=_about(run, published, words),
+        about=_about(run, published, language),
         code=_python(published),
         commands=_commands(published, name),
         sources=table(["source", "format", "licence"], sources) if sources else "",
         has_licences=any(licence for *_, licence in sources),
-        ledger=_ledger(run, words),
-        training=table(["", ""], list(_training(run, published, words))),
-        metrics=_metrics(run, metrics, published.step, words),
-        plan=_plan(run, words),
+        ledger=_ledger(run, language),
+        training=table(["", ""], list(_training(run, published, language))),
+        metrics=_metrics(run, metrics, published.step, language),
+        plan=_plan(run, language),
         samples=_samples(run, published.step),
         run_file=block(_run_file(run), "yaml"),
         versions=_versions(run),
@@ -55,12 +55,12 @@ def model_card(run: RunData, published: PublishedModel) -> str:
     return hide_secrets(text)
 
 
-# What it is, and how to use it --------------------------------------------------------------
+# Description and usage --------------------------------------------------------------
 
 
-def _about(run: RunData, published: PublishedModel, words: Language) -> str:
-    """Describe the model, its size and its base in a sentence or two."""
-    size = f"{words.integer(published.parameters)} parameters"
+def _about(run: RunData, published: PublishedModel, language: Language) -> str:
+    """Describe the model, its size and its base in one sentence."""
+    size = f"{language.integer(published.parameters)} parameters"
     base = f"[{published.base_model}](https://huggingface.co/{published.base_model})" if published.base_model else ""
     if published.is_adapter:
         lora = _config_value(run.config, "model", "lora") or {}
@@ -110,34 +110,34 @@ def _sources(run: RunData) -> Rows:
         paths = ", ".join(code(hide_paths(path)) for path in source.get("path", []))
         name = code(hide_paths(str(source.get("name") or "")))
         label = f"{name}: {paths}" if name and paths else name or paths
-        form = str(source.get("format", ""))
-        rows.append([label or code(form), form, code(str(source.get("license") or ""))])
+        format_name = str(source.get("format", ""))
+        rows.append([label or code(format_name), format_name, code(str(source.get("license") or ""))])
     return rows
 
 
-def _ledger(run: RunData, words: Language) -> dict[str, str] | None:
-    """Return documents read, kept and dropped by reason: a sentence, and a table by set."""
-    view = ledger_view(run, 0, words)
+def _ledger(run: RunData, language: Language) -> dict[str, str] | None:
+    """Return the counts of documents read, kept and dropped: a sentence, and a table by set."""
+    view = ledger_view(run, 0, language)
     if view is None:
         return None
     sets = view["sets"]
     rows = [[code(hide_paths(name)) if name != "Σ" else "all", *cells] for name, *cells in sets["rows"]]
-    rows = rows[-1:] if len(rows) == 2 else rows  # of one set, the total says the same
+    rows = rows[-1:] if len(rows) == 2 else rows  # with one set, the total row is enough
     return {"verdict": view["verdict"], "table": table(sets["columns"], rows, sets["numbers"])}
 
 
 # Training ----------------------------------------------------------------------------------
 
 
-def _training(run: RunData, published: PublishedModel, words: Language) -> Iterator[list[str]]:
-    """Yield rows on how the model was trained."""
+def _training(run: RunData, published: PublishedModel, language: Language) -> Iterator[list[str]]:
+    """Yield the rows of the table about training."""
     train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
     chosen, environment = (start.chosen, start.environment) if start else ({}, {})
     newest = run.curves.newest
     yield ["objective", ": ".join(filter(None, (published.objective, published.does)))]
-    size = f"{words.integer(published.parameters)} parameters"
-    joint = " with an adapter of" if published.is_adapter else ","
-    yield ["model", f"{published.model_type}{joint} {size}"]
+    size = f"{language.integer(published.parameters)} parameters"
+    joiner = " with an adapter of" if published.is_adapter else ","
+    yield ["model", f"{published.model_type}{joiner} {size}"]
     optimizer = f"{train.get('optimizer')}, weight decay {_format_value(train.get('weight_decay'))}"
     clip = train.get("clip")
     by, limit = (clip.get("by"), clip.get("limit")) if isinstance(clip, dict) else ("norm", clip)
@@ -149,24 +149,24 @@ def _training(run: RunData, published: PublishedModel, words: Language) -> Itera
         f"{_format_value(train.get('learning_rate'))} at most, {train.get('schedule')}, warmup {warmup}",
     ]
     batch, length = train.get("batch"), _config_value(run.config, "data", "block")
-    yield ["batch", f"{words.integer(batch)} samples of at most {words.integer(length)} tokens"]
+    yield ["batch", f"{language.integer(batch)} samples of at most {language.integer(length)} tokens"]
     if published.step is not None:
-        total = f" of {words.integer(run.steps)}" if run.steps and run.steps != published.step else ""
-        yield ["steps", f"{words.integer(published.step)}{total}"]
+        total = f" of {language.integer(run.steps)}" if run.steps and run.steps != published.step else ""
+        yield ["steps", f"{language.integer(published.step)}{total}"]
     tokens = _at_step(run, "tokens", published.step) or newest.get("tokens")
     if isinstance(tokens, int | float):
-        yield ["tokens", words.integer(tokens)]
+        yield ["tokens", language.integer(tokens)]
     precision = chosen.get("train.precision", train.get("precision"))
     yield ["precision", f"{precision}, weights {train.get('weights')}"]
     if start is not None:
         hosts = int(environment.get("hosts", 1))
-        on_hosts = f" on {words.integer(hosts)} hosts" if hosts > 1 else ""
-        yield ["processes", f"{words.integer(start.processes)}{on_hosts}{_layout(run)}"]
+        on_hosts = f" on {language.integer(hosts)} hosts" if hosts > 1 else ""
+        yield ["processes", f"{language.integer(start.processes)}{on_hosts}{_layout(run)}"]
         yield ["hardware", str(environment.get("device", ""))]
     if run.elapsed_seconds is not None:
-        yield ["wall time", words.duration(run.elapsed_seconds)]
+        yield ["wall time", language.duration(run.elapsed_seconds)]
     if run.tokens_per_second is not None:
-        yield ["speed", f"{words.integer(run.tokens_per_second)} tokens/s"]
+        yield ["speed", f"{language.integer(run.tokens_per_second)} tokens/s"]
     yield ["seed", str(run.config.get("seed", ""))]
 
 
@@ -185,17 +185,17 @@ def _run_file(run: RunData) -> str:
 
 
 def _prune(value: Any, key: str, keys: set[str]) -> Any:
-    """Return a part of the run file reduced to the leaves in `keys`."""
+    """Reduce a section of the run file to the leaves in `keys`."""
     leaf_keys = {name for name, _ in leaves(value, key)}
     if leaf_keys == {key}:
         return value
     if isinstance(value, list):
-        return [_prune(each, f"{key}.{number}", keys) for number, each in enumerate(value)]
-    parts = {name: (each, f"{key}.{name}" if key else str(name)) for name, each in value.items()}
+        return [_prune(item, f"{key}.{number}", keys) for number, item in enumerate(value)]
+    children = {name: (child, f"{key}.{name}" if key else str(name)) for name, child in value.items()}
     return {
-        name: _prune(part, part_key, keys)
-        for name, (part, part_key) in parts.items()
-        if any(leaf in keys for leaf, _ in leaves(part, part_key))
+        name: _prune(child, child_key, keys)
+        for name, (child, child_key) in children.items()
+        if any(leaf in keys for leaf, _ in leaves(child, child_key))
     }
 
 
@@ -227,28 +227,28 @@ def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = Fa
     return value if math.isfinite(value) else None
 
 
-def _metrics(run: RunData, metrics: dict[str, float], step: int | None, words: Language) -> str:
+def _metrics(run: RunData, metrics: dict[str, float], step: int | None, language: Language) -> str:
     """Return a table of training loss and metrics of validation and best checkpoint; empty if nothing was logged."""
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
     at_best = {} if best is None else _validation(run, best)
     training = _at_step(run, "loss", step)
-    rows = [] if training is None else [["loss", words.number(training), "", ""]]
+    rows = [] if training is None else [["loss", language.number(training), "", ""]]
     for name, value in metrics.items():
-        label = words.label(name)
-        row = ["", words.number(value), words.number(at_best[name]) if name in at_best else ""]
+        label = language.label(name)
+        row = ["", language.number(value), language.number(at_best[name]) if name in at_best else ""]
         if rows and rows[0][0] == label:
             rows[0][2:] = row[1:]
         else:
             rows.append([label, *row])
     if not rows:
         return ""
-    title = "best" if best is None else f"best (step {words.integer(best)})"
+    title = "best" if best is None else f"best (step {language.integer(best)})"
     return table(["metric", "training", "validation", title], rows, {1, 2, 3})
 
 
-def _plan(run: RunData, words: Language) -> str:
-    """Return planned values beside measured ones; empty if there is no plan."""
-    plan = plan_table(run, words)
+def _plan(run: RunData, language: Language) -> str:
+    """Return planned values next to measured ones; empty if there is no plan."""
+    plan = plan_table(run, language)
     return "" if plan is None else table(plan["columns"], plan["rows"], plan["numbers"])
 
 
@@ -266,8 +266,8 @@ def _samples(run: RunData, step: int | None) -> list[dict[str, str]]:
 
 def _versions(run: RunData) -> str:
     environment = run.starts[-1].environment if run.starts else {}
-    named = {name: environment.get(name) for name in ("artel", "torch", "transformers", "python")}
-    return ", ".join(f"{name} {version}" for name, version in named.items() if version)
+    versions = {name: environment.get(name) for name in ("artel", "torch", "transformers", "python")}
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
 def _format_value(value: Any) -> str:
@@ -276,8 +276,8 @@ def _format_value(value: Any) -> str:
 
 
 def _config_value(config: dict[str, Any], section: str, key: str) -> Any:
-    part = config.get(section)
-    return part.get(key) if isinstance(part, dict) else None
+    values = config.get(section)
+    return values.get(key) if isinstance(values, dict) else None
 
 
 @cache

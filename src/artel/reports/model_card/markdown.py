@@ -12,16 +12,16 @@ _OUTSIDE_PATH = re.compile(r"~|/|\.\./|file:|.*/\.\.(?:/|$)")
 
 
 def hide_paths(value: Any) -> Any:
-    """Shorten paths outside the working folder to their last part (`…/a.txt`), also inside lists and dicts.
+    """Shorten paths outside the working folder to their last component (`…/a.txt`), also inside lists and dicts.
 
     URLs and paths below the working folder reveal nothing about the machine and stay.
     """
     if isinstance(value, str):
         return f"…/{PurePosixPath(value).name}" if _OUTSIDE_PATH.match(value) or value == ".." else value
     if isinstance(value, dict):
-        return {key: hide_paths(each) for key, each in value.items()}
+        return {key: hide_paths(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [hide_paths(each) for each in value]
+        return [hide_paths(item) for item in value]
     return value
 
 

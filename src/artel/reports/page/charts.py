@@ -13,12 +13,12 @@ from artel.reports.curves import Column, Curve
 from artel.reports.page.language import Language
 from artel.reports.run_data import RunData
 
-# Plots are ordered: loss, validation metrics, then these.
+# Order of plots: loss, validation metrics, then these.
 _TRAINING_METRICS = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
 _FRACTION_METRICS = ("mfu", "budget_used", "filler")
 _METRICS_WITH_EVENTS = ("loss", "gradient_norm")
 _TABLE_ROWS = 14
-"""Rows per curve in the table below a plot."""
+"""Approximate number of rows per curve in the table below a plot."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Chart:
     """(index of the run, curve, True for a validation curve, label)."""
 
 
-def charts(runs: Sequence[RunData], names: Sequence[str], language: Language) -> list[Chart]:
+def build_charts(runs: Sequence[RunData], names: Sequence[str], language: Language) -> list[Chart]:
     """Return the plots in order. Runs with different objectives get separate plots of loss and metrics."""
     objectives = list(dict.fromkeys(run.objective for run in runs))
     plots: list[Chart] = []
@@ -42,16 +42,16 @@ def charts(runs: Sequence[RunData], names: Sequence[str], language: Language) ->
         suffix = f" · {objective}" if len(objectives) > 1 else ""
         metrics = dict.fromkeys(name for number in numbers for name in runs[number].curves.validation)
         for metric in dict.fromkeys(["loss", *metrics]):
-            plots.append(_chart(metric, suffix, numbers, runs, names, language, is_quality=True))
-    # run_tokens_per_second is the mean so far: a tile shows its last value.
+            plots.append(_build_chart(metric, suffix, numbers, runs, names, language, is_quality=True))
+    # run_tokens_per_second is a mean over the run so far: a tile shows its last value.
     listed = {"loss", "run_tokens_per_second", *_TRAINING_METRICS}
     other_metrics = {name for run in runs for name in run.curves.training} - listed
     for metric in (*_TRAINING_METRICS, *sorted(other_metrics)):
-        plots.append(_chart(metric, "", range(len(runs)), runs, names, language, is_quality=False))
+        plots.append(_build_chart(metric, "", range(len(runs)), runs, names, language, is_quality=False))
     return [chart for chart in plots if chart.curves]
 
 
-def _chart(
+def _build_chart(
     metric: str,
     suffix: str,
     numbers: Sequence[int],
@@ -64,18 +64,18 @@ def _chart(
     """Build the plot of a metric. `is_quality`: True for training loss and validation metrics."""
     title = language.words.get(metric, language.label(metric))
     description = language.words.get(f"{metric}_about", "")
-    chart = Chart(_id(metric + suffix), title[:1].upper() + title[1:] + suffix, description, metric)
+    chart = Chart(_html_id(metric + suffix), title[:1].upper() + title[1:] + suffix, description, metric)
     for number in numbers:
         curves = runs[number].curves
         curve_groups = (
             [(curves.training, False), (curves.validation, True)] if is_quality else [(curves.training, False)]
         )
-        for kind, is_validation in curve_groups:
+        for curves_by_metric, is_validation in curve_groups:
             if is_validation or not is_quality or metric == "loss":
                 label = language["validation" if is_validation else "training"]
                 label = label if len(runs) == 1 else f"{names[number]} · {label}" if is_quality else names[number]
-                if metric in kind:
-                    chart.curves.append((number, kind[metric], is_validation, label))
+                if metric in curves_by_metric:
+                    chart.curves.append((number, curves_by_metric[metric], is_validation, label))
     return chart
 
 
@@ -90,8 +90,8 @@ def plot_data(chart: Chart, runs: Sequence[RunData], language: Language) -> dict
     return {"id": chart.id, "percent": chart.metric in _FRACTION_METRICS, "traces": traces, "marks": marks}
 
 
-def axes(runs: Sequence[RunData]) -> list[str]:
-    """Return the possible x axes: those that every run has logged."""
+def list_axes(runs: Sequence[RunData]) -> list[str]:
+    """Return the possible x axes: the ones that every run has logged."""
     names = ["step"]
     for name in ("tokens", "seconds"):
         curves = [run.curves.training["loss"] for run in runs if "loss" in run.curves.training]
@@ -100,8 +100,8 @@ def axes(runs: Sequence[RunData]) -> list[str]:
     return names
 
 
-def table(chart: Chart, language: Language) -> dict[str, Any]:
-    """Return some values of a plot as a table, for readers who cannot see it."""
+def build_table(chart: Chart, language: Language) -> dict[str, Any]:
+    """Return some values of a plot as a table, for readers who cannot see the plot."""
     values = [dict(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) for _, curve, *_ in chart.curves]
     steps: set[float] = set()
     for _, curve, *_ in chart.curves:
@@ -123,23 +123,23 @@ class Event:
     text: str
 
 
-def events(run: RunData, language: Language) -> list[Event]:
+def list_events(run: RunData, language: Language) -> list[Event]:
     """Return existing checkpoints, restarts and bad steps, by step."""
-    plots = []
+    run_events = []
     for checkpoint in run.checkpoints:
         values = {"step": language.integer(checkpoint.step), "size": language.bytes(checkpoint.bytes)}
         text = language["checkpoint_text"].format(**values)
-        plots.append(Event(checkpoint.step, "best" if checkpoint.is_best else "checkpoint", text))
+        run_events.append(Event(checkpoint.step, "best" if checkpoint.is_best else "checkpoint", text))
     for start in run.starts[1:]:
         values = {"step": language.integer(start.step), "time": start.time, "processes": str(start.processes)}
-        plots.append(Event(start.step, "restart", language["restart_text"].format(**values)))
+        run_events.append(Event(start.step, "restart", language["restart_text"].format(**values)))
     for bad in run.bad_steps:
         text = "; ".join(language.phrase(bad.get(key, "")) for key in ("what", "did"))
         documents = bad.get("documents", [])
         if isinstance(documents, list) and documents:
             text += f"; {', '.join(map(str, documents[:3]))}{' …' if len(documents) > 3 else ''}"
-        plots.append(Event(bad["step"], "bad", text))
-    return sorted(plots, key=lambda event: event.step)
+        run_events.append(Event(bad["step"], "bad", text))
+    return sorted(run_events, key=lambda event: event.step)
 
 
 EVENT_WORDS = {"checkpoint": "checkpoint", "best": "best", "restart": "restart", "bad": "bad_step"}
@@ -153,7 +153,7 @@ def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Languag
     if curve is None or chart.metric not in _METRICS_WITH_EVENTS:
         return
     by_kind: dict[str, list[Event]] = {}
-    for event in events(runs[number], language):
+    for event in list_events(runs[number], language):
         by_kind.setdefault(event.kind, []).append(event)
     for kind, group in by_kind.items():
         steps = np.array([event.step for event in group], dtype=np.float64)
@@ -171,11 +171,11 @@ def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Languag
 
 def _points(curve: Curve) -> dict[str, list[float | None]]:
     columns = {"step": curve.step, "tokens": curve.tokens, "seconds": curve.seconds, "value": curve.value}
-    return {name: _numbers(column) for name, column in columns.items()}
+    return {name: _round_column(column) for name, column in columns.items()}
 
 
-def _numbers(column: Column) -> list[float | None]:
-    """Round to six significant digits, as many as a plot can show. Integers stay exact; NaN becomes null."""
+def _round_column(column: Column) -> list[float | None]:
+    """Round to six significant digits, as many as a plot can show. Keep integers exact. NaN becomes null."""
     return [_round(value) for value in column.tolist()]
 
 
@@ -185,7 +185,7 @@ def _round(value: float) -> float | None:
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
 
 
-def _id(name: str) -> str:
+def _html_id(name: str) -> str:
     """Return an HTML id for any metric name."""
-    safe_name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
+    safe_name = "".join(character if character.isascii() and character.isalnum() else "-" for character in name)
     return safe_name if safe_name == name else f"{safe_name}-{sum(map(ord, name)):x}"

@@ -1,6 +1,6 @@
 """The report as one HTML file: rendered templates, data of the plots, style, script and plotly.js.
 
-Text by users and models is escaped by Jinja or embedded as JSON. A Content Security Policy allows only the page's own
+Jinja escapes text by users and models, or it is embedded as JSON. A Content Security Policy allows only the page's
 three scripts, by hash, and no requests.
 """
 
@@ -24,7 +24,7 @@ import artel
 from artel.errors import missing_extra
 from artel.reports.page import charts, run_file
 from artel.reports.page.language import Language
-from artel.reports.page.views import details_view, table, view
+from artel.reports.page.views import build_view, details_view, table
 from artel.reports.run_data import RunData
 
 COLORS = {
@@ -43,9 +43,9 @@ _SECTIONS = {
     "file": "run_file",
     "repeat": "repeat",
 }
-"""Sections after the curves, in order: name of the template -> word for the title."""
+"""Sections after the curves, in order: template name -> word for the title."""
 _SECTION_ENTRIES = {"text": ("ledger",), "time": ("profile",), "plan": ("plan", "choice")}
-"""Entries of a view that fill a section, where they are not named like the section. One is enough."""
+"""Entries of a view that fill a section, if their names differ from the section's. One entry is enough."""
 
 
 def check_plotly() -> None:
@@ -55,49 +55,49 @@ def check_plotly() -> None:
 
 
 class Page:
-    """The report in one language: a single file, or served `live` and updated part by part."""
+    """The report in one language: a single file, or served `live` and updated section by section."""
 
     def __init__(self, language: str = "en", *, live: bool = False) -> None:
-        self._words = Language(language)
+        self._language = Language(language)
         self._live = live
 
     def html(self, runs: Sequence[RunData]) -> str:
         """Return the full page. Raise InputError if plotly is not installed."""
         check_plotly()
-        report = _Report(runs, self._words)
-        parts = report.parts
+        report = _Report(runs, self._language)
+        sections = report.sections
         data = {
             "live": self._live,
             "colors": COLORS,
-            "separators": self._words.separators(),
-            "words": self._words.words,
+            "separators": self._language.separators(),
+            "words": self._language.words,
             "plots": report.plots,
         }
-        plotly, script = _plotly(), _read_template("report.js")
+        plotly, script = _read_plotly(), _read_template("report.js")
         return _templates().get_template("report.html").render(
-            language=self._words.name,
-            w=SimpleNamespace(**self._words.words),
+            language=self._language.name,
+            w=SimpleNamespace(**self._language.words),
             title=f"{', '.join(report.names)} · artel",
             policy=self._policy(plotly, script),
             css=Markup(_read_template("report.css")),
-            axes=charts.axes(runs),
-            parts={name: Markup(part) for name, part in parts.items()},
+            axes=charts.list_axes(runs),
+            parts={name: Markup(html) for name, html in sections.items()},
             sections=[
-                {"id": name, "title": self._words[title]}
+                {"id": name, "title": self._language[title]}
                 for name, title in _SECTIONS.items()
-                if parts[name] or self._live
+                if sections[name] or self._live
             ],
             version=artel.__version__,
             made_at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            data=Markup(_for_script(data)),
+            data=Markup(_to_script_json(data)),
             plotly=Markup(plotly),
             script=Markup(script),
         )  # fmt: skip
 
     def event(self, runs: Sequence[RunData]) -> bytes:
-        """Return the current parts and plot data as one line of JSON, for an open page."""
-        report = _Report(runs, self._words)
-        return orjson.dumps({"parts": report.parts, "plots": report.plots, "axes": charts.axes(runs)})
+        """Return the current sections and plot data as one line of JSON, for an open page."""
+        report = _Report(runs, self._language)
+        return orjson.dumps({"parts": report.sections, "plots": report.plots, "axes": charts.list_axes(runs)})
 
     def _policy(self, *scripts: str) -> str:
         digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -112,30 +112,31 @@ class Page:
 class _Report:
     """Content of the page for some runs."""
 
-    def __init__(self, runs: Sequence[RunData], words: Language) -> None:
-        self._runs, self._words = runs, words
-        self.names = _names(runs)
+    def __init__(self, runs: Sequence[RunData], language: Language) -> None:
+        self._runs, self._language = runs, language
+        self.names = _name_runs(runs)
         colors = COLORS["light"]
         self._views = [
-            view(run, number, name, colors[number % len(colors)], words) | {"details": details_view(run, words)}
+            build_view(run, number, name, colors[number % len(colors)], language)
+            | {"details": details_view(run, language)}
             for number, (run, name) in enumerate(zip(runs, self.names, strict=True))
         ]
-        self._charts = charts.charts(runs, self.names, words)
+        self._charts = charts.build_charts(runs, self.names, language)
 
     @cached_property
     def plots(self) -> dict[str, Any]:
         """Data of all plots."""
         bars = [view[name]["bars"] for view in self._views for name in ("ledger", "profile") if view[name]]
         return {
-            "charts": [charts.plot_data(chart, self._runs, self._words) for chart in self._charts],
+            "charts": [charts.plot_data(chart, self._runs, self._language) for chart in self._charts],
             "bars": bars,
         }
 
     @cached_property
-    def parts(self) -> dict[str, str]:
-        """HTML by part. Empty for parts without content."""
+    def sections(self) -> dict[str, str]:
+        """HTML by section. Empty for sections without content."""
         context = {
-            "w": SimpleNamespace(**self._words.words),
+            "w": SimpleNamespace(**self._language.words),
             "runs": self._views,
             "notices": list(self._notices()),
             "differences": self._differences(),
@@ -145,47 +146,47 @@ class _Report:
                     "title": chart.title,
                     "about": chart.description,
                     "wide": number == 0,
-                    "table": charts.table(chart, self._words),
+                    "table": charts.build_table(chart, self._language),
                 }
                 for number, chart in enumerate(self._charts)
             ],
         }
-        names = ["head", "curves", *(name for name in _SECTIONS if self._has(name))]
+        names = ["head", "curves", *(name for name in _SECTIONS if self._has_content(name))]
         rendered = {name: _templates().get_template(f"{name}.html").render(context) for name in names}
         return dict.fromkeys(("head", "curves", *_SECTIONS), "") | rendered
 
-    def _has(self, section: str) -> bool:
+    def _has_content(self, section: str) -> bool:
         if section == "differences":
             return len(self._runs) > 1
-        needs = _SECTION_ENTRIES.get(section, (section,))
-        return section in ("file", "repeat") or any(view[part] for view in self._views for part in needs)
+        entries = _SECTION_ENTRIES.get(section, (section,))
+        return section in ("file", "repeat") or any(view[entry] for view in self._views for entry in entries)
 
     def _notices(self) -> Any:
         """Yield warnings that apply to all runs together."""
         for run in self._runs:
             for file in run.torn:
                 if run.status.state != "running":
-                    yield self._words["torn"].format(file=file)
+                    yield self._language["torn"].format(file=file)
         objectives = list(dict.fromkeys(run.objective for run in self._runs))
         if len(objectives) > 1:
-            yield self._words["other_objectives"].format(objectives=", ".join(objectives))
+            yield self._language["other_objectives"].format(objectives=", ".join(objectives))
         elif any(run.config.get("tokenizer") != self._runs[0].config.get("tokenizer") for run in self._runs):
-            yield self._words["other_tokenizers"]
+            yield self._language["other_tokenizers"]
 
     def _differences(self) -> dict[str, Any]:
         rows = run_file.differences([run.config for run in self._runs])
-        columns = [self._words["key"], *self.names]
+        columns = [self._language["key"], *self.names]
         cells = [[key, *(run_file.in_yaml(value) for value in values)] for key, values in rows.items()]
         return table(columns, cells, code=True)
 
 
-def _names(runs: Sequence[RunData]) -> list[str]:
+def _name_runs(runs: Sequence[RunData]) -> list[str]:
     """Name each run after its folder, or by its path if two folders share a name."""
     folder_names = [run.folder.absolute().name for run in runs]
     return folder_names if len(set(folder_names)) == len(folder_names) else [str(run.folder) for run in runs]
 
 
-def _for_script(data: dict[str, Any]) -> str:
+def _to_script_json(data: dict[str, Any]) -> str:
     """Return JSON that cannot close its script element."""
     text = orjson.dumps(data).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -202,7 +203,7 @@ def _read_template(name: str) -> str:
 
 
 @cache
-def _plotly() -> str:
+def _read_plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()

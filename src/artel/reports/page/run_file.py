@@ -1,4 +1,4 @@
-"""The keys of a run file that were set, and the keys in which several runs differ."""
+"""The keys that a run file sets, and the keys in which several runs differ."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if items is None:
         yield key, value
         return
-    for name, part in items:
-        yield from leaves(part, f"{key}.{name}" if key else str(name))
+    for name, child in items:
+        yield from leaves(child, f"{key}.{name}" if key else str(name))
 
 
 def set_keys(config: dict[str, Any]) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def set_keys(config: dict[str, Any]) -> dict[str, Any]:
     defaults, source_defaults = _defaults()
     changed_keys = {}
     for key, value in leaves(config):
-        parts = key.split(".")
-        default = source_defaults.get(parts[3], _MISSING) if parts[:2] == ["data", "sources"] and len(parts) == 4 else (
+        path = key.split(".")
+        default = source_defaults.get(path[3], _MISSING) if path[:2] == ["data", "sources"] and len(path) == 4 else (
             defaults.get(key, _MISSING)
         )  # fmt: skip
         if value != default:
