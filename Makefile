@@ -18,7 +18,8 @@ export PYTHONUTF8 = 1
 # so does `make constraints`, which writes the file anew.
 CONSTRAINTS := constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
-PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
+# Python compiles what it imports. If pip compiled every file, that would take two minutes more.
+PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install --no-compile $(addprefix --constraint ,$(CONSTRAINTS))
 
 # The product, what it depends on and what its report needs: all of `make demo`. `make setup` adds the tools of developers.
 $(VENV)/.product: pyproject.toml constraints.txt
