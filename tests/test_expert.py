@@ -20,7 +20,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from artel.models.activation_checkpointing import recompute
 from artel.models.compile import repeated_layers
-from artel.models.experts import experts_of
+from artel.models.experts import find_experts
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives.causal import Causal
 from artel.objectives.chat import shift_rows
@@ -202,7 +202,7 @@ def test_experts_that_cannot_be_shared_out() -> None:
     assert problem.fix == "write one of: 1, 2, 4, 8"
     (problem,) = expert_problems(dense, 2)
     assert problem.what.startswith("gpt2 has no experts")
-    next(iter(experts_of(mixture).values())).register_parameter("norm", torch.nn.Parameter(torch.empty(32)))
+    next(iter(find_experts(mixture).values())).register_parameter("norm", torch.nn.Parameter(torch.empty(32)))
     (problem,) = expert_problems(mixture, 2)
     assert problem.what == "qwen3_moe: norm of model.layers.0.mlp.experts is not stored per expert"
 
@@ -231,7 +231,7 @@ def _over_two(rank: int, world: int) -> dict[str, Any]:
         with torch.device("meta"):
             split = model_of(kind)
         note = split_experts(split, expert_meshes(mesh, 2)[0])
-        assert note == f"{_count(whole) // 2} experts of each of {len(experts_of(whole))} layers a process"
+        assert note == f"{_count(whole) // 2} experts of each of {len(find_experts(whole))} layers a process"
         split.to_empty(device="cpu")
         _load(split, whole)
         recompute(split, recomputed)
@@ -248,10 +248,10 @@ def _over_two(rank: int, world: int) -> dict[str, Any]:
 
 def _busy(mesh: Any, rank: int, idle: int) -> float:
     """All tokens go to the experts of one process, and the other has no tokens of its own either."""
-    whole = next(iter(experts_of(model_of("mixtral")).values()))
+    whole = next(iter(find_experts(model_of("mixtral")).values()))
     split = copy.deepcopy(model_of("mixtral"))
     split_experts(split, expert_meshes(mesh, 2)[0])
-    part = next(iter(experts_of(split).values()))
+    part = next(iter(find_experts(split).values()))
     chance = torch.Generator().manual_seed(3)
     tokens, weights = torch.randn(9, 32, generator=chance), torch.rand(9, 2, generator=chance)
     index = torch.tensor([[0, 1]] * 9) + 2 * (1 - idle)
@@ -268,7 +268,7 @@ def _busy(mesh: Any, rank: int, idle: int) -> float:
 
 
 def _count(model: torch.nn.Module) -> int:
-    return int(next(iter(experts_of(model).values())).num_experts)
+    return int(next(iter(find_experts(model).values())).num_experts)
 
 
 def _load(model: torch.nn.Module, whole: torch.nn.Module) -> None:
@@ -310,7 +310,7 @@ def _sharded(rank: int, kind: str, shape: tuple[int, ...], size: int) -> list[fl
     batch_mesh = mesh["dp_shard", "context"]._flatten("shards")
     if shape[1] > 1:
         batch_mesh = mesh["dp_replicate", "shards"]
-    for experts in experts_of(model).values():
+    for experts in find_experts(model).values():
         fully_shard(experts, mesh=rest)
     for layer in repeated_layers(model):
         fully_shard(layer, mesh=batch_mesh)

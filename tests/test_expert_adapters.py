@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from artel.config import LoraConfig
 from artel.errors import InputError
-from artel.models.experts import compute_experts_in_autocast, expert_matrices, experts_of
+from artel.models.experts import compute_experts_in_autocast, expert_matrices, find_experts
 from artel.models.lora.adapter_folder import load_adapter, merge_adapter, read_adapter, save_adapter
 from artel.models.lora.adapters import add_adapters
 from artel.parallel.expert_parallel import expert_problems
@@ -121,7 +121,7 @@ def test_merged_and_reopened_it_computes_the_same(kind, tmp_path):
 
 def test_experts_compute_in_the_precision_of_autocast():
     model = model_of("qwen3_moe")
-    experts = next(iter(experts_of(model).values()))
+    experts = next(iter(find_experts(model).values()))
     compute_experts_in_autocast(model)
     tokens, chosen = torch.randn(16, 64), torch.arange(32).view(16, 2) % 8
     shares = torch.full((16, 2), 0.5)
@@ -135,7 +135,7 @@ def test_experts_compute_in_the_precision_of_autocast():
 
 def test_experts_of_other_processes_are_left_out():
     model = model_of("qwen3_moe")
-    experts = next(iter(experts_of(model).values()))
+    experts = next(iter(find_experts(model).values()))
     compute_experts_in_autocast(model)
     tokens, chosen = torch.randn(16, 64, requires_grad=True), torch.arange(32).view(16, 2) % 8
     shares = torch.full((16, 2), 0.5)

@@ -15,7 +15,7 @@ from artel.errors import WorkError
 from artel.launching.hosts import Hosts
 from artel.launching.local import _process_error
 from artel.launching.rendezvous import Rendezvous
-from artel.parallel.process_group import threads_of
+from artel.parallel.process_group import threads_per_process
 from artel.storage import lock
 from artel.training import RunFolder
 from artel.training.faults.watchdog import _WatchdogProcess
@@ -334,8 +334,8 @@ def test_a_whole_training_needs_no_network(tmp_path):
 
 def test_cores_are_shared_only_by_those_that_may_use_the_same():
     """As srun --cpus-per-task=4 gives them to two tasks; as nobody parts them; as two of three share."""
-    assert threads_of([0, 1, 2, 3], [[0, 1, 2, 3], [4, 5, 6, 7]]) == 4
-    assert threads_of([*range(8)], [[*range(8)]] * 2) == 4
-    assert threads_of([0, 1], [[0, 1], [0, 1], [2, 3, 4]]) == 1
-    assert threads_of([2, 3, 4], [[0, 1], [0, 1], [2, 3, 4]]) == 3
-    assert threads_of([0], [[0]] * 4) == 1
+    assert threads_per_process([0, 1, 2, 3], [[0, 1, 2, 3], [4, 5, 6, 7]]) == 4
+    assert threads_per_process([*range(8)], [[*range(8)]] * 2) == 4
+    assert threads_per_process([0, 1], [[0, 1], [0, 1], [2, 3, 4]]) == 1
+    assert threads_per_process([2, 3, 4], [[0, 1], [0, 1], [2, 3, 4]]) == 3
+    assert threads_per_process([0], [[0]] * 4) == 1

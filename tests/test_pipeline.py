@@ -30,7 +30,7 @@ from artel.parallel import DataParallel, World
 from artel.parallel.fsdp import FsdpConfig, batch_mesh, shard
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.pipeline_parallel import PipelineParallel
-from artel.parallel.pipeline_stages import split_into_stages, stage_count, stages_problems
+from artel.parallel.pipeline_stages import pipeline_problems, split_into_stages, stage_count
 from artel.tokens import Rows, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
 from artel.training.optim.parameter_groups import lr_fractions
@@ -315,7 +315,7 @@ def test_what_cannot_be_cut_is_told_before_there_are_weights(config, processes, 
     kind = {"bart": AutoModelForSeq2SeqLM, "mpnet": AutoModelForMaskedLM, "albert": AutoModelForMaskedLM}
     with torch.device("meta"):
         model = kind.get(config.model_type, AutoModelForCausalLM).from_config(config)
-    problems = "\n".join(map(str, stages_problems(model, processes, schedule)))
+    problems = "\n".join(map(str, pipeline_problems(model, processes, schedule)))
     assert bool(problems) == bool(messages)
     assert all(each in problems for each in messages), problems
 

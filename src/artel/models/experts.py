@@ -39,7 +39,7 @@ class LowRank(NamedTuple):
     scale: float
 
 
-def experts_of(model: nn.Module) -> dict[str, nn.Module]:
+def find_experts(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules by name that hold all experts of a layer in tensors, with the expert dimension first.
 
     transformers has several implementations for them (`use_experts_implementation`), and they are recognized by the
@@ -56,7 +56,7 @@ def expert_matrices(model: nn.Module) -> list[str]:
     """Return the names of a model's tensors (experts, rows, columns) of expert matrices."""
     return [
         f"{module_name}.{name}"
-        for module_name, module in experts_of(model).items()
+        for module_name, module in find_experts(model).items()
         for name, tensor in module.named_parameters(recurse=False)
         if tensor.ndim == 3
     ]
@@ -64,13 +64,13 @@ def expert_matrices(model: nn.Module) -> list[str]:
 
 def adapted_experts(model: nn.Module) -> list[str]:
     """Return the names of expert modules that have adapters."""
-    return [name for name in experts_of(model) if name.endswith(".base_layer")]
+    return [name for name in find_experts(model) if name.endswith(".base_layer")]
 
 
 def compute_experts_in_autocast(model: PreTrainedModel) -> None:
     """Make a model's experts compute in autocast's precision, if it has any."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
-    if experts_of(model):
+    if find_experts(model):
         model.set_experts_implementation(NAME)
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from artel.models.device import autocast_is_on
-from artel.models.experts import experts_of
+from artel.models.experts import find_experts
 
 _ROUNDED_ATTRIBUTE = "_artel_rounded"
 """Attribute of a tensor: its version, and its copy in half precision."""
@@ -33,7 +33,7 @@ def hold_in_half(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(parameter, []).append(_half_class(module) is not None)
-    for module in experts_of(model).values():
+    for module in find_experts(model).values():
         owners |= {parameter: [True] for parameter in module.parameters(recurse=False) if parameter.ndim == 3}
     matrices = {parameter for parameter, can_be_half in owners.items() if all(can_be_half)}
     for parameter in matrices:

@@ -1,4 +1,4 @@
-"""Base class of all strategies: the loops over micro-batches, sums over ranks, gradient norms."""
+"""Base class of all strategies: loops over micro-batches, sums over ranks, gradient norms."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ROWS = 64
 
 
 class InForward(nn.Module):
-    """Wraps the model in a module whose forward pass runs any work with it.
+    """Wraps the model in a module whose forward pass calls a function with the model.
 
-    DDP and DeepSpeed hook into that forward pass: they see the backward pass of the loss, and gather weights that are
-    used outside of their own layer, such as the output head's.
+    DDP and DeepSpeed hook into that forward pass. So they see the backward pass of the loss, and gather weights that
+    are used outside of their own layer, such as those of the output head.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -47,8 +47,8 @@ class InForward(nn.Module):
 class Strategy:
     """Base class for strategies. `ParallelStrategy` documents the public methods.
 
-    This class runs micro-batches one after another on a model that this process holds in full. A strategy overrides
-    what differs.
+    This class runs micro-batches one after another on a model that this process holds in full. A subclass overrides
+    the methods that differ.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Strategy:
         self._world = world
         self._dtype = autocast_dtype(precision)
         self._forward: Callable[[Callable[[PreTrainedModel], Any]], Any] = self._on_model
-        """Runs work that is followed by a backward pass. DistributedDataParallel hooks in here."""
+        """Runs a function that needs a backward pass. DistributedDataParallel hooks into it."""
 
     @property
     def dp_rank(self) -> int:
@@ -185,7 +185,7 @@ class Strategy:
         return work(self.model)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        """Return the objective's sums, where the backward pass starts."""
+        """Return the objective's sums. The backward pass starts from the first."""
         sums: torch.Tensor = self._forward(lambda model: self._objective.loss(model, batch))
         return sums
 
@@ -205,7 +205,7 @@ class Strategy:
         return 1.0 / targets
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
-        """Context of a micro-batch's forward and backward. Ranks exchange gradients after the step's last one."""
+        """Context of a micro-batch's forward and backward. Ranks exchange gradients after the last one of a step."""
         return nullcontext()
 
     @contextmanager
@@ -270,7 +270,7 @@ class Strategy:
         grads = self._count_once(gathered.grad)
         if self._world.size > 1:
             dist.all_reduce(grads)
-        return torch.stack(total).sum(dim=0), list(grads[first : ends[-1]].split([len(each) for each in outputs]))
+        return torch.stack(total).sum(dim=0), list(grads[first : ends[-1]].split(list(map(len, outputs))))
 
     def _gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Return the rows of all data-parallel ranks, in order of rank, and the index of this rank's first row."""
@@ -316,7 +316,7 @@ class Strategy:
 
     def _reduce_evaluation(self, totals: torch.Tensor, outputs: torch.Tensor) -> tuple[dict[str, float], np.ndarray]:
         if self._world.size > 1 and outputs.numel():
-            dist.all_reduce(outputs)  # one rank has each sample; the others have zeros there
+            dist.all_reduce(outputs)  # one rank has each sample, the other ranks have zeros for it
         return dict(zip(self._objective.sums, self.all_reduce_sum(totals.tolist()), strict=True)), outputs.numpy()
 
 
@@ -325,8 +325,8 @@ def local_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Return the norm of tensors that this process holds in full: a float32 scalar on their device."""
     # Sum in float32, since gradients of bf16 weights are bf16.
     if tensors[0].device.type == "cpu":
-        rows = [each.reshape(1 if each.numel() % _ROWS else _ROWS, -1) for each in tensors]
-        norms = torch.cat([torch.linalg.vector_norm(each, dim=1, dtype=torch.float32) for each in rows])
+        rows = [tensor.reshape(1 if tensor.numel() % _ROWS else _ROWS, -1) for tensor in tensors]
+        norms = torch.cat([torch.linalg.vector_norm(row, dim=1, dtype=torch.float32) for row in rows])
     else:
         norms = torch.stack(torch._foreach_norm(tensors, 2, torch.float32))
     return torch.linalg.vector_norm(norms)
@@ -336,8 +336,9 @@ def local_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def sharded_norm(shards: Iterable[tuple[torch.Tensor, int]], device: torch.device) -> torch.Tensor:
     """Return the norm of tensors sharded over all processes: a float32 scalar on `device`.
 
-    `shards`: this process's, each with the number of processes that hold the same one, which count 1/number of it each.
-    So one sum over all processes is right for any mixture of meshes, which clip_grad_norm_ refuses.
+    `shards`: those of this process, each with the number of processes that hold the same shard. Each of them counts
+    that fraction of it. So one sum over all processes is right for any mixture of meshes, which clip_grad_norm_
+    refuses.
     """
     by_replicas: dict[int, list[torch.Tensor]] = {}
     for shard, replicas in shards:
@@ -351,9 +352,10 @@ def sharded_norm(shards: Iterable[tuple[torch.Tensor, int]], device: torch.devic
 
 
 def local_shard(tensor: torch.Tensor, owners: int) -> tuple[torch.Tensor, int]:
-    """Return this process's shard of a tensor, which may be a DTensor, and the number of processes that hold the same.
+    """Return this process's shard of a tensor or DTensor, and the number of processes that hold the same shard.
 
-    `owners`: number of processes that hold the tensor, in full or in shards: all, or those of a pipeline stage.
+    `owners`: number of processes that hold the tensor, in full or in shards. All processes, or those of a pipeline
+    stage.
     """
     if not isinstance(tensor, DTensor):
         return tensor, owners

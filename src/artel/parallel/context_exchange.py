@@ -1,9 +1,10 @@
 """Shards of sequences, and two exchanges that compute attention over the full sequence.
 
-    gather    every process gathers the keys and values of all, and computes its own shard's queries. The gradients of
-              keys and values are summed where they came from (Llama 3: Dubey et al. 2024, section 3.3.2).
-    ulysses   every process trades all but its share of the heads for the full sequence of that share, before the kernel
-              and back after it (Jacobs et al. 2023, "DeepSpeed Ulysses").
+    gather    every process gathers the keys and values of all, and computes the queries of its own shard. The gradients
+              of keys and values return to their processes and are summed there (Llama 3: Dubey et al. 2024, section
+              3.3.2).
+    ulysses   before the kernel, every process gets the full sequence for a fraction of the heads and sends away its
+              shard of the other heads. After the kernel it sends them back (Jacobs et al. 2023, "DeepSpeed Ulysses").
 
 The third exchange is `ring_attention.py`. Collectives are PyTorch's functional ones, which can be compiled. All
 processes must call them for the same layers in the same order, as they do when layers are recomputed.
@@ -25,15 +26,15 @@ from artel.models.attention import AttentionOptions, attend
 class SequenceShard:
     """The shard of each sequence held by process `rank` of `size`.
 
-    Under a causal mask late tokens see more than early ones. So the sequence is cut into 2n chunks for n processes, and
-    each holds one from either end: chunks i and 2n - 1 - i, which together see as much as any other such pair. Without
-    a causal mask each holds one chunk of n.
+    Under a causal mask, late tokens attend to more tokens than early ones. So the sequence is cut into 2n chunks for n
+    processes, and process i holds chunks i and 2n - 1 - i. All such pairs have the same work. Without a causal mask
+    each process holds one chunk of n.
     """
 
     rank: int
     size: int
     balanced: bool
-    """True if the shard is a chunk from either end, as a causal mask needs it."""
+    """True if the shard is a chunk from either end, to balance the work under a causal mask."""
 
     @property
     def multiple(self) -> int:
@@ -41,7 +42,7 @@ class SequenceShard:
         return 2 * self.size if self.balanced else self.size
 
     def spans(self, length: int) -> Sequence[range]:
-        """Return the ranges of positions of this shard, of `length` tokens in all."""
+        """Return the ranges of positions of this shard. `length`: tokens in the shard."""
         if not self.balanced:
             return (range(self.rank * length, (self.rank + 1) * length),)
         chunk = length // 2
@@ -91,7 +92,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Ulysses:
-    """A share of the heads, over the full sequence."""
+    """A fraction of the heads, over the full sequence."""
 
     shard: SequenceShard
     group: str
@@ -119,7 +120,7 @@ class Ulysses:
 
 
 def in_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Cast to the precision that autocast gives the kernel: half as much to send as float32 rotary embeddings."""
+    """Cast to the precision that autocast gives the kernel. Rotary embeddings are float32: twice as much to send."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
@@ -153,7 +154,7 @@ class _AllGather(torch.autograd.Function):
 
 
 class _AllToAll(torch.autograd.Function):
-    """(size, …): row i goes to process i, and row i of the result comes from it. Gradients take the same way back."""
+    """(size, …): row i goes to process i, and row i of the result comes from it. Gradients return the same way."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, group: str) -> torch.Tensor:

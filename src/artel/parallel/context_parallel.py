@@ -39,10 +39,10 @@ _EXCHANGES: dict[str, Callable[[SequenceShard, str], Exchange]] = {"gather": Gat
 def exchanging(model: PreTrainedModel, group: dist.ProcessGroup, exchange: str) -> Iterator[None]:
     """Run `model` on shards of sequences (from `split_batch`) inside the block, with attention over `group`.
 
-    `exchange`: value of `exchange_choice`. Run the backward pass inside the block, and validation batches too: all
-    processes of the group must do the same in it. Run full inputs (generation, checks of the model) outside.
+    `exchange`: value of `exchange_choice`. Run backward passes and validation batches inside the block too. All
+    processes of the group must do the same work in it. Run full inputs (generation, checks of the model) outside.
     """
-    output_head(model)  # found once per model by running an unsharded input
+    output_head(model)  # searched once per model, with an unsharded input
     shard = SequenceShard(dist.get_rank(group), dist.get_world_size(group), is_causal(model))
     hook = model.register_forward_pre_hook(_positions(shard, first_position(model)), with_kwargs=True)
     try:
@@ -53,7 +53,7 @@ def exchanging(model: PreTrainedModel, group: dist.ProcessGroup, exchange: str) 
 
 
 def _positions(shard: SequenceShard, first: int) -> Any:
-    """Return a hook that passes the positions of the shard, unless the caller did (isolated documents)."""
+    """Return a hook that adds the positions of the shard, unless the caller passes some (isolated documents)."""
 
     def add_positions(_: PreTrainedModel, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         ids = kwargs["input_ids"]
@@ -74,8 +74,9 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
     """Return the shard of a micro-batch for process `rank` of the `size` that share each sequence.
 
     Every tensor (rows, length, …) is cut along the sequence, after padding to a multiple of 2 x `size` if `causal`, of
-    `size` otherwise. `documents` stay complete, since a mask needs those of all tokens. `targets` are counted in the
-    shard and `tokens` divided evenly, so that both add up to the batch's. The batch must be on the host.
+    `size` otherwise. `documents` stays complete, because a mask needs the documents of all tokens. `targets` are
+    counted in the shard, and `tokens` are divided evenly: both add up to those of the batch. The batch must be on the
+    host.
     """
     shard = SequenceShard(rank, size, causal)
     rows, length = batch.tensors["input_ids"].shape
@@ -105,7 +106,7 @@ def exchange_choice(model: PreTrainedModel, size: int, exchange: str, *, tensor:
     heads, key_heads = (count // tensor for count in _heads(model))
     if heads % size:
         return Choice("gather", f"{heads} heads are not divisible by {size} processes")
-    # Heads sent per token: `gather` sends keys and values; `ulysses` queries, keys, values and outputs, less own share.
+    # Heads sent per token: `gather` sends keys and values; `ulysses` queries, keys, values and outputs, except its own.
     gather, ulysses = 2 * max(key_heads, 1), 2 * (heads + max(key_heads, 1)) / size
     if ulysses > gather:
         return Choice("gather", f"{key_heads} heads of keys for {heads} of queries: less to send than heads for parts")
@@ -122,7 +123,7 @@ def context_problems(
     tensor: int = 1,
     documents: bool = False,
 ) -> list[Problem]:
-    """Return the reasons why `size` processes cannot shard sequences of `block` tokens. `check_context` then tests it.
+    """Return the reasons why `size` processes cannot shard sequences of `block` tokens. See also `check_context`.
 
     Call `use_artel_attention(model, encoders=True)` first. `documents`: True if they are isolated. `tensor`: processes
     that share each layer's heads. The model may be on the meta device.
@@ -132,9 +133,9 @@ def context_problems(
     if not OBJECTIVES[objective].is_per_token:
         what = f"the loss of {objective} is computed on full samples and is not a sum over tokens"
         problems.append(Problem(_KEY, what, "write parallel.context: 1"))
-    obstacle = _obstacle(model)
-    if obstacle is not None:
-        problems.append(Problem(_KEY, f"{name} {obstacle}", "write parallel.context: 1"))
+    reason = _reason_not_shardable(model)
+    if reason is not None:
+        problems.append(Problem(_KEY, f"{name} {reason}", "write parallel.context: 1"))
     multiple = SequenceShard(0, size, is_causal(model)).multiple
     if block % multiple:
         lower = block // multiple * multiple
@@ -173,8 +174,8 @@ def _exchange_problems(
     return []
 
 
-def _obstacle(model: PreTrainedModel) -> str | None:
-    """Return why a model's sequences cannot be sharded, as far as its configuration and code show it."""
+def _reason_not_shardable(model: PreTrainedModel) -> str | None:
+    """Return a reason in the model's configuration or code why its sequences cannot be sharded, or None."""
     config = model.config.get_text_config()
     other_layer_types = sorted(set(getattr(config, "layer_types", None) or ()) - MASKED)
     if model.config.is_encoder_decoder:
@@ -196,10 +197,10 @@ def _heads(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def check_context(model: PreTrainedModel) -> None:
-    """Raise InputError if tokens see other tokens by any way other than attention and positions.
+    """Raise InputError if tokens see other tokens through anything but attention and positions.
 
-    Runs on one process: two shards, one after the other in a row, must give the same logits as the row in order. Call
-    it after `context_problems` has found none, and before the model is compiled or split.
+    Runs on one process: a row made of two shards must give the same logits as the row in order. Call this after
+    `context_problems` found none, and before the model is compiled or split.
     """
     shard = SequenceShard(0, 2, is_causal(model))
     length = 8  # two tokens in each chunk
@@ -226,7 +227,7 @@ def check_context(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _BothShards(Exchange):
-    """All processes' shards in one row, as if they had been exchanged."""
+    """The shards of both processes in one row, as if they had been exchanged."""
 
     shard: SequenceShard
 
@@ -236,6 +237,6 @@ class _BothShards(Exchange):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        shards = (each.unflatten(2, (self.shard.size, -1)).movedim(2, 0) for each in (query, key, value))
-        query, key, value = (self.shard.join(each) for each in shards)
+        shards = (tensor.unflatten(2, (self.shard.size, -1)).movedim(2, 0) for tensor in (query, key, value))
+        query, key, value = map(self.shard.join, shards)
         return self.shard.split(attend(query, key, value, options)).movedim(0, 2).flatten(2, 3)

@@ -18,7 +18,7 @@ from artel.parallel.process_group import World
 
 
 class DataParallel(Strategy):
-    """Every process holds the full model and takes a share of each global batch."""
+    """Every process holds the full model and runs its fraction of each global batch."""
 
     def __init__(self, model: PreTrainedModel, objective: Objective, world: World, precision: str) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
 """Expert parallelism: the experts of each layer sharded over processes with different tokens.
 
 A process keeps 1/size of each layer's experts in full. Tokens are sent to the processes that hold their chosen experts,
-computed there by the model's own expert code, and sent back (Lepikhin et al. 2021, "GShard"). So an expert sees the
-tokens of the entire expert group, and its gradients are sums over that group.
+computed there by the model's own code for experts, and sent back (Lepikhin et al. 2021, "GShard"). So an expert sees
+the tokens of the entire expert group, and its gradients are sums over that group.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from artel.errors import Problem
-from artel.models.experts import adapted_experts, experts_of
+from artel.models.experts import adapted_experts, find_experts
 from artel.parallel.context_exchange import in_autocast
 
 _KEY = "parallel.expert"
 
 
-def _count(experts: nn.Module) -> int:
+def _num_experts(experts: nn.Module) -> int:
     assert isinstance(experts.num_experts, int)
     return experts.num_experts
 
 
 def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     """Return the reasons why experts cannot be sharded over `size` processes. The model may be on the meta device."""
-    kind, layers = model.config.model_type, experts_of(model)
+    model_type, layers = model.config.model_type, find_experts(model)
     if not layers:
-        what = f"{kind} has no experts that are stored in one tensor per layer"
+        what = f"{model_type} has no experts that are stored in one tensor per layer"
         return [Problem(_KEY, what, f"set {_KEY}: 1, or use a mixture of experts (qwen3_moe, mixtral, …)")]
     if adapted_experts(model):
         what = "model.lora.target names experts, whose adapters cannot be sharded"
         return [Problem(_KEY, what, f"remove them from the target, or set {_KEY}: 1")]
     problems = []
-    for count in sorted({_count(module) for module in layers.values()}):
+    for count in sorted({_num_experts(module) for module in layers.values()}):
         if count % size:
             divisors = ", ".join(str(divisor) for divisor in range(1, count + 1) if count % divisor == 0)
-            what = f"{kind} has {count} experts per layer, which {size} does not divide"
+            what = f"{model_type} has {count} experts per layer, which {size} does not divide"
             problems.append(Problem(_KEY, what, f"write one of: {divisors}"))
     for name, module in layers.items():
-        common = [key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _count(module)]
+        common = [
+            key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _num_experts(module)
+        ]
         if common:
-            what = f"{kind}: {', '.join(common)} of {name} is not stored per expert"
+            what = f"{model_type}: {', '.join(common)} of {name} is not stored per expert"
             problems.append(Problem(_KEY, what, f"write {_KEY}: 1"))
-            break  # the other layers are of the same kind
+            break  # other layers have the same parameters
     return problems
 
 
@@ -77,19 +79,19 @@ def expert_meshes(mesh: DeviceMesh, size: int) -> tuple[DeviceMesh, DeviceMesh]:
 
 
 def split_experts(model: PreTrainedModel, mesh: DeviceMesh) -> str:
-    """Keep this process's shard of each layer's experts and send tokens to the others. Return a summary for the log.
+    """Keep only this process's experts of each layer, and exchange tokens. Return a summary for the log.
 
     `mesh` is the 1-D mesh `expert`. Parameters become DTensors sharded by expert; they may be on the meta device. The
     model's code sees the same tokens and results as before. `expert_problems` must have found none.
     """
-    layers = experts_of(model)
+    layers = find_experts(model)
     for module in layers.values():
         for name, full in module.named_parameters(recurse=False):
             local_shard = full.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
             sharded = DTensor.from_local(local_shard, mesh, [Shard(0)], run_check=False)
             module.register_parameter(name, nn.Parameter(sharded, requires_grad=full.requires_grad))
         module.forward = partial(_forward, module, mesh)
-    counts = sorted({_count(module) // mesh.size() for module in layers.values()})
+    counts = sorted({_num_experts(module) // mesh.size() for module in layers.values()})
     return f"{' or '.join(map(str, counts))} experts of each of {len(layers)} layers a process"
 
 
@@ -112,25 +114,27 @@ def _forward(
     # Sorted by expert, and so by process. The host waits once for the device, to read the counts.
     order = expert_ids.argsort(stable=True)
     counts = (
-        expert_ids.new_zeros(_count(experts))
+        expert_ids.new_zeros(_num_experts(experts))
         .scatter_add_(0, expert_ids, torch.ones_like(expert_ids))
         .view(mesh.size(), -1)
     )
-    counts_here = torch.empty_like(counts)
-    dist.all_to_all_single(counts_here, counts, group=group)
-    send_counts, receive_counts = _rows_by_process(counts, counts_here, len(expert_ids))
+    local_counts = torch.empty_like(counts)
+    dist.all_to_all_single(local_counts, counts, group=group)
+    send_counts, receive_counts = _rows_by_process(counts, local_counts, len(expert_ids))
 
-    (tokens,) = in_autocast(hidden_states)  # the experts compute in that precision anyway: half as much to send
+    (tokens,) = in_autocast(hidden_states)  # the precision in which experts compute: half as much to send
     tokens = _Exchange.apply(tokens[order // choices], send_counts, receive_counts, group)
-    local = torch.arange(counts.shape[1], device=expert_ids.device).repeat(mesh.size())
-    local = local.repeat_interleave(counts_here.flatten(), output_size=sum(receive_counts))
-    results = _Exchange.apply(_compute(experts, mesh.size(), tokens, local), receive_counts, send_counts, group)
+    local_ids = torch.arange(counts.shape[1], device=expert_ids.device).repeat(mesh.size())
+    local_ids = local_ids.repeat_interleave(local_counts.flatten(), output_size=sum(receive_counts))
+    results = _Exchange.apply(
+        _run_local_experts(experts, mesh.size(), tokens, local_ids), receive_counts, send_counts, group
+    )
 
     results = results[order.argsort()].view(*top_k_index.shape, hidden_states.shape[1])
     return (results * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)
 
 
-def _rows_by_process(counts: torch.Tensor, counts_here: torch.Tensor, rows: int) -> tuple[list[int], list[int]]:
+def _rows_by_process(counts: torch.Tensor, local_counts: torch.Tensor, rows: int) -> tuple[list[int], list[int]]:
     """Return the rows sent to each process, and received from each. `counts`: (processes, experts of each).
 
     A step traced for a plan has no routing: the `rows` are divided evenly.
@@ -138,27 +142,30 @@ def _rows_by_process(counts: torch.Tensor, counts_here: torch.Tensor, rows: int)
     if isinstance(counts, FakeTensor):
         even_counts = [rows // len(counts) + (process < rows % len(counts)) for process in range(len(counts))]
         return even_counts, even_counts
-    send_counts, receive_counts = torch.stack([counts.sum(dim=1), counts_here.sum(dim=1)]).tolist()
+    send_counts, receive_counts = torch.stack([counts.sum(dim=1), local_counts.sum(dim=1)]).tolist()
     return send_counts, receive_counts
 
 
-def _compute(experts: nn.Module, size: int, tokens: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Run this process's experts on `tokens` (count, width). `local`: int64 (count,), index of each token's expert."""
+def _run_local_experts(experts: nn.Module, size: int, tokens: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
+    """Run this process's experts on `tokens` (count, width).
+
+    `local_ids`: int64 (count,), index of each token's expert.
+    """
     count = len(tokens)
-    if count == 0:  # the weights still need a gradient: other ranks wait to add theirs to it
-        tokens, local = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), local.new_zeros(1)
+    if count == 0:  # the weights still need a gradient, because other ranks wait to add theirs
+        tokens, local_ids = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), local_ids.new_zeros(1)
     weights = tokens.new_ones(len(tokens), 1)  # the router's weights are applied by the process that sent the tokens
-    with _only_local(experts, size):
-        return type(experts).forward(experts, tokens, local[:, None], weights)[:count]
+    with _hold_local_experts(experts, size):
+        return type(experts).forward(experts, tokens, local_ids[:, None], weights)[:count]
 
 
 @contextmanager
-def _only_local(experts: nn.Module, size: int) -> Iterator[None]:
+def _hold_local_experts(experts: nn.Module, size: int) -> Iterator[None]:
     """Inside the block, make the module hold 1/size of its experts, in plain tensors."""
     sharded: dict[str, Any] = dict(experts._parameters)
-    count = _count(experts)
+    count = _num_experts(experts)
     # FSDP gathers its shard of a layer as a DTensor on the experts' mesh.
-    experts._parameters.update({name: each.to_local() for name, each in sharded.items()})
+    experts._parameters.update({name: tensor.to_local() for name, tensor in sharded.items()})
     vars(experts)["num_experts"] = count // size
     try:
         yield

@@ -1,8 +1,8 @@
-"""Weights, gradients and optimizer state sharded over processes with PyTorch's fully_shard (FSDP2).
+"""Shards weights, gradients and optimizer state over processes with PyTorch's fully_shard (FSDP2).
 
 zero1 and zero2 keep weights gathered from the first micro-batch of a step to the last. zero1 also keeps full gradients
-between micro-batches (Rajbhandari et al. 2020, "ZeRO"). Tensor, context and expert parallelism split the model before
-this, and their shards are sharded here again.
+between micro-batches (Rajbhandari et al. 2020, "ZeRO"). Tensor, context and expert parallelism split the model
+first. fully_shard then shards those shards again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from artel.parallel.tensor_parallel import shard_dimension
 
 
 def batch_mesh(mesh: DeviceMesh, dims: ParallelDims) -> DeviceMesh:
-    """Return the mesh over which gradients are summed: processes that shard weights, after a dimension of replicas."""
+    """Return the mesh over which gradients are summed: replicas (if any) x processes that shard weights."""
     name = "dp_shard"
     if dims.context > 1:  # processes that shard a sequence also shard the weights
         name = "dp_shard_context"
@@ -83,7 +83,7 @@ def shard(
     fsdp_config: FsdpConfig,
     expert_meshes: Mapping[nn.Module, DeviceMesh] | None = None,
 ) -> None:
-    """Shard a model's parameters over `mesh` (from `batch_mesh`): one unit per layer, and one for the rest.
+    """Shard a model's parameters over `mesh` (from `batch_mesh`): one unit per layer, and one for all other parameters.
 
     `expert_meshes`: modules within layers that are sharded over other processes. Weights may be on the meta device.
     """
@@ -92,7 +92,7 @@ def shard(
         fsdp_config.apply(module, expert_mesh, reshard_after_forward=fsdp_config.reshard_after_forward)
     for layer in repeated_layers(model):
         fsdp_config.apply(layer, mesh, reshard_after_forward=fsdp_config.reshard_after_forward)
-    # Embeddings, last norm and head: gathered once per pass, since the loss needs the head after the model's forward.
+    # Gather embeddings, last norm and head once per pass: the loss needs the head after the model's forward.
     shards = mesh.size(-1)
     fsdp_config.apply(
         model, mesh, reshard_after_forward=False, shard_placement_fn=partial(shard_dimension, shards=shards)
@@ -105,17 +105,17 @@ def shard(
 
 
 class ShardedSequences:
-    """Shards each sequence over processes; attention sees the other shards (`context_parallel.py`)."""
+    """Shards each sequence over processes. Attention sees the other shards (`context_parallel.py`)."""
 
     def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, exchange: str) -> None:
         self.rank, self._size = mesh.get_local_rank(), mesh.size()
         self._model, self._group, self._exchange = model, mesh.get_group(), exchange
         self._causal = is_causal(model)
-        balance = router_aux_loss_of(model)
-        if balance is not None:
-            balance.context = self._group
+        aux_loss = router_aux_loss_of(model)
+        if aux_loss is not None:
+            aux_loss.context = self._group
 
-    def shard_of(self, batch: Batch) -> Batch:
+    def shard_batch(self, batch: Batch) -> Batch:
         return split_batch(batch, self.rank, self._size, self._causal)
 
     def exchanging(self) -> AbstractContextManager[None]:
@@ -154,7 +154,7 @@ class FullyShardedDataParallel(Strategy):
             self.with_full_model(check_context)
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
-        if self._sequences is not None:  # otherwise all shards of a sequence would draw the same dropout masks
+        if self._sequences is not None:  # otherwise all shards of a sequence would get the same dropout masks
             torch.manual_seed(torch.initial_seed() + self._sequences.rank)
         with self._exchanging():
             return super().run(batches, targets, loss_scale)
@@ -164,7 +164,7 @@ class FullyShardedDataParallel(Strategy):
             super().probe_memory(batch)
 
     def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return sharded_norm((local_shard(each, self._world.size) for each in tensors.values()), self._world.device)
+        return sharded_norm((local_shard(tensor, self._world.size) for tensor in tensors.values()), self._world.device)
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         with self._gather_weights(), self._exchanging():
@@ -176,7 +176,7 @@ class FullyShardedDataParallel(Strategy):
             yield True  # a forward pass gathers weights from all ranks
 
     def _local_batch(self, batch: Batch) -> Batch:
-        return super()._local_batch(batch if self._sequences is None else self._sequences.shard_of(batch))
+        return super()._local_batch(batch if self._sequences is None else self._sequences.shard_batch(batch))
 
     def _exchanging(self) -> AbstractContextManager[None]:
         """Context for forward and backward passes on shards of sequences."""

@@ -1,9 +1,9 @@
 """The processes of a run as a mesh of named dimensions.
 
     pipeline       stages of the model, one after another
-    dp_replicate   replicas of the dimensions below, each with its share of the batch (ddp; hosts under hsdp)
-    dp_shard       processes that shard one replica's weights, gradients and optimizer state, each with its share of the
-                   batch
+    dp_replicate   replicas of the dimensions below, each with its fraction of the batch (ddp; hosts under hsdp)
+    dp_shard       processes that shard one replica's weights, gradients and optimizer state, each with its fraction of
+                   the batch
     context        processes that shard each sequence
     tensor         processes that shard each layer's matrices
 
@@ -49,7 +49,7 @@ class ParallelDims:
 
     @property
     def dp_degree(self) -> int:
-        """Number of shares that a global batch is cut into."""
+        """Number of data-parallel ranks: each runs a fraction of every global batch."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -68,11 +68,11 @@ class ParallelDims:
         return self.mode not in ("ddp", "zero1", "zero2")
 
     def dp_rank(self, rank: int) -> int:
-        """Return the index of a process's share of a global batch."""
+        """Return the data-parallel rank of a process. Processes that run the same samples have the same one."""
         return rank // (self.context * self.tensor) % self.dp_degree
 
     def is_reporting_rank(self, rank: int) -> bool:
-        """True for the one process per share of the batch whose counts are summed."""
+        """True for the one process per data-parallel rank whose counts are summed."""
         return rank % (self.context * self.tensor) == 0 and rank // (self.world_size // self.pipeline) == 0
 
     def mesh(self, device: str) -> DeviceMesh:
@@ -83,7 +83,7 @@ class ParallelDims:
 def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) -> ParallelDims:
     """Return the mesh of `world_size` processes, `on_host` of them on each host.
 
-    Raise InputError if the numbers do not divide one another, or cannot be combined.
+    Raise InputError if the sizes do not divide `world_size`, or cannot be combined.
     """
     fixed = config.pipeline * config.context * config.tensor
     if world_size % fixed:

@@ -1,6 +1,6 @@
 """Splits a model over the dimensions of a mesh.
 
-The order: experts, stages, matrices, weights. Then the weights are loaded, and sequences sharded.
+It splits in this order: experts, stages, matrices, weights. Then it loads the weights and shards sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
 from artel.messages import logger
 from artel.models.device import autocast_dtype
-from artel.models.experts import experts_of
+from artel.models.experts import find_experts
 from artel.models.hybrid_state import state_modules
 from artel.models.loading.materialize import WeightLoader
 from artel.objectives import Objective
@@ -27,7 +27,7 @@ from artel.parallel.expert_parallel import expert_meshes, expert_problems, split
 from artel.parallel.fsdp import FsdpConfig, FullyShardedDataParallel, ShardedSequences, batch_mesh, shard
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.parallel.pipeline_parallel import PipelineParallel
-from artel.parallel.pipeline_stages import split_into_stages, stage_count, stages_problems
+from artel.parallel.pipeline_stages import pipeline_problems, split_into_stages, stage_count
 from artel.parallel.process_group import World
 from artel.parallel.strategy import ParallelStrategy
 from artel.parallel.tensor_parallel import split_by_tensor, tensor_problems
@@ -36,7 +36,7 @@ from artel.registry import OBJECTIVES
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
-    """The plan for PyTorch's own strategies, by the dimensions of a mesh; see `ParallelPlan`."""
+    """The plan for PyTorch's strategies, with the dimensions of a mesh. See `ParallelPlan`."""
 
     config: ParallelConfig
     dims: ParallelDims
@@ -86,11 +86,11 @@ class MeshPlan:
                 documents=documents,
             )
         if dims.pipeline > 1:
-            problems += stages_problems(model, dims.pipeline, config.schedule)
+            problems += pipeline_problems(model, dims.pipeline, config.schedule)
             if OBJECTIVES[objective].needs_global_outputs:
                 what = f"the loss of objective {objective} needs the full batch, but stages process it in turns"
                 problems.append(Problem("parallel.pipeline", what, "set 1; parallel.data: fsdp shards the weights"))
-            problems += _problems_with_pipeline(dims, config)
+            problems += _combination_problems(dims, config)
             if documents and state_modules(model):
                 what = f"{model.config.model_type} has layers with a state: stages do not keep documents apart"
                 problems.append(Problem("parallel.pipeline", what, "set 1, or data.document_mask: false"))
@@ -113,9 +113,9 @@ class MeshPlan:
         mesh = dims.mesh(device.type)
         experts: dict[nn.Module, DeviceMesh] = {}
         if dims.expert > 1:
-            expert_mesh, rest = expert_meshes(mesh, dims.expert)
+            expert_mesh, same_experts_mesh = expert_meshes(mesh, dims.expert)
             logger.info(split_experts(model, expert_mesh))
-            experts = dict.fromkeys(experts_of(model).values(), rest)
+            experts = dict.fromkeys(find_experts(model).values(), same_experts_mesh)
         stages = []
         if dims.pipeline > 1:
             count = stage_count(dims.pipeline, config.schedule)
@@ -150,7 +150,7 @@ def _move_buffers(model: PreTrainedModel, device: torch.device) -> None:
         buffer.data = buffer.data.to(device)
 
 
-def _problems_with_pipeline(dims: ParallelDims, config: ParallelConfig) -> list[Problem]:
+def _combination_problems(dims: ParallelDims, config: ParallelConfig) -> list[Problem]:
     """Return the settings that cannot be combined with a pipeline."""
     problems = []
     if config.offload != "none" and dims.dp_degree == 1:

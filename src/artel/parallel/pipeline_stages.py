@@ -29,8 +29,8 @@ from artel.parallel.pipeline_structure import (
     ModelStructure,
     NotSequential,
     copy_attributes,
-    hidden_of,
-    model_structure,
+    find_structure,
+    get_hidden_states,
 )
 
 
@@ -53,11 +53,11 @@ def stage_count(processes: int, schedule: str) -> int:
     return processes * _INTERLEAVED_STAGES if schedule == "interleaved" else processes
 
 
-def stages_problems(model: PreTrainedModel, processes: int, schedule: str) -> list[Problem]:
+def pipeline_problems(model: PreTrainedModel, processes: int, schedule: str) -> list[Problem]:
     """Return why `model` cannot be split over a pipeline of `processes`. It may be on the meta device."""
     kind, where = model.config.model_type, "parallel.pipeline"
     try:
-        structure = model_structure(model)
+        structure = find_structure(model)
     except NotSequential as reason:
         return [Problem(where, f"{kind} cannot be cut into stages: {reason}", "set 1 and parallel.data: fsdp")]
     stages = stage_count(processes, schedule)
@@ -153,10 +153,10 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
     `model` may be on the meta device; it must be complete, and neither wrapped nor sharded yet. With one index the
     stage's model is `model`. With several, each stage has a model made of the modules of `model`, which then holds the
     parameters of all of them. Stages are balanced by parameters and FLOPs, including embeddings and head. Raise
-    InputError if `stages_problems` finds something.
+    InputError if `pipeline_problems` finds something.
     """
     try:
-        structure = model_structure(model)
+        structure = find_structure(model)
     except NotSequential as reason:
         what = f"{model.config.model_type} cannot be cut into stages: {reason}"
         raise InputError.at("parallel.pipeline", what, "set 1 and parallel.data: fsdp") from None
@@ -217,21 +217,21 @@ class _Placeholder(nn.Module):
         self.entry = entry
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.entry.form(hidden_of(args, kwargs))
+        return self.entry.form(get_hidden_states(args, kwargs))
 
 
 class _FirstPlaceholder(_Placeholder):
     """Right before a stage's first layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.entry.form(self.entry.take(hidden_of(args, kwargs)))
+        return self.entry.form(self.entry.take(get_hidden_states(args, kwargs)))
 
 
 class _LastPlaceholder(_Placeholder):
     """Right after a stage's last layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        hidden = hidden_of(args, kwargs)
+        hidden = get_hidden_states(args, kwargs)
         raise _EndOfStage(hidden if self.entry.before_send is None else self.entry.before_send(hidden))
 
 

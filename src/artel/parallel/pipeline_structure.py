@@ -53,7 +53,7 @@ class ModelStructure:
         return None if inside == name else int(inside.partition(".")[0])
 
 
-def model_structure(model: PreTrainedModel) -> ModelStructure:
+def find_structure(model: PreTrainedModel) -> ModelStructure:
     """Return the structure of `model`. Raise NotSequential."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
@@ -130,7 +130,7 @@ class _LayerRecorder:
         self.outputs: list[torch.Tensor] = []
 
     def call(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hidden = hidden_of(args, kwargs)
+        hidden = get_hidden_states(args, kwargs)
         if index != len(self.inputs):
             raise NotSequential("its layers are not called one after another")
         if self.outputs and hidden is not self.outputs[-1]:
@@ -211,6 +211,6 @@ def copy_attributes(layer: nn.Module, stand_in: nn.Module) -> None:
     vars(stand_in).update({name: value for name, value in vars(layer).items() if name not in inherited})
 
 
-def hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def get_hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
     return hidden

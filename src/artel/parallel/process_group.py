@@ -131,10 +131,10 @@ def _default_threads() -> int:
     cores = sorted(os.sched_getaffinity(0))
     cores_by_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(cores_by_rank, (socket.gethostname(), cores))
-    return threads_of(cores, [others for host, others in cores_by_rank if host == socket.gethostname()])
+    return threads_per_process(cores, [others for host, others in cores_by_rank if host == socket.gethostname()])
 
 
-def threads_of(cores: list[int], cores_by_process: list[list[int]]) -> int:
+def threads_per_process(cores: list[int], cores_by_process: list[list[int]]) -> int:
     """Return the threads of a process allowed to use `cores`, given the cores of every process on its host."""
     sharing = sum(not set(cores).isdisjoint(others) for others in cores_by_process)
     return max(1, len(cores) // sharing)

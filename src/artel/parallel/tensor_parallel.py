@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from artel.errors import InputError, Problem
 from artel.models.compile import repeated_layers
-from artel.models.experts import adapted_experts, experts_of
+from artel.models.experts import adapted_experts, find_experts
 from artel.models.half_base import HalfConv1D, HalfEmbedding, HalfLinear
 from artel.parallel.tensor_plans import Plan, Split, read_plan, wildcards
 from artel.parallel.tensor_styles import (
@@ -214,7 +214,7 @@ def _parent(name: str) -> str:
 def _can_split_experts(experts: Any, mesh: DeviceMesh) -> bool:
     """True if the number of a layer's experts divides, and they are not split yet."""
     return bool(
-        experts_of(experts)
+        find_experts(experts)
         and experts.num_experts % mesh.size() == 0
         and all(
             "." not in name and not isinstance(each, DTensor) and each.shape[0] == experts.num_experts

@@ -2,5 +2,5 @@
 
 `config.py` checks a user's DeepSpeed file against the run file (keys in `config_keys.py`, sections in
 `config_blocks.py`). `engine.py` is the strategy, `state.py` its weights and optimizer state by name, `checkpoint.py`
-reads checkpoints that DeepSpeed itself wrote.
+reads checkpoints written by DeepSpeed.
 """

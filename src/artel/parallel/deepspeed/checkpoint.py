@@ -1,7 +1,7 @@
-"""Reads weights and Adam's averages from a checkpoint that DeepSpeed itself wrote.
+"""Reads weights and Adam's averages from a checkpoint written by DeepSpeed.
 
 DeepSpeed's own zero_to_fp32.py unpickles the files, which can execute code. This module reads them with PyTorch's
-`weights_only` loader, which creates tensors, numbers and a few plain DeepSpeed classes, and refuses anything else.
+`weights_only` loader, which creates tensors, numbers and a few plain DeepSpeed classes, and refuses all other objects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AVERAGES = ("exp_avg", "exp_avg_sq")
 
 
 def read_zero_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint, without the optimizer's state; see ZeroCheckpoint."""
+    """Return the weights of a checkpoint, without the optimizer's state. See `ZeroCheckpoint`."""
     return ZeroCheckpoint.read(folder).weights()
 
 
@@ -49,7 +49,7 @@ class ZeroCheckpoint:
 
     folder: Path
     models: list[dict[str, Any]]
-    """Model states: in stage 3 by process, since each has shards of the frozen weights; otherwise the first only."""
+    """Model states. In stage 3 by process, since each has shards of the frozen weights. Otherwise only the first."""
     states: list[dict[str, Any]]
     """Optimizer states by process. Empty without ZeRO."""
 
@@ -76,7 +76,7 @@ class ZeroCheckpoint:
         weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
         if self._stage == 3:
             weights |= self._by_parameter([state["fp32_flat_groups"] for state in self.states])
-            frozen = [each.get("frozen_param_fragments") or {} for each in self.models]
+            frozen = [state.get("frozen_param_fragments") or {} for state in self.models]
             for name, shape in (model.get("frozen_param_shapes") or {}).items():
                 weights[name] = _join([fragments[name].flatten() for fragments in frozen], shape).float()
         else:
@@ -93,7 +93,7 @@ class ZeroCheckpoint:
         states = [
             state.get("optimizer_state_dict" if self._stage == 3 else "base_optimizer_state") for state in self.states
         ]
-        groups = [list(each["state"].values()) if isinstance(each, dict) else [] for each in states]
+        groups = [list(state["state"].values()) if isinstance(state, dict) else [] for state in states]
         if not groups or not all(
             key in group for rank_groups in groups for group in rank_groups or [{}] for key in AVERAGES
         ):

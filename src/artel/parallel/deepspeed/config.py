@@ -1,7 +1,7 @@
-"""A user's own DeepSpeed file, checked against the run file and completed from it.
+"""Checks a user's DeepSpeed file against the run file, and completes it from the run file.
 
 The run file provides each `"auto"` value, as in transformers' integration. If the two files disagree, all differences
-are reported together. Order, optimizer, schedule, checkpoints and logs remain artel's.
+are reported together. Order of samples, optimizer, schedule, checkpoints and logs remain artel's.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from artel.errors import Problem, missing_extra
 from artel.parallel.deepspeed.config_blocks import (
     check_optimizer,
     check_schedule,
-    micro_batch,
+    resolve_micro_batch,
     resolve_precision,
-    zero_settings,
+    resolve_zero_settings,
 )
 from artel.parallel.deepspeed.config_keys import AUTO, HANDLED_BY_ARTEL, REFUSED, TOP_LEVEL, Findings, is_off, read_tree
 from artel.registry import OPTIMIZERS
@@ -35,7 +35,7 @@ class ResolvedConfig:
 
     file: str
     stage: int
-    """ZeRO stage, and what processes shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    """ZeRO stage. 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights."""
     precision: Literal["fp32", "bf16", "fp16"]
     """Precision of the weights while layers compute. The optimizer's are float32."""
     micro_batch: int | None
@@ -69,8 +69,8 @@ class ResolvedConfig:
                 findings.add_problem(f"zero_optimization.{key}", what, "set a number")
             else:
                 zero[key] = rule(width)
-        share = math.ceil(self.config.train.batch / self.world)
-        accumulation = math.ceil(share / micro_batch)
+        rows_per_process = math.ceil(self.config.train.batch / self.world)
+        accumulation = math.ceil(rows_per_process / micro_batch)
         schedule = self.settings.get("scheduler", {}).get("params", {})
         lengths = {"total_num_steps": steps, "warmup_num_steps": max(1, self.config.train.warmup.of(steps))}
         for key, length in lengths.items():
@@ -97,9 +97,9 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     tree, findings = read_tree(file), Findings(file)
     _check_keys(findings, tree)
     _check_run(findings, config)
-    zero = zero_settings(findings, tree, device)
+    zero = resolve_zero_settings(findings, tree, device)
     stage = int(zero["stage"])
-    rows = micro_batch(findings, tree, config.train, world, stage)
+    rows = resolve_micro_batch(findings, tree, config.train, world, stage)
     clip = config.train.clip.limit if config.train.clip else 0.0
     if config.train.clip and config.train.clip.by != "norm":
         fix = "set a number (the maximum norm), or null"
@@ -148,8 +148,8 @@ def _import_deepspeed(file: str, device: torch.device) -> None:
 
 
 def _check_keys(findings: Findings, tree: dict[str, Any]) -> None:
-    """Report keys that are unknown or refused, and take those without effect out of `tree`."""
-    findings.unknown("", tree, TOP_LEVEL | HANDLED_BY_ARTEL.keys() | REFUSED.keys())
+    """Report keys that are unknown or refused, and remove keys without effect from `tree`."""
+    findings.add_unknown_keys("", tree, TOP_LEVEL | HANDLED_BY_ARTEL.keys() | REFUSED.keys())
     for key, instead in HANDLED_BY_ARTEL.items():
         if not is_off(tree.pop(key, None)):
             findings.note(key, f"has no effect: artel handles it ({instead})")

@@ -12,13 +12,15 @@ import torch
 from artel.config import TrainConfig
 from artel.errors import Problem
 from artel.models.device import bf16_is_native, pick_precision
-from artel.parallel.deepspeed.config_keys import AUTO, Findings, check_block, integers
+from artel.parallel.deepspeed.config_keys import AUTO, Findings, check_block, convert_integers
 
 # DeepSpeed's schedules by type, with artel's names.
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
-def micro_batch(findings: Findings, tree: dict[str, Any], train: TrainConfig, world: int, stage: int) -> int | None:
+def resolve_micro_batch(
+    findings: Findings, tree: dict[str, Any], train: TrainConfig, world: int, stage: int
+) -> int | None:
     """Return the rows of a micro-batch, or None if both files leave it open.
 
     The file may set any of its three batch numbers. The global batch is always the run file's.
@@ -43,14 +45,14 @@ def micro_batch(findings: Findings, tree: dict[str, Any], train: TrainConfig, wo
             fix = f'set "auto", or train.micro_batch: {rows}'
             findings.add_problem("train_micro_batch_size_per_gpu", what, fix)
         rows = train.micro_batch
-    share = math.ceil(train.batch / world)
+    rows_per_process = math.ceil(train.batch / world)
     if accumulation is not None:
         if rows is None:
-            rows = math.ceil(share / accumulation)
-        if math.ceil(share / rows) != accumulation:
+            rows = math.ceil(rows_per_process / accumulation)
+        if math.ceil(rows_per_process / rows) != accumulation:
             what = (
-                f"is {accumulation}, but with train.batch {train.batch} on {world} process(es), {share} rows each, "
-                f"there are {math.ceil(share / rows)} micro-batches of {rows}"
+                f"is {accumulation}, but with train.batch {train.batch} on {world} process(es), "
+                f"{rows_per_process} rows each, there are {math.ceil(rows_per_process / rows)} micro-batches of {rows}"
             )
             findings.add_problem("gradient_accumulation_steps", what, 'set "auto"')
     if rows is None and stage == 3:
@@ -59,8 +61,8 @@ def micro_batch(findings: Findings, tree: dict[str, Any], train: TrainConfig, wo
     return rows
 
 
-def zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the ZeRO section, taken out of `tree`, with old forms of DeepSpeed converted to today's."""
+def resolve_zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Remove the ZeRO section from `tree` and return it, with old forms of DeepSpeed converted to today's."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     block = tree.pop("zero_optimization", {})
@@ -78,14 +80,14 @@ def zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device
         if zero.pop(old, False) is True:
             zero.setdefault(new, {"device": "cpu"})
     width_keys = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
-    findings.defaults("zero_optimization", zero, exclude=width_keys)
+    findings.use_defaults("zero_optimization", zero, exclude=width_keys)
     stage = zero.setdefault("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         findings.add_problem("zero_optimization.stage", f"is {stage!r}", "set 0, 1, 2 or 3")
         zero["stage"] = stage = 0
     for key in ("offload_param", "offload_optimizer"):
         if isinstance(zero.get(key), dict):
-            zero[key] = _offload(findings, f"zero_optimization.{key}", dict(zero[key]), device)
+            zero[key] = _resolve_offload(findings, f"zero_optimization.{key}", dict(zero[key]), device)
     if stage < 3 and zero.pop("offload_param", None) is not None:
         findings.note("zero_optimization.offload_param", f"has no effect in stage {stage}")
     for key in width_keys[1:] if stage < 3 else ():
@@ -96,11 +98,11 @@ def zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device
         )
     checked = {key: value for key, value in zero.items() if value != AUTO}
     check_block(findings, "zero_optimization", DeepSpeedZeroConfig, checked)
-    return integers(DeepSpeedZeroConfig, zero)
+    return convert_integers(DeepSpeedZeroConfig, zero)
 
 
-def _offload(findings: Findings, where: str, block: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    findings.defaults(where, block)
+def _resolve_offload(findings: Findings, where: str, block: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    findings.use_defaults(where, block)
     if device.type == "cpu" and block.get("device", "none") != "none":
         if block.get("pin_memory", True):
             findings.note(f"{where}.pin_memory", "is off: there is no accelerator")
@@ -124,17 +126,17 @@ def _offload(findings: Findings, where: str, block: dict[str, Any], device: torc
 
 
 def check_optimizer(findings: Findings, tree: dict[str, Any], train: TrainConfig) -> None:
-    """Take the optimizer section out of `tree`, and report where it differs from artel's optimizer, which steps."""
+    """Remove the optimizer section from `tree`. Report differences from the run's optimizer, which takes the steps."""
     block = tree.pop("optimizer", None)
     if block is None:
         return
-    kind = str(block.get("type", "")).lower() if isinstance(block, dict) else ""
+    type_name = str(block.get("type", "")).lower() if isinstance(block, dict) else ""
     parameters = dict(block.get("params") or {}) if isinstance(block, dict) else {}
-    name = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd"}.get(kind)  # DeepSpeed's Adam is AdamW by default
-    if kind == "adam" and parameters.get("adam_w_mode") is False:
+    name = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd"}.get(type_name)  # DeepSpeed's Adam is AdamW by default
+    if type_name == "adam" and parameters.get("adam_w_mode") is False:
         name = None
     if name != train.optimizer:
-        what = f"is {kind or 'missing'}, but train.optimizer is {train.optimizer}"
+        what = f"is {type_name or 'missing'}, but train.optimizer is {train.optimizer}"
         findings.add_problem("optimizer.type", what, "remove the block, or change train.optimizer")
         return
     expected: dict[str, tuple[str, Any]] = {
@@ -151,13 +153,13 @@ def check_optimizer(findings: Findings, tree: dict[str, Any], train: TrainConfig
 
 
 def check_schedule(findings: Findings, tree: dict[str, Any], train: TrainConfig) -> None:
-    """Report where the schedule differs from artel's. Keep only its lengths, until the length of the run is known."""
+    """Report differences from the run's schedule. Keep only the lengths, until the length of the run is known."""
     block = tree.get("scheduler")
     if block is None:
         return
-    kind = str(block.get("type", "")) if isinstance(block, dict) else str(block)
-    if _SCHEDULES.get(kind) != train.schedule:
-        what = f"is {kind or 'missing'}, but train.schedule is {train.schedule}"
+    type_name = str(block.get("type", "")) if isinstance(block, dict) else str(block)
+    if _SCHEDULES.get(type_name) != train.schedule:
+        what = f"is {type_name or 'missing'}, but train.schedule is {train.schedule}"
         known = ", ".join(f"{name} is {schedule}" for name, schedule in _SCHEDULES.items())
         findings.add_problem("scheduler.type", what, f"remove the block, or change train.schedule ({known})")
         return
@@ -201,9 +203,9 @@ def resolve_precision(
             if block.get(key):
                 what = "needs DeepSpeed's own Adam, but artel uses PyTorch's"
                 findings.add_problem(f"{name}.{key}", what, "remove it")
-        findings.defaults(name, block)
+        findings.use_defaults(name, block)
         check_block(findings, name, model, block)
-        tree[name] = integers(model, block)
+        tree[name] = convert_integers(model, block)
     if all(value is True for value in enabled.values()):
         findings.add_problem("fp16.enabled", "and bf16.enabled are both true", "keep one")
     precision = _supported_precision(findings, enabled, requested, device)

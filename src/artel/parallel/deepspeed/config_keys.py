@@ -1,4 +1,4 @@
-"""Reads a DeepSpeed file and checks its keys: DeepSpeed itself ignores most keys that it does not know."""
+"""Reads a DeepSpeed file and checks its keys, because DeepSpeed ignores most unknown keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOP_LEVEL = frozenset(
     "use_data_before_expert_parallelism zero_allow_untested_optimizer zero_force_ds_cpu_optimizer".split()
 )
 
-# Keys that do not change the result -> artel's own key for it, or what artel does.
+# Keys that do not change the result -> the run file's key for the same, or what artel does.
 HANDLED_BY_ARTEL = {
     "steps_per_print": "log.every",
     "wall_clock_breakdown": "profile",
@@ -77,8 +77,8 @@ def read_tree(file: str) -> dict[str, Any]:
         tree = dict(pairs)
         if len(tree) < len(pairs):
             names = [name for name, _ in pairs]
-            twice = ", ".join(sorted({name for name in names if names.count(name) > 1}))
-            raise InputError.at(file, f"duplicate keys: {twice}", "keep one of each")
+            duplicates = ", ".join(sorted({name for name in names if names.count(name) > 1}))
+            raise InputError.at(file, f"duplicate keys: {duplicates}", "keep one of each")
         return tree
 
     try:
@@ -95,7 +95,7 @@ def read_tree(file: str) -> dict[str, Any]:
 
 
 class Findings:
-    """Problems of a file, which are reported together, and notes for the log."""
+    """Problems of a file, to report together, and notes for the log."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -113,12 +113,12 @@ class Findings:
         if self.problems:
             raise InputError(self.problems)
 
-    def unknown(self, where: str, keys: Collection[str], known: Collection[str]) -> None:
+    def add_unknown_keys(self, where: str, keys: Collection[str], known: Collection[str]) -> None:
         """Add a problem for each unknown key, with the nearest known one."""
         for key in keys:
             if key not in known:
-                near = difflib.get_close_matches(key, sorted(known), 1)
-                fix = f"did you mean {near[0]}?" if near else "remove it"
+                similar_keys = difflib.get_close_matches(key, sorted(known), 1)
+                fix = f"did you mean {similar_keys[0]}?" if similar_keys else "remove it"
                 self.add_problem(f"{where}.{key}" if where else key, "is not a DeepSpeed key", fix)
 
     def compare(self, where: str, block: dict[str, Any], expected: dict[str, tuple[str, Any]]) -> None:
@@ -131,12 +131,12 @@ class Findings:
                     what = f"is {json.dumps(value)}, but {name} is {json.dumps(expected_value)}"
                     self.add_problem(path, what, f'set "auto", or change {name}')
             elif value:
-                near = difflib.get_close_matches(key, sorted(expected), 1)
-                fix = f"did you mean {near[0]}?" if near else "remove it"
+                similar_keys = difflib.get_close_matches(key, sorted(expected), 1)
+                fix = f"did you mean {similar_keys[0]}?" if similar_keys else "remove it"
                 self.add_problem(path, f"is {json.dumps(value)}, but artel does not support it", fix)
 
-    def defaults(self, where: str, block: dict[str, Any], exclude: Collection[str] = ()) -> None:
-        """Remove "auto" values that artel does not fill in, so that DeepSpeed's own defaults apply."""
+    def use_defaults(self, where: str, block: dict[str, Any], exclude: Collection[str] = ()) -> None:
+        """Remove "auto" values that artel does not set. DeepSpeed's own defaults then apply."""
         for key in [key for key, value in block.items() if value == AUTO and key not in exclude]:
             del block[key]
             self.note(f"{where}.{key}", "is DeepSpeed's own default")
@@ -156,10 +156,10 @@ def check_block(findings: Findings, where: str, model: type[BaseModel], block: d
     except ValidationError as error:
         for detail in error.errors():
             path = [str(key) for key in detail["loc"]]
-            owner = _model_at(model, path[:-1])
+            owner = _follow_path(model, path[:-1])
             if detail["type"] == "extra_forbidden" and owner is not None:
                 known = {field.alias or name for name, field in owner.model_fields.items()}
-                findings.unknown(".".join([where, *path[:-1]]), path[-1:], known)
+                findings.add_unknown_keys(".".join([where, *path[:-1]]), path[-1:], known)
             else:
                 what = f"is {detail['input']!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
                 findings.add_problem(".".join([where, *path]), what, "change or remove it")
@@ -167,14 +167,14 @@ def check_block(findings: Findings, where: str, model: type[BaseModel], block: d
         findings.add_problem(where, str(error), "correct the key named in the message")
 
 
-def integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str, Any]:
-    """Return `block` with ints where its model has ints: people write sizes as 1e9, which JSON reads as a float."""
+def convert_integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str, Any]:
+    """Convert floats to ints for integer fields. People write sizes as 1e9, and JSON reads that as a float."""
     result = {}
     for key, value in block.items():
         field = _field(model, key)
-        inner = _inner(field.annotation) if field is not None else None
+        inner = _find_pydantic_model(field.annotation) if field is not None else None
         if isinstance(value, dict) and inner is not None:
-            value = integers(inner, value)
+            value = convert_integers(inner, value)
         elif isinstance(value, float) and field is not None and field.annotation is int and value.is_integer():
             value = int(value)
         result[key] = value
@@ -186,15 +186,15 @@ def _field(model: type[BaseModel], key: str) -> Any:
     return fields.get(key) or next((field for field in fields.values() if field.alias == key), None)
 
 
-def _model_at(model: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
+def _follow_path(model: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
     for key in path:
         field = None if model is None else _field(model, key)
-        model = None if field is None else _inner(field.annotation)
+        model = None if field is None else _find_pydantic_model(field.annotation)
     return model
 
 
-def _inner(annotation: object) -> type[BaseModel] | None:
-    """Return the pydantic model in an annotation, if there is one."""
+def _find_pydantic_model(annotation: object) -> type[BaseModel] | None:
+    """Return the pydantic model in an annotation, or None."""
     choices = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
     for choice in (annotation, *choices):
         if isinstance(choice, type) and issubclass(choice, BaseModel):

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class DeepSpeedPlan:
-    """The plan for a user's DeepSpeed file; see `ParallelPlan`."""
+    """The plan for a user's DeepSpeed file. See `ParallelPlan`."""
 
     reason_not_compiled = "parallel.deepspeed"  # the engine hooks into uncompiled layers
     full_matrices = True  # config.py itself refuses optimizers that DeepSpeed cannot step
@@ -96,10 +96,12 @@ class DeepSpeedPlan:
 
 
 class DeepSpeedStrategy(Strategy):
-    """Every process takes a share of each global batch, and the shards of the model given by the ZeRO stage.
+    """Every process runs a fraction of each global batch, and holds the shards of the model that the ZeRO stage
+    defines.
 
-    Until `own_optimizer` is called the model is unchanged, so that micro-batches can be tried and layers wrapped. Then
-    `weight_loader` loads a model on the meta device (stage 3), and each weight is sharded as it arrives.
+    The model stays unchanged until `own_optimizer` is called. Before that, micro-batches can be tried and layers
+    wrapped. Then `weight_loader` loads a model on the meta device (stage 3), and each weight is sharded as soon as it
+    is loaded.
     """
 
     engine: DeepSpeedEngine
@@ -159,8 +161,8 @@ class DeepSpeedStrategy(Strategy):
     def _load_sharded(self, load_weights: WeightLoader, settings: dict[str, Any]) -> None:
         """Load the weights, and shard each over the processes before the next one is loaded.
 
-        DeepSpeed's zero.Init expects models that initialize their own weights. Here it gets each parameter as it is
-        loaded. It broadcasts the first process's values, so that the others need not read them.
+        DeepSpeed's zero.Init expects a model that initializes its own weights. This calls it for each loaded parameter
+        instead. It broadcasts the values of the first process, so only that process reads them.
         """
         import deepspeed
 
@@ -203,14 +205,14 @@ class DeepSpeedStrategy(Strategy):
         return sharded_norm(map(self._stage_3_shard, tensors.values()), self._world.device)
 
     def _stage_3_shard(self, tensor: Any) -> tuple[torch.Tensor, int]:
-        """Return this process's shard of a parameter without its padding; other tensors are full on all processes."""
+        """Return this process's shard of a parameter, without padding. Other tensors are full on all processes."""
         if not hasattr(tensor, "ds_tensor"):
             return tensor, self._world.size
         shard: torch.Tensor = tensor.ds_tensor.flatten()
         return shard[: max(0, tensor.ds_numel - shard.numel() * self._world.rank)], 1
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the norm, or NaN under ZeRO: there the engine computes it, and `clip_and_step` returns it."""
+        """Return the norm. NaN under ZeRO: the engine computes it, and `clip_and_step` returns it."""
         if self._resolved.stage == 0:
             return super().gradient_norm()
         return torch.full((), torch.nan, device=self._world.device)

@@ -1,7 +1,7 @@
 """Reads and writes the weights and optimizer state of a DeepSpeed engine as full tensors by name, for checkpoints.
 
-ZeRO concatenates the parameters of a group into a flat tensor and gives each process a shard of it; the optimizer keeps
-its averages per shard. Stage 3 shards each parameter separately.
+ZeRO concatenates the parameters of a group into a flat tensor and gives each process a shard. The optimizer keeps its
+averages per shard. Stage 3 shards each parameter separately.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def full_weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
-    model, weights, holders = engine.module.model, {}, _holders(engine)
+    model, weights, optimizer_tensors = engine.module.model, {}, _optimizer_tensors(engine)
     for name, parameter in _trained_parameters(engine):
         if engine.zero_optimization_stage() == 3:
             full = safe_get_full_fp32_param(parameter)
         else:
-            full = _gather(holders[parameter], parameter)
+            full = _gather(optimizer_tensors[parameter], parameter)
         if dist.get_rank() == 0:
             weights[name] = full.detach().to("cpu", copy=True)
     persistent = model.state_dict().keys()  # without buffers that are recomputed
@@ -49,7 +49,7 @@ def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> N
     import deepspeed
     from deepspeed.utils import safe_set_local_fp32_param
 
-    stage, holders = engine.zero_optimization_stage(), _holders(engine)
+    stage, optimizer_tensors = engine.zero_optimization_stage(), _optimizer_tensors(engine)
     with torch.no_grad():
         for name, parameter in _trained_parameters(engine):
             if stage == 3:
@@ -58,7 +58,7 @@ def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> N
                         parameter.copy_(weights[name])
                 safe_set_local_fp32_param(parameter, _local_shard(weights[name], parameter))
             else:
-                _scatter(weights[name], holders[parameter], parameter)
+                _scatter(weights[name], optimizer_tensors[parameter], parameter)
         if stage in (1, 2):
             engine.optimizer.update_lp_params()
         for name, buffer in engine.module.model.named_buffers():
@@ -73,9 +73,9 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    state, holders = {}, _holders(engine)
+    state, optimizer_tensors = {}, _optimizer_tensors(engine)
     for name, parameter in _trained_parameters(engine):
-        for key, value in optimizer.state.get(holders[parameter], {}).items():
+        for key, value in optimizer.state.get(optimizer_tensors[parameter], {}).items():
             if value is None:
                 continue
             if not isinstance(value, torch.Tensor):
@@ -105,15 +105,19 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
     if _has_dynamic_scale(engine) and scale is not None and good_steps is not None:
         scaler = engine.optimizer.loss_scaler
         scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = float(scale), int(good_steps), -1
-    stage, parameters, holders = engine.zero_optimization_stage(), dict(_trained_parameters(engine)), _holders(engine)
+    stage, parameters, optimizer_tensors = (
+        engine.zero_optimization_stage(),
+        dict(_trained_parameters(engine)),
+        _optimizer_tensors(engine),
+    )
     for name, value in state.items():
         parameter_name, _, key = name.rpartition("|")
         parameter = parameters[parameter_name]
-        holder = holders[parameter]
-        values = optimizer.state[holder]
+        optimizer_tensor = optimizer_tensors[parameter]
+        values = optimizer.state[optimizer_tensor]
         if value.ndim:
             if key not in values:
-                values[key] = torch.zeros_like(holder)
+                values[key] = torch.zeros_like(optimizer_tensor)
             if stage == 3:
                 safe_set_local_optimizer_state(parameter, _local_shard(value, parameter), key)
             else:
@@ -121,7 +125,7 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
         elif value.dtype == torch.float64:
             values[key] = int(value)
         else:  # PyTorch keeps its step count on the CPU unless the optimizer is fused
-            values[key] = value.to(holder.device if optimizer.defaults.get("fused") else "cpu", copy=True)
+            values[key] = value.to(optimizer_tensor.device if optimizer.defaults.get("fused") else "cpu", copy=True)
 
 
 def _trained_parameters(engine: DeepSpeedEngine) -> list[tuple[str, nn.Parameter]]:
@@ -139,14 +143,14 @@ _FLAT_KEYS = (
 )
 
 
-def _holders(engine: DeepSpeedEngine) -> dict[nn.Parameter, torch.Tensor]:
+def _optimizer_tensors(engine: DeepSpeedEngine) -> dict[nn.Parameter, torch.Tensor]:
     """Return the tensor that the optimizer steps for each trained parameter: itself, or the flat one that holds it."""
     if engine.zero_optimization_stage() == 0:
         return {parameter: parameter for _, parameter in _trained_parameters(engine)}
     for flat, members in _FLAT_KEYS:
         if hasattr(engine.optimizer, flat):
             groups = zip(getattr(engine.optimizer, flat), getattr(engine.optimizer, members), strict=True)
-            return {parameter: holder for holder, group in groups for parameter in group}
+            return {parameter: optimizer_tensor for optimizer_tensor, group in groups for parameter in group}
     raise NotImplementedError(type(engine.optimizer).__name__)
 
 
@@ -186,7 +190,7 @@ def _fragment(parameter: nn.Parameter) -> tuple[slice, slice]:
 
 
 def _local_shard(full: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return this process's shard of a full tensor in stage 3: all of one size, the last ones padded with zeros."""
+    """Return this process's shard of a full tensor in stage 3. All have one size, the last ones end with zeros."""
     size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
     flat = full.flatten()
     flat = F.pad(flat, (0, size * dist.get_world_size() - flat.numel()))
