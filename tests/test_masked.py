@@ -15,7 +15,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.models import IGNORED
 from artel.models.generate import Sampling
 from artel.objectives import InsertionTagging, Masked
-from artel.objectives.insertion_tagging import comma_positions, missing_after
+from artel.objectives.insertion_tagging import comma_positions, find_insertions
 from artel.text import Document, DroppedRecord, Pair, Record, Rejected
 from artel.text.pipeline import remove_commas
 from artel.tokens import Rows, train_tokenizer
@@ -62,7 +62,7 @@ def test_fifteen_percent_are_hidden_in_80_10_10_and_anew_in_each_epoch(tokenizer
     ids[10] = ids[40] = 2
     hidden, shown, kept, random = 0, [], 0, 0
     for epoch in range(300):
-        seen, targets = objective.hide(ids, epoch, sample=3)
+        seen, targets = objective.mask_tokens(ids, epoch, sample=3)
         chosen = np.flatnonzero(targets != IGNORED)
         assert len(chosen) == round(0.15 * 62)
         assert not {10, 40} & set(chosen)  # special tokens are never hidden
@@ -77,9 +77,9 @@ def test_fifteen_percent_are_hidden_in_80_10_10_and_anew_in_each_epoch(tokenizer
     assert kept / total == pytest.approx(0.1, abs=0.02)
     assert random / total == pytest.approx(0.1, abs=0.02)
     assert len(set(shown)) == 300
-    again = objective.hide(ids, 7, sample=3)
-    assert (again[0] == objective.hide(ids, 7, sample=3)[0]).all()
-    assert (again[1] != objective.hide(ids, 7, sample=4)[1]).any()
+    again = objective.mask_tokens(ids, 7, sample=3)
+    assert (again[0] == objective.mask_tokens(ids, 7, sample=3)[0]).all()
+    assert (again[1] != objective.mask_tokens(ids, 7, sample=4)[1]).any()
 
 
 @given(seed=st.integers(0, 1000))
@@ -88,7 +88,7 @@ def test_whole_words_are_hidden_whole(tokenizer, seed):
     objective = masked(tokenizer, whole_words=True)
     ids = np.concatenate(list(tokenizer.encode(TEXT)))[seed % 400 :][:80]
     starts = tokenizer.word_starts()[ids]
-    _, targets = objective.hide(ids, seed, sample=0)
+    _, targets = objective.mask_tokens(ids, seed, sample=0)
     chosen = targets != IGNORED
     words = np.cumsum(starts)
     for word in np.unique(words):
@@ -177,12 +177,12 @@ def test_a_folder_of_2019_loads_trains_and_is_written_back(shared_data, tmp_path
 def test_commas_are_taken_out_and_found_again():
     text = "Он сказал, что, если 3,5 градуса, то не придёт , увы."
     assert remove_commas(text) == "Он сказал что если 3,5 градуса то не придёт увы."
-    missing = missing_after(remove_commas(text), text)
+    missing = find_insertions(remove_commas(text), text)
     assert set(missing.values()) == {","}
     assert len(missing) == 4
-    assert missing_after("a b c", "a b") is None
-    assert missing_after("a b", "a b") == {}
-    assert missing_after("b", "a b") == {-1: "a"}
+    assert find_insertions("a b c", "a b") is None
+    assert find_insertions("a b", "a b") == {}
+    assert find_insertions("b", "a b") == {-1: "a"}
 
 
 def test_the_rule_knows_where_schoolbooks_put_commas():

@@ -1,8 +1,8 @@
-"""Restoring tokens that a text lacks, such as commas.
+"""Restores tokens that a text lacks, such as commas.
 
 The output of a pair is its input with single tokens inserted. The label of an input token is the token inserted after
-it, or the token itself if none is: so the head of a masked language model tells what is missing, and where. The store
-holds the tokens of the output, with flags for inserted ones.
+it, or the token itself if nothing is inserted. So the head of a masked language model predicts missing tokens and their
+positions. The store holds the tokens of the output, with flags for inserted tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TOKEN, _INSERTED, _RULE = 1, 2, 4  # flags: input token, inserted token, comma 
 
 
 class InsertionTagging(Objective, Decoding):
-    """Objective `masked` on pairs."""
+    """The objective `masked` for pairs."""
 
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("pairs",)
@@ -49,7 +49,7 @@ class InsertionTagging(Objective, Decoding):
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self._frame = tokenizer.frame()
-        self._single: dict[str, int | None] = {}
+        self._single_token_ids: dict[str, int | None] = {}
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
@@ -86,31 +86,31 @@ class InsertionTagging(Objective, Decoding):
                 yield DocumentSamples([self._sample(record.fields.input, encoded, inserted)])
 
     def _align(self, pair: Pair, encoded: Encoding) -> dict[int, int] | None:
-        """Return the tokens to insert, by the input token before; None if insertions cannot make the output."""
-        missing = missing_after(pair.input, pair.output)
+        """Return the tokens to insert, by the preceding input token; None if the output is not made by insertions."""
+        missing = find_insertions(pair.input, pair.output)
         if missing is None or -1 in missing:
             return None
         inserted: dict[int, int] = {}
-        for place, text in missing.items():
-            token = encoded.token_range(place, place + 1)[1]
-            number = self._single_token(text)
-            if number is None or pair.input[place + 1 : int(encoded.ends[token])].strip():  # inside a token
+        for index, text in missing.items():
+            token = encoded.token_range(index, index + 1)[1]
+            number = self._single_token_id(text)
+            if number is None or pair.input[index + 1 : int(encoded.ends[token])].strip():  # inside a token
                 return None
-            if number == encoded.ids[token]:  # the label would mean that nothing is missing
+            if number == encoded.ids[token]:  # this label would mean that nothing is missing
                 return None
             inserted[token] = number
         return inserted
 
-    def _single_token(self, text: str) -> int | None:
+    def _single_token_id(self, text: str) -> int | None:
         """Return the id of a text that is one token, or None."""
-        if text not in self._single:
+        if text not in self._single_token_ids:
             ids = next(self.tokenizer.encode([text])).tolist()
             number = ids[0] if len(ids) == 1 else self.tokenizer.hf.get_vocab().get(text)
-            self._single[text] = None if number == self.tokenizer.hf.unk_token_id else number
-        return self._single[text]
+            self._single_token_ids[text] = None if number == self.tokenizer.hf.unk_token_id else number
+        return self._single_token_ids[text]
 
     def _sample(self, text: str, encoded: Encoding, inserted: dict[int, int]) -> Sample:
-        by_rule = {encoded.token_range(place, place + 1)[1] for place in comma_positions(text)}
+        by_rule = {encoded.token_range(index, index + 1)[1] for index in comma_positions(text)}
         ids, flags = list(self._frame.before), [0] * len(self._frame.before)
         for token, number in enumerate(encoded.ids.tolist()):
             ids.append(number)
@@ -135,7 +135,7 @@ class InsertionTagging(Objective, Decoding):
             attended[row, :count] = 1
             if not rows.valid[row]:
                 continue
-            # An input token in the store is followed by an inserted one or by the next input token.
+            # In the store, an inserted token or the next input token follows an input token.
             has_insertion = np.append(flags[1:] == _INSERTED, False)[input_tokens]
             labels = np.where(has_insertion, np.append(tokens[1:], 0)[input_tokens], tokens[input_tokens])
             targets[row, :count] = np.where(flags[input_tokens] & _TOKEN, labels, IGNORED)
@@ -145,8 +145,8 @@ class InsertionTagging(Objective, Decoding):
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         tensors = self.batch(rows).tensors
-        read = tensors["attention_mask"][0] > 0
-        return [TokenView(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
+        is_input = tensors["attention_mask"][0] > 0
+        return [TokenView(tensors["input_ids"][0, is_input].numpy(), tensors["targets"][0, is_input].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         import torch
@@ -159,9 +159,9 @@ class InsertionTagging(Objective, Decoding):
         )
         is_target = targets != IGNORED
         missing, inserted = is_target & (targets != ids), is_target & (guesses != ids)
-        right = is_target & (guesses == targets)
-        found_by_rule = by_rule & missing & (targets == self._single_token(","))
-        counts = (right, missing, inserted, right & missing, by_rule, found_by_rule)
+        correct = is_target & (guesses == targets)
+        found_by_rule = by_rule & missing & (targets == self._single_token_id(","))
+        counts = (correct, missing, inserted, correct & missing, by_rule, found_by_rule)
         return torch.stack([loss, torch.full_like(loss, batch.targets), *(count.sum().float() for count in counts)])
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
@@ -183,18 +183,17 @@ class InsertionTagging(Objective, Decoding):
         with evaluating(model):
             guesses = model(input_ids=ids).logits[0].argmax(dim=-1).cpu().numpy()
         guesses = guesses[len(self._frame.before) :][: len(encoded.ids)]
-        pieces, copied_to = [], 0
+        pieces, end = [], 0
         for token in np.flatnonzero(guesses != encoded.ids):
-            end = int(encoded.ends[token])
-            pieces += [text[copied_to:end], self.tokenizer.decode([guesses[token]])]
-            copied_to = end
-        return "".join([*pieces, text[copied_to:]])
+            start, end = end, int(encoded.ends[token])
+            pieces += [text[start:end], self.tokenizer.decode([guesses[token]])]
+        return "".join([*pieces, text[end:]])
 
 
-def missing_after(input_text: str, output_text: str) -> dict[int, str] | None:
-    """Return what the output has more than the input: index of the character before it -> inserted characters.
+def find_insertions(input_text: str, output_text: str) -> dict[int, str] | None:
+    """Return the insertions that turn the input into the output: index of the preceding character -> inserted text.
 
-    White space is ignored. -1 is the beginning. None if the output lacks something that the input has.
+    Ignores white space. Index -1 is the beginning. None if the output lacks a character of the input.
     """
     missing: dict[int, str] = {}
     last_index, index = -1, 0
@@ -232,9 +231,9 @@ _BEFORE_THAT = frozenset("потому оттого так".split())
 
 
 def comma_positions(text: str) -> list[int]:
-    """Return the indices after which a schoolbook rule puts commas in Russian: before a conjunction.
+    """Return the indices after which a textbook rule puts commas in Russian: before a conjunction.
 
-    The baseline that a model must beat.
+    This is the baseline that a model must beat.
     """
     words = list(_WORD.finditer(text))
     positions = set()

@@ -1,4 +1,4 @@
-"""Masked language modelling: hidden tokens predicted from both sides (Devlin et al. 2019; Liu et al. 2019, RoBERTa).
+"""Masked language modelling: predicts hidden tokens from both sides (Devlin et al. 2019; Liu et al. 2019, RoBERTa).
 
 Texts, each with an end token, are concatenated and cut into blocks framed by special tokens (RoBERTa's
 FULL-SENTENCES), or packed whole into such blocks. Which tokens are hidden depends on (seed, epoch, sample): different
@@ -50,13 +50,13 @@ class Masked(Texts, Decoding):
         self._mask = tokenizer.mask_id
         self._special = np.zeros(tokenizer.vocabulary, dtype=bool)
         self._special[tokenizer.special_ids] = True
-        self._ordinary = np.flatnonzero(~self._special)
+        self._regular_ids = np.flatnonzero(~self._special)
         self._word_starts = tokenizer.word_starts() if config.masked.whole_words else None
         self._most_common: dict[StoreSplit, float] = {}
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
-        """Return InsertionTagging for pairs: it restores what their inputs lack."""
+        """Return InsertionTagging for pairs: it restores tokens that the inputs lack."""
         from artel.objectives.insertion_tagging import InsertionTagging
 
         return InsertionTagging if any(source.yields == "pairs" for source in config.data.sources) else cls
@@ -99,13 +99,15 @@ class Masked(Texts, Decoding):
         packed = np.ones_like(rows.ids) if rows.flags is None else document_numbers(rows.flags)
         for row in range(count):
             documents = packed[row][packed[row] > 0]  # padding is at the end
-            visible, labels = self.hide(rows.ids[row, : len(documents)], int(rows.epochs[row]), int(rows.indices[row]))
-            inside, end = slice(len(before), len(before) + len(documents)), len(documents) + self._frame.size
+            visible, labels = self.mask_tokens(
+                rows.ids[row, : len(documents)], int(rows.epochs[row]), int(rows.indices[row])
+            )
+            text_range, end = slice(len(before), len(before) + len(documents)), len(documents) + self._frame.size
             ids[row, :end] = np.concatenate([before, visible, after])
             # The frame's special tokens belong to the first and the last document.
             numbers[row, :end] = np.pad(documents, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
-                targets[row, inside] = labels
+                targets[row, text_range] = labels
         tensors = as_tensors({"input_ids": ids}) | target_tensors(targets)
         if rows.flags is not None:
             tensors |= document_tensors(numbers if self.isolated_documents else np.minimum(numbers, 1))
@@ -113,15 +115,15 @@ class Masked(Texts, Decoding):
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         tensors = self.batch(rows).tensors
-        inside = len(rows.ids[0]) if rows.flags is None else int(np.count_nonzero(document_numbers(rows.flags[0])))
-        read = slice(inside + self._frame.size)
+        text_tokens = len(rows.ids[0]) if rows.flags is None else int(np.count_nonzero(document_numbers(rows.flags[0])))
+        read = slice(text_tokens + self._frame.size)
         return [TokenView(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
 
-    def hide(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids that the model sees, targets), a function of the run's seed, the epoch and the sample only.
+    def mask_tokens(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids that the model sees, targets). Depends only on the run's seed, the epoch and the sample.
 
-        round(rate x tokens), at least one, are chosen without replacement. 80 % of them become the mask token, 10 % a
-        random token, 10 % stay (Devlin et al. 2019, section 3.1). Special tokens are never chosen.
+        Chooses round(rate x tokens), at least one, without replacement. 80 % of them become the mask token, 10 % a
+        random token, and 10 % stay (Devlin et al. 2019, section 3.1). Special tokens are never chosen.
         """
         masked = self.config.masked
         key = xxhash.xxh3_64_intdigest(f"mask:{self.config.seed}:{epoch}:{sample}".encode())
@@ -130,10 +132,10 @@ class Masked(Texts, Decoding):
         visible, targets = ids.copy(), np.full_like(ids, IGNORED)
         targets[positions] = ids[positions]
         draws = random.random(len(positions))
-        random_ids = self._ordinary[random.integers(len(self._ordinary), size=len(positions))]
+        random_ids = self._regular_ids[random.integers(len(self._regular_ids), size=len(positions))]
         visible[positions[draws < masked.mask]] = self._mask
-        any_token = (draws >= masked.mask) & (draws < masked.mask + masked.random)
-        visible[positions[any_token]] = random_ids[any_token]
+        is_random = (draws >= masked.mask) & (draws < masked.mask + masked.random)
+        visible[positions[is_random]] = random_ids[is_random]
         return visible, targets
 
     def _choose_positions(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -141,18 +143,18 @@ class Masked(Texts, Decoding):
         count = min(len(candidates), max(1, round(self.config.masked.rate * len(candidates))))
         if self._word_starts is None or count == 0:
             return random.permutation(candidates)[:count]
-        # Whole words in random order, as many as fit into the count; the first one whatever its length.
+        # Whole words in random order, as many as fit into the count. The first word is chosen at any length.
         words = np.cumsum(self._word_starts[ids])[candidates]
-        names, sizes = np.unique(words, return_counts=True)
-        shuffled = random.permutation(len(names))
+        word_numbers, sizes = np.unique(words, return_counts=True)
+        shuffled = random.permutation(len(word_numbers))
         chosen_words = shuffled[np.cumsum(sizes[shuffled]) <= count]
-        return candidates[np.isin(words, names[chosen_words if len(chosen_words) else shuffled[:1]])]
+        return candidates[np.isin(words, word_numbers[chosen_words if len(chosen_words) else shuffled[:1]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return token_sums(model, inputs_of(model, batch, causal=False), batch)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Return `token_metrics` of the hidden tokens, and the accuracy of always guessing the commonest token."""
+        """Return `token_metrics` of the masked tokens, and the accuracy of always guessing the most common token."""
         if split not in self._most_common:
             ids = split.read(0, min(split.tokens, 10_000_000))
             counts = np.bincount(ids[~self._special[ids]])
@@ -161,7 +163,10 @@ class Masked(Texts, Decoding):
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         filled = fill_masks(model, self.tokenizer, prompt)
-        lines = ("  ".join(f"{t.strip() or repr(t)} {chance:.3f}" for t, chance in mask) for mask in filled.candidates)
+        lines = (
+            "  ".join(f"{token.strip() or repr(token)} {chance:.3f}" for token, chance in mask)
+            for mask in filled.candidates
+        )
         notes = (f"candidates: {line}" for line in lines)  # white space is quoted
         masks = [[{"token": token, "probability": chance} for token, chance in mask] for mask in filled.candidates]
         return Reply([filled.text], tuple(notes), {"prompt": prompt, "text": filled.text, "masks": masks})
@@ -193,7 +198,7 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
         logits = model(input_ids=ids).logits[0, positions].float()
     probabilities = logits.softmax(dim=-1)
     probabilities[:, tokenizer.special_ids] = 0  # not renormalized, as in transformers' pipeline
-    probabilities[:, tokenizer.vocabulary :] = 0  # rows without a token
+    probabilities[:, tokenizer.vocabulary :] = 0  # embedding rows without a token
     best = probabilities.topk(count)
     candidates = [
         [(tokenizer.decode([token]), chance) for token, chance in zip(tokens, chances, strict=True)]

@@ -35,16 +35,17 @@ def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> 
 
     targets, positions = batch.tensors["targets"], batch.tensors.get("target_positions")
     loss, guesses = model_losses(model, inputs, targets, positions)
-    right = (guesses == (targets if positions is None else targets.flatten()[positions])).sum()  # no guess is `IGNORED`
-    return torch.stack([loss, torch.full_like(loss, batch.targets), right.float()])
+    correct = (
+        guesses == (targets if positions is None else targets.flatten()[positions])
+    ).sum()  # no guess is `IGNORED`
+    return torch.stack([loss, torch.full_like(loss, batch.targets), correct.float()])
 
 
 def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:
     """Return `BALANCED_SUMS`, float32 (4,): `token_sums`, and the balance loss of experts.
 
-    The balance loss is a sum, to be divided by the targets. It is 0 without experts, and in evaluation. The first sum
-    has the gradient of both losses, but the value of the token loss only. If rows have padding, the batch has `real`,
-    bool (rows, length).
+    The balance loss is a sum over targets, and 0 without experts or in evaluation. The first sum has the gradient of
+    both losses, but only the value of the token loss. If rows have padding, the batch has `real`, bool (rows, length).
     """
     return with_balance(model, batch, lambda: token_sums(model, inputs, batch))
 
@@ -69,7 +70,7 @@ def with_balance(model: PreTrainedModel, batch: Batch, compute: Callable[[], tor
 
 
 def token_metrics(totals: dict[str, float]) -> dict[str, float]:
-    """Return from totals of `SUMS` the mean `loss` per target in nats, its `perplexity`, and the `accuracy`."""
+    """Return the mean `loss` per target in nats, its `perplexity`, and the `accuracy`, from totals of `SUMS`."""
     loss = totals["loss"] / totals["targets"]
     perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows a double
     return {"loss": loss, "perplexity": perplexity, "accuracy": totals["right"] / totals["targets"]}

@@ -4,8 +4,8 @@ DPO (Rafailov et al. 2023), IPO (Azar et al. 2023), KTO (Ethayarajh et al. 2024)
 et al. 2024). DPO, IPO and KTO compare with a reference, the model before training: its log-probabilities of the answers
 are computed once before the first step and stored with the run, so that no second model is in memory.
 
-A sample holds both answers, each after the prompt: ids of the chosen, then of the rejected answer (then, for KTO, of
-another sample's answer after this prompt). Its numbers are their lengths, 0 for a missing answer.
+A sample is both answers, each after the prompt: ids of the chosen answer, then of the rejected one. For KTO the answer
+of another sample after this prompt follows. Its numbers are the lengths, 0 for a missing answer.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PreferenceOptimization(Objective):
         return f"{self._preference.loss}, beta {self._beta:g}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Let answers to one prompt share a row from now on, if the model supports it."""
+        """Also decide whether answers to one prompt share a row: only if the model supports it."""
         from artel.models.document_mask import obeys_shared_prefixes
 
         self._shares_prompts = obeys_shared_prefixes(model)
@@ -97,7 +97,7 @@ class PreferenceOptimization(Objective):
 
     @property
     def decoding(self) -> Chat:
-        """Its models answer as those of `chat` do."""
+        """Its models answer like those of `chat`."""
         return self._chat
 
     def output_ids(self, sample: Sample) -> np.ndarray | None:
@@ -128,11 +128,11 @@ class PreferenceOptimization(Objective):
         for document in documents:
             record = document.record
             assert isinstance(record.fields, Preference)
-            self._writer.check_tools(_messages(record.fields), record.fields.tools, record.origin)
+            self._writer.check_tools(_pair_messages(record.fields), record.fields.tools, record.origin)
             try:
                 yield self._convert(record.fields)
-            except ConversationError as unfit:
-                yield Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
+            except ConversationError as error:
+                yield Rejected(record.origin, "template", f"{error}; fix it", record.set_name)
 
     def _convert(self, pair: Preference) -> DocumentSamples | DroppedRecord:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
@@ -140,47 +140,48 @@ class PreferenceOptimization(Objective):
             raise ConversationError(
                 f"it has one answer, but {self._preference.loss} needs two (preference.loss: kto accepts such rows)"
             )
-        if self._writer.has_control_token(_messages(pair), pair.tools):
+        if self._writer.has_control_token(_pair_messages(pair), pair.tools):
             return DroppedRecord("control_token")
-        nothing = Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
-        sides = [
-            self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools) if answer else nothing
+        missing = Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
+        samples = [
+            self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools) if answer else missing
             for answer in (pair.chosen, pair.rejected)
         ]
-        if max(len(side.ids) for side in sides) > self.config.data.block:
+        lengths = tuple(len(sample.ids) for sample in samples)
+        if max(lengths) > self.config.data.block:
             return DroppedRecord("longer_than_block")
-        ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
-        return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
+        ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in samples), strict=True))
+        return DocumentSamples([Sample(ids, flags, lengths)])
 
     def dataset(self, split: StoreSplit) -> UnpackedSamples:
         if self._preference.loss == "kto":
-            return _WithOtherAnswers(split, self.config.data.block)
+            return _KTOSamples(split, self.config.data.block)
         return UnpackedSamples(split)
 
     def batch(self, rows: Rows) -> Batch:
         """Return `answer_tensors` of the chosen and rejected answers, and `present` bool (rows, answers).
 
-        With KTO, the answer to another prompt is a third one, in separate rows (`other_input_ids`, …) in training.
+        With KTO, the third answer is one to another prompt. In training it has separate rows (`other_input_ids`, …).
         `reference` (rows, 3): the log-probabilities before training, if known.
         """
         import torch
 
-        samples = [_answers(rows, row) for row in range(len(rows.numbers))]
+        samples = [_split_answers(rows, row) for row in range(len(rows.numbers))]
         present = np.array([[length > 0 for length in lengths] for lengths in rows.numbers]) & rows.valid[:, None]
         is_validation = bool((rows.epochs < 0).any())
         if self.needs_global_statistics and not is_validation:
             other_tensors = self._tensors([sample[_OTHER:] for sample in samples])
             tensors = {f"{_OTHER_ROWS}{name}": tensor for name, tensor in other_tensors.items()}
-            # At least as long as those: a pipeline allocates for these rows only.
+            # At least as long as the other rows: a pipeline allocates memory for these rows only.
             tensors |= self._tensors([sample[:_OTHER] for sample in samples], other_tensors["input_ids"].shape[1])
         else:
             tensors = self._tensors(samples)
         tensors["present"] = torch.from_numpy(present)
         if is_validation in self._reference:
             tensors["reference"] = self._reference[is_validation][torch.from_numpy(rows.indices)]
-        units = present[:, :_OTHER].sum() if self._preference.loss == "kto" else present[:, :_OTHER].all(axis=1).sum()
+        targets = present[:, :_OTHER].sum() if self._preference.loss == "kto" else present[:, :_OTHER].all(axis=1).sum()
         count = int(rows.numbers[rows.valid][:, :_OTHER].sum())
-        return Batch(tensors, targets=int(units), tokens=count)
+        return Batch(tensors, targets=int(targets), tokens=count)
 
     def _tensors(self, samples: list[list[Answer]], min_length: int = 1) -> dict[str, torch.Tensor]:
         return answer_tensors(samples, share_prompts=self._shares_prompts, min_length=min_length)
@@ -189,11 +190,11 @@ class PreferenceOptimization(Objective):
         names = ("chosen", "rejected", "of another prompt")
         return [
             next_token_view(answer.ids, np.where(answer.flags[1:] > 0, answer.ids[1:], IGNORED), name)
-            for name, answer in zip(names, _answers(rows, 0), strict=False)
+            for name, answer in zip(names, _split_answers(rows, 0), strict=False)
             if len(answer.ids)
         ]
 
-    # What the loss compares with
+    # The reference that the loss compares with
 
     def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:
         """Take the log-probabilities (samples, 3) of a split's answers before training."""
@@ -207,7 +208,7 @@ class PreferenceOptimization(Objective):
 
         present = batch.tensors["present"][:, _OTHER]
         has_other_rows = f"{_OTHER_ROWS}input_ids" in batch.tensors
-        logps = self._logps(model, batch, _OTHER_ROWS if has_other_rows else "").log_probs[:, -1]
+        logps = self._answer_sums(model, batch, _OTHER_ROWS if has_other_rows else "").log_probs[:, -1]
         ratios = (logps - batch.tensors["reference"][:, _OTHER])[present]
         return torch.stack([ratios.sum(), present.sum().float()])
 
@@ -217,17 +218,17 @@ class PreferenceOptimization(Objective):
 
     # The loss
 
-    def _logps(
-        self, model: PreTrainedModel, batch: Batch, rows: str = "", *, with_entropies: bool = False
+    def _answer_sums(
+        self, model: PreTrainedModel, batch: Batch, prefix: str = "", *, with_entropies: bool = False
     ) -> AnswerSums:
         """Return sums over the tokens of each answer.
 
-        `rows`: prefix of the tensors' names; `_OTHER_ROWS` for the answers to other prompts.
+        `prefix`: prefix of the tensors' names; `_OTHER_ROWS` for the answers to other prompts.
         """
         from artel.models.document_mask import shared_prefix_inputs
         from artel.models.logits_loss import target_log_probs
 
-        tensors = {name[len(rows) :]: tensor for name, tensor in batch.tensors.items() if name.startswith(rows)}
+        tensors = {name[len(prefix) :]: tensor for name, tensor in batch.tensors.items() if name.startswith(prefix)}
         inputs = {"input_ids": tensors["input_ids"], "use_cache": False}
         if "branches" in tensors:
             shared = (tensors[name] for name in ("documents", "branches", "positions"))
@@ -238,12 +239,12 @@ class PreferenceOptimization(Objective):
         return AnswerSums.from_log_probs(log_probs, entropies, tensors["answer_targets"])
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return self._sums(self._logps(model, batch), batch)
+        return self._sums(self._answer_sums(model, batch), batch)
 
     def _sums(self, answers: AnswerSums, batch: Batch) -> torch.Tensor:
         import torch
 
-        logps, counts, entropies = (each[:, :_OTHER] for each in answers)
+        logps, counts, entropies = (values[:, :_OTHER] for values in answers)
         present = batch.tensors["present"][:, :_OTHER]
         reference = batch.tensors.get("reference")
         log_ratios = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
@@ -278,8 +279,8 @@ class PreferenceOptimization(Objective):
         means = logps / counts.clamp(min=1)
         gap = log_ratios[:, _CHOSEN] - log_ratios[:, _REJECTED]
         if config.loss == "dpo":
-            right, swapped = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
-            return -(1 - config.smoothing) * right - config.smoothing * swapped
+            correct, swapped = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
+            return -(1 - config.smoothing) * correct - config.smoothing * swapped
         if config.loss == "ipo":
             # Means over an answer's tokens, as the paper's authors confirmed; sums would penalize long answers.
             per_token = log_ratios / counts.clamp(min=1)
@@ -297,13 +298,15 @@ class PreferenceOptimization(Objective):
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch.nn.functional as F
 
-        answers = self._logps(model, batch, with_entropies=True)
+        answers = self._answer_sums(model, batch, with_entropies=True)
         outputs = F.pad(answers.log_probs, (0, len(self.outputs) - answers.log_probs.shape[1]))
         return self._sums(answers, batch), outputs
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Return loss, rewards, `accuracy` (pairs whose chosen answer has the higher reward), `margin` (mean reward,
-        chosen less rejected), and the `entropy` of the predictions of the answers' tokens, nats per token.
+        """Return the loss, rewards and three metrics.
+
+        `accuracy`: fraction of pairs whose chosen answer has the higher reward. `margin`: mean reward, chosen minus
+        rejected. `entropy`: of the predictions of the answers' tokens, in nats per token.
         """
         import torch
 
@@ -312,9 +315,9 @@ class PreferenceOptimization(Objective):
             metrics["loss"] = self._kto_loss(torch.from_numpy(outputs), split)
         if totals["pairs"]:
             metrics["accuracy"] = totals["right"] / totals["pairs"]
-        for side in ("chosen", "rejected"):
-            if totals[side]:
-                metrics[f"{side}_reward"] = totals[f"{side}_reward"] / totals[side]
+        for role in ("chosen", "rejected"):
+            if totals[role]:
+                metrics[f"{role}_reward"] = totals[f"{role}_reward"] / totals[role]
         if "chosen_reward" in metrics and "rejected_reward" in metrics:
             metrics["margin"] = metrics["chosen_reward"] - metrics["rejected_reward"]
         if totals["tokens"]:
@@ -333,18 +336,18 @@ class PreferenceOptimization(Objective):
         return float(self._losses(answers, answers, torch.ones_like(answers), kl)[present].mean())
 
 
-def _messages(pair: Preference) -> list[Message]:
+def _pair_messages(pair: Preference) -> list[Message]:
     return [*pair.prompt, *(answer for answer in (pair.chosen, pair.rejected) if answer is not None)]
 
 
 _MAX_DISTANCE = 64
-"""Following samples that are searched for an answer to another prompt."""
+"""Number of following samples that are searched for an answer to another prompt."""
 
 
-class _WithOtherAnswers(UnpackedSamples):
-    """Samples with the answer to another prompt appended: KTO's measure of how far the model has moved.
+class _KTOSamples(UnpackedSamples):
+    """Samples with an answer to another prompt appended, which measures how far the model has moved (KTO).
 
-    That answer is not learned. It is cut to the block.
+    That answer is not learned. It is truncated to the block.
     """
 
     def __init__(self, split: StoreSplit, block: int) -> None:
@@ -358,15 +361,16 @@ class _WithOtherAnswers(UnpackedSamples):
             neighbour = super().read((index + distance) % len(self))
             if not np.array_equal(_first_answer(neighbour)[0], prompt):
                 break
-        _, answer, answer_flags = (each[: max(1, self._block - len(prompt))] for each in _first_answer(neighbour))
+        max_tokens = max(1, self._block - len(prompt))
+        _, answer, answer_flags = (values[:max_tokens] for values in _first_answer(neighbour))
         assert sample.flags is not None
         flags = np.concatenate([sample.flags, np.zeros(len(prompt), np.uint8), answer_flags])
         numbers = (*sample.numbers, len(prompt) + len(answer))
         return Sample(np.concatenate([sample.ids, prompt, answer]), flags, numbers)
 
 
-def _answers(rows: Rows, row: int) -> list[Answer]:
-    """Return the answers of a sample, each after its prompt."""
+def _split_answers(rows: Rows, row: int) -> list[Answer]:
+    """Return the answers of a row, each after its prompt."""
     assert rows.flags is not None
     ends = np.cumsum(rows.numbers[row])
     spans = [slice(end - length, end) for end, length in zip(ends, rows.numbers[row], strict=True)]

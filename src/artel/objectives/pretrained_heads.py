@@ -1,4 +1,4 @@
-"""Facts about the head of a pretrained model, known before it is loaded: its labels, or that it returns a score."""
+"""Reads the head of a pretrained model before loading it: its labels, or whether it returns a score."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from artel.tokens import Tokenizer
 
 
 def base_labels(config: RunConfig, auto_class: str) -> list[str]:
-    """Return the labels of the pretrained model's head in the order of its rows; [] if it has no such head or no names.
+    """Return the labels of the pretrained model's head in the order of its rows; [] without such a head or names.
 
     Reads only config.json, from a folder or the hub's cache, without PyTorch or the network. A damaged file is reported
     when the model is loaded.
     """
-    file = _config_file(config.model.from_)
+    file = _find_config_file(config.model.from_)
     if file is None:
         return []
     try:
@@ -36,12 +36,12 @@ def base_labels(config: RunConfig, auto_class: str) -> list[str]:
 
 
 def order_like(labels: Sequence[str], base: Sequence[str]) -> list[str]:
-    """Return `labels` with those of `base` first, in its order. Ignores case."""
+    """Sort `labels` like `base`; labels that `base` does not have come last. Ignores case."""
     order = {label.casefold(): number for number, label in reversed(list(enumerate(base)))}
     return sorted(labels, key=lambda label: order.get(label.casefold(), len(base)))
 
 
-def _config_file(name: str | None) -> Path | None:
+def _find_config_file(name: str | None) -> Path | None:
     if name is None:
         return None
     file = Path(name, "config.json")
@@ -55,14 +55,14 @@ def _config_file(name: str | None) -> Path | None:
 
 
 def has_score_head(architecture: str, folder: str) -> bool:
-    """True if a model returns one number per text: a reward model, a reranker, a regression."""
+    """True if a model returns one number per text: a reward model, a reranker, or a regression model."""
     from artel.models.loading.model_folder import read_config
 
     return architecture.endswith("ForSequenceClassification") and read_config(folder)[0].num_labels == 1
 
 
 def has_chat_template(folder: str) -> bool:
-    """True if its tokenizer has a chat template, as reward models do."""
+    """True if the tokenizer has a chat template, like those of reward models."""
     from artel.tokens import load_tokenizer
 
     return bool(load_tokenizer(folder).hf.chat_template)
@@ -80,7 +80,7 @@ def score_config(name: str, problem_type: str | None, tokenizer: Tokenizer) -> d
 
 
 def has_problem_type(folder: str) -> bool:
-    """True if its configuration has a `problem_type`; rerankers have none."""
+    """True if the configuration has a `problem_type`; rerankers have none."""
     from artel.models.loading.model_folder import read_config
 
     return getattr(read_config(folder)[0], "problem_type", None) is not None

@@ -27,7 +27,7 @@ from artel.objectives.rerank_samples import (
     QUERY,
     NegativeSampler,
     PairWriter,
-    scores_in,
+    read_scores,
     split_texts,
 )
 from artel.objectives.statistics import sigmoid, spearman
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _QUERY, _DOCUMENT = "Where is Anna?", "Anna is in the forest."  # an example
 _MAX_LISTED = 5
-# Documents ordered for each query in validation: the matching ones, the record's own negatives, and drawn ones.
+# Documents ranked for each query in validation: the matching ones, the negatives of its record, and drawn ones.
 _MAX_CANDIDATES = 20
 
 
@@ -71,7 +71,7 @@ class Rerank(Objective, Decoding):
         super().__init__(config, tokenizer)
         self._rerank = config.rerank
         self._writer = PairWriter(tokenizer, config.data.block)
-        self._splits: list[NegativeSampler] = []
+        self._samplers: list[NegativeSampler] = []
         self.outputs = tuple(f"score_{number}" for number in range(_MAX_CANDIDATES))
 
     @classmethod
@@ -112,31 +112,30 @@ class Rerank(Objective, Decoding):
                 yield result
 
     def check_store(self, store: TokenStore) -> None:
-        """Raise InputError if no query has a document to prefer another to."""
+        """Raise InputError if no query has a negative, its own or drawn."""
         numbers = store.train.numbers()
         if not store.train.samples or numbers[:, HAS_SCORE].any():
             return
-        drawn = NegativeSampler(store.train, self.config.seed)
+        sampler = NegativeSampler(store.train, self.config.seed)
         samples = range(min(store.train.samples, _MAX_LISTED))
-        if not any(drawn.own_negatives(sample) or drawn.draw(sample, 0, 1) for sample in samples):
+        if not any(sampler.record_negatives(sample) or sampler.draw(sample, 0, 1) for sample in samples):
             what = "no record has negatives, and there are no other documents to draw them from"
             raise InputError.at("data.sources", what, "add negatives, or records with other documents")
 
     # samples -> batch -> loss
 
     def dataset(self, split: StoreSplit) -> UnpackedSamples:
-        self._splits.append(NegativeSampler(split, self.config.seed))
-        return _OfSplit(split, len(self._splits) - 1)
+        self._samplers.append(NegativeSampler(split, self.config.seed))
+        return _SplitSamples(split, len(self._samplers) - 1)
 
     def batch(self, rows: Rows) -> Batch:
-        """Return `group_rows` of each query with its documents, the matching one first, and `present` bool and `labels`
-        float32 (samples, documents).
+        """Return `group_rows` of each query with its documents, the matching document first, and two more tensors.
 
-        Missing documents, and those of rows that fill the batch, have one token.
+        `present` bool and `labels` float32 (samples, documents). Missing documents and padding rows have one token.
         """
-        columns = self._columns(rows)
+        columns = self._num_documents(rows)
         present, labels = np.zeros((len(rows.ids), columns), dtype=bool), np.zeros((len(rows.ids), columns))
-        labels[:, 0] = np.nan_to_num(scores_in(rows.numbers), nan=1.0)
+        labels[:, 0] = np.nan_to_num(read_scores(rows.numbers), nan=1.0)
         pairs = []
         for row in range(len(rows.ids)):
             query, *documents = self._documents(rows, row, columns) if rows.valid[row] else [rows.ids[row, :1]]
@@ -147,8 +146,8 @@ class Rerank(Objective, Decoding):
         count = self.group_count(len(ids))
         grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
         tensors = as_tensors({"present": present, "labels": labels.astype(np.float32)})
-        learned = present[:, : self._max_learned]
-        targets = learned.any(axis=1).sum() if self._rerank.loss == "listwise" else learned.sum()
+        in_loss = present[:, : self._max_learned]
+        targets = in_loss.any(axis=1).sum() if self._rerank.loss == "listwise" else in_loss.sum()
         lengths = np.array(list(map(len, ids))).reshape(present.shape)
         return Batch(grouped.tensors | tensors, int(targets), int(lengths[present].sum()), grouped.groups)
 
@@ -157,39 +156,35 @@ class Rerank(Objective, Decoding):
         """Maximum number of documents per sample in the loss."""
         return 1 + self._rerank.negatives
 
-    def _columns(self, rows: Rows) -> int:
+    def _num_documents(self, rows: Rows) -> int:
         """Return the number of documents per sample: one if all records have scores."""
-        drawn = self._drawn_negatives(rows)
-        if not (drawn.has_matches if drawn else (rows.numbers[:, HAS_SCORE] == 0).any()):
+        sampler = self._find_sampler(rows)
+        if not (sampler.has_matches if sampler else (rows.numbers[:, HAS_SCORE] == 0).any()):
             return 1
         return _MAX_CANDIDATES if (rows.epochs < 0).any() else self._max_learned
 
-    def _drawn_negatives(self, rows: Rows) -> NegativeSampler | None:
-        """Return the source of drawn negatives; None for the made-up rows of a plan."""
-        return self._splits[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
+    def _find_sampler(self, rows: Rows) -> NegativeSampler | None:
+        """Return the negative sampler of the rows' split; None for the made-up rows of a plan."""
+        return self._samplers[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
 
     def _documents(self, rows: Rows, row: int, columns: int) -> list[np.ndarray]:
-        """Return a sample's query and its documents, the matching one first."""
+        """Return a sample's query and its documents, the matching document first."""
         assert rows.flags is not None
         length, index, epoch = (int(array[row]) for array in (rows.lengths, rows.indices, rows.epochs))
         query, document, *negatives = split_texts(rows.ids[row, :length], rows.flags[row, :length])
         if rows.numbers[row, HAS_SCORE]:
             return [query, document]
-        drawn = self._drawn_negatives(rows)
-        if drawn is None:
+        sampler = self._find_sampler(rows)
+        if sampler is None:
             return [query, document, *(negatives + [document] * columns)[: columns - 1]]
-        own_negatives = drawn.choose(negatives, index, epoch, columns - 1)
-        return [
-            query,
-            document,
-            *own_negatives,
-            *drawn.draw(index, epoch, columns - 1 - len(own_negatives), negatives),
-        ]
+        chosen = sampler.choose(negatives, index, epoch, columns - 1)
+        drawn = sampler.draw(index, epoch, columns - 1 - len(chosen), negatives)
+        return [query, document, *chosen, *drawn]
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Return the query with each document; no token is predicted."""
-        query, *documents = self._documents(rows, 0, self._columns(rows))
-        score = float(np.nan_to_num(scores_in(rows.numbers[:1]), nan=1.0)[0])
+        """Return the query with each document. No token is predicted."""
+        query, *documents = self._documents(rows, 0, self._num_documents(rows))
+        score = float(np.nan_to_num(read_scores(rows.numbers[:1]), nan=1.0)[0])
         goals = [f"the probability {score:g}", "the probability 0"]
         if self._rerank.loss == "listwise":
             goals = ["the highest score", "a lower score"]
@@ -202,7 +197,7 @@ class Rerank(Objective, Decoding):
         return token_views
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the sums; a target is a query with a document, or with listwise a query with its documents."""
+        """Return the sums. A target is a query with a document, or with listwise a query with all its documents."""
         return self.evaluate_batch(model, batch)[0]
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,30 +211,28 @@ class Rerank(Objective, Decoding):
             tensor[:, : self._max_learned] for tensor in (all_scores, batch.tensors["present"], batch.tensors["labels"])
         )
         if self._rerank.loss == "listwise":
-            used = present.any(dim=1)
-            # Rows that fill the batch need finite numbers, too.
-            masked = scores.masked_fill(~present & used[:, None], -torch.inf)
+            in_loss = present.any(dim=1)
+            # Padding rows also need finite numbers.
+            masked = scores.masked_fill(~present & in_loss[:, None], -torch.inf)
             losses = -masked.log_softmax(dim=1)[:, 0]
         else:
-            losses, used = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
-        sums = torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+            losses, in_loss = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
+        sums = torch.stack([torch.where(in_loss, losses, 0.0).sum(), in_loss.sum().float()])
         return sums, F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Return `mrr`, `ndcg` (at 10) and `accuracy` of the ranking of each query's documents, and Spearman's
-        `correlation` with the scores of records that have one.
-        """
+        """Return `mrr`, `ndcg` (at 10), `accuracy` of rankings, and Spearman's `correlation` with known scores."""
         metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
-        if ranked := _ranks(outputs, split):
+        if ranked := _match_ranks(outputs, split):
             metrics |= ranking_metrics(ranked)
-        true = scores_in(split.numbers()[: len(outputs)])
-        scored = ~np.isnan(true)
+        expected = read_scores(split.numbers()[: len(outputs)])
+        scored = ~np.isnan(expected)
         if scored.sum() > 1:
-            metrics["correlation"] = spearman(outputs[scored, 0], true[scored])
+            metrics["correlation"] = spearman(outputs[scored, 0], expected[scored])
         return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        firsts = [int(ranked[0]) for ranked in _ranks(outputs, split)]
+        firsts = [int(ranked[0]) for ranked in _match_ranks(outputs, split)]
         if not firsts:
             return {}
         counts = [firsts.count(rank) for rank in range(1, _MAX_LISTED + 1)]
@@ -258,23 +251,23 @@ class Rerank(Objective, Decoding):
             raise InputError.at("query", "is a conversation, but a reranker reads a query and a document", fix)
         encoded = list(self.tokenizer.encode(texts)) if texts else []
         queries, documents = encoded[::2], encoded[1::2]
-        longest = self._writer.longest_query
+        max_tokens = self._writer.max_query_tokens
         for query in queries:
-            if len(query) > longest:
-                raise InputError.at("query", f"has {len(query):,} tokens, more than {longest:,}", "shorten it")
+            if len(query) > max_tokens:
+                raise InputError.at("query", f"has {len(query):,} tokens, more than {max_tokens:,}", "shorten it")
         rows = [self._writer.row(query, document) for query, document in zip(queries, documents, strict=True)]
         ids, types = [ids for ids, _ in rows], [types for _, types in rows]
         logits = predict_logits(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
         return [{"score": float(score)} for score in sigmoid(logits[:, 0])]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        """Return how well the document `context` answers the query."""
+        """Return the score of the document `context` for the query."""
         (answer,) = self.answers(model, "score", [(prompt, context)])
         return Reply([f"{answer['score']:.4f}"], to_json={"query": prompt, "document": context, **answer})
 
 
-class _OfSplit(UnpackedSamples):
-    """The samples of a split with the split's number appended: negatives are drawn from that split."""
+class _SplitSamples(UnpackedSamples):
+    """The samples of a split. The last of their numbers is the split's: negatives are drawn from that split."""
 
     def __init__(self, split: StoreSplit, number: int) -> None:
         super().__init__(split)
@@ -285,44 +278,45 @@ class _OfSplit(UnpackedSamples):
         return replace(sample, numbers=(*sample.numbers, self._number))
 
 
-def _ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
-    """Return for each query the ranks of its matching documents, among those and the rest of its first sample."""
+def _match_ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
+    """Return the ranks of each query's matching documents, among them and the other documents of its first sample."""
     numbers = split.numbers()[: len(outputs)]
     samples = np.flatnonzero(numbers[:, HAS_SCORE] == 0)
     queries, owners = np.unique(numbers[samples, QUERY], return_inverse=True)
     ranked = []
     for number in range(len(queries)):
         scores = outputs[samples[owners == number]]
-        matches = np.zeros(scores.shape, dtype=bool)
-        matches[:, 0] = True
+        is_match = np.zeros(scores.shape, dtype=bool)
+        is_match[:, 0] = True
         present = ~np.isnan(scores)
         present[1:, 1:] = False
-        ranked.append(ranks(scores[present], matches[present]))
+        ranked.append(ranks(scores[present], is_match[present]))
     return ranked
 
 
 _RANKING_DEPTH = 10
 
 
-def ranks(scores: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """Return the ranks of matching documents, from 1, ascending. With equal scores they rank last.
+def ranks(scores: np.ndarray, is_match: np.ndarray) -> np.ndarray:
+    """Return the ranks of matching documents, from 1, ascending. Among equal scores, they rank last.
 
-    scores float (documents,), matches bool (documents,).
+    `scores`: float (documents,). `is_match`: bool (documents,).
     """
-    order = np.lexsort((matches, -scores))
-    return np.flatnonzero(matches[order]) + 1
+    order = np.lexsort((is_match, -scores))
+    return np.flatnonzero(is_match[order]) + 1
 
 
 def ndcg(ranked: np.ndarray) -> float:
     """Return nDCG at 10 of `ranks`, with binary relevance (Järvelin and Kekäläinen 2002)."""
     gain = (1 / np.log2(ranked[ranked <= _RANKING_DEPTH] + 1)).sum()
-    best = (1 / np.log2(np.arange(1, min(len(ranked), _RANKING_DEPTH) + 1) + 1)).sum()
-    return float(gain / best)
+    ideal_gain = (1 / np.log2(np.arange(1, min(len(ranked), _RANKING_DEPTH) + 1) + 1)).sum()
+    return float(gain / ideal_gain)
 
 
 def ranking_metrics(all_ranks: list[np.ndarray]) -> dict[str, float]:
-    """Return means over queries, each given by its `ranks`: `mrr` of the first match, `ndcg` at 10, and `accuracy`, the
-    fraction of queries whose first document matches.
+    """Return means over queries, given the `ranks` of each query.
+
+    `mrr` of the first match, `ndcg` at 10, and `accuracy`, the fraction of queries whose first document matches.
     """
     first = np.array([ranked[0] for ranked in all_ranks])
     return {

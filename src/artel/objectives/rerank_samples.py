@@ -1,7 +1,8 @@
 """Samples of a reranker, their rows `[CLS] query [SEP] document [SEP]`, and negatives drawn from other records.
 
-A sample holds a query, a document and the negatives of their record, concatenated; the flag of a token tells which of
-them it belongs to. Its numbers are hashes of the query and the document, the bits of the score, and 1 if it has one.
+A sample is the concatenation of a query, a document and the negatives of their record. The flag of a token tells which
+text it belongs to. Its numbers are hashes of the query and the document, the bits of the score, and 1 if it has a
+score.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class PairWriter:
         self.has_types = self._frame.second_type > 0
 
     @property
-    def longest_query(self) -> int:
-        """Maximum tokens of a query: half of a row, so that it is the document that gets cut."""
+    def max_query_tokens(self) -> int:
+        """Maximum tokens of a query: half of a row. Longer documents are truncated, longer queries are rejected."""
         return (self._block - self._frame.size) // 2
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
@@ -51,38 +52,38 @@ class PairWriter:
     def _convert(self, document: Document, match: Match, ids: list[np.ndarray]) -> DocumentSamples | Rejected:
         record = document.record
         query, count = ids[0], 1 + len(match.positives)
-        positives, negatives = ids[1:count], [each for each in ids[count:] if len(each)]
-        without_token = len(ids) - count - len(negatives)
+        positives, negatives = ids[1:count], [negative for negative in ids[count:] if len(negative)]
+        num_empty = len(ids) - count - len(negatives)
         if not positives:
             detail = "none of its documents matches the query; add one, or remove it"
             return Rejected(record.origin, "no_positive", detail, record.set_name)
         if not len(query) or not all(map(len, positives)):
-            which = "a document" if len(query) else "the query"
-            return Rejected(record.origin, "empty", f"{which} has no token", record.set_name)
-        if len(query) > self.longest_query:
-            detail = f"its query has {len(query)} tokens, more than the {self.longest_query} of half a row: "
+            name = "a document" if len(query) else "the query"
+            return Rejected(record.origin, "empty", f"{name} has no token", record.set_name)
+        if len(query) > self.max_query_tokens:
+            detail = f"its query has {len(query)} tokens, more than the {self.max_query_tokens} of half a row: "
             detail += "raise data.block, or shorten the query"
             return Rejected(record.origin, "query_too_long", detail, record.set_name)
         if match.score is not None and not 0 <= match.score <= 1:
             detail = f"its score is {match.score:g}; write a number from 0 (does not match) to 1 (matches)"
             return Rejected(record.origin, "bad_score", detail, record.set_name)
-        longest = self._block - self._frame.size - len(query)
-        num_truncated = sum(len(each) > longest for each in (*positives, *negatives))
+        max_tokens = self._block - self._frame.size - len(query)
+        num_truncated = sum(len(document_ids) > max_tokens for document_ids in (*positives, *negatives))
         counts = {"truncated": num_truncated} if num_truncated else {}
-        left_out = without_token + max(0, len(negatives) - MAX_NEGATIVES)
-        if left_out:
-            counts["negatives_left_out"] = left_out
-        kept_negatives = [each[: self._block] for each in negatives[:MAX_NEGATIVES]]
+        num_skipped = num_empty + max(0, len(negatives) - MAX_NEGATIVES)
+        if num_skipped:
+            counts["negatives_left_out"] = num_skipped
+        stored_negatives = [negative[: self._block] for negative in negatives[:MAX_NEGATIVES]]
         numbers = _hash(match.query), float_to_bits(match.score or 0.0), int(match.score is not None)
         samples = []
         for text, positive in zip(match.positives, positives, strict=True):
-            parts = [query, positive[: self._block], *kept_negatives]
-            flags = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in parts])
-            samples.append(Sample(np.concatenate(parts), flags, (numbers[0], _hash(text), *numbers[1:])))
+            texts = [query, positive[: self._block], *stored_negatives]
+            flags = np.repeat(np.arange(len(texts), dtype=np.uint8), list(map(len, texts)))
+            samples.append(Sample(np.concatenate(texts), flags, (numbers[0], _hash(text), *numbers[1:])))
         return DocumentSamples(samples, counts=counts)
 
     def row(self, query: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids, token types), int64 (tokens,) each. A long document is cut at its end."""
+        """Return (ids, token types), int64 (tokens,) each. Long documents are truncated."""
         frame = self._frame
         document = document[: self._block - frame.size - len(query)]
         first, second = (*frame.before, *query, *frame.between), (*document, *frame.after)
@@ -91,13 +92,13 @@ class PairWriter:
 
 
 def split_texts(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
-    """Return the query, the document, and each negative of a sample."""
+    """Split a sample into its query, its document and its negatives."""
     ends = np.flatnonzero(np.diff(flags)) + 1
     return np.split(ids, ends)
 
 
-def scores_in(numbers: np.ndarray) -> np.ndarray:
-    """Return the scores in samples' numbers, float64 (samples,); NaN for those without."""
+def read_scores(numbers: np.ndarray) -> np.ndarray:
+    """Return the scores in samples' numbers, float64 (samples,); NaN for samples without a score."""
     scores = bits_to_floats(numbers[:, SCORE])
     return np.where(numbers[:, HAS_SCORE] > 0, scores, np.nan)
 
@@ -106,12 +107,12 @@ def _hash(text: str) -> int:
     return int(np.uint64(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))).astype(np.int64))
 
 
-_MAX_TRIES = 8
+_MAX_ROUNDS = 8
 """Rounds of drawing, each with four times as many numbers as documents needed."""
 
 
 class NegativeSampler:
-    """Draws documents of other records as negatives, by (seed, epoch, sample) only."""
+    """Draws documents of other records as negatives. Depends only on (seed, epoch, sample)."""
 
     def __init__(self, split: StoreSplit, seed: int) -> None:
         numbers = split.numbers().reshape(-1, COLUMNS)  # an empty split has no columns
@@ -122,14 +123,14 @@ class NegativeSampler:
         self._by_query = np.argsort(self._queries, kind="stable")
         self._sorted = self._queries[self._by_query]
 
-    def own_negatives(self, index: int) -> list[np.ndarray]:
+    def record_negatives(self, index: int) -> list[np.ndarray]:
         """Return the negatives in a sample's record."""
         sample = self._split.sample(index)
         assert sample.flags is not None
         return split_texts(sample.ids, sample.flags)[2:]
 
     def choose(self, negatives: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
-        """Return up to `count` of a record's negatives; a different choice in each epoch if it has more."""
+        """Return up to `count` of a record's negatives. If it has more, choose different ones in each epoch."""
         if len(negatives) <= count:
             return negatives
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:own:{epoch}:{sample}".encode()))
@@ -137,25 +138,25 @@ class NegativeSampler:
             order = np.argsort(splitmix64(key + np.arange(len(negatives), dtype=np.uint64)))
         return [negatives[number] for number in order[:count].tolist()]
 
-    def draw(self, sample: int, epoch: int, count: int, own: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
+    def draw(self, sample: int, epoch: int, count: int, negatives: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """Return the ids of up to `count` different documents that no record names for this query.
 
-        `own`: ids of the record's negatives. Fewer are returned if the split has too few documents.
+        `negatives`: ids of the record's negatives. Returns fewer if the split has too few documents.
         """
-        named = {document.tobytes() for document in own}
+        negative_bytes = {document.tobytes() for document in negatives}
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:negatives:{epoch}:{sample}".encode()))
         first, last = (np.searchsorted(self._sorted, self._queries[sample], side) for side in ("left", "right"))
         known = set(self._documents[self._by_query[first:last]].tolist())
         chosen: list[int] = []
         size = 4 * count
-        for turn in range(_MAX_TRIES if count else 0):
+        for round_number in range(_MAX_ROUNDS if count else 0):
             with np.errstate(over="ignore"):  # arithmetic modulo 2**64
-                drawn = splitmix64(key + np.arange(turn * size, (turn + 1) * size, dtype=np.uint64))
+                drawn = splitmix64(key + np.arange(round_number * size, (round_number + 1) * size, dtype=np.uint64))
             for index in (drawn % np.uint64(len(self._queries))).tolist():
                 document = int(self._documents[index])
                 if document not in known:
                     known.add(document)
-                    if not named or self._document(index).tobytes() not in named:
+                    if not negative_bytes or self._document(index).tobytes() not in negative_bytes:
                         chosen.append(index)
                 if len(chosen) == count:
                     return [self._document(index) for index in chosen]

@@ -1,4 +1,4 @@
-"""Reward models: a score for an answer, higher for better answers.
+"""Reward models: score an answer, better answers higher.
 
 For pairs of answers, the difference of their scores is the logit of preferring the chosen one (Bradley and Terry 1952;
 Ouyang et al. 2022, "Training language models to follow instructions with human feedback", section 3.5). If the data
@@ -6,7 +6,7 @@ have a margin, the difference must exceed it (Touvron et al. 2023, "Llama 2", se
 good with probability sigmoid(score) (outcome rewards: Cobbe et al. 2021, "Training Verifiers to Solve Math Word
 Problems").
 
-A sample holds the chosen and the rejected answer, each after the prompt. Its numbers are their lengths, 0 for a missing
+A sample is the chosen and the rejected answer, each after the prompt. Its numbers are their lengths, 0 for a missing
 answer, and the bits of the margin.
 """
 
@@ -89,7 +89,7 @@ class Reward(Objective, Decoding):
 
     @property
     def head_config(self) -> dict[str, Any]:
-        """One output. `regression` tells pipelines and servers that it is no probability."""
+        """One output. `regression` tells pipelines and servers that it is not a probability."""
         return score_config("reward", "regression", self.tokenizer)
 
     def command(self, folder: str, samples: Samples | None) -> str:
@@ -112,15 +112,15 @@ class Reward(Objective, Decoding):
     # record -> samples
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
-        texts_by_document = [self._texts(document) for document in documents]
-        texts = [text for sides in texts_by_document if isinstance(sides, list) for text in sides if text]
+        rendered_by_document = [self._render_answers(document) for document in documents]
+        texts = [text for rendered in rendered_by_document if isinstance(rendered, list) for text in rendered if text]
         encoded = iter(self._reader.encode(texts))
-        for document, sides in zip(documents, texts_by_document, strict=True):
-            if not isinstance(sides, list):
-                yield sides
+        for document, rendered in zip(documents, rendered_by_document, strict=True):
+            if not isinstance(rendered, list):
+                yield rendered
                 continue
-            ids = [next(encoded) if text else np.empty(0, dtype=np.int64) for text in sides]
-            lengths = [len(side) for side in ids]
+            ids = [next(encoded) if text else np.empty(0, dtype=np.int64) for text in rendered]
+            lengths = list(map(len, ids))
             if max(lengths) > self.config.data.block:
                 yield DroppedRecord("longer_than_block")
                 continue
@@ -128,53 +128,55 @@ class Reward(Objective, Decoding):
             numbers = (*lengths, float_to_bits(document.record.fields.margin))
             yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
 
-    def _texts(self, document: Document) -> list[str] | Rejected | DroppedRecord:
-        """Return the texts of the chosen and the rejected answer, each after the prompt; empty for a missing one."""
+    def _render_answers(self, document: Document) -> list[str] | Rejected | DroppedRecord:
+        """Return the texts of the chosen and the rejected answer, each after the prompt; "" for a missing answer."""
         record, pair = document.record, document.record.fields
         assert isinstance(pair, Preference)
-        sides = [[*pair.prompt, answer] if answer else [] for answer in (pair.chosen, pair.rejected)]
-        messages: list[Message] = [message for side in sides for message in side]
+        conversations = [[*pair.prompt, answer] if answer else [] for answer in (pair.chosen, pair.rejected)]
+        messages: list[Message] = [message for conversation in conversations for message in conversation]
         writer = self._reader.writer
         writer.check_tools(messages, pair.tools, record.origin)
         if writer.has_control_token(messages, pair.tools):
             return DroppedRecord("control_token")
         try:
-            return [writer.write(side, pair.tools).text if side else "" for side in sides]
-        except ConversationError as unfit:
-            return Rejected(record.origin, "template", f"{unfit}; fix it", record.set_name)
+            return [
+                writer.write(conversation, pair.tools).text if conversation else "" for conversation in conversations
+            ]
+        except ConversationError as error:
+            return Rejected(record.origin, "template", f"{error}; fix it", record.set_name)
 
     # samples -> batch -> loss
 
     def batch(self, rows: Rows) -> Batch:
         """Return `group_rows` of chosen and rejected answers in turn, `present` (samples, 2), `margins` (samples,).
 
-        `present` is True for answers that exist. Missing answers, and rows that fill the batch, have one token.
+        `present` is True for answers that exist. Missing answers and padding rows have one token.
         """
         present = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
-        sides = [side for row in range(len(rows.ids)) for side in _sides(rows, row)]
-        sides = [
-            side if is_present else rows.ids[number // 2, :1]
-            for number, (side, is_present) in enumerate(zip(sides, present.flat, strict=True))
+        answers = [answer for row in range(len(rows.ids)) for answer in _answer_ids(rows, row)]
+        answers = [
+            answer if is_present else rows.ids[number // 2, :1]
+            for number, (answer, is_present) in enumerate(zip(answers, present.flat, strict=True))
         ]
-        grouped = group_rows(sides, self.group_count(len(sides)), self.tokenizer.pad_id)
+        grouped = group_rows(answers, self.group_count(len(answers)), self.tokenizer.pad_id)
         margins = bits_to_floats(rows.numbers[:, _MARGIN]).astype(np.float32)
         tensors = grouped.tensors | as_tensors({"present": present, "margins": margins})
         targets, tokens = int(present.any(axis=1).sum()), int(rows.lengths[rows.valid].sum())
         return Batch(tensors, targets, tokens, grouped.groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Return both answers; no token is predicted."""
-        chosen, rejected = _sides(rows, 0)
+        """Return both answers. No token is predicted."""
+        chosen, rejected = _answer_ids(rows, 0)
         goals = ("a good answer, its score over 0", "a bad answer, its score under 0")
         if len(chosen) and len(rejected):
             margin = float(bits_to_floats(rows.numbers[:1, _MARGIN])[0])
-            more = f" by over {margin:g}" if margin else ""
-            goals = (f"the higher score{more}", f"the lower score{more}")
-        sides = zip(("chosen", "rejected"), (chosen, rejected), goals, strict=True)
-        return [TokenView(ids, np.full(len(ids), IGNORED), name, goal=goal) for name, ids, goal in sides if len(ids)]
+            by_margin = f" by over {margin:g}" if margin else ""
+            goals = (f"the higher score{by_margin}", f"the lower score{by_margin}")
+        answers = zip(("chosen", "rejected"), (chosen, rejected), goals, strict=True)
+        return [TokenView(ids, np.full(len(ids), IGNORED), name, goal=goal) for name, ids, goal in answers if len(ids)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the sums; a target is a pair of answers, or an answer with a label."""
+        """Return the sums. A target is a pair of answers, or an answer with a label."""
         return self.evaluate_batch(model, batch)[0]
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,32 +187,34 @@ class Reward(Objective, Decoding):
         scores = row_logits(model, batch.tensors, batch.groups)[:, 0].view(-1, 2)
         present, margins = batch.tensors["present"], batch.tensors["margins"]
         chosen, rejected = scores.unbind(dim=1)
-        pair = -F.logsigmoid(chosen - rejected - margins)
+        pair_losses = -F.logsigmoid(chosen - rejected - margins)
         if self.config.reward.center:
-            pair = pair + self.config.reward.center * (chosen + rejected).square()
-        # The score is the logit of an answer being good.
-        single = -torch.where(present[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
-        losses = torch.where(present.all(dim=1), pair, single)
-        used = present.any(dim=1)
-        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()]), scores
+            pair_losses = pair_losses + self.config.reward.center * (chosen + rejected).square()
+        # The score of a labeled answer is the logit that it is good.
+        single_losses = -torch.where(present[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
+        losses = torch.where(present.all(dim=1), pair_losses, single_losses)
+        in_loss = present.any(dim=1)
+        return torch.stack([torch.where(in_loss, losses, 0.0).sum(), in_loss.sum().float()]), scores
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
-        """Return loss, `accuracy` (pairs whose chosen answer has the higher score), `margin` (mean difference),
-        `outcome_accuracy` of answers with a label, and `calibration_error` over both kinds.
+        """Return the loss and metrics of pairs and of answers with a label.
+
+        `accuracy`: fraction of pairs whose chosen answer has the higher score. `margin`: mean difference of their
+        scores. `outcome_accuracy`: of answers with a label. `calibration_error`: of pairs and answers with a label.
         """
-        margins, outcomes, labels = _first_outcomes(outputs, split)
+        margins, outcomes, labels = _outcomes(outputs, split)
         metrics = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if len(margins):
             metrics |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
         if len(outcomes):
             metrics["outcome_accuracy"] = float(((outcomes > 0) == labels).mean())
         if len(margins) or len(outcomes):
-            metrics["calibration_error"] = calibration_error(*_questions(margins, outcomes, labels))
+            metrics["calibration_error"] = calibration_error(*_logits_and_truth(margins, outcomes, labels))
         return metrics
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        outcomes = _first_outcomes(outputs, split)
-        bins = calibration_bins(*_questions(*outcomes)) if any(map(len, outcomes)) else []
+        outcomes = _outcomes(outputs, split)
+        bins = calibration_bins(*_logits_and_truth(*outcomes)) if any(map(len, outcomes)) else []
         return {"tables": {"Calibration": bins}} if bins else {}
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
@@ -234,23 +238,23 @@ class Reward(Objective, Decoding):
         return Reply([f"{answer['score']:.4f}"], to_json={"prompt": prompt, "answer": context, **answer})
 
 
-def _sides(rows: Rows, row: int) -> list[np.ndarray]:
+def _answer_ids(rows: Rows, row: int) -> list[np.ndarray]:
     """Return the ids of a row's chosen and rejected answers, each after its prompt."""
     chosen, rejected = rows.numbers[row, :_MARGIN]
     return [rows.ids[row, :chosen], rows.ids[row, chosen : chosen + rejected]]
 
 
-def _first_outcomes(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _outcomes(outputs: np.ndarray, split: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (margins of pairs, scores of answers with a label, their labels) of the first samples of a split."""
     present = np.asarray(split.numbers()[: len(outputs), :_MARGIN] > 0)
     pairs = present.all(axis=1)
     is_chosen = present[~pairs, _CHOSEN]
-    single = np.where(is_chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
-    return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], single, is_chosen
+    labeled_scores = np.where(is_chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
+    return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], labeled_scores, is_chosen
 
 
-def _questions(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (logits, truth) of the questions a reward model answers: is the chosen one better, is it good?"""
+def _logits_and_truth(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (logits, truth) of two questions: is the chosen answer better, and is a labeled answer good?"""
     return np.concatenate([margins, outcomes]), np.concatenate([np.ones(len(margins), dtype=bool), labels])
 
 
@@ -260,7 +264,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class ConversationReader:
-    """Turns conversations into ids, written by the chat template and encoded as a whole.
+    """Turns conversations into ids: renders them with the chat template and encodes the full text.
 
     An encoder's tokenizer adds its special tokens (`[CLS] … [SEP]`), unless the template writes them.
     """
@@ -271,10 +275,10 @@ class ConversationReader:
         tokenizer.hf.chat_template = self.template  # saved with the model
         self._tokenizer = tokenizer
         self.writer = ConversationWriter(tokenizer, self.template)
-        self.before, self._after = _frame(tokenizer)
+        self.before, self._after = _read_frame(tokenizer)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the ids of written conversations, int64 (tokens,) each."""
+        """Return the ids of rendered conversations, int64 (tokens,) each."""
         return [
             self._add_special_tokens(encoded.ids)
             for encoded in self._tokenizer.encode_with_offsets(texts, control=True)
@@ -282,14 +286,14 @@ class ConversationReader:
 
     def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
         """Return the ids of a prompt and its answer. Raise InputError."""
-        messages = [*_messages(prompt), Message("assistant", answer)]
+        messages = [*_read_messages(prompt), Message("assistant", answer)]
         if self.writer.has_control_token(messages):
             what = "a text has a special token of the tokenizer, which would be read as a part of the chat template"
             raise InputError.at("--prompt", what, "remove it")
         try:
             return self.encode([self.writer.write(messages).text])[0]
-        except ConversationError as unfit:
-            raise InputError.at("--prompt", str(unfit), "fix it") from None
+        except ConversationError as error:
+            raise InputError.at("--prompt", str(error), "fix it") from None
 
     def _add_special_tokens(self, ids: np.ndarray) -> np.ndarray:
         before, after = self.before, self._after
@@ -300,8 +304,8 @@ class ConversationReader:
         return np.concatenate([before, ids, after]).astype(np.int64)
 
 
-def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the special tokens before and after a text; none if the tokenizer has them on one side at most."""
+def _read_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the special tokens before and after a text; none unless the tokenizer adds them on both sides."""
     try:
         frame = tokenizer.frame()
     except InputError:
@@ -309,7 +313,7 @@ def _frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return list(frame.before), list(frame.after)
 
 
-def _messages(prompt: Prompt) -> list[Message]:
+def _read_messages(prompt: Prompt) -> list[Message]:
     if isinstance(prompt, str):
         return [Message("user", prompt)]
     messages = []

@@ -74,8 +74,8 @@ class SequenceToSequence(Objective, Decoding):
             settings = GenerationConfig.from_pretrained(folder)
         except OSError:  # no generation settings
             return {}
-        longest = settings.max_new_tokens or settings.max_length or 0
-        return {"seq2seq": {"target": longest}} if longest >= _MIN_OUTPUT_TOKENS else {}
+        max_tokens = settings.max_new_tokens or settings.max_length or 0
+        return {"seq2seq": {"target": max_tokens}} if max_tokens >= _MIN_OUTPUT_TOKENS else {}
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -83,7 +83,7 @@ class SequenceToSequence(Objective, Decoding):
         self._framing = PairFraming(config, tokenizer)
         self._generator = TextGenerator(tokenizer, self._framing)
         if self._seq2seq.generate:
-            self.outputs = tuple(f"token_{place}" for place in range(self._framing.longest_output))
+            self.outputs = tuple(f"token_{position}" for position in range(self._framing.max_output_tokens))
         self.samples_with_outputs = self._seq2seq.generate
 
     @classmethod
@@ -104,10 +104,13 @@ class SequenceToSequence(Objective, Decoding):
     # the model
 
     def model_request(self, model: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
-        """Return the request; a new model's decoder starts with the architecture's usual token, mostly padding."""
+        """Return the request.
+
+        The decoder of a new model starts with its architecture's default token, usually padding.
+        """
         if model.from_ is not None:
             return super().model_request(model, block, seed)
-        request = super().model_request(model, max(block, self._framing.longest_output), seed)
+        request = super().model_request(model, max(block, self._framing.max_output_tokens), seed)
         from artel.models.loading.model_config import decoder_start_id
         from artel.models.loading.structure import config_values
 
@@ -121,8 +124,8 @@ class SequenceToSequence(Objective, Decoding):
         from artel.models.loading.structure import position_limit
 
         limit = position_limit(model)
-        if limit is not None and self._framing.longest_output > limit:
-            what = f"{self._framing.longest_output} tokens are more than the model's {limit} positions"
+        if limit is not None and self._framing.max_output_tokens > limit:
+            what = f"{self._framing.max_output_tokens} tokens are more than the model's {limit} positions"
             raise InputError.at("seq2seq.target", what, f"write {limit} or less")
         if not model.config.is_encoder_decoder:
             what = f"{model.config.model_type} has no encoder and decoder"
@@ -130,10 +133,10 @@ class SequenceToSequence(Objective, Decoding):
         _check_start(model)
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
-        """Return the model's generation settings with the run's, so that transformers generates as artel does."""
+        """Return the model's generation settings, changed to make transformers generate like artel."""
         settings = copy.deepcopy(model.generation_config)
         settings._from_model_config = False
-        settings.max_length, settings.max_new_tokens = None, self._framing.longest_output
+        settings.max_length, settings.max_new_tokens = None, self._framing.max_output_tokens
         for name, value in self._generator.special_ids(model).items():
             setattr(settings, name, value)
         if self._seq2seq.beams is not None:
@@ -167,9 +170,9 @@ class SequenceToSequence(Objective, Decoding):
         for document, source, target in zip(documents, inputs, outputs, strict=True):
             pair = document.record.fields
             assert isinstance(pair, Pair)
-            truncated = {"input_truncated": int(source.is_cut), "output_truncated": int(target.is_cut)}
+            truncated = {"input_truncated": int(source.is_truncated), "output_truncated": int(target.is_truncated)}
             if self._seq2seq.too_long == "drop" and any(truncated.values()):
-                yield DroppedRecord("longer_than_block" if source.is_cut else "longer_than_target")
+                yield DroppedRecord("longer_than_block" if source.is_truncated else "longer_than_target")
                 continue
             sample = Sample(np.concatenate([source.ids, target.ids]), None, (len(source.ids),))
             counts = {name: count for name, count in truncated.items() if count}
@@ -181,8 +184,8 @@ class SequenceToSequence(Objective, Decoding):
     def batch(self, rows: Rows) -> Batch:
         """Return `group_rows` of the inputs, and `targets` of the same rows, int64 (rows, longest output).
 
-        `predicted0`, `predicted1`, …: positions in the flattened targets of each group that have a target. `written`,
-        bool (rows,): rows of validation for which the model also generates.
+        `predicted0`, `predicted1`, …: positions with a target in the flattened targets of each group. `generated`, bool
+        (rows,): True for validation rows for which the model also generates.
         """
         split = rows.numbers[:, _INPUT]
         count = len(rows.ids)
@@ -192,38 +195,38 @@ class SequenceToSequence(Objective, Decoding):
         outputs = [rows.ids[row, split[row] : rows.lengths[row]] for row in order]
         targets = stack_rows(outputs, padded_length(outputs), IGNORED)
         targets[~rows.valid[order]] = IGNORED
-        longest = np.array(list(map(len, outputs)))
+        lengths = np.array(list(map(len, outputs)))
         groups = tuple(
-            replace(group, target=min(round_up(int(longest[group.first : group.last].max())), targets.shape[1]))
+            replace(group, target=min(round_up(int(lengths[group.first : group.last].max())), targets.shape[1]))
             for group in grouped.groups
         )
         arrays: dict[str, np.ndarray] = {
             "targets": targets,
-            "written": rows.valid[order] & (rows.epochs[order] < 0) & (rows.indices[order] < self._seq2seq.generate),
+            "generated": rows.valid[order] & (rows.epochs[order] < 0) & (rows.indices[order] < self._seq2seq.generate),
         }
         for number, group in enumerate(groups):
-            part = targets[group.first : group.last, : group.target]
-            arrays[f"predicted{number}"] = np.flatnonzero(part != IGNORED)
+            group_targets = targets[group.first : group.last, : group.target]
+            arrays[f"predicted{number}"] = np.flatnonzero(group_targets != IGNORED)
         count, tokens = int((targets != IGNORED).sum()), int(rows.lengths[rows.valid].sum())
         return Batch(grouped.tensors | as_tensors(arrays), count, tokens, groups)
 
     def token_views(self, rows: Rows) -> list[TokenView]:
-        """Return what the encoder reads, and what the decoder writes."""
+        """Return the input of the encoder, and the output of the decoder."""
         split, length = rows.numbers[0, _INPUT], rows.lengths[0]
         source, target = rows.ids[0, :split], rows.ids[0, split:length]
         return [TokenView(source, np.full(len(source), IGNORED), "input"), TokenView(target, target, "output")]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """Return the sums; a target is a token of an output."""
+        """Return the sums. A target is a token of an output."""
         import torch
 
         inputs = group_inputs(model, batch.tensors, batch.groups)
-        sums = [self._sums(model, batch, number, each) for number, each in enumerate(inputs)]
-        loss, right = torch.stack(sums).sum(dim=0)
-        return torch.stack([loss, torch.full_like(loss, batch.targets), right])
+        sums = [self._group_sums(model, batch, number, group) for number, group in enumerate(inputs)]
+        loss, correct = torch.stack(sums).sum(dim=0)
+        return torch.stack([loss, torch.full_like(loss, batch.targets), correct])
 
-    def _sums(self, model: PreTrainedModel, batch: Batch, number: int, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return loss and right guesses of a group, float32 (2,). The loss is smoothed in training only."""
+    def _group_sums(self, model: PreTrainedModel, batch: Batch, number: int, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the loss and correct guesses of a group, float32 (2,). The loss is smoothed in training only."""
         import torch
 
         from artel.models.encoder_decoder import decoder_inputs
@@ -235,7 +238,7 @@ class SequenceToSequence(Objective, Decoding):
         inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, targets), "use_cache": False}
         expected = targets.flatten()[positions]
         if self._seq2seq.smoothing and model.training:
-            smoothed = _Smoothed(expected, self._seq2seq.smoothing)
+            smoothed = _SmoothedLoss(expected, self._seq2seq.smoothing)
             return loss_of_logits(model, inputs, positions, smoothed, 2)
         loss, guesses = model_losses(model, inputs, targets, positions)
         return torch.stack([loss, (guesses == expected).sum().float()])
@@ -247,10 +250,11 @@ class SequenceToSequence(Objective, Decoding):
         from artel.models.encoder_decoder import any_rank, generate_rows
 
         sums = self.loss(model, batch)
-        is_generated = batch.tensors["written"]
+        is_generated = batch.tensors["generated"]
         outputs = sums.new_full((len(is_generated), len(self.outputs)), _NOT_GENERATED)
         if self._seq2seq.generate and any_rank(bool(is_generated.any()), is_generated.device):
-            # A rank without such rows generates its first row: ranks that share a model must call it equally often.
+            # A rank without rows to generate generates its first row: ranks that share a model must call it equally
+            # often.
             rows = is_generated.nonzero()[:, 0] if is_generated.any() else is_generated.new_zeros(1, dtype=torch.int64)
             sampling = replace(self.default_sampling(), seed=self.config.seed)
             ids, mask = (batch.tensors[name][rows] for name in ("input_ids", "attention_mask"))
@@ -265,7 +269,7 @@ class SequenceToSequence(Objective, Decoding):
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return `token_metrics` (teacher-forced); of generated texts `exact_match`, 0 to 1, and `chrf`, 0 to 100."""
         metrics = token_metrics(totals)
-        pairs = [(text, source["output"].strip()) for text, source in self._generated_texts(outputs, split)]
+        pairs = [(text, reference["output"].strip()) for text, reference in self._generated_texts(outputs, split)]
         if pairs:
             metrics["exact_match"] = sum(text == output for text, output in pairs) / len(pairs)
             metrics["chrf"] = chrf(pairs)
@@ -274,51 +278,51 @@ class SequenceToSequence(Objective, Decoding):
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
         pairs = list(itertools.islice(self._generated_texts(outputs, split), _MAX_LISTED))
         rows = [
-            {"input": _line(source["input"]), "output": _line(source["output"]), "written": _line(text)}
-            for text, source in pairs
+            {"input": _line(reference["input"]), "output": _line(reference["output"]), "written": _line(text)}
+            for text, reference in pairs
         ]
         return {"tables": {"What the model writes": rows}} if rows else {}
 
     def _generated_texts(self, outputs: np.ndarray, split: StoreSplit) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the stripped text that the model generated for a pair, and the pair."""
-        for ids, source in zip(outputs, split.references(), strict=False):
+        """Yield the stripped text that the model generated for a pair, and the stored pair."""
+        for ids, reference in zip(outputs, split.references(), strict=False):
             if not len(ids) or ids[0] == _NOT_GENERATED:
                 return
-            yield self._generator.text(ids[ids != _NOT_GENERATED].astype(np.int64)), source
+            yield self._generator.text(ids[ids != _NOT_GENERATED].astype(np.int64)), reference
 
     # use
 
     def default_sampling(self) -> Sampling:
-        """Return greedy sampling, or beam search if the run asks for it, of the maximum output length."""
+        """Return greedy decoding, or beam search if the run sets `beams`, up to the maximum output length."""
         from artel.models.generate import Sampling
 
-        return Sampling(self._framing.longest_output, temperature=0.0, beams=self._seq2seq.beams)
+        return Sampling(self._framing.max_output_tokens, temperature=0.0, beams=self._seq2seq.beams)
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"text", "finish_reason" (stop or length), "tokens", …} for each text or keys of `GenerationInput`."""
         default = {"sampling": self.default_sampling()}
         requests = [
-            GenerationInput(**(default | (each if isinstance(each, dict) else {"text": each}))) for each in inputs
+            GenerationInput(**(default | (item if isinstance(item, dict) else {"text": item}))) for item in inputs
         ]
         return [
-            {"text": each.text, "finish_reason": "stop" if each.is_finished else "length", "tokens": each.tokens}
-            | {"prompt_tokens": each.input_tokens, "truncated": each.is_cut}
-            for each in self._generator.generate(model, requests)
+            {"text": output.text, "finish_reason": "stop" if output.is_finished else "length", "tokens": output.tokens}
+            | {"prompt_tokens": output.input_tokens, "truncated": output.is_truncated}
+            for output in self._generator.generate(model, requests)
         ]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        (written,) = self._generator.generate(model, [GenerationInput(prompt, sampling)])
+        (output,) = self._generator.generate(model, [GenerationInput(prompt, sampling)])
         notes = []
-        if written.is_cut:
-            notes.append(f"the text was cut to {self._framing.longest_input} tokens (data.block)")
-        if not written.is_finished:
-            notes.append(f"the answer was cut off at {written.tokens} tokens; use a larger --max-new-tokens")
-        return Reply([written.text], tuple(notes), {"prompt": prompt, "text": written.text})
+        if output.is_truncated:
+            notes.append(f"the text was cut to {self._framing.max_input_tokens} tokens (data.block)")
+        if not output.is_finished:
+            notes.append(f"the answer was cut off at {output.tokens} tokens; use a larger --max-new-tokens")
+        return Reply([output.text], tuple(notes), {"prompt": prompt, "text": output.text})
 
 
 @dataclass(frozen=True, slots=True)
-class _Smoothed:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016, section 7), and right guesses."""
+class _SmoothedLoss:
+    """Cross-entropy with label smoothing (Szegedy et al. 2016, section 7), and the number of correct guesses."""
 
     targets: torch.Tensor
     smoothing: float
@@ -333,7 +337,7 @@ class _Smoothed:
 
 
 def _check_start(model: PreTrainedModel) -> None:
-    """Raise InputError if a model's configuration does not tell how its decoder starts."""
+    """Raise InputError if a model's configuration does not define the start of its decoder."""
     import torch
 
     from artel.models.encoder_decoder import decoder_inputs
@@ -355,24 +359,24 @@ _BETA = 2
 
 
 def chrf(pairs: Iterable[tuple[str, str]]) -> float:
-    """Return corpus chrF2 of (written, expected) texts, 0 to 100 (Popović 2015).
+    """Return corpus chrF2 of (generated, expected) texts, 0 to 100 (Popović 2015).
 
-    As sacrebleu computes it by default: n-grams of 1 to 6 characters without white space, recall twice as important as
-    precision. It counts a word with a wrong ending in part, and needs no word tokenizer.
+    The default of sacrebleu: n-grams of 1 to 6 characters without white space, recall twice as important as precision.
+    A word with a wrong ending counts in part, and no word tokenizer is needed.
     """
-    written, expected, common = ([0] * _ORDER for _ in range(3))
+    generated, expected, common = ([0] * _ORDER for _ in range(3))
     for text, reference in pairs:
         characters = "".join(text.split()), "".join(reference.split())
         for order in range(_ORDER):
-            here, there = (_ngrams(each, order + 1) for each in characters)
-            # As in sacrebleu: a reference without n-grams of this length counts for no precision.
-            written[order] += here.total() if there else 0
-            expected[order] += there.total()
-            common[order] += (here & there).total()
+            text_ngrams, reference_ngrams = (_ngrams(value, order + 1) for value in characters)
+            # Like sacrebleu: a reference without n-grams of this length does not count for precision.
+            generated[order] += text_ngrams.total() if reference_ngrams else 0
+            expected[order] += reference_ngrams.total()
+            common[order] += (text_ngrams & reference_ngrams).total()
     precisions, recalls, orders = 0.0, 0.0, 0
     for order in range(_ORDER):
-        if written[order] and expected[order]:
-            precisions += common[order] / written[order]
+        if generated[order] and expected[order]:
+            precisions += common[order] / generated[order]
             recalls += common[order] / expected[order]
             orders += 1
     if not orders or not precisions + recalls:

@@ -11,7 +11,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def float_to_bits(number: float) -> int:
-    """Return the bits of a float64 as an int64, as a token store keeps numbers."""
+    """Return the bits of a float64 as an int64, the type of numbers in a token store."""
     return int(np.float64(number).view(np.int64))
 
 
@@ -43,22 +43,22 @@ _BINS = 10
 
 
 def calibration_bins(logits: np.ndarray, truth: np.ndarray) -> list[dict[str, float]]:
-    """Return answers by confidence, in ten bins of equal width from 0.5 to 1, without empty bins.
+    """Group answers by confidence into ten bins of equal width from 0.5 to 1. Omit empty bins.
 
     Args:
         logits: float (count,): above 0 the answer is yes, with the probability sigmoid(logit).
         truth: bool (count,).
 
-    Returns: per bin the mean `confidence` of its answers, the fraction that is right (`accuracy`) and the `count`.
+    Returns: per bin the mean `confidence` of its answers, the fraction of correct ones (`accuracy`) and the `count`.
     """
     confidence = sigmoid(np.abs(logits))
-    right = (logits > 0) == truth
+    correct = (logits > 0) == truth
     numbers = np.minimum(((confidence - 0.5) * 2 * _BINS).astype(np.int64), _BINS - 1)
     masks = (numbers == number for number in range(_BINS))
     return [
         {
             "confidence": float(confidence[mask].mean()),
-            "accuracy": float(right[mask].mean()),
+            "accuracy": float(correct[mask].mean()),
             "count": int(mask.sum()),
         }
         for mask in masks
@@ -72,4 +72,4 @@ def calibration_error(logits: np.ndarray, truth: np.ndarray) -> float:
     The difference of confidence and accuracy, averaged over the bins of `calibration_bins` by count.
     """
     bins = calibration_bins(logits, truth)
-    return sum(abs(each["confidence"] - each["accuracy"]) * each["count"] for each in bins) / len(logits)
+    return sum(abs(row["confidence"] - row["accuracy"]) * row["count"] for row in bins) / len(logits)
