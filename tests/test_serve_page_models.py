@@ -46,7 +46,7 @@ def test_an_answer_comes_bit_by_bit_and_stops(browser, crowded):
     find(page, "#stop").click()
     wait_for(page, IDLE)
     wait_until(lambda: running(crowded) == 0)
-    assert find(page, ".note").text == "Stopped: the answer is not whole."
+    assert find(page, ".note").text == "Stopped: the answer is incomplete."
     assert question == all_of(page, ".message")[0]  # not drawn anew: a screen reader would read it again
     text = shown(page)[-1]
     page.refresh()
@@ -135,7 +135,7 @@ def test_masks_are_filled_once_the_key_is_given(browser, tmp_path):
         browser.get(server.url)
         browser.execute_script("localStorage.clear(); sessionStorage.clear()")
         browser.get(server.url)
-        for key, about in (("wrong", "started with a key"), ("open sesame", "did not accept that key")):
+        for key, about in (("wrong", "started with a key"), ("open sesame", "did not accept this key")):
             told = "document.getElementById('ask-about').textContent"
             wait_for(browser, told, lambda text, about=about: about in text)
             wait_for(browser, "document.getElementById('ask').open")
@@ -145,7 +145,7 @@ def test_masks_are_filled_once_the_key_is_given(browser, tmp_path):
         assert "sesame" not in browser.execute_script("return JSON.stringify(localStorage)")
         errors(browser)  # the refusals
         find(browser, "#mask-text").send_keys("the ", Keys.ENTER)
-        assert "Write <mask> where a word is to be found" in find(browser, "#mask-problem").text
+        assert "Write <mask> where a word is missing" in find(browser, "#mask-problem").text
         find(browser, "#mask-insert").click()
         find(browser, "#mask-text").send_keys(" of <mask>.", Keys.ENTER)
         wait_for(browser, "document.querySelectorAll('.candidates').length === 2")
@@ -180,5 +180,5 @@ def test_questions_are_answered_until_the_server_is_gone(browser, tmp_path):
         server.end()
         find(page, "#question").send_keys(Keys.ENTER)
         wait_for(page, "!document.getElementById('question-problem').hidden")
-        assert "Look whether `artel serve` still runs" in find(page, "#question-problem").text
+        assert "Check that `artel serve` is still running" in find(page, "#question-problem").text
         assert find(page, "#question-problem button").text == "Try again"

@@ -1,23 +1,23 @@
-// The chat: messages on the screen, answers as they come, what may be done with each.
+// The chat: shows messages, streams answers, and has the actions of each message.
 
-import { describe, stopped, stream } from "./api.js";
+import { describe, isAbort, stream } from "./api.js";
 import * as conversations from "./conversation.js";
 import { button, byId, copyButton, element, grow, iconButton } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 import { number, t } from "./words.js";
 
-const SAVE_EVERY = 1000; // milliseconds, while an answer comes
+const SAVE_EVERY = 1000; // milliseconds between saves of an answer in progress
 
 /**
- * `context` gives `model()` and `sampling()` when a request is made. `changed(conversation)` is called when something
- * in one is to be saved. Several conversations may be answered at once; one is on the screen.
+ * `context` has `model()` and `sampling()` for requests, and `changed(conversation)`, which saves a conversation. Several
+ * conversations may be answered concurrently. One is on the screen.
  */
 export class Chat {
   #context;
   #running = new Map(); // id → {conversation, node, controller}
-  #problems = new Map(); // id → what went wrong with the last answer, in words
-  #drawn = new Map(); // place of a node → {key, article, body}: what is on the screen, and what it was made of
-  #drawing = 0; // the animation frame asked for, 0 if none is
+  #problems = new Map(); // id → message about the failure of the last answer
+  #drawn = new Map(); // index of a node → {key, article, body}: elements on the screen, and the state that they show
+  #drawing = 0; // the requested animation frame, 0 if none
 
   constructor(context) {
     this.#context = context;
@@ -27,7 +27,7 @@ export class Chat {
     byId("stop").onclick = () => this.stop();
     this.input.oninput = () => grow(this.input);
     this.input.onkeydown = (event) => {
-      if (!sends(event)) return;
+      if (!isSendKey(event)) return;
       event.preventDefault();
       this.send();
     };
@@ -36,7 +36,7 @@ export class Chat {
     });
   }
 
-  /** The conversation of that id as it is now: one that is being answered is not read again. */
+  /** Return the current conversation with an id. One that is being answered is not read from storage again. */
   find(id) {
     return this.#running.get(id)?.conversation ?? conversations.load(id);
   }
@@ -56,13 +56,13 @@ export class Chat {
     if (text.trim() === "" || this.isRunning(this.conversation.id)) return;
     this.input.value = "";
     grow(this.input);
-    if (!matchMedia("(pointer: coarse)").matches) this.input.focus(); // not on a phone: it would show its keys
+    if (!matchMedia("(pointer: coarse)").matches) this.input.focus(); // not on a phone, where it would open the keyboard
     const { nodes, leaf } = this.conversation;
-    const unanswered = leaf >= 0 && nodes[leaf].role === "user"; // templates want the roles to take turns
+    const unanswered = leaf >= 0 && nodes[leaf].role === "user"; // templates require alternating roles
     this.#ask(unanswered ? nodes[leaf].parent : leaf, text);
   }
 
-  /** Stop the answer that is on the screen; what has come of it stays. Whether there was one. */
+  /** Stop the answer on the screen, and keep its text so far. Return true if there was one. */
   stop() {
     const running = this.#running.get(this.conversation.id);
     running?.controller.abort();
@@ -75,17 +75,17 @@ export class Chat {
   }
 
   #ask(parent, text) {
-    const place = conversations.add(this.conversation, parent, "user", text);
-    this.#answer(this.conversation, place);
+    const index = conversations.add(this.conversation, parent, "user", text);
+    this.#answer(this.conversation, index);
   }
 
   async #answer(conversation, question) {
     if (this.isRunning(conversation.id)) return;
-    const messages = conversations.messagesOf(conversation, question);
-    const place = conversations.add(conversation, question, "assistant", "");
-    const node = conversation.nodes[place];
+    const messages = conversations.listMessages(conversation, question);
+    const index = conversations.add(conversation, question, "assistant", "");
+    const node = conversation.nodes[index];
     const controller = new AbortController();
-    node.partial = true; // until it is whole: so it is known for one that was cut, should the page be closed
+    node.partial = true; // until it is complete, so that an answer cut by closing the page is marked
     this.#problems.delete(conversation.id);
     this.#running.set(conversation.id, { conversation, node, controller });
     conversation.changed = Date.now();
@@ -95,23 +95,23 @@ export class Chat {
       await this.#receive(conversation, node, messages, controller.signal);
       delete node.partial;
     } catch (error) {
-      if (!stopped(error)) this.#problems.set(conversation.id, describe(error));
+      if (!isAbort(error)) this.#problems.set(conversation.id, describe(error));
     }
-    if (!this.#running.delete(conversation.id)) return; // it was deleted meanwhile
-    if (node.content === "" && node.partial) conversations.takeBack(conversation);
+    if (!this.#running.delete(conversation.id)) return; // the conversation was deleted meanwhile
+    if (node.content === "" && node.partial) conversations.removeLast(conversation);
     this.#context.changed(conversation);
     if (conversation === this.conversation) this.#draw();
   }
 
   async #receive(conversation, node, messages, signal) {
     const body = { model: this.#context.model().id, messages, ...this.#context.sampling() };
-    const begun = performance.now();
-    let saved = begun;
+    const started = performance.now();
+    let saved = started;
     for await (const chunk of stream("/v1/chat/completions", body, signal)) {
       const [choice] = chunk.choices;
       node.content += choice?.delta?.content ?? "";
       if (choice?.finish_reason) node.finish = choice.finish_reason;
-      if (chunk.usage) node.usage = { ...chunk.usage, seconds: (performance.now() - begun) / 1000 };
+      if (chunk.usage) node.usage = { ...chunk.usage, seconds: (performance.now() - started) / 1000 };
       if (performance.now() - saved > SAVE_EVERY) {
         this.#context.changed(conversation);
         saved = performance.now();
@@ -126,7 +126,7 @@ export class Chat {
     this.#drawing ||= requestAnimationFrame(() => {
       this.#drawing = 0;
       const drawn = this.#drawn.get(this.conversation.nodes.indexOf(node));
-      if (drawn) this.#keepingEnd(() => showAnswer(drawn.body, node));
+      if (drawn) this.#keepScroll(() => showAnswer(drawn.body, node));
     });
   }
 
@@ -135,86 +135,86 @@ export class Chat {
     this.#drawing = 0;
     const { id } = this.conversation;
     const running = this.isRunning(id);
-    const path = conversations.pathOf(this.conversation);
-    this.messages.setAttribute("aria-busy", running); // a screen reader reads an answer when it is whole
-    this.#keepingEnd(() => {
-      const drawn = path.map((place) => this.#message(place));
-      const end = running ? [] : this.#end(path.at(-1));
-      replace(this.messages, [...(drawn.length ? drawn : [this.#greeting()]), ...end]);
+    const path = conversations.findPath(this.conversation);
+    this.messages.setAttribute("aria-busy", running); // a screen reader reads an answer once it is complete
+    this.#keepScroll(() => {
+      const drawn = path.map((index) => this.#findMessage(index));
+      const notices = running ? [] : this.#createNotices(path.at(-1));
+      replaceChildren(this.messages, [...(drawn.length ? drawn : [this.#createGreeting()]), ...notices]);
     });
     byId("send").hidden = running;
     byId("stop").hidden = !running;
-    byId("info").textContent = this.#usage(path);
+    byId("info").textContent = this.#describeUsage(path);
   }
 
-  /** Change the messages; who was at their end stays there. */
-  #keepingEnd(change) {
+  /** Change the messages. If the end was in view, it stays in view. */
+  #keepScroll(change) {
     const box = this.messages;
     const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
     change();
     if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
-  #greeting() {
+  #createGreeting() {
     return element("p", { class: "greeting soft" }, t("greeting"));
   }
 
-  /** The element of a message: the one that is there, where nothing in it has changed. */
-  #message(place) {
-    const node = this.conversation.nodes[place];
+  /** Return the element of a message. Reuse the element on the screen if the message has not changed. */
+  #findMessage(index) {
+    const node = this.conversation.nodes[index];
     const running = this.#running.get(this.conversation.id)?.node === node;
-    const key = JSON.stringify([this.conversation.id, node, running, conversations.versions(this.conversation, place)]);
-    if (this.#drawn.get(place)?.key !== key) this.#drawn.set(place, { key, ...this.#newMessage(place, running) });
-    return this.#drawn.get(place).article;
+    const key = JSON.stringify([this.conversation.id, node, running, conversations.listVersions(this.conversation, index)]);
+    if (this.#drawn.get(index)?.key !== key) this.#drawn.set(index, { key, ...this.#createMessage(index, running) });
+    return this.#drawn.get(index).article;
   }
 
-  #newMessage(place, running) {
-    const node = this.conversation.nodes[place];
-    const mine = node.role === "user";
+  #createMessage(index, running) {
+    const node = this.conversation.nodes[index];
+    const isUser = node.role === "user";
     const body = element("div", { class: "body" });
-    if (mine) body.append(node.content);
+    if (isUser) body.append(node.content);
     else showAnswer(body, node);
-    const label = t(mine ? "you" : "model");
+    const label = t(isUser ? "you" : "model");
     const article = element("article", { class: `message ${node.role}`, "aria-label": label }, body);
-    if (!running) article.append(...this.#notes(node), this.#actions(place, article));
+    if (!running) article.append(...this.#createNotes(node), this.#createActions(index, article));
     return { article, body };
   }
 
-  #notes(node) {
+  #createNotes(node) {
     const note = node.finish === "length" ? "cut_by_length" : node.partial ? "stopped" : null;
     return note === null ? [] : [element("p", { class: "note soft" }, t(note))];
   }
 
-  #actions(place, article) {
-    const node = this.conversation.nodes[place];
+  #createActions(index, article) {
+    const node = this.conversation.nodes[index];
     const change =
       node.role === "user"
-        ? button("edit", () => this.#edit(place, article))
+        ? button("edit", () => this.#edit(index, article))
         : button("regenerate", () => this.#answer(this.conversation, node.parent));
-    const actions = element("div", { class: "actions" }, ...this.#switch(place), copyButton(() => node.content));
+    const actions = element("div", { class: "actions" }, ...this.#createSwitch(index), copyButton(() => node.content));
     if (node.role === "user" || node.parent >= 0) actions.append(change);
     return actions;
   }
 
-  /** ‹ 2 / 3 ›: the versions of a message, where there are several. */
-  #switch(place) {
-    const places = conversations.versions(this.conversation, place);
-    if (places.length < 2) return [];
-    const at = places.indexOf(place);
-    const step = (to, text, label) => {
-      const act = () => {
-        conversations.choose(this.conversation, places[to]);
+  /** ‹ 2 / 3 ›: switches between the versions of a message, if there are several. */
+  #createSwitch(index) {
+    const versions = conversations.listVersions(this.conversation, index);
+    if (versions.length < 2) return [];
+    const current = versions.indexOf(index);
+    const createStep = (target, text, label) => {
+      const onclick = () => {
+        conversations.choose(this.conversation, versions[target]);
         this.#context.changed(this.conversation);
         this.#draw();
       };
-      return element("button", { class: "quiet icon", "aria-label": t(label), onclick: act, disabled: !(to in places) }, text);
+      return element("button", { class: "quiet icon", "aria-label": t(label), onclick, disabled: !(target in versions) }, text);
     };
-    const count = element("span", { class: "soft" }, `${at + 1} / ${places.length}`);
-    return [step(at - 1, "‹", "version_before"), count, step(at + 1, "›", "version_after")];
+    const count = element("span", { class: "soft" }, `${current + 1} / ${versions.length}`);
+    return [createStep(current - 1, "‹", "version_before"), count, createStep(current + 1, "›", "version_after")];
   }
 
-  #edit(place, article) {
-    const node = this.conversation.nodes[place];
+  #edit(index, article) {
+    const node = this.conversation.nodes[index];
     const area = element("textarea", { "aria-label": t("edit_message"), rows: "1" });
     const accept = () => {
       if (area.value.trim() !== "") this.#ask(node.parent, area.value);
@@ -224,89 +224,89 @@ export class Chat {
     area.oninput = () => grow(area);
     area.onkeydown = (event) => {
       if (event.key === "Escape") cancel();
-      else if (!sends(event)) return;
+      else if (!isSendKey(event)) return;
       else accept();
       event.preventDefault();
       event.stopPropagation();
     };
     const save = element("button", { onclick: accept }, t("send"));
-    this.#drawn.delete(place);
+    this.#drawn.delete(index);
     article.replaceChildren(area, element("div", { class: "actions" }, save, button("cancel", cancel)));
     article.classList.add("editing");
     grow(area);
     area.focus();
   }
 
-  /** Under the last message: what went wrong, and a button for an answer that is not there. */
-  #end(last) {
+  /** Below the last message: a problem, or a button to request a missing answer. */
+  #createNotices(last) {
     const problem = this.#problems.get(this.conversation.id);
     const unanswered = last !== undefined && this.conversation.nodes[last].role === "user";
     if (!problem && !unanswered) return [];
     const question = unanswered ? last : this.conversation.nodes[last]?.parent;
-    const again = button("try_again", () => this.#answer(this.conversation, question));
-    return [element("div", { class: "notice", role: "alert" }, problem ?? t("unanswered"), " ", again)];
+    const retry = button("try_again", () => this.#answer(this.conversation, question));
+    return [element("div", { class: "notice", role: "alert" }, problem ?? t("unanswered"), " ", retry)];
   }
 
-  #usage(path) {
+  #describeUsage(path) {
     const usage = this.conversation.nodes[path.at(-1)]?.usage;
     if (!usage) return "";
     const { prompt_tokens: prompt, completion_tokens: tokens, seconds } = usage;
     const rate = number(tokens / seconds, 1);
-    const words = t("usage", { tokens: number(tokens), rate });
+    const summary = t("usage", { tokens: number(tokens), rate });
     const length = this.#context.model()?.context_length;
-    return length ? `${words} · ${t("context_used", { used: number(prompt + tokens), length: number(length) })}` : words;
+    return length ? `${summary} · ${t("context_used", { used: number(prompt + tokens), length: number(length) })}` : summary;
   }
 }
 
-/** Enter sends; not with Shift, not while letters are put together, not on a phone, which has no Shift+Enter. */
-function sends(event) {
+/** True for Enter, except with Shift, during input of composed characters, and on phones, which have no Shift+Enter. */
+function isSendKey(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
 }
 
-/** Put these elements into the box in place of others; those that are there already are not touched. */
-function replace(box, elements) {
-  const wanted = new Set(elements);
-  for (const child of [...box.children]) if (!wanted.has(child)) child.remove();
-  elements.forEach((each, place) => {
-    if (box.children[place] !== each) box.insertBefore(each, box.children[place] ?? null);
+/** Replace the children of the box by these elements. Children that stay are not touched. */
+function replaceChildren(box, elements) {
+  const newChildren = new Set(elements);
+  for (const child of [...box.children]) if (!newChildren.has(child)) child.remove();
+  elements.forEach((child, index) => {
+    if (box.children[index] !== child) box.insertBefore(child, box.children[index] ?? null);
   });
 }
 
-/** An answer, with the thoughts before it folded. */
+/** Show an answer, with its thoughts in a closed section above it. */
 function showAnswer(body, { content, partial }) {
-  const { thoughts, answer } = split(content);
+  const { thoughts, answer } = splitThoughts(content);
   let text = body.querySelector(":scope > .markdown");
   if (!text) {
     text = element("div", { class: "markdown" });
     body.append(text);
   }
-  let folded = body.querySelector(":scope > details");
-  if (thoughts !== null && !folded) {
-    folded = element("details", {}, element("summary", {}, t("thoughts")), element("div", { class: "thoughts" }));
-    body.prepend(folded);
+  let section = body.querySelector(":scope > details");
+  if (thoughts !== null && !section) {
+    section = element("details", {}, element("summary", {}, t("thoughts")), element("div", { class: "thoughts" }));
+    body.prepend(section);
   }
-  if (folded) folded.lastChild.textContent = thoughts;
+  if (section) section.lastChild.textContent = thoughts;
   showMarkdown(text, answer);
   text.classList.toggle("waiting", Boolean(partial) && content === "");
 }
 
-function split(content) {
-  const found = /^\s*<think>/.exec(content);
-  if (!found) return { thoughts: null, answer: content };
-  const [thoughts, ...rest] = content.slice(found[0].length).split("</think>");
+function splitThoughts(content) {
+  const start = /^\s*<think>/.exec(content);
+  if (!start) return { thoughts: null, answer: content };
+  const [thoughts, ...rest] = content.slice(start[0].length).split("</think>");
   return { thoughts: thoughts.trim(), answer: rest.join("</think>").trimStart() };
 }
 
 // The list of conversations ---------------------------------------------------------------------------------------------
 
-/** An entry of the list: open, rename, save as a file, delete. */
-export function entry(conversation, isCurrent, { open, rename, save, remove }) {
+/** Create an entry of the list, with buttons to open, rename, export and delete the conversation. */
+export function createEntry(conversation, isCurrent, { open, rename, save, remove }) {
   const title = conversation.title || t("untitled");
-  const opening = element("button", { class: "title", "aria-current": isCurrent && "true", onclick: open }, title);
+  const openButton = element("button", { class: "title", "aria-current": isCurrent && "true", onclick: open }, title);
   return element(
     "li",
     { class: isCurrent ? "current" : undefined },
-    opening,
+    openButton,
     iconButton("rename", t("rename_one", { title }), rename),
     iconButton("save", t("export_one", { title }), save),
     iconButton("remove", t("delete_one", { title }), remove),

@@ -1,8 +1,8 @@
-// Conversations: a tree of messages, kept in the browser, written as the JSON lines that `format: chat` reads.
+// Conversations: trees of messages, stored in the browser, and exported as the JSON lines that `format: chat` reads.
 //
-// A conversation is {id, title, changed, system, nodes, leaf}. A node is {parent, role, content, …}; `parent` is its
-// place in `nodes`, -1 for the first. An edited question and an answer given anew stand beside the ones before them.
-// What is on the screen is the way from the root to `leaf`.
+// A conversation is {id, title, changed, system, nodes, leaf}. A node is {parent, role, content, …}. `parent` is an index
+// in `nodes`, -1 for the first message. Edited questions and regenerated answers are siblings of the earlier versions.
+// The screen shows the path from the root to `leaf`.
 
 import { t } from "./words.js";
 
@@ -15,14 +15,14 @@ export function create(system = "") {
   return { id, title: "", changed: Date.now(), system, nodes: [], leaf: -1 };
 }
 
-/** Places of the nodes from the root to `to`, in order. */
-export function pathOf(conversation, to = conversation.leaf) {
+/** Return the indices of the nodes from the root to `end`. */
+export function findPath(conversation, end = conversation.leaf) {
   const path = [];
-  for (let at = to; at >= 0; at = conversation.nodes[at].parent) path.unshift(at);
+  for (let index = end; index >= 0; index = conversation.nodes[index].parent) path.unshift(index);
   return path;
 }
 
-/** Put a message after the one at `parent`; its place. It is shown from now on. */
+/** Add a message after the one at `parent`, and show it. Return its index. */
 export function add(conversation, parent, role, content) {
   conversation.nodes.push({ parent, role, content });
   conversation.leaf = conversation.nodes.length - 1;
@@ -30,29 +30,29 @@ export function add(conversation, parent, role, content) {
   return conversation.leaf;
 }
 
-/** Take back the message that was put in last, and show the version before it, or else what it answered. */
-export function takeBack(conversation) {
+/** Remove the newest message. Show its earlier version, or the message that it answered. */
+export function removeLast(conversation) {
   choose(conversation, conversation.nodes.pop().parent);
 }
 
-/** Places of the nodes that stand where this one does. */
-export function versions(conversation, at) {
-  const { parent } = conversation.nodes[at];
-  return conversation.nodes.flatMap((node, place) => (node.parent === parent ? [place] : []));
+/** Return the indices of all versions of a message: the nodes with the same parent. */
+export function listVersions(conversation, index) {
+  const { parent } = conversation.nodes[index];
+  return conversation.nodes.flatMap((node, other) => (node.parent === parent ? [other] : []));
 }
 
-/** Show this version, and what followed it last. */
-export function choose(conversation, at) {
-  for (let next = at; next >= 0; ) {
+/** Show this version, and the newest messages after it. */
+export function choose(conversation, index) {
+  for (let next = index; next >= 0; ) {
     conversation.leaf = next;
     next = conversation.nodes.findLastIndex((node) => node.parent === conversation.leaf);
   }
 }
 
-/** The messages up to the node `to`, as the API and `format: chat` have them. */
-export function messagesOf(conversation, to = conversation.leaf) {
-  const messages = pathOf(conversation, to).map((at) => {
-    const { role, content } = conversation.nodes[at];
+/** Return the messages up to the node `end`, in the format of the API and of `format: chat`. */
+export function listMessages(conversation, end = conversation.leaf) {
+  const messages = findPath(conversation, end).map((index) => {
+    const { role, content } = conversation.nodes[index];
     return { role, content };
   });
   return conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...messages] : messages;
@@ -62,7 +62,7 @@ export function messagesOf(conversation, to = conversation.leaf) {
 
 export const isConversation = (key) => key === null || key.startsWith(PREFIX);
 
-/** Whether it was written: a browser holds about 5 MB a site. */
+/** Save a conversation. Return false if the storage is full: browsers allow about 5 MB per site. */
 export function save(conversation) {
   try {
     localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
@@ -80,11 +80,11 @@ export function remove(id) {
   localStorage.removeItem(PREFIX + id);
 }
 
-/** All conversations, the one that was changed last first. */
+/** Return all conversations, the most recently changed first. */
 export function all() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
-  const conversations = keys.map((key) => read(localStorage.getItem(key))).filter((each) => each !== null);
-  return conversations.sort((one, other) => other.changed - one.changed);
+  const conversations = keys.map((key) => read(localStorage.getItem(key))).filter((conversation) => conversation !== null);
+  return conversations.sort((first, second) => second.changed - first.changed);
 }
 
 function read(text) {
@@ -98,13 +98,13 @@ function read(text) {
 
 // As files --------------------------------------------------------------------------------------------------------------
 
-/** JSON lines, one conversation a line; those without a message are left out. */
+/** Return JSON lines, one per conversation. Omit conversations without a message. */
 export function toLines(conversations) {
-  const written = conversations.filter((each) => each.leaf >= 0);
-  return written.map((each) => `${JSON.stringify({ messages: messagesOf(each) })}\n`).join("");
+  const nonEmpty = conversations.filter((conversation) => conversation.leaf >= 0);
+  return nonEmpty.map((conversation) => `${JSON.stringify({ messages: listMessages(conversation) })}\n`).join("");
 }
 
-/** {conversations, problems} of a file's text; a problem names its line. */
+/** Read {conversations, problems} from the text of a file. Each problem names its line. */
 export function fromLines(text) {
   const conversations = [];
   const problems = [];
@@ -120,9 +120,9 @@ export function fromLines(text) {
 }
 
 function fromMessages(messages) {
-  const [first, ...others] = messages;
+  const [first, ...withoutSystem] = messages;
   const conversation = create(first.role === "system" ? String(first.content) : "");
-  for (const { role, content } of first.role === "system" ? others : messages) {
+  for (const { role, content } of first.role === "system" ? withoutSystem : messages) {
     if (!ROLES.includes(role) || typeof content !== "string") throw new TypeError();
     add(conversation, conversation.leaf, role, content);
   }

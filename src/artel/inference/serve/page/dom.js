@@ -1,17 +1,17 @@
-// Elements made in one call. Text goes in as text: no part of the page reads HTML.
+// Helpers that create elements. Text stays text: the page never parses HTML.
 
 import { t } from "./words.js";
 
-/** An element: attributes by name, `onclick` and the like for listeners; children are elements or texts. */
+/** Create an element. Attributes that begin with `on` are listeners. Children are elements or texts. */
 export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 export const byId = (id) => document.getElementById(id);
@@ -23,36 +23,36 @@ const ICONS = {
   remove: "M6 6l12 12M18 6L6 18",
 };
 
-/** A drawing of 24 × 24, in the colour of the text, that screen readers pass over. */
+/** Create an icon of 24 × 24 in the colour of the text. Screen readers skip it. */
 export function icon(name) {
-  const space = "http://www.w3.org/2000/svg";
-  const drawing = document.createElementNS(space, "svg");
-  drawing.setAttribute("viewBox", "0 0 24 24");
-  drawing.setAttribute("aria-hidden", "true");
-  const path = document.createElementNS(space, "path");
+  const namespace = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(namespace, "svg");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  const path = document.createElementNS(namespace, "path");
   path.setAttribute("d", ICONS[name]);
-  drawing.append(path);
-  return drawing;
+  svg.append(path);
+  return svg;
 }
 
-export function button(word, act, attributes = {}) {
-  return element("button", { class: "quiet", onclick: act, ...attributes }, t(word));
+export function button(word, onclick, attributes = {}) {
+  return element("button", { class: "quiet", onclick, ...attributes }, t(word));
 }
 
-export function iconButton(name, label, act) {
-  return element("button", { class: "quiet icon", "aria-label": label, title: label, onclick: act }, icon(name));
+export function iconButton(name, label, onclick) {
+  return element("button", { class: "quiet icon", "aria-label": label, title: label, onclick }, icon(name));
 }
 
-/** A button that copies what `read` gives, and says so for a while. */
+/** Create a button that copies the text returned by `read`, and briefly shows if that worked. */
 export function copyButton(read) {
-  const made = button("copy", async () => {
-    made.textContent = t((await copy(read())) ? "copied" : "not_copied");
-    setTimeout(() => (made.textContent = t("copy")), 1500);
+  const node = button("copy", async () => {
+    node.textContent = t((await copy(read())) ? "copied" : "not_copied");
+    setTimeout(() => (node.textContent = t("copy")), 1500);
   });
-  return made;
+  return node;
 }
 
-/** Whether the text got into the clipboard. Its interface is there on https and on this machine alone. */
+/** Copy a text. Return true if it worked. The clipboard API exists only on https and on localhost. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -62,26 +62,26 @@ export async function copy(text) {
     area.value = text;
     (document.querySelector("dialog[open]") ?? document.body).append(area);
     area.select();
-    const done = document.execCommand("copy");
+    const copied = document.execCommand("copy");
     area.remove();
-    return done;
+    return copied;
   }
 }
 
-/** A text area as high as its text, within what the style allows. */
+/** Make a text area as high as its text, within the limits of the style. */
 export function grow(area) {
   area.style.height = "auto";
   area.style.height = `${area.scrollHeight + 2}px`;
 }
 
-/** Says what went wrong in a notice, with a button to try again where `again` is given; hides it for null. */
-export function showProblem(notice, text, again) {
+/** Show a problem in a notice, with a button that calls `retry`, if any. Hide the notice if `text` is null. */
+export function showProblem(notice, text, retry) {
   notice.hidden = text === null;
   notice.replaceChildren(...(text === null ? [] : [text]));
-  if (text !== null && again) notice.append(" ", button("try_again", again));
+  if (text !== null && retry) notice.append(" ", button("try_again", retry));
 }
 
-/** Asks for a line of text, or only yes or no where `value` is absent. The text, true, or null when it is called off. */
+/** Ask for a line of text, or, without a `value`, for confirmation. Return the text or true; null if cancelled. */
 export function ask({ title, about = "", value, type = "text", yes = "ok" }) {
   const dialog = byId("ask");
   const input = byId("ask-value");
@@ -101,7 +101,7 @@ export function ask({ title, about = "", value, type = "text", yes = "ok" }) {
     byId("ask-no").onclick = () => dialog.close();
     input.onkeydown = (event) => {
       if (event.key !== "Enter" || event.isComposing) return;
-      event.preventDefault(); // or it would press the button that asked, which has the focus again
+      event.preventDefault(); // otherwise Enter would press the button that opened the dialog, which has the focus again
       accept();
     };
     dialog.onclose = () => {

@@ -1,4 +1,4 @@
-// Encoders: words for masks, answers to questions about a text.
+// Views for encoders: fill masks, answer questions about a text.
 
 import { call, describe } from "./api.js";
 import { byId, element, showProblem } from "./dom.js";
@@ -38,33 +38,33 @@ export class FillMask {
       return;
     }
     const body = { model: this.#context.model().id, input, top_k: byId("mask-count").valueAsNumber || 5 };
-    const answer = await requested("/v1/fill-mask", body, [notice, result, byId("mask-go")], () => this.#fill());
+    const answer = await sendRequest("/v1/fill-mask", body, [notice, result, byId("mask-go")], () => this.#fill());
     if (!answer) return;
     const [{ text, masks }] = answer.data;
-    const tables = masks.map((candidates, place) => this.#candidates(input, candidates, place, masks.length));
+    const tables = masks.map((candidates, index) => this.#createTable(input, candidates, index, masks.length));
     result.replaceChildren(element("p", { class: "filled" }, text), ...tables);
   }
 
-  #candidates(input, candidates, place, count) {
+  #createTable(input, candidates, index, count) {
     const rows = candidates.map(({ token, score }) => {
-      const put = () => (this.area.value = replaced(input, this.#mask(), place, token.trim()));
+      const insert = () => (this.area.value = replaceMask(input, this.#mask(), index, token.trim()));
       return element(
         "tr",
         {},
-        element("td", {}, element("button", { class: "quiet", title: t("put_in"), onclick: put }, token.trim() || "␣")),
+        element("td", {}, element("button", { class: "quiet", title: t("put_in"), onclick: insert }, token.trim() || "␣")),
         element("td", { class: "end" }, `${number(score * 100, 1)} %`),
         element("td", { class: "bar" }, element("progress", { max: "1", value: String(score), "aria-hidden": "true" })),
       );
     });
-    const caption = element("caption", {}, t("mask_number", { number: place + 1, count }));
+    const caption = element("caption", {}, t("mask_number", { number: index + 1, count }));
     return element("table", { class: "candidates" }, caption, element("tbody", {}, ...rows));
   }
 }
 
-/** The text with `token` in the mask number `place`. */
-function replaced(text, mask, place, token) {
+/** Return the text with `token` in place of the mask at `index`. */
+function replaceMask(text, mask, index, token) {
   const parts = text.split(mask);
-  return `${parts.slice(0, place + 1).join(mask)}${token}${parts.slice(place + 1).join(mask)}`;
+  return `${parts.slice(0, index + 1).join(mask)}${token}${parts.slice(index + 1).join(mask)}`;
 }
 
 export class Questions {
@@ -84,44 +84,44 @@ export class Questions {
       return;
     }
     const body = { model: this.#context.model().id, question, context };
-    const found = await requested("/v1/answers", body, [notice, result, byId("question-go")], () => this.#answer());
-    if (!found) return;
-    const said = { yes: t("yes"), no: t("no") }[found.kind] ?? (found.answer || t("no_answer"));
-    const score = found.score === null ? "" : t("score", { score: number(found.score, 3) });
-    const line = element("p", { class: "answer" }, element("strong", {}, said), " ", element("span", { class: "soft" }, score));
+    const answer = await sendRequest("/v1/answers", body, [notice, result, byId("question-go")], () => this.#answer());
+    if (!answer) return;
+    const text = { yes: t("yes"), no: t("no") }[answer.kind] ?? (answer.answer || t("no_answer"));
+    const score = answer.score === null ? "" : t("score", { score: number(answer.score, 3) });
+    const line = element("p", { class: "answer" }, element("strong", {}, text), " ", element("span", { class: "soft" }, score));
     result.replaceChildren(line);
-    if (found.start !== null) result.append(marked(context, found.start, found.end));
+    if (answer.start !== null) result.append(markAnswer(context, answer.start, answer.end));
   }
 }
 
-/** The text with the answer marked. Places count characters, as Python does, not JavaScript's halves of pairs. */
-function marked(text, start, end) {
-  const letters = Array.from(text);
-  const part = (...range) => letters.slice(...range).join("");
-  return element("p", { class: "marked" }, part(0, start), element("mark", {}, part(start, end)), part(end));
+/** Mark the answer in a text. Offsets count code points, as in Python, not JavaScript's UTF-16 units. */
+function markAnswer(text, start, end) {
+  const characters = Array.from(text);
+  const slice = (...range) => characters.slice(...range).join("");
+  return element("p", { class: "marked" }, slice(0, start), element("mark", {}, slice(start, end)), slice(end));
 }
 
-/** The answer, or null after a problem, which is shown; the button cannot be pressed meanwhile. */
-async function requested(path, body, [notice, result, pressed], again) {
+/** Send a request and return the answer, or show the problem and return null. Disable the button meanwhile. */
+async function sendRequest(path, body, [notice, result, submit], retry) {
   showProblem(notice, null);
-  pressed.disabled = true;
+  submit.disabled = true;
   result.setAttribute("aria-busy", "true");
   try {
     return await call(path, body);
   } catch (error) {
     result.replaceChildren();
-    showProblem(notice, describe(error), again);
+    showProblem(notice, describe(error), retry);
     return null;
   } finally {
-    pressed.disabled = false;
+    submit.disabled = false;
     result.removeAttribute("aria-busy");
   }
 }
 
-function onEnter(area, act) {
+function onEnter(area, action) {
   area.onkeydown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    act();
+    action();
   };
 }

@@ -1,7 +1,7 @@
-// The page: which model, which view, which conversation.
+// The page: chooses the model, the view and the conversation.
 
 import { call, describe } from "./api.js";
-import { Chat, entry } from "./chat.js";
+import { Chat, createEntry } from "./chat.js";
 import * as conversations from "./conversation.js";
 import { ask, byId, element, icon, showProblem } from "./dom.js";
 import { FillMask, Questions } from "./encoders.js";
@@ -10,7 +10,7 @@ import { Continuation } from "./text.js";
 import { t, translatePage } from "./words.js";
 
 const CURRENT = "artel.current"; // in sessionStorage: each tab has its own
-const VIEW = "artel.view"; // in localStorage: what the user chose last
+const VIEW = "artel.view"; // in localStorage: the view that the user chose last
 const state = { models: [], model: null, view: null, listed: "" };
 
 addEventListener("error", ({ message }) => fail(message));
@@ -24,7 +24,7 @@ const settings = new Settings({
 const context = {
   model: () => state.model,
   sampling: () => settings.sampling,
-  changed: keep,
+  changed: save,
   full: settings.full,
 };
 const chat = new Chat(context);
@@ -35,9 +35,9 @@ const views = {
   question: new Questions(context),
 };
 
-begin();
+start();
 
-function begin() {
+function start() {
   byId("new").onclick = () => open(conversations.create(chat.conversation.system));
   byId("export").onclick = () => download(conversations.all(), "conversations");
   byId("import").onclick = () => byId("file").click();
@@ -53,7 +53,7 @@ function begin() {
   loadModels();
 }
 
-/** A mistake of the page itself, or a browser that keeps nothing. */
+/** Show an error of the page, such as a browser without storage. */
 function fail(message) {
   showProblem(byId("status"), t("error_page", { message }));
 }
@@ -80,37 +80,37 @@ const VIEW_OF = {
   "/v1/answers": "question",
 };
 
-/** What may be done with a model on this page, what it is best at first. */
-function waysOf(model) {
+/** Return the views that suit a model, the best one first. */
+function listViews(model) {
   return model.endpoints.map((path) => VIEW_OF[path]).filter(Boolean);
 }
 
 function choose(model) {
   state.model = model;
-  const ways = waysOf(model);
-  byId("views").replaceChildren(...(ways.length > 1 ? ways.map(viewButton) : []));
+  const names = listViews(model);
+  byId("views").replaceChildren(...(names.length > 1 ? names.map(createViewButton) : []));
   const last = localStorage.getItem(VIEW);
-  if (ways.length === 0) showProblem(byId("status"), t("no_view", { model: model.id }));
-  else show(ways.includes(last) ? last : ways[0]);
+  if (names.length === 0) showProblem(byId("status"), t("no_view", { model: model.id }));
+  else show(names.includes(last) ? last : names[0]);
 }
 
-function viewButton(view) {
-  const choose = () => {
+function createViewButton(view) {
+  const onclick = () => {
     localStorage.setItem(VIEW, view);
     show(view);
   };
-  return element("button", { class: "quiet", "data-view": view, onclick: choose }, t(`view_${view}`));
+  return element("button", { class: "quiet", "data-view": view, onclick }, t(`view_${view}`));
 }
 
 function show(view) {
   state.view = view;
   for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== view;
-  for (const each of byId("views").children) each.setAttribute("aria-pressed", each.dataset.view === view);
+  for (const button of byId("views").children) button.setAttribute("aria-pressed", button.dataset.view === view);
   document.body.dataset.view = view;
   views[view].show?.(chat.conversation);
 }
 
-/** Escape stops what is being written, where it does not close something else. */
+/** Escape stops the answer in progress, unless it closes a dialog. */
 function stopByEscape(event) {
   if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
   if (views[state.view]?.stop?.()) event.preventDefault();
@@ -128,29 +128,29 @@ function open(conversation) {
   if (!matchMedia("(pointer: coarse)").matches) byId("input").focus();
 }
 
-function keep(conversation) {
-  if (conversation.leaf < 0 && conversations.load(conversation.id) === null) return; // nothing was said in it yet
+function save(conversation) {
+  if (conversation.leaf < 0 && conversations.load(conversation.id) === null) return; // it has no messages yet
   if (!conversations.save(conversation)) settings.full();
   showList();
 }
 
 function setSystem(text) {
   chat.conversation.system = text;
-  keep(chat.conversation);
+  save(chat.conversation);
 }
 
-/** Drawn when something in it has changed: what is under the pointer or has the focus must not be replaced. */
+/** Redraw the list only if it has changed, so that an entry under the pointer or with the focus is not replaced. */
 function showList() {
   const all = conversations.all();
   const listed = JSON.stringify([chat.conversation.id, all.map(({ id, title }) => [id, title])]);
   if (listed === state.listed) return;
   state.listed = listed;
-  const entries = all.map((each) =>
-    entry(each, each.id === chat.conversation.id, {
-      open: () => open(chat.find(each.id) ?? each),
-      rename: () => rename(each.id),
-      save: () => download([chat.find(each.id) ?? each], each.title || "conversation"),
-      remove: () => remove(each),
+  const entries = all.map((conversation) =>
+    createEntry(conversation, conversation.id === chat.conversation.id, {
+      open: () => open(chat.find(conversation.id) ?? conversation),
+      rename: () => rename(conversation.id),
+      save: () => download([chat.find(conversation.id) ?? conversation], conversation.title || "conversation"),
+      remove: () => remove(conversation),
     }),
   );
   byId("conversations").replaceChildren(...entries);
@@ -162,7 +162,7 @@ async function rename(id) {
   const title = await ask({ title: t("rename"), value: conversation.title });
   if (!title?.trim()) return;
   conversation.title = title.trim();
-  keep(conversation);
+  save(conversation);
 }
 
 async function remove({ id, title }) {
@@ -184,24 +184,24 @@ function forget(id) {
   conversations.remove(id);
 }
 
-/** Another tab has written: show what it wrote, unless this one is writing there itself. */
+/** After a change in another tab, show it, unless this tab is writing to the same conversation. */
 function changedElsewhere(key) {
   const { id } = chat.conversation;
-  const written = key?.endsWith(id) ? conversations.load(id) : null;
-  if (written !== null && !chat.isRunning(id) && !document.querySelector(".editing")) chat.show(written);
+  const stored = key?.endsWith(id) ? conversations.load(id) : null;
+  if (stored !== null && !chat.isRunning(id) && !document.querySelector(".editing")) chat.show(stored);
   showList();
 }
 
-function showSidebar(shown) {
-  document.body.classList.toggle("sidebar", shown);
-  byId("menu").setAttribute("aria-expanded", shown);
-  byId("shade").hidden = !shown;
+function showSidebar(isOpen) {
+  document.body.classList.toggle("sidebar", isOpen);
+  byId("menu").setAttribute("aria-expanded", isOpen);
+  byId("shade").hidden = !isOpen;
 }
 
 // Files -----------------------------------------------------------------------------------------------------------------
 
-function download(written, name) {
-  const file = new Blob([conversations.toLines(written)], { type: "application/jsonl" });
+function download(selected, name) {
+  const file = new Blob([conversations.toLines(selected)], { type: "application/jsonl" });
   const address = URL.createObjectURL(file);
   element("a", { href: address, download: `${name.replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation"}.jsonl` }).click();
   setTimeout(() => URL.revokeObjectURL(address), 1000);
@@ -213,11 +213,11 @@ async function importFiles() {
   let count = 0;
   const problems = [];
   for (const file of files) {
-    const read = conversations.fromLines(await file.text());
-    const saved = read.conversations.filter(conversations.save).length;
-    if (saved < read.conversations.length) problems.push(t("storage_full"));
+    const imported = conversations.fromLines(await file.text());
+    const saved = imported.conversations.filter(conversations.save).length;
+    if (saved < imported.conversations.length) problems.push(t("storage_full"));
     count += saved;
-    problems.push(...read.problems.map((problem) => `${file.name}: ${problem}`));
+    problems.push(...imported.problems.map((problem) => `${file.name}: ${problem}`));
   }
   showList();
   showProblem(byId("status"), [t("imported", { count }), ...problems.slice(0, 5)].join(" "));

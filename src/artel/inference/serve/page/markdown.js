@@ -1,16 +1,16 @@
-// Markdown to elements: markdown-it parses, and its tokens become elements by createElement. HTML in a text stays text.
+// Turns Markdown into elements: markdown-it parses it, and createElement makes elements of its tokens. HTML stays text.
 
 import { copyButton, element } from "./dom.js";
 import MarkdownIt from "./markdown-it.js";
 import { t } from "./words.js";
 
-const DEEPEST = 40; // elements in one another
+const MAX_DEPTH = 40; // nested elements
 const FORMULA = { "\\(": "\\)", "\\[": "\\]", $$: "$$" };
 const TAGS = { s: "del" };
 
 const markdown = new MarkdownIt({ linkify: true });
-markdown.set({ maxNesting: DEEPEST });
-// Of these a stream would change what stands already (a line of dashes below a paragraph, a reference at the end).
+markdown.set({ maxNesting: MAX_DEPTH });
+// In a stream, these would change text that is already shown (dashes below a paragraph, a reference at the end).
 markdown.disable(["lheading", "reference", "code", "entity"]);
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 for (const scheme of ["ftp:", "mailto:", "//"]) markdown.linkify.add(scheme, null);
@@ -19,22 +19,22 @@ markdown.normalizeLink = (address) => (URL.canParse(address) ? new URL(address).
 markdown.block.ruler.before("table", "deepest", showAsText);
 markdown.inline.ruler.before("escape", "formula", keepFormula);
 
-const shown = new WeakMap(); // container → the texts of its blocks
+const shownBlocks = new WeakMap(); // container → the source texts of its blocks
 
-/** Show the text in the container. Blocks that are there already stay: a selection in them holds while more comes. */
+/** Show the text in the container. Unchanged blocks stay, so that a selection in them survives while more text arrives. */
 export function showMarkdown(container, text) {
   const lines = text.split(/\r\n?|\n/);
-  const blocks = blocksOf(markdown.parse(text, {}), lines);
-  const before = shown.get(container) ?? [];
+  const blocks = splitBlocks(markdown.parse(text, {}), lines);
+  const oldBlocks = shownBlocks.get(container) ?? [];
   let same = 0;
-  while (same < before.length && same < blocks.length && before[same] === blocks[same].source) same++;
+  while (same < oldBlocks.length && same < blocks.length && oldBlocks[same] === blocks[same].source) same++;
   while (container.childNodes.length > same) container.lastChild.remove();
   for (const { tokens } of blocks.slice(same)) append(container, tokens);
-  shown.set(container, blocks.map((block) => block.source));
+  shownBlocks.set(container, blocks.map((block) => block.source));
 }
 
-/** The outermost blocks, each one element: {tokens, source}. */
-function blocksOf(tokens, lines) {
+/** Split tokens into the outermost blocks, each of which becomes one element: {tokens, source}. */
+function splitBlocks(tokens, lines) {
   const blocks = [];
   for (const token of tokens) {
     if (token.level === 0 && token.nesting >= 0) {
@@ -45,9 +45,9 @@ function blocksOf(tokens, lines) {
   return blocks;
 }
 
-/** What is nested deeper than people write is a paragraph. markdown-it would remove it. */
+/** Show text that is nested too deeply as a paragraph. markdown-it would drop it. */
 function showAsText(state, start, end, silent) {
-  if (state.level < DEEPEST - 2) return false;
+  if (state.level < MAX_DEPTH - 2) return false;
   if (!silent) {
     state.push("paragraph_open", "p", 1);
     const inline = state.push("inline", "", 0);
@@ -59,11 +59,11 @@ function showAsText(state, start, end, silent) {
   return true;
 }
 
-/** Formulas, \( \), \[ \] and $$ $$, are shown as they are written. */
+/** Show formulas, \( \), \[ \] and $$ $$, as they are written. */
 function keepFormula(state, silent) {
   const end = FORMULA[state.src.slice(state.pos, state.pos + 2)];
   if (end === undefined) return false;
-  state.absent ??= new Set(); // ends that do not come any more
+  state.absent ??= new Set(); // end marks that do not occur in the rest of the text
   const stop = state.absent.has(end) ? -1 : state.src.indexOf(end, state.pos + 2);
   if (stop < 0) state.absent.add(end);
   const next = stop < 0 ? state.pos + 2 : stop + 2;
@@ -74,25 +74,25 @@ function keepFormula(state, silent) {
 
 // Tokens to elements ----------------------------------------------------------------------------------------------------
 
-/** Append what the tokens stand for. `open` are the elements that have begun, the innermost last. */
+/** Append the elements of the tokens. `open`: elements that are not closed yet, the innermost last. */
 function append(container, tokens) {
   const open = [container];
-  tokens.forEach((token, at) => {
+  tokens.forEach((token, index) => {
     const parent = open.at(-1);
-    if (token.hidden) return; // the paragraph of an item between whose items no blank line stands
+    if (token.hidden) return; // a paragraph in a list without blank lines between its items
     if (token.type === "inline") {
-      if (tokens[at - 2]?.type === "list_item_open") showTask(token.children[0]);
+      if (tokens[index - 2]?.type === "list_item_open") showTask(token.children[0]);
       append(parent, token.children);
     } else if (token.nesting < 0) open.pop();
     else {
-      const made = elementOf(token, open);
-      parent.append(token.type === "table_open" ? element("div", { class: "scroll", tabindex: "0" }, made) : made);
-      if (token.nesting > 0) open.push(made);
+      const node = createNode(token, open);
+      parent.append(token.type === "table_open" ? element("div", { class: "scroll", tabindex: "0" }, node) : node);
+      if (token.nesting > 0) open.push(node);
     }
   });
 }
 
-function elementOf(token, open) {
+function createNode(token, open) {
   switch (token.type) {
     case "text":
       return token.content;
@@ -103,7 +103,7 @@ function elementOf(token, open) {
       return element("code", {}, token.content);
     case "fence":
       return codeBlock(token.content.replace(/\n$/, ""), token.info.trim().split(/\s/)[0]);
-    case "heading_open": // below the headings of the page itself
+    case "heading_open": // below the headings of the page
       return element(`h${Math.min(Number(token.tag[1]) + 2, 6)}`);
     case "ordered_list_open":
       return element("ol", { start: String(token.attrGet("start") ?? 1) });

@@ -1,4 +1,4 @@
-// The settings: sampling and theme, kept in the browser; the system prompt belongs to the conversation.
+// The settings. Sampling and theme are stored in the browser, the system prompt with the conversation.
 
 import { byId, element } from "./dom.js";
 import { t } from "./words.js";
@@ -16,11 +16,11 @@ const FIELDS = {
 export class Settings {
   #values = JSON.parse(localStorage.getItem(SAMPLING) ?? "{}");
 
-  /** `system` reads and writes the system prompt: {get, set}. `full` is called when the browser's storage is. */
+  /** `system`: {get, set} of the system prompt. `full` is called if the browser's storage is full. */
   constructor({ system, full }) {
     this.system = system;
     this.full = full;
-    byId("sampling").append(...Object.entries(FIELDS).map(([name, limits]) => this.#field(name, limits)));
+    byId("sampling").append(...Object.entries(FIELDS).map(([name, limits]) => this.#createField(name, limits)));
     byId("open-settings").onclick = () => this.open();
     byId("close-settings").onclick = () => byId("settings").close();
     byId("defaults").onclick = () => this.#reset();
@@ -29,7 +29,7 @@ export class Settings {
     this.#setTheme(localStorage.getItem(THEME) ?? "auto");
   }
 
-  /** What the user has set, as the API names it; the server's defaults hold for the rest. */
+  /** The settings that the user has changed, by their names in the API. Others have the server's defaults. */
   get sampling() {
     return { ...this.#values };
   }
@@ -40,12 +40,12 @@ export class Settings {
     byId("settings").showModal();
   }
 
-  #field(name, limits) {
+  #createField(name, limits) {
     const input = element("input", { id: name, type: "number", placeholder: t("default"), inputmode: "decimal", ...limits });
     input.oninput = () => {
       delete this.#values[name];
       if (input.validity.valid && input.value !== "") this.#values[name] = input.valueAsNumber;
-      this.#keep(SAMPLING, JSON.stringify(this.#values));
+      this.#save(SAMPLING, JSON.stringify(this.#values));
     };
     const about = t(`about_${name}`, limits);
     return element("label", { title: about }, element("span", {}, t(name)), input, element("small", { class: "soft" }, about));
@@ -54,16 +54,16 @@ export class Settings {
   #reset() {
     this.#values = {};
     for (const name of Object.keys(FIELDS)) byId(name).value = "";
-    this.#keep(SAMPLING, "{}");
+    this.#save(SAMPLING, "{}");
   }
 
   #setTheme(theme) {
     byId("theme").value = theme;
     document.documentElement.dataset.theme = theme;
-    this.#keep(THEME, theme);
+    this.#save(THEME, theme);
   }
 
-  #keep(name, value) {
+  #save(name, value) {
     try {
       localStorage.setItem(name, value);
     } catch {

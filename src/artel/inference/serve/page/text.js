@@ -1,6 +1,6 @@
-// A text that the model continues, in one field.
+// View for continuing a text in one field.
 
-import { describe, stopped, stream } from "./api.js";
+import { describe, isAbort, stream } from "./api.js";
 import { byId, copyButton, showProblem } from "./dom.js";
 import { number, t } from "./words.js";
 
@@ -9,61 +9,61 @@ const TEXT = "artel.text"; // in localStorage
 export class Continuation {
   #context;
   #controller = null;
-  #before = null; // the text that was continued last
+  #originalText = null; // the text before the last continuation
 
   constructor(context) {
     this.#context = context;
     this.area = byId("text");
     this.area.value = localStorage.getItem(TEXT) ?? "";
     this.area.oninput = () => {
-      this.#before = null;
-      this.#settled();
+      this.#originalText = null;
+      this.#update();
     };
     this.area.onkeydown = (event) => {
       if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
       event.preventDefault();
-      this.#go();
+      this.#continueText();
     };
-    byId("text-go").onclick = () => this.#go();
+    byId("text-go").onclick = () => this.#continueText();
     byId("text-stop").onclick = () => this.stop();
     byId("text-undo").onclick = () => this.#undo();
     byId("text-again").onclick = () => {
       this.#undo();
-      this.#go();
+      this.#continueText();
     };
     byId("text-copy").replaceWith(copyButton(() => this.area.value));
   }
 
-  /** Whether there was something to stop. */
+  /** Stop the continuation. Return true if one was running. */
   stop() {
     this.#controller?.abort();
     return this.#controller !== null;
   }
 
-  async #go() {
+  async #continueText() {
     if (this.#controller) return;
-    this.#before = this.area.value;
+    this.#originalText = this.area.value;
     this.#controller = new AbortController();
     showProblem(byId("text-problem"), null);
-    this.#settled();
+    this.#update();
     try {
       await this.#receive();
     } catch (error) {
-      if (!stopped(error)) showProblem(byId("text-problem"), describe(error), () => this.#go());
+      if (!isAbort(error)) showProblem(byId("text-problem"), describe(error), () => this.#continueText());
     }
     this.#controller = null;
-    this.#settled();
+    this.#update();
   }
 
   async #receive() {
-    const body = { model: this.#context.model().id, prompt: this.#before, ...this.#context.sampling() };
-    const begun = performance.now();
+    const body = { model: this.#context.model().id, prompt: this.#originalText, ...this.#context.sampling() };
+    const started = performance.now();
     byId("text-info").textContent = "";
     for await (const chunk of stream("/v1/completions", body, this.#controller.signal)) {
       this.#append(chunk.choices[0]?.text ?? "");
       if (!chunk.usage) continue;
       const tokens = chunk.usage.completion_tokens;
-      const rate = number((tokens * 1000) / (performance.now() - begun), 1);
+      const rate = number((tokens * 1000) / (performance.now() - started), 1);
       byId("text-info").textContent = t("usage", { tokens: number(tokens), rate });
     }
   }
@@ -75,17 +75,17 @@ export class Continuation {
   }
 
   #undo() {
-    this.area.value = this.#before;
-    this.#before = null;
-    this.#settled();
+    this.area.value = this.#originalText;
+    this.#originalText = null;
+    this.#update();
   }
 
-  #settled() {
+  #update() {
     const running = this.#controller !== null;
     this.area.readOnly = running;
     byId("text-go").hidden = running;
     byId("text-stop").hidden = !running;
-    byId("text-undo").disabled = byId("text-again").disabled = running || this.#before === null;
+    byId("text-undo").disabled = byId("text-again").disabled = running || this.#originalText === null;
     try {
       localStorage.setItem(TEXT, this.area.value);
     } catch {

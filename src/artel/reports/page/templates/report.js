@@ -1,4 +1,4 @@
-// The plots of a report: drawn by Plotly from the data that stands in the page, and in a live report from the server.
+// The plots of a report: Plotly draws them from the data in the page, or, in a live report, from the server.
 "use strict";
 
 const page = JSON.parse(document.getElementById("data").textContent);
@@ -20,8 +20,8 @@ function runColor(run) {
   return colors[run % colors.length];
 }
 
-// The mean of what came before, newest first: weights fall by `weight` from one point to the next, and sum to one.
-function smoothed(values, weight) {
+// Exponential moving average: weights fall by the factor `weight` from each point to the one before, and sum to one.
+function smooth(values, weight) {
   let sum = 0, total = 0;
   return values.map((value) => {
     sum = sum * weight + value;
@@ -30,30 +30,30 @@ function smoothed(values, weight) {
   });
 }
 
-// Time in the unit in which the longest run reads well.
-function timeUnit() {
+// The unit of time that suits the longest run.
+function chooseTimeUnit() {
   const last = Math.max(0, ...plots.charts.flatMap((chart) => chart.traces.map((trace) => trace.seconds.at(-1) || 0)));
   if (last >= 7200) return { name: "hours", seconds: 3600 };
   return last >= 240 ? { name: "minutes", seconds: 60 } : { name: "seconds", seconds: 1 };
 }
 
-function across(points) {
+function xValues(points) {
   if (view.axis === "seconds") {
-    const unit = timeUnit().seconds;
+    const unit = chooseTimeUnit().seconds;
     return points.seconds.map((value) => (value === null ? null : value / unit));
   }
   return points[view.axis];
 }
 
 function axisTitle() {
-  return view.axis === "seconds" ? page.words[timeUnit().name] : page.words[view.axis];
+  return view.axis === "seconds" ? page.words[chooseTimeUnit().name] : page.words[view.axis];
 }
 
-function lines(chart) {
+function lineTraces(chart) {
   const traces = [];
   for (const trace of chart.traces) {
     const shared = {
-      type: "scatter", x: across(trace), hoverlabel: { namelength: -1 },
+      type: "scatter", x: xValues(trace), hoverlabel: { namelength: -1 },
       line: { color: runColor(trace.run), width: 1.8, dash: trace.validation ? "dot" : "solid" },
       hovertemplate: `%{y:.5~g}<extra>${trace.label}</extra>`,
     };
@@ -61,7 +61,7 @@ function lines(chart) {
     if (view.smoothing > 0 && !trace.validation && trace.value.length > 2) {
       traces.push({ ...shared, y: trace.value, mode, name: trace.label, showlegend: false, hoverinfo: "skip",
         hovertemplate: null, opacity: 0.25, line: { ...shared.line, width: 1 } });
-      traces.push({ ...shared, y: smoothed(trace.value, view.smoothing), mode, name: trace.label });
+      traces.push({ ...shared, y: smooth(trace.value, view.smoothing), mode, name: trace.label });
     } else {
       traces.push({ ...shared, y: trace.value, mode, name: trace.label, marker: { size: 6, symbol: "circle" } });
     }
@@ -71,11 +71,11 @@ function lines(chart) {
 
 const SYMBOLS = { checkpoint: "diamond", best: "star", restart: "triangle-right", bad: "x" };
 
-function marks(chart) {
+function markTraces(chart) {
   if (!view.marks) return [];
   const first = new Map(chart.marks.map((mark, index) => [mark.kind, index]).reverse());
   return chart.marks.map((mark, index) => ({
-    type: "scatter", mode: "markers", x: across(mark), y: mark.value, name: mark.label, text: mark.text,
+    type: "scatter", mode: "markers", x: xValues(mark), y: mark.value, name: mark.label, text: mark.text,
     legendgroup: mark.kind, showlegend: first.get(mark.kind) === index,
     hovertemplate: "%{text}<extra></extra>",
     marker: {
@@ -118,10 +118,10 @@ function drawChart(chart) {
   const element = document.getElementById(`plot-${chart.id}`);
   if (!element) return;
   const isNew = !element.classList.contains("js-plotly-plot");
-  Plotly.react(element, [...lines(chart), ...marks(chart)], lineLayout(chart, element), CONFIG);
+  Plotly.react(element, [...lineTraces(chart), ...markTraces(chart)], lineLayout(chart, element), CONFIG);
   if (isNew) {
-    element.on("plotly_relayout", (change) => follow(element, change));
-    element.addEventListener("keydown", (event) => byKey(element, event));
+    element.on("plotly_relayout", (change) => syncZoom(element, change));
+    element.addEventListener("keydown", (event) => zoomByKey(element, event));
   }
 }
 
@@ -154,22 +154,22 @@ function draw() {
   plots.bars.forEach(drawBars);
 }
 
-// A zoom of one plot is that of all: they share their axis.
-let following = false;
-function follow(source, change) {
-  if (following) return;
+// All plots share their x axis, so a zoom applies to all of them.
+let isSyncing = false;
+function syncZoom(source, change) {
+  if (isSyncing) return;
   const begin = change["xaxis.range[0]"], range = change["xaxis.range"];
   if (begin !== undefined) view.range = [begin, change["xaxis.range[1]"]];
   else if (range) view.range = range;
   else if (change["xaxis.autorange"]) view.range = null;
   else return;
-  following = true;
+  isSyncing = true;
   const others = plots.charts.map((chart) => document.getElementById(`plot-${chart.id}`)).filter((plot) => plot && plot !== source);
   const update = view.range ? { "xaxis.range": [...view.range], "xaxis.autorange": false } : { "xaxis.autorange": true };
-  Promise.all(others.map((plot) => Plotly.relayout(plot, update))).finally(() => { following = false; });
+  Promise.all(others.map((plot) => Plotly.relayout(plot, update))).finally(() => { isSyncing = false; });
 }
 
-function byKey(element, event) {
+function zoomByKey(element, event) {
   const [low, high] = element.layout.xaxis.range, width = high - low;
   const ranges = {
     ArrowLeft: [low - width / 5, high - width / 5], ArrowRight: [low + width / 5, high + width / 5],
@@ -183,11 +183,11 @@ function byKey(element, event) {
 }
 
 // Controls
-function remember(name, value) {
-  try { localStorage.setItem(name, value); } catch { /* a file in a browser that keeps nothing */ }
+function saveSetting(name, value) {
+  try { localStorage.setItem(name, value); } catch { /* some browsers have no storage for files */ }
 }
 
-function remembered(name) {
+function loadSetting(name) {
   try { return localStorage.getItem(name); } catch { return null; }
 }
 
@@ -195,10 +195,10 @@ function setUp() {
   for (const input of document.querySelectorAll("input[name=axis]")) {
     input.addEventListener("change", () => { view.axis = input.value; view.range = null; draw(); });
   }
-  const smoothing = document.getElementById("smoothing"), shown = document.getElementById("smoothing-value");
+  const smoothing = document.getElementById("smoothing"), label = document.getElementById("smoothing-value");
   smoothing.addEventListener("input", () => {
     view.smoothing = Number(smoothing.value);
-    shown.textContent = smoothing.value === "0" ? page.words.off : Number(smoothing.value).toLocaleString(root.lang);
+    label.textContent = smoothing.value === "0" ? page.words.off : Number(smoothing.value).toLocaleString(root.lang);
     plots.charts.forEach(drawChart);
   });
   const checks = { "log-x": "logX", "log-y": "logY", marks: "marks" };
@@ -212,10 +212,10 @@ function setUp() {
   }
   document.getElementById("reset").addEventListener("click", () => { view.range = null; draw(); });
   for (const input of document.querySelectorAll("input[name=theme]")) {
-    input.addEventListener("change", () => { setTheme(input.value); remember("artel-theme", input.value); draw(); });
+    input.addEventListener("change", () => { setTheme(input.value); saveSetting("artel-theme", input.value); draw(); });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  addEventListener("beforeprint", () => { const kept = root.dataset.theme; setTheme("light"); draw(); setTheme(kept || "auto"); });
+  addEventListener("beforeprint", () => { const theme = root.dataset.theme; setTheme("light"); draw(); setTheme(theme || "auto"); });
   addEventListener("afterprint", draw);
   document.addEventListener("click", copy);
 }
@@ -234,74 +234,74 @@ function copy(event) {
   navigator.clipboard?.writeText(text).then(() => { button.textContent = page.words.copied; });
 }
 
-// A live report: the server sends the parts of the page and the figures of the plots when they changed. The newest is
-// shown; drawing takes a third of the time at most, so that a slow machine does not fall behind and the page answers.
-let newest = null, drawing = 0;
+// A live report: the server sends the sections of the page and the data of the plots when they change. Only the newest
+// data is drawn, and drawing takes at most a third of the time, so that the page stays responsive on a slow machine.
+let newest = null, drawingTime = 0;
 function listen() {
   const source = new EventSource("events");
   source.addEventListener("report", (event) => {
-    if (newest === null) setTimeout(renew, 2 * drawing);
+    if (newest === null) setTimeout(update, 2 * drawingTime);
     newest = event.data;
   });
-  source.onerror = () => connection(page.words.lost);
+  source.onerror = () => showConnection(page.words.lost);
 }
 
-function renew() {
+function update() {
   const started = performance.now(), report = JSON.parse(newest);
   newest = null;
-  if (report.problem) return connection(report.problem);
-  for (const [name, html] of Object.entries(report.parts)) renewPart(name, html);
+  if (report.problem) return showConnection(report.problem);
+  for (const [name, html] of Object.entries(report.parts)) updateSection(name, html);
   for (const input of document.querySelectorAll("input[name=axis]")) input.disabled = !report.axes.includes(input.value);
   plots = report.plots;
   draw();
-  connection("");
-  drawing = performance.now() - started;
+  showConnection("");
+  drawingTime = performance.now() - started;
 }
 
 const rendered = {};
-function renewPart(name, html) {
-  const part = document.querySelector(`[data-part="${name}"]`);
-  if (!part || rendered[name] === html) return;
+function updateSection(name, html) {
+  const section = document.querySelector(`[data-part="${name}"]`);
+  if (!section || rendered[name] === html) return;
   rendered[name] = html;
-  const fresh = document.createElement("template");
-  fresh.innerHTML = html;
-  if (hasPlots(part) && places(fresh.content) === places(part)) renewTables(part, fresh.content);
-  else replacePart(part, fresh.content);
-  const section = document.getElementById(name), link = document.querySelector(`nav a[href="#${name}"]`);
-  if (section && link) section.hidden = link.hidden = !html;
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  if (hasPlots(section) && listIds(template.content) === listIds(section)) updateTables(template.content);
+  else replaceSection(section, template.content);
+  const container = document.getElementById(name), link = document.querySelector(`nav a[href="#${name}"]`);
+  if (container && link) container.hidden = link.hidden = !html;
 }
 
 function hasPlots(node) {
   return node.querySelector(".plot") !== null;
 }
 
-function places(node) {
+function listIds(node) {
   return [...node.querySelectorAll(".plot, details")].map((element) => element.id).join();
 }
 
-// The plots stay, with their zoom and what is hovered.
-function renewTables(part, fresh) {
-  for (const details of fresh.querySelectorAll("details")) document.getElementById(details.id).replaceChildren(...details.childNodes);
+// Update only the tables: the plots keep their zoom and hovered point.
+function updateTables(content) {
+  for (const details of content.querySelectorAll("details")) document.getElementById(details.id).replaceChildren(...details.childNodes);
 }
 
-function replacePart(part, fresh) {
-  const open = new Set([...part.querySelectorAll("details[open]")].map((details) => details.id));
-  const closed = new Set([...part.querySelectorAll("details:not([open])")].map((details) => details.id));
-  part.querySelectorAll(".js-plotly-plot").forEach((plot) => Plotly.purge(plot));
-  part.replaceChildren(fresh);
-  for (const details of part.querySelectorAll("details")) {
+function replaceSection(section, content) {
+  const open = new Set([...section.querySelectorAll("details[open]")].map((details) => details.id));
+  const closed = new Set([...section.querySelectorAll("details:not([open])")].map((details) => details.id));
+  section.querySelectorAll(".js-plotly-plot").forEach((plot) => Plotly.purge(plot));
+  section.replaceChildren(content);
+  for (const details of section.querySelectorAll("details")) {
     if (open.has(details.id)) details.open = true;
     else if (closed.has(details.id)) details.open = false;
   }
 }
 
-function connection(message) {
+function showConnection(message) {
   const note = document.getElementById("connection");
   note.textContent = message;
   note.hidden = !message;
 }
 
-setTheme(remembered("artel-theme") || "auto");
+setTheme(loadSetting("artel-theme") || "auto");
 setUp();
 draw();
 if (page.live) listen();
