@@ -121,7 +121,7 @@ def test_best_spans_are_those_of_a_search_through_all(seed):
     start, end = (torch.tensor(rng.normal(size=(3, 12)), dtype=torch.float32) for _ in range(2))
     allowed = torch.tensor(rng.random((3, 12)) < 0.7)
     allowed[:, 4] = True
-    score, first, last = best_spans(start, end, allowed, longest=5)
+    score, first, last = best_spans(start, end, allowed, max_tokens=5)
     for row in range(3):
         everything = [
             (float(start[row, a] + end[row, b]), a, b)
