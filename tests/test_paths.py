@@ -186,7 +186,7 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path):
     prepared = prepare(run_of(tmp_path, data={"sources": [{"path": "texts"}]}))
     tokenizer = {"from": str(prepared.folder / "tokenizer")}  # what artel made may lie among the stores
     check_sources_and_outputs(run_of(tmp_path, data={"sources": [{"path": "texts"}]}, tokenizer=tokenizer))
-    refused = "run: the folder .* lies in .*from_store"
+    refused = "run: the folder .* is in .*from_store"
     tree = {"run": str(prepared.folder / "run"), "data": {"from_store": str(prepared.folder)}}
     with pytest.raises(InputError, match=refused):
         check_sources_and_outputs(parse_run(tree, {}, {(): "run.yaml"}))
@@ -200,7 +200,7 @@ def test_a_cache_among_the_texts_is_refused(tmp_path):
     texts(Path())
     run = written(Path(), "run.yaml", "run: run\ndata: {sources: [{path: texts}]}\n")
     done = refused("prepare", run, env={"ARTEL_CACHE": "texts/cache"})
-    assert f"ARTEL_CACHE: the folder texts/cache (really {tmp_path}/texts/cache) lies in texts" in done.stderr
+    assert f"ARTEL_CACHE: the folder texts/cache (really {tmp_path}/texts/cache) is in texts" in done.stderr
     assert not Path("texts/cache").exists()
 
 

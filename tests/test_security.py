@@ -218,7 +218,7 @@ def test_code_that_lies_in_another_repository_is_not_run(own_code, tmp_path, com
     run = own_run(tmp_path, folder, trust_remote_code=str(folder))
     status, _, said = command("train", run)
     assert (status, ran.exists()) == (2, False)
-    assert "lies in another repository, someone/else" in said
+    assert "is in another repository, someone/else" in said
 
 
 def test_code_that_is_not_needed_is_not_run(own_code, tokenizer):

@@ -1,4 +1,4 @@
-"""Assembly of the token store from prepared shards: first its shards, each independently, then the manifest."""
+"""Assembles the token store from prepared shards: first each store shard independently, then the manifest."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
     dtype = id_dtype(objective.tokenizer.vocabulary)
     with new_folder(workspace.shard_path(plan.folder)) as folder:
         writer = ShardWriter(folder / plan.name, dtype)
-        for number, is_chosen in _chosen_documents(workspace, shards, plan):
-            samples: dict[int, _ShardSamples] = {}
+        for number, is_chosen in _iter_chosen_documents(workspace, shards, plan):
+            samples: dict[int, _SplitSamples] = {}
             for split_number, first, last in _document_runs(is_chosen, shards[number].rows["split"]):
                 if split_number not in samples:
-                    samples[split_number] = _ShardSamples(shards[number], SPLITS[split_number], dtype)
+                    samples[split_number] = _SplitSamples(shards[number], SPLITS[split_number], dtype)
                 samples[split_number].copy(writer, first, last, objective.document_number, document)
                 document += last - first
         entry = writer.close()
         (folder / "entry.json").write_bytes(orjson.dumps([entry, writer.flags, writer.columns]))
 
 
-def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+def write_store(
+    workspace: Workspace, folder: Path, manifest_entries: dict[str, Any], vocabulary: int
+) -> dict[str, Any]:
     """Write the finished shards, the tokenizer, the ledger and the manifest into `folder`; return the manifest."""
     splits = {split: empty_split() for split in SPLITS}
     ledger = orjson.loads((workspace.selection_path / "ledger.json").read_bytes())
@@ -66,17 +68,17 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
     for name in LISTS:
         if (workspace.selection_path / name).is_file():
             _link(workspace.selection_path / name, folder / name)
-    return write_manifest(folder, id_dtype(vocabulary), about, splits)
+    return write_manifest(folder, id_dtype(vocabulary), manifest_entries, splits)
 
 
-class _ShardSamples:
+class _SplitSamples:
     """The samples of a prepared shard in one split, addressed by document number."""
 
     def __init__(self, shard: PreparedShard, split: str, dtype: str) -> None:
         rows = shard.rows[shard.rows["split"] == SPLITS.index(split)]
         self._shard = shard
-        self._tokens_end = np.cumsum(rows["tokens"].astype(np.int64))
-        self._samples_end = np.cumsum(rows["samples"].astype(np.int64))
+        self._token_ends = np.cumsum(rows["tokens"].astype(np.int64))
+        self._sample_ends = np.cumsum(rows["samples"].astype(np.int64))
         base, columns = shard.folder / split, shard.summary[split]
         self._tokens = _map_file(base, ".tokens", dtype)
         self._lengths = np.diff(_map_file(base, ".ends", "<u8").astype(np.int64), prepend=0)
@@ -84,53 +86,55 @@ class _ShardSamples:
         width = columns["numbers"]
         self._numbers = _map_file(base, ".numbers", "<i8").reshape(-1, width) if width else None
         self._origins = _map_file(base, ".origins", "u1")
-        self._lines_end = np.flatnonzero(self._origins == ord("\n")) + 1
+        self._line_ends = np.flatnonzero(self._origins == ord("\n")) + 1
 
     def copy(self, writer: ShardWriter, first: int, last: int, number_column: int | None, document: int) -> None:
         """Copy the documents [first, last). `document`: number of the first one in its split."""
-        tokens = slice(_start(self._tokens_end, first), _start(self._tokens_end, last))
-        samples = slice(_start(self._samples_end, first), _start(self._samples_end, last))
+        tokens = slice(_item_start(self._token_ends, first), _item_start(self._token_ends, last))
+        samples = slice(_item_start(self._sample_ends, first), _item_start(self._sample_ends, last))
         numbers = None if self._numbers is None else self._numbers[samples]
         if numbers is not None and number_column is not None:
-            counts = np.diff(self._samples_end[first:last], prepend=samples.start)
+            counts = np.diff(self._sample_ends[first:last], prepend=samples.start)
             numbers = np.array(numbers)
             numbers[:, number_column] = document + np.repeat(np.arange(last - first), counts)
-        origins = self._origins[_start(self._lines_end, samples.start) : _start(self._lines_end, samples.stop)]
+        origins = self._origins[
+            _item_start(self._line_ends, samples.start) : _item_start(self._line_ends, samples.stop)
+        ]
         flags = None if self._flags is None else self._flags[tokens]
         lines = self._with_file_lines(origins.tobytes())
         writer.add_many(self._tokens[tokens], self._lengths[samples], lines, flags, numbers)
 
     def _with_file_lines(self, origins: bytes) -> bytes:
-        """Return lines of origins with line numbers of the whole file."""
+        """Return lines of origins with line numbers counted in the full file."""
         if not self._shard.lines_before:
             return origins
         lines = origins.decode("utf-8", "surrogateescape").split("\n")[:-1]
         return b"".join(origin_line(self._shard.origin(line)) for line in lines)
 
 
-def _chosen_documents(
+def _iter_chosen_documents(
     workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
     """Yield (number, bool (documents,): True for documents to write) of each prepared shard, in each round."""
-    (round_, number, document), stop = plan.start, plan.stop
-    while (round_, number, 0) < stop:
-        is_chosen = _column(workspace, "copies", number, np.uint16) > round_
+    (round_number, number, document), stop = plan.start, plan.stop
+    while (round_number, number, 0) < stop:
+        is_chosen = _read_column(workspace, "copies", number, np.uint16) > round_number
         is_chosen[:document] = False
-        if (round_, number) == stop[:2]:
+        if (round_number, number) == stop[:2]:
             is_chosen[stop[2] :] = False
-        yield number, is_chosen & (_column(workspace, "splits", number, np.uint8) == SPLITS.index(plan.split))
+        yield number, is_chosen & (_read_column(workspace, "splits", number, np.uint8) == SPLITS.index(plan.split))
         number, document = number + 1, 0
         if number == len(shards):
-            round_, number = round_ + 1, 0
+            round_number, number = round_number + 1, 0
 
 
-def _column(workspace: Workspace, name: str, number: int, dtype: type[np.generic]) -> NDArray:
-    """Return a number of each document of a prepared shard: how often it is written (copies), or its split (splits)."""
+def _read_column(workspace: Workspace, name: str, number: int, dtype: type[np.generic]) -> NDArray:
+    """Read a number per document of a prepared shard: how often it is written (copies), or its split (splits)."""
     return np.fromfile(workspace.selection_path / name / f"{number:05d}", dtype)
 
 
 def _document_runs(is_chosen: NDArray[np.bool_], split_number: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Return runs of chosen documents: (split of the prepared shard, first and last + 1 document in it).
+    """Return runs of chosen documents: (split of the prepared shard, first document in it, last document + 1).
 
     `is_chosen` and `split_number`: (documents,). If labels moved documents, their split differs from the store's.
     """
@@ -146,11 +150,11 @@ def _write_references(workspace: Workspace, folder: Path, split: str) -> dict[st
     shards = prepared_shards(workspace)
     if not any(shard.rows["has_reference"].any() for shard in shards):
         return {}
-    copies = (_column(workspace, "copies", number, np.uint16) for number in range(len(shards)))
+    copies = (_read_column(workspace, "copies", number, np.uint16) for number in range(len(shards)))
     rounds = max(int(counts.max(initial=0)) for counts in copies)
     full_plan = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
     with (folder / REFERENCES_FILE).open("wb") as stream:
-        for number, chosen in _chosen_documents(workspace, shards, full_plan):
+        for number, chosen in _iter_chosen_documents(workspace, shards, full_plan):
             rows = shards[number].rows
             with ExitStack() as stack:
                 files = (shards[number].folder / f"{name}.references" for name in SPLITS)
@@ -169,17 +173,17 @@ def _write_references(workspace: Workspace, folder: Path, split: str) -> dict[st
 
 def _map_file(base: Path, suffix: str, dtype: str) -> NDArray:
     file = base.with_suffix(suffix)
-    kind = np.dtype(dtype).newbyteorder("<")
-    return np.memmap(file, kind, "r") if file.stat().st_size else np.empty(0, kind)
+    file_dtype = np.dtype(dtype).newbyteorder("<")
+    return np.memmap(file, file_dtype, "r") if file.stat().st_size else np.empty(0, file_dtype)
 
 
-def _start(ends: NDArray, number: int) -> int:
+def _item_start(ends: NDArray, number: int) -> int:
     """Return the start of item `number`, given the ends of all items."""
     return int(ends[number - 1]) if number else 0
 
 
 def _link(file: Path, name: Path) -> None:
-    """Hard-link a file, or copy it if the link fails (another disk)."""
+    """Hard-link a file, or copy it if linking fails (on another disk)."""
     try:
         os.link(file, name)
     except OSError:

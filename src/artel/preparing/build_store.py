@@ -32,12 +32,12 @@ _DATE_NOTE = Phrase(
 )
 
 Check = Callable[..., None]
-"""Raise an error found in the run so far; with `wait=True` after all checks are done."""
+"""Raise an error that was found in the run so far. With `wait=True`, first wait for all checks."""
 
 
 def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None:
-    """Build the store of a run in `folder`, stage by stage, and reuse what an earlier start finished."""
-    # These import torch, which is not needed if the store exists.
+    """Build the store of a run in `folder`, stage by stage. Reuses stages that an earlier start finished."""
+    # These modules import torch, which is not needed if the store exists.
     from artel.preparing.assembly import write_store
     from artel.preparing.engines import check_engine, run_stage
     from artel.preparing.prepared_shard import encoder_notes
@@ -49,11 +49,11 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
     with reporting(lambda: "dividing the sources into parts"):
         workspace = Workspace.open_or_plan(folder.with_name(f"{key}.parts"), config)
 
-    def run_tasks(stage: Stage, what: str) -> None:
+    def run_tasks(stage: Stage, description: str) -> None:
         tasks = Tasks(workspace)
         if tasks.unfinished(stage):
-            logger.info(what)
-            progress_line = Progress(what)
+            logger.info(description)
+            progress_line = Progress(description)
 
             def progress(done: int, count: int) -> None:
                 check()
@@ -72,13 +72,15 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
                 "the tokenizer loses the spaces of a text, as will the model (tokenizer.train.pattern: whitespace)"
             )
         if tokenizer.changed_letters and objective_type(config).generates:
-            changed = ", ".join(f"{letter} becomes {other}" for letter, other in tokenizer.changed_letters.items())
+            changed = ", ".join(
+                f"{letter} becomes {changed_letter}" for letter, changed_letter in tokenizer.changed_letters.items()
+            )
             logger.info("the tokenizer changes letters, so the model will too: %s", changed)
         if tokenizer.plain_frame_tokens:
-            added_text = " and ".join(tokenizer.plain_frame_tokens)
+            frame_text = " and ".join(tokenizer.plain_frame_tokens)
             logger.info(
                 "the tokenizer puts %s around each text: no special token; see post_processor in tokenizer.json",
-                added_text,
+                frame_text,
             )
         if config.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
             run_tasks("lines", "looking for repeated lines")
@@ -108,10 +110,12 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
     _check_unchanged(config, key, workspace)
     tokenizer = load_tokenizer(str(workspace.tokenizer_path))
     with new_folder(folder) as partial:
-        about = {"key": key, "objective": config.objective, "tokenizer": tokenizer.fingerprint}
+        entries = {"key": key, "objective": config.objective, "tokenizer": tokenizer.fingerprint}
         if build_objective(config, tokenizer).inserts_date:
-            about["day"] = date.today().isoformat()
-        manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
+            entries["day"] = date.today().isoformat()
+        manifest = write_store(
+            workspace, partial, {**entries, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary
+        )
         _check_splits(config, manifest, orjson.loads((partial / "ledger.json").read_bytes()))
         build_objective(config, tokenizer).check_store(TokenStore(partial))
     shutil.rmtree(workspace.path)

@@ -21,19 +21,19 @@ LISTS = (REJECTED, CONTAMINATED)
 
 
 def rejected_list_path(config: RunConfig) -> str:
-    """Return the path of the run's list of rejected records, for messages; empty if only a text is read."""
+    """Return the path of the run's list of rejected records, for messages; empty without a run folder."""
     return str(Path(config.run, REJECTED)) if config.run else ""
 
 
 def copy_list(config: RunConfig, file: Path) -> None:
-    """Copy a list into the run's folder, unless only a text is read."""
+    """Copy a list into the run's folder, if there is one."""
     if config.run:
         claim_folder(Path(config.run))
         write_file(Path(config.run, file.name), file.read_bytes())
 
 
 def copy_lists(config: RunConfig, store: Path) -> None:
-    """Copy the lists of a store that are not empty into the run's folder, and remove outdated ones."""
+    """Copy the nonempty lists of a store into the run's folder, and remove outdated lists."""
     for name in LISTS:
         file = store / name
         if file.is_file() and file.stat().st_size:
@@ -50,14 +50,14 @@ def write_contaminated(
     file: Path, contaminated: Iterable[ContaminatedDocument], index: BenchmarkIndex
 ) -> tuple[dict[str, Any], str]:
     """Write a line for each contaminated document; return counts by benchmark, and a note for the user."""
-    benchmark_of = [number for number, benchmark in enumerate(index.benchmarks) for _ in range(benchmark["rows"])]
+    row_benchmarks = [number for number, benchmark in enumerate(index.benchmarks) for _ in range(benchmark["rows"])]
     rows: set[int] = set()
     documents: Counter[int] = Counter()
     total = 0
     first: dict[str, str] = {}
     with file.open("wb") as stream:
         for item in contaminated:
-            numbers = sorted({benchmark_of[row] for row in item.rows})
+            numbers = sorted({row_benchmarks[row] for row in item.rows})
             row_origins = [index.origins[row] for row in item.rows[:_MAX_LISTED_ROWS]]
             line = {
                 "origin": item.origin,
@@ -72,25 +72,25 @@ def write_contaminated(
             documents.update(numbers)
             total += 1
             first = first or {"origin": item.origin, "words": item.words, "place": row_origins[0]}
-    rows_found = Counter(benchmark_of[row] for row in rows)
+    num_found = Counter(row_benchmarks[row] for row in rows)
     counts = {
         benchmark["name"]: {
             "rows": benchmark["rows"],
             "too_short": benchmark["too_short"],
-            "rows_found": rows_found[number],
+            "rows_found": num_found[number],
             "documents": documents[number],
         }
         for number, benchmark in enumerate(index.benchmarks)
     }
-    what = "{count:,} documents share words with benchmarks and are left out: {rows}"
-    note = Phrase(what, count=total, rows=[_rows_found(name, count) for name, count in counts.items()])
+    template = "{count:,} documents share words with benchmarks and are left out: {rows}"
+    note = Phrase(template, count=total, rows=[_describe_rows(name, count) for name, count in counts.items()])
     if total:
-        listed = "{note}; each is listed in {file}, the first: {origin} has {words!r} of {place}"
-        note = Phrase(listed, note=note, file=file.name, **first)
+        template = "{note}; each is listed in {file}, the first: {origin} has {words!r} of {place}"
+        note = Phrase(template, note=note, file=file.name, **first)
     return counts, note
 
 
-def _rows_found(name: str, counts: dict[str, int]) -> Phrase:
+def _describe_rows(name: str, counts: dict[str, int]) -> Phrase:
     what = "{rows_found:,} of {rows:,} rows of {name} in {documents:,} documents"
     if counts["too_short"]:
         what = (

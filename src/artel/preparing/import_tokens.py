@@ -1,13 +1,13 @@
-"""Import token files of other programs as a token store, without tokenizing, in bounded memory.
+"""Imports token files of other programs as a token store, without tokenizing, in bounded memory.
 
     Megatron-LM   NAME.idx + NAME.bin   the index has the length and position of each sequence and the document ends
     nanoGPT       NAME.bin              only uint16; a document ends with the next end token
     llm.c         NAME.bin              256 int32 (20240520, version 1, number of tokens), then as nanoGPT; or uint32
                                         after (20240801, 7, tokens). modded-nanogpt writes the former
 
-In the store every document ends with one end token, whether its file has one at the end, at the beginning (llm.c) or
-not at all; the ledger counts the tokens that were added (`end_added`). Documents with no other token are dropped as
-`empty`. A document that continues in the next file (of llm.c's shards) becomes two documents.
+In the store every document ends with one end token. Its file may have the token at the end, at the beginning (llm.c) or
+nowhere; the ledger counts the added tokens (`end_added`). Documents with no other token are dropped as `empty`. A
+document that continues in the next file (llm.c's shards) becomes two documents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from artel.text.split import is_held_out, smallest_fraction
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
 from artel.tokens.manifest import FORMAT, SPLITS
 
-# Any constant would do. The run's seed is not used, so that all runs are evaluated on the same documents.
+# An arbitrary constant. Not the run's seed: all runs are evaluated on the same documents.
 _SEED = 20_261_121
 
 
@@ -114,12 +114,12 @@ class _ImportWriter:
     dropped: Counter[str] = field(default_factory=Counter)
     end_added: int = 0
     hashes: array[int] = field(default_factory=lambda: array("Q"))
-    """The hashes that choose documents to hold out."""
+    """Hashes of the documents, which decide the documents to hold out."""
     splits: dict[str, Counter[str]] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
 
     def add(self, file: TokenFile, split: str, fraction: float) -> None:
         """Write the documents of a file into a split, `fraction` of them into validation."""
-        size_of = make_text_sizer(self.tokenizer)
+        measure = make_text_sizer(self.tokenizer)
         end, name, is_first_logged = self.tokenizer.end_id, str(file.path), False
         for number, (start, stop) in enumerate(file.documents(end)):
             self.read[name] += 1
@@ -129,21 +129,23 @@ class _ImportWriter:
                 self.dropped[name] += 1
                 continue
             chunks = [text[first : first + CHUNK_TOKENS] for first in range(0, len(text), CHUNK_TOKENS)]
-            for at, chunk in enumerate(chunks):
-                self._check(file, number, start + at * CHUNK_TOKENS, chunk)
-            if not is_first_logged:  # ids of another tokenizer may be in range: people will see that this is not text
+            for chunk_number, chunk in enumerate(chunks):
+                self._check(file, number, start + chunk_number * CHUNK_TOKENS, chunk)
+            if (
+                not is_first_logged
+            ):  # ids of another tokenizer may be in range, but the user will see that this is not text
                 is_first_logged = True
                 logger.info("its first document begins: %r", self.tokenizer.decode(text[:32].tolist())[:80])
-            target = split
+            chosen_split = split
             if fraction:
                 self.hashes.append(_hash_ids(chunks))
-                target = "validation" if is_held_out(self.hashes[-1], fraction) else split
-            characters, size = (sum(sizes) for sizes in zip(*map(size_of, chunks), strict=True))
+                chosen_split = "validation" if is_held_out(self.hashes[-1], fraction) else split
+            characters, size = (sum(sizes) for sizes in zip(*map(measure, chunks), strict=True))
             chunks[-1] = np.append(chunks[-1].astype(np.int64), end)
             self.end_added += not has_end
-            self.writer.add(target, [Sample(chunk) for chunk in chunks], size, f"{name}[{number}]")
+            self.writer.add(chosen_split, [Sample(chunk) for chunk in chunks], size, f"{name}[{number}]")
             sizes = {"characters": characters, "bytes": size, "tokens": len(text) + 1, "samples": len(chunks)}
-            self.splits[target].update(documents=1, **sizes)
+            self.splits[chosen_split].update(documents=1, **sizes)
 
     def ledger(self) -> dict[str, Any]:
         """Return the counts in the format of the ledger of `artel prepare`."""
@@ -168,8 +170,8 @@ class _ImportWriter:
         if chunk.max() < self.vocabulary and chunk.min() >= 0:
             return
         index = first + int(np.flatnonzero((chunk >= self.vocabulary) | (chunk < 0))[0])
-        at = file.offset + index * file.ids.dtype.itemsize
-        where = f"{file.path}: token {index:,} (byte {at:,})"
+        byte_offset = file.offset + index * file.ids.dtype.itemsize
+        where = f"{file.path}: token {index:,} (byte {byte_offset:,})"
         what = f"id {file.ids[index]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
         raise InputError.at(where, what, "use the tokenizer that made these tokens: --tokenizer FOLDER")
 
@@ -214,8 +216,8 @@ def make_text_sizer(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, i
     return summed_size
 
 
-# The letters of byte-level vocabularies for the bytes 0x80 to 0xBF, which continue a character of UTF-8: printable ones
-# of Latin-1 as themselves, the others as letters from U+0100 on, after 33 below space and 0x7F.
+# The letters of byte-level vocabularies for the bytes 0x80 to 0xBF, which continue a character of UTF-8: printable
+# Latin-1 letters are unchanged, other bytes are letters from U+0100 on, after 33 below space and 0x7F.
 _CONTINUATION = frozenset(
     chr(byte) if byte >= 0xA1 and byte != 0xAD else chr(0x143 if byte == 0xAD else 0x122 + byte - 0x80)
     for byte in range(0x80, 0xC0)
@@ -225,13 +227,13 @@ _CONTINUATION = frozenset(
 def _manifest_entries(
     files: dict[str, list[TokenFile]], tokenizer: Tokenizer, validation: float | str
 ) -> dict[str, Any]:
-    """Return the manifest's entries about the origin of the store; `key` is a digest of all of it."""
-    facts = [
+    """Return the manifest's entries about the origin of the store. `key` is a digest of all inputs."""
+    file_facts = [
         [split, str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns, file.file_format]
         for split, split_files in files.items()
         for file in split_files
     ]
-    inputs = [FORMAT, "imported", facts, tokenizer.fingerprint, validation]
+    inputs = [FORMAT, "imported", file_facts, tokenizer.fingerprint, validation]
     key = xxhash.xxh3_128_hexdigest(orjson.dumps(inputs))
     return {"key": key, "objective": "causal", "tokenizer": tokenizer.fingerprint}
 
@@ -326,26 +328,26 @@ def _open(file: Path, vocabulary: int) -> TokenFile:
 
 
 def _open_llm_c(file: Path, header: np.ndarray) -> TokenFile:
-    expected, kind = _LLM_C[int(header[0])]
+    expected, dtype = _LLM_C[int(header[0])]
     version, count = int(header[1]), int(header[2])
     if version != expected:
         raise file_error(file, f"is llm.c's format in version {version}", f"write it in version {expected}")
-    size, full_size = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(kind).itemsize
+    size, full_size = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(dtype).itemsize
     if size != full_size:
         what = f"has {size:,} bytes, but its header says {count:,} tokens, which need {full_size:,}"
         raise file_error(file, what, "download or write it again: it is incomplete")
     if count == 0:
         raise file_error(file, "holds no tokens", "remove it")
-    return _open_with_end_tokens(file, "llm.c", kind, _LLM_C_HEADER)
+    return _open_with_end_tokens(file, "llm.c", dtype, _LLM_C_HEADER)
 
 
-def _open_with_end_tokens(file: Path, file_format: str, kind: str, offset: int) -> TokenFile:
+def _open_with_end_tokens(file: Path, file_format: str, dtype: str, offset: int) -> TokenFile:
     """Open a file in which every document ends with an end token."""
-    width = np.dtype(kind).itemsize
+    width = np.dtype(dtype).itemsize
     if file.stat().st_size % width:
         what = f"has {file.stat().st_size:,} bytes, not a multiple of the token size, {width} bytes"
         raise file_error(file, what, "download or write it again: it is truncated, or not a file of tokens")
-    ids = np.asarray(np.memmap(file, dtype=kind, mode="r", offset=offset))
+    ids = np.asarray(np.memmap(file, dtype=dtype, mode="r", offset=offset))
 
     def documents(end_id: int) -> Iterator[Span]:
         start = 0
@@ -369,7 +371,7 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
         )
     if len(header) < _MEGATRON_HEADER:
         raise file_error(index, f"is cut off after {len(header)} bytes, within its header", fix)
-    version, sequences, ends = (int.from_bytes(header[at : at + 8], "little") for at in (9, 18, 26))
+    version, sequences, ends = (int.from_bytes(header[offset : offset + 8], "little") for offset in (9, 18, 26))
     code = header[17]
     if version != 1:
         raise file_error(index, f"is of version {version}", "this artel reads version 1, which Megatron-LM writes")
@@ -387,8 +389,8 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
         raise file_error(file, what, fix)
     offsets = [_MEGATRON_HEADER, _MEGATRON_HEADER + 4 * sequences, _MEGATRON_HEADER + 12 * sequences]
     lengths, pointers, bounds = (
-        np.memmap(index, dtype=kind, mode="r", offset=at, shape=(count,))
-        for kind, at, count in zip(("<i4", "<i8", "<i8"), offsets, (sequences, sequences, ends), strict=True)
+        np.memmap(index, dtype=dtype, mode="r", offset=offset, shape=(count,))
+        for dtype, offset, count in zip(("<i4", "<i8", "<i8"), offsets, (sequences, sequences, ends), strict=True)
     )
     _check_sequences(file, index, lengths, pointers, width, fix)
     _check_bounds(index, bounds, sequences, fix)
@@ -396,8 +398,8 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
 
     def documents(end_id: int) -> Iterator[Span]:
         for first in range(0, len(bounds) - 1, CHUNK_TOKENS):
-            at = np.asarray(bounds[first : first + CHUNK_TOKENS + 1])
-            starts = np.where(at < sequences, pointers[np.minimum(at, sequences - 1)] // width, len(ids))
+            chunk = np.asarray(bounds[first : first + CHUNK_TOKENS + 1])
+            starts = np.where(chunk < sequences, pointers[np.minimum(chunk, sequences - 1)] // width, len(ids))
             yield from pairwise(starts.tolist())
 
     return TokenFile(file, "Megatron-LM", ids, 0, documents)
@@ -422,10 +424,10 @@ def _check_sequences(file: Path, index: Path, lengths: np.ndarray, pointers: np.
 
 def _check_bounds(index: Path, bounds: np.ndarray, sequences: int, fix: str) -> None:
     """Raise InputError unless the bounds of documents rise from the first sequence to the last."""
-    falls = any(
+    decreases = any(
         (np.diff(bounds[first : first + CHUNK_TOKENS + 1]) < 0).any() for first in range(0, len(bounds), CHUNK_TOKENS)
     )
-    if bounds[0] != 0 or bounds[-1] != sequences or falls:
+    if bounds[0] != 0 or bounds[-1] != sequences or decreases:
         what = f"the ends of its documents do not rise from 0 to its {sequences:,} sequences"
         raise file_error(index, what, fix)
 

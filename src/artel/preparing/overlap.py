@@ -1,4 +1,4 @@
-"""Check that outputs and inputs do not overlap: a run would read its output as text, or overwrite its input."""
+"""Checks that outputs and inputs do not overlap: a run would read its output as text, or overwrite its input."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_overlaps(config: RunConfig, outputs: Outputs | None = None) -> None:
 
 def _outputs(config: RunConfig) -> Outputs:
     outputs = [("ARTEL_CACHE", cache_folder())]
-    if config.run:  # empty if only a text is read, as by artel evaluate
+    if config.run:  # empty if there is no run folder, e.g. in artel evaluate
         outputs.insert(0, ("run", Path(config.run)))
     if config.data.store and not is_remote(config.data.store):
         outputs.append(("data.store", Path(config.data.store)))
@@ -67,7 +67,7 @@ def _outputs(config: RunConfig) -> Outputs:
 
 
 def _input_folders(config: RunConfig) -> dict[str, str]:
-    """Return folders that are read besides the sources of text, by key."""
+    """Return input folders other than the sources of text, by key."""
     paths = {
         "model.from": config.model.from_,
         "tokenizer.from": config.tokenizer.from_,
@@ -81,7 +81,9 @@ def _nested_input_problems(input_key: str, files: Iterable[Path], outputs: Outpu
     by_real_path = {_real_path(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
     real_parents: dict[str, str] = {}
-    rows_path = _real_path(rows_folder())  # rows passed from Python: written before the run is read, and never cleared
+    rows_path = _real_path(
+        rows_folder()
+    )  # rows passed from Python are written before the run is read, and never cleared
     for file in files:
         parent = os.path.dirname(file)  # noqa: PTH120
         if parent not in real_parents:
@@ -89,14 +91,14 @@ def _nested_input_problems(input_key: str, files: Iterable[Path], outputs: Outpu
         path = Path(os.path.realpath(file)) if file.is_symlink() else Path(real_parents[parent], file.name)
         for output_path, (key, folder) in by_real_path.items():
             if key not in problems and path.is_relative_to(output_path) and path.parent != rows_path:
-                what = f"{file} (really {path}) lies in {folder} ({key}), where artel writes and clears"
+                what = f"{file} (really {path}) is in {folder} ({key}), where artel writes and clears"
                 fix = f"move it, or choose another folder ({key})"
                 problems[key] = Problem(input_key, what, fix)
     return list(problems.values())
 
 
 def _nested_output_problem(key: str, folder: Path, input_key: str, path: str) -> Problem:
-    what = f"the folder {folder} (really {_real_path(folder)}) lies in {path} ({input_key}): it would be read as input"
+    what = f"the folder {folder} (really {_real_path(folder)}) is in {path} ({input_key}): it would be read as input"
     return Problem(key, what, f"choose a folder outside of it ({key}), or a narrower path ({input_key})")
 
 

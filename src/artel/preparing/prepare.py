@@ -1,9 +1,9 @@
-"""The token store of a run: found by its key, or built from the sources.
+"""Finds the token store of a run by its key, or builds it from the sources.
 
 Text is prepared before any process group exists. If several processes start, the first to get a file lock builds the
-store, and the others find it. A store appears atomically. It is built shard by shard in a folder
-beside it (`workspace.py`); after a kill, finished shards are reused. The result does not depend on interruptions or the
-number of workers.
+store, and the other processes find it. A store appears atomically. It is built shard by shard in a folder beside it
+(`workspace.py`). After a kill, finished shards are reused. The result does not depend on interruptions or the number of
+workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from artel.preparing.stores import (
     push_store,
     record_store,
     recorded_store,
-    set_damaged_aside,
+    rename_damaged_store,
     settings_digest,
     store_key,
 )
@@ -118,7 +118,7 @@ def prepare(
 ) -> PreparedText:
     """Find the token store of a run, or build it from the sources. Raise InputError, WorkError.
 
-    If the texts are gone, the store that the run began with is used. RUN/rejected.jsonl lists the records that could
+    If the texts are gone, use the store that the run started with. RUN/rejected.jsonl lists the records that could
     not be used, even if there are too many.
 
     Args:
@@ -139,7 +139,7 @@ def prepare(
             key = store_key(config)
     except InputError as error:
         return _store_without_texts(with_recorded_values(config), error, verify)
-    stores, remote_stores = _stores(config)
+    stores, remote_stores = _store_locations(config)
     resolved = resolve_values(config, stores / f"{key}.settled.json")
     if resolved is not config:
         config, key = resolved, store_key(resolved)
@@ -152,7 +152,7 @@ def prepare(
         with lock(stores / f"{key}.lock", lambda: logger.info(message)):
             damaged_store = None
             if folder.exists() and (is_damaged or not _is_complete(folder)):
-                damaged_store = _set_damaged_aside(folder)
+                damaged_store = _rename_if_damaged(folder)
             is_new = _fetch_or_build(config, folder, key, address, while_building)
             if damaged_store is not None:
                 shutil.rmtree(damaged_store, ignore_errors=True)
@@ -217,11 +217,11 @@ def resolve_from_records(config: RunConfig) -> RunConfig:
 
 def _values_file(config: RunConfig) -> Path:
     """Return the file of decided values for the run as written by its user."""
-    return _stores(config)[0] / f"{store_key(config)}.settled.json"
+    return _store_locations(config)[0] / f"{store_key(config)}.settled.json"
 
 
 def has_store(config: RunConfig) -> bool:
-    """True if the store that the run began with still exists, so that neither texts nor a tokenizer are needed."""
+    """True if the store that the run started with still exists: then neither texts nor a tokenizer are needed."""
     config = with_recorded_values(config)
     return recorded_store(config, settings_digest(config)) is not None
 
@@ -236,12 +236,12 @@ def is_prepared(config: RunConfig) -> bool:
         key = store_key(config)
     except InputError:  # the texts are missing or invalid
         return False
-    stores, remote_stores = _stores(config)
+    stores, remote_stores = _store_locations(config)
     return _is_complete(stores / key, remote_stores and f"{remote_stores}/{key}")
 
 
 def record_prepared(config: RunConfig, prepared: PreparedText) -> None:
-    """Record the run's store in its folder, in case its texts disappear. Raise on disk errors."""
+    """Record the run's store in its folder, in case its texts disappear."""
     if not config.data.from_store:
         record_store(config, settings_digest(config), prepared.folder)
 
@@ -253,14 +253,14 @@ def _resume_hint(folder: Path) -> str:
     return "finished shards of the text are kept; the same command resumes"
 
 
-def _stores(config: RunConfig) -> tuple[Path, str]:
+def _store_locations(config: RunConfig) -> tuple[Path, str]:
     """Return (folder of stores on this machine, address on S3 or empty)."""
     address = config.data.store.rstrip("/") if is_remote(config.data.store) else ""
     return (Path(config.data.store) if config.data.store and not address else cache_folder() / "stores"), address
 
 
 def _store_without_texts(config: RunConfig, error: InputError, verify: bool) -> PreparedText:
-    """Return the store that the run began with, if its texts cannot be read. Raise `error` if there is none."""
+    """Return the store that the run started with, because its texts cannot be read. Raise `error` if it is gone."""
     folder = recorded_store(config, settings_digest(config))
     if folder is None:
         raise error
@@ -273,15 +273,15 @@ def _store_without_texts(config: RunConfig, error: InputError, verify: bool) -> 
     return PreparedText(folder, is_new=False, config=config)
 
 
-def _set_damaged_aside(folder: Path) -> Path | None:
-    """Rename a damaged store; return its new name, or None if another process has rebuilt it in the meantime."""
+def _rename_if_damaged(folder: Path) -> Path | None:
+    """Rename a damaged store. Return its new path; None if another process has rebuilt it in the meantime."""
     if not _is_store_folder(folder):
         what, fix = "exists but is not a token store", "move it away, or choose another data.store"
         raise InputError.at(str(folder), what, fix)
     damage_problem = find_damage(folder)
     if damage_problem is None:
         return None
-    damaged_store = set_damaged_aside(folder)
+    damaged_store = rename_damaged_store(folder)
     copy_record_file(folder).unlink(missing_ok=True)
     logger.info("%s %s: rebuilding the store", damage_problem.where, damage_problem.what)
     return damaged_store
@@ -303,5 +303,5 @@ def _is_complete(folder: Path, address: str = "") -> bool:
 def _remove_abandoned(stores: Path) -> None:
     for folder in (*stores.glob("*.parts"), *stores.glob("*.damaged")):
         if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
-            with suppress(WorkError), lock(folder.with_suffix(".lock"), wait=False):  # kept while in use
+            with suppress(WorkError), lock(folder.with_suffix(".lock"), wait=False):  # skipped while in use
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""A prepared shard: the samples of an input shard, made by one worker without knowing the other shards.
+"""A prepared shard: the samples of an input shard, made by one worker without access to other shards.
 
 documents        a row (DOCUMENT) for each document that passed the rules, in reading order
-notes.jsonl      notes on some documents: {"document": 3, "changed": {…}, "observed": […]}, or why no sample was made
+notes.jsonl      notes on some documents: {"document": 3, "changed": {…}, "observed": […]}, or why it has no sample
 train.tokens …   samples, in the files of a store shard for each split
 train.references references for evaluation, one line per document that has one
 near/            shingles and signatures, if near-duplicates are searched
@@ -91,7 +91,9 @@ def write_prepared_shard(
     units = None
     if config.data.dedup.lines != "none":
         digests = repeated_lines.read_bytes()
-        units = RepeatedUnits(config.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
+        units = RepeatedUnits(
+            config.data.dedup.lines, (digests[start : start + 16] for start in range(0, len(digests), 16))
+        )
     tokenizer = objective.tokenizer
     with new_folder(folder) as partial, _PreparedShardWriter(partial, config, objective) as writer:
         for chunk in _chunks(clean_shard(shard, config.data, writer.ledger, units, benchmarks)):
@@ -120,7 +122,7 @@ class _PreparedShardWriter:
         self._sets: dict[str, int] = {}
         self._labels: dict[tuple[str, ...], int] = {}
         self._count = 0
-        self._by_label = splits_by_label(config)
+        self._splits_by_label = splits_by_label(config)
         near = config.data.dedup.near
         self._signatures = SignatureWriter(folder / "near", near) if near is not None else None
 
@@ -136,7 +138,7 @@ class _PreparedShardWriter:
             self._signatures.__exit__(kind, error, trace)
 
     def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | DroppedRecord | None) -> None:
-        """Write a document and its `result` from the objective, None if it has no new text."""
+        """Write a document and its `result` from the objective; None for a document without new text."""
         record, split = cleaned.document.record, SPLITS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
@@ -164,7 +166,7 @@ class _PreparedShardWriter:
         digest = tuple(int.from_bytes(cleaned.digest[start : start + 8]) for start in (0, 8))
         sizes = (len(record.text.encode()), len(record.text), tokens, samples)
         set_number = self._sets.setdefault(record.set_name, len(self._sets))
-        labels = record.fields.labels if self._by_label and isinstance(record.fields, LabeledText) else ()
+        labels = record.fields.labels if self._splits_by_label and isinstance(record.fields, LabeledText) else ()
         labels_number = self._labels.setdefault(labels, len(self._labels))
         flags = (split, labels_number, cleaned.has_new_text, reference is not None)
         self._rows.append((digest, *sizes, set_number, cleaned.split_hash, *flags))
@@ -202,8 +204,8 @@ class _PreparedShardWriter:
         }
         (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
 
-    def _write_contaminated(self, found: ContaminatedDocument) -> None:
-        row = [found.origin, found.set_name, found.rows, found.words]
+    def _write_contaminated(self, contaminated: ContaminatedDocument) -> None:
+        row = [contaminated.origin, contaminated.set_name, contaminated.rows, contaminated.words]
         self._contaminated.write(orjson.dumps(row) + b"\n")
 
     def _write_rejected(self, rejected: Rejected) -> None:
@@ -212,7 +214,7 @@ class _PreparedShardWriter:
 
 
 def _chunks(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
-    """Group documents for encoding; groups with many characters are smaller."""
+    """Group documents for encoding. Groups of long documents are smaller."""
     records = iter(records)
     while True:
         chunk: list[CleanedRecord] = []
@@ -228,7 +230,7 @@ def _chunks(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
 
 
 def _count_lines(shard: InputShard) -> int | None:
-    """Return the number of lines of a span, needed to number the lines of later spans; None for whole files."""
+    """Return the number of lines of a span, to number the lines of later spans; None for full files."""
     span = shard.inputs[0].span if shard.inputs else None
     return None if span is None else count_lines(Path(shard.inputs[0].address), span)
 
@@ -243,7 +245,7 @@ class PreparedShard:
     summary: dict[str, Any]
     """Content of summary.json."""
     lines_before: int
-    """Number of lines of its file in earlier shards; 0 for whole files."""
+    """Number of lines of its file in earlier shards; 0 for full files."""
 
     @property
     def notes(self) -> Iterator[dict[str, Any]]:
@@ -263,7 +265,7 @@ class PreparedShard:
                 yield ContaminatedDocument(self.origin(origin), set_name, rows, words)
 
     def origin(self, origin: str) -> str:
-        """Return an origin `file:line` with the line number of the whole file."""
+        """Return an origin `file:line` with the line number in the full file."""
         file, _, line = origin.rpartition(":")
         return f"{file}:{int(line) + self.lines_before}" if self.lines_before and line.isdigit() else origin
 
@@ -286,6 +288,6 @@ def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
 
 
 def encoder_notes(workspace: Workspace) -> list[str]:
-    """Return sentences for the user about encoders, except for shards too small for more than one encoder."""
+    """Return notes for the user about encoders, except for shards too small for more than one encoder."""
     notes = {shard.summary["encoder"] for shard in prepared_shards(workspace)}
     return sorted(note for note in notes if note and not note.startswith("Tokenizing the first"))

@@ -1,4 +1,4 @@
-"""Progress while text is prepared or hosts are awaited: a line every ten seconds, also during one long call."""
+"""Progress messages while text is prepared or hosts are awaited: one every ten seconds, also in a long call."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _INTERVAL_SECONDS = 10
 class Progress:
     """Reports the progress of a stage, at most every `seconds`."""
 
-    def __init__(self, what: str, seconds: float = _INTERVAL_SECONDS) -> None:
-        self._what, self._seconds = what, seconds
+    def __init__(self, description: str, seconds: float = _INTERVAL_SECONDS) -> None:
+        self._description, self._seconds = description, seconds
         self._next = time.monotonic() + seconds
 
     def __call__(self, done: int, count: int) -> None:
         if time.monotonic() > self._next:
-            logger.info("%s: %s of %s parts", self._what, f"{done:,}", f"{count:,}")
+            logger.info("%s: %s of %s parts", self._description, f"{done:,}", f"{count:,}")
             self._next = time.monotonic() + self._seconds
 
 
 @contextmanager
-def reporting(what: Callable[[], str], seconds: float = _INTERVAL_SECONDS) -> Iterator[None]:
-    """Report `what` and the elapsed time every `seconds` inside the block.
+def reporting(describe: Callable[[], str], seconds: float = _INTERVAL_SECONDS) -> Iterator[None]:
+    """Log `describe()` and the elapsed time every `seconds` inside the block.
 
-    The block must not fork, because a thread reports.
+    The block must not fork, because a thread writes the messages.
     """
     done = threading.Event()
     start = time.monotonic()
@@ -41,7 +41,7 @@ def reporting(what: Callable[[], str], seconds: float = _INTERVAL_SECONDS) -> It
             return
         with hide_elapsed():  # from now on these lines show the seconds
             while True:
-                logger.info("%s (%s s)", what(), f"{time.monotonic() - start:,.0f}")
+                logger.info("%s (%s s)", describe(), f"{time.monotonic() - start:,.0f}")
                 if done.wait(seconds):
                     return
 

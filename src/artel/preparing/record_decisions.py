@@ -1,6 +1,6 @@
 """Resolve values at `auto` from the records, such as the labels of a classification, before tokenization.
 
-The values are saved beside the store as KEY.settled.json, under the key of the run as its user wrote it, so that the
+The values are saved beside the store as KEY.settled.json, under the key of the run as its user wrote it. So the
 records are read only once.
 """
 
@@ -25,9 +25,9 @@ from artel.text import Ledger, Record, read_documents
 
 
 def resolve_values(config: RunConfig, file: Path) -> RunConfig:
-    """Return the run with the values that its records decide; the run itself if there are none.
+    """Return the run with the values that its records decide; the unchanged run if there are none.
 
-    `file` stores the values. Raise InputError for records that cannot be read, or leave a value undecided.
+    `file` stores the values. Raise InputError for records that cannot be read, or do not determine a value.
     """
     if objective_type(config).undecided(config) and _read_values(config, file) is None:
         write_file(file, orjson.dumps(_decide_values(config, file)))
@@ -35,7 +35,7 @@ def resolve_values(config: RunConfig, file: Path) -> RunConfig:
 
 
 def with_stored_values(config: RunConfig, file: Path) -> RunConfig:
-    """Return the run with the values stored in `file`; the run itself if its records were not read yet."""
+    """Return the run with the values stored in `file`; the unchanged run if its records were not read yet."""
     values = _read_values(config, file) if objective_type(config).undecided(config) else None
     return config if values is None else _with_values(config, values)
 
@@ -51,7 +51,7 @@ def _read_values(config: RunConfig, file: Path) -> dict[str, Any] | None:
 
 
 def with_recorded_values(config: RunConfig) -> RunConfig:
-    """Return the run with the values from RUN/config.yaml, decided when it began; the run itself if there are none."""
+    """Return the run with the values in RUN/config.yaml, decided at its start; the unchanged run if there are none."""
     objective, file = objective_type(config), Path(config.run, "config.yaml")
     undecided = objective.undecided(config)
     if not undecided or not config.run or not file.is_file():
@@ -63,7 +63,7 @@ def with_recorded_values(config: RunConfig) -> RunConfig:
 
 
 def require_recorded_values(config: RunConfig) -> RunConfig:
-    """Return the run with the values recorded when it began. Raise InputError if values are still undecided."""
+    """Return the run with the values recorded at its start. Raise InputError if values are still undecided."""
     objective, config = objective_type(config), with_recorded_values(config)
     problems = [
         Problem(
@@ -79,7 +79,7 @@ def require_recorded_values(config: RunConfig) -> RunConfig:
 
 
 def _decide_values(config: RunConfig, file: Path) -> dict[str, Any]:
-    """Return the values of the undecided keys. `file`: where they will be stored."""
+    """Decide the values of the undecided keys. `file`: the file that will store them."""
     objective, count = objective_type(config), 0
     is_split_by_fraction = config.data.held_out is not None  # the fraction held out depends on the labels
     file.parent.mkdir(parents=True, exist_ok=True)

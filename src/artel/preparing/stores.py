@@ -1,4 +1,4 @@
-"""Token stores of runs: their keys, damage, copies on S3, and stores that a run file names."""
+"""Token stores of runs: keys, damage, copies on S3, and stores named in a run file."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def store_key(config: RunConfig) -> str:
         files["benchmarks"] = benchmark_fingerprint(config.data)
     if config.data.clean.classifier is not None:
         files["classifier"] = classifier_digest(config.data.clean.classifier)
-    return _digest({**_settings(config), **files})
+    return _digest({**_store_settings(config), **files})
 
 
 def settings_digest(config: RunConfig) -> str:
     """Return a digest of the settings that shape the store, without its texts."""
-    return _digest(_settings(config))
+    return _digest(_store_settings(config))
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
+def _store_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that shape the store."""
-    not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
-    data = config.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
+    excluded: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
+    data = config.data.model_dump(mode="json", exclude=excluded | {"sources": {"__all__": {"license"}}})
     modules = [FORMATS.get_module(source.format) for source in config.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.get_module(config.objective)) if module is not None}
     section: Section | None = (config.model_extra or {}).get(config.objective)
@@ -65,12 +65,12 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _digest(inputs: dict[str, Any]) -> str:
-    """Return a digest without secrets: a new token in an address does not mean a new text."""
+    """Return a digest without secrets: a new token in an address does not change the text."""
     return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
 
 
 def find_damage(folder: Path) -> Problem | None:
-    """Read a store in full; return the problem if it is damaged. Raise InputError without permission to read."""
+    """Read a store in full. Return the problem if it is damaged. Raise InputError without permission to read."""
     try:
         TokenStore(folder).verify()
     except DamagedStore as error:
@@ -78,18 +78,18 @@ def find_damage(folder: Path) -> Problem | None:
     return None
 
 
-def set_damaged_aside(folder: Path) -> Path:
-    """Rename a damaged store to KEY.damaged, so that nothing opens it; return its new name."""
-    aside = folder.with_name(f"{folder.name}.damaged")
+def rename_damaged_store(folder: Path) -> Path:
+    """Rename a damaged store to KEY.damaged, so that nothing opens it. Return the new path."""
+    damaged = folder.with_name(f"{folder.name}.damaged")
     with disk_errors(folder.parent):
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        os.utime(aside)  # it is removed after a week
-    return aside
+        shutil.rmtree(damaged, ignore_errors=True)
+        folder.rename(damaged)
+        os.utime(damaged)  # it is removed after a week
+    return damaged
 
 
 def copy_record_file(folder: Path) -> Path:
-    """Return the file with the address of a store's copy on S3; if it exists, starting needs no network."""
+    """Return the file with the address of a store's copy on S3. If it exists, a start needs no network."""
     return folder.with_name(f"{folder.name}.copy")
 
 

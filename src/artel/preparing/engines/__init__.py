@@ -19,14 +19,14 @@ def check_engine(prepare: PrepareConfig) -> None:
 
 
 def run_stage(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
-    """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
+    """Run the unfinished tasks of a stage. Calls `progress` with (number done, number of tasks).
 
     Raise InputError, WorkError.
     """
     if (tasks.workspace.path / "jobs").is_dir():
         from artel.preparing.engines.slurm import cancel_jobs
 
-        cancel_jobs(tasks.workspace)  # of a process that was killed; Ray tasks die with theirs
+        cancel_jobs(tasks.workspace)  # left by a killed process; Ray tasks end with their process
     if prepare.engine == "slurm":
         from artel.preparing.engines.slurm import run_by_slurm
 

@@ -1,4 +1,4 @@
-"""Submit work to the nodes of a cluster, run it there, and collect its results.
+"""Submits tasks to the nodes of a cluster, runs them there, and collects their results.
 
     KEY.parts/jobs/text-0/work.json     the submission, which each rank reads
     KEY.parts/jobs/text-0/claims/12     a link to the name of the process that claimed task 12
@@ -48,7 +48,7 @@ _WORK_FILE = "work.json"
 
 @dataclass(frozen=True)
 class Submission:
-    """A submission. Each rank runs unclaimed tasks of a stage until none is left.
+    """Tasks submitted to a cluster. Each rank runs unclaimed tasks of a stage until none is left.
 
     A rank that starts first runs more tasks: jobs of a busy cluster start hours apart, and nodes differ in speed.
     """
@@ -56,7 +56,7 @@ class Submission:
     workspace: str
     stage: Stage
     numbers: list[int]
-    """Tasks that were unfinished when the job was submitted."""
+    """Tasks that were unfinished at submission."""
     folder: str
     """The folder of this submission."""
     directory: str
@@ -74,13 +74,13 @@ class Submission:
         try:
             return cls(**orjson.loads((folder / _WORK_FILE).read_bytes()))
         except FileNotFoundError:
-            raise _unseen_error(folder) from None
+            raise _invisible_path_error(folder) from None
 
     def run(self, rank: int, ranks: int) -> None:
-        """Run the work of a rank, 0 to `ranks` - 1. Raise WorkError; errors of tasks go to the workspace."""
-        # An existing folder is not enough: on a disk that is not shared, it is created for the logs.
+        """Run the tasks of a rank, 0 to `ranks` - 1. Raise WorkError; errors of tasks go to the workspace."""
+        # Checking the folder is not enough: if the disk is not shared, the folder is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
-            raise _unseen_error(Path(self.workspace))
+            raise _invisible_path_error(Path(self.workspace))
         workspace = Workspace.load(Path(self.workspace))
         try:
             os.chdir(self.directory)
@@ -90,7 +90,7 @@ class Submission:
             return
         encode_in_one_thread()  # other processes use the other cores
         threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
-        # Forked even for one process, so that this one sees how it ended.
+        # Fork even for one process, so that this process sees how it ended.
         context = multiprocessing.get_context("fork")
         processes = []
         for number in range(self.processes):
@@ -156,49 +156,49 @@ def create_submission(tasks: Tasks, stage: Stage, processes: int = 1) -> Submiss
     for name in ("claims", "logs", "succeeded"):
         (folder / name).mkdir(parents=True)
     path = str(tasks.workspace.path.resolve())
-    work = Submission(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
-    work.write()
-    return work
+    submission = Submission(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
+    submission.write()
+    return submission
 
 
-def rank_command(work: Submission, python: str = sys.executable) -> list[str]:
+def rank_command(submission: Submission, python: str = sys.executable) -> list[str]:
     """Return the command of a rank, without its number and the number of ranks (see `main`)."""
-    return [python, "-P", "-m", "artel.preparing.engines.cluster", work.folder]
+    return [python, "-P", "-m", "artel.preparing.engines.cluster", submission.folder]
 
 
-def wait_for_results(tasks: Tasks, work: Submission, progress: Callable[[int, int], None]) -> int:
+def wait_for_results(tasks: Tasks, submission: Submission, progress: Callable[[int, int], None]) -> int:
     """Report progress, wait a few seconds, and return the number of missing results. Raise the errors of tasks."""
     start = time.monotonic()
-    missing = len(set(work.numbers).intersection(tasks.unfinished(work.stage)))
-    progress(len(work.numbers) - missing, len(work.numbers))
+    missing = len(set(submission.numbers).intersection(tasks.unfinished(submission.stage)))
+    progress(len(submission.numbers) - missing, len(submission.numbers))
     tasks.workspace.raise_errors()
     if missing:
         time.sleep(max(_POLL_SECONDS, 9 * (time.monotonic() - start)))
     return missing
 
 
-def lost_tasks_error(work: Submission, missing: int, reason: str, fix: str) -> WorkError:
-    """Return the error for tasks without result or error. It quotes the log of a failed rank."""
-    what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {reason}"
-    if kill_notes := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
+def lost_tasks_error(submission: Submission, missing: int, reason: str, fix: str) -> WorkError:
+    """Build the error for tasks that have neither a result nor an error. It quotes the log of a failed rank."""
+    what = f"{missing:,} of {len(submission.numbers):,} tasks ({submission.stage}) were not done: {reason}"
+    if kill_notes := [file.read_text() for file in sorted(Path(submission.folder).glob("killed/*"))]:
         memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
         return WorkError.at("prepare.workers", f"{what}; {kill_notes[0]}", f"{memory}; {FIX_RESUME}")
-    log = _failed_log(Path(work.folder))
+    log = _find_failed_log(Path(submission.folder))
     if log is None:
         what = f"{what} and left no log: do the nodes see that folder?"
-        return WorkError.at(work.folder, what, f"{FIX_SHARED_DISK}; {FIX_RESUME}")
+        return WorkError.at(submission.folder, what, f"{FIX_SHARED_DISK}; {FIX_RESUME}")
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return WorkError.at(str(log), f"{what}. It ends with", f"{fix}; {FIX_RESUME}", tuple(lines[-_QUOTED_LINES:]))
 
 
-def _failed_log(folder: Path) -> Path | None:
-    """Return the newest log of a failed rank."""
+def _find_failed_log(folder: Path) -> Path | None:
+    """Return the newest log of a failed rank, or None."""
     succeeded = {file.name for file in folder.glob("succeeded/*")}
     failed = [log for log in folder.glob("logs/*_*.log") if log.stem.rpartition("_")[2] not in succeeded]
     return max((log for log in failed if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)
 
 
-def _unseen_error(path: Path) -> WorkError:
+def _invisible_path_error(path: Path) -> WorkError:
     return WorkError.at("data.store", f"the node {socket.gethostname()} does not see {path}", FIX_SHARED_DISK)
 
 

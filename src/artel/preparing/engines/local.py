@@ -36,7 +36,7 @@ _TASK_NUMBER = struct.Struct("<i")
 def run_locally(
     tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progress: Callable[[int, int], None]
 ) -> None:
-    """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
+    """Run the unfinished tasks of a stage. Calls `progress` with (number done, number of tasks).
 
     Raise the errors of tasks, and WorkError if a process is killed.
     """
@@ -64,7 +64,7 @@ def run_locally(
 
 
 def _start(processes: Sequence[BaseProcess]) -> None:
-    """Start the processes. Ctrl-C waits until all have started: an exception in a fork hook (of logging) is lost."""
+    """Start the processes. Delays Ctrl-C until all have started: an exception in a fork hook (of logging) is lost."""
     with delay_interrupts():
         for process in processes:
             process.start()
@@ -90,18 +90,18 @@ def _run_worker(tasks: Tasks, stage: Stage, queue: IO[bytes], parent: int) -> No
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     encode_in_one_thread()  # other processes use the other cores
     threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
-    with hide_panics():  # once for all texts: doing it for each text would be slow
+    with hide_panics():  # once for all texts, because once per text would be slow
         status = _run_tasks(tasks, stage, queue)
     os._exit(status)
 
 
 def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
-    """Run tasks until none is left in the queue; return the exit status."""
+    """Run tasks until the queue is empty. Return the exit status."""
     while entry := queue.read(_TASK_NUMBER.size):
         number = _TASK_NUMBER.unpack(entry)[0]
         try:
             tasks.run(stage, number)
-        except BaseException as raised:  # also unexpected errors, which the parent reports
+        except BaseException as raised:  # the parent reports unexpected errors, too
             error = worker_error(raised, f"stage {stage}, part {number}")
             try:
                 tasks.workspace.write_error(f"{stage}-{number}", error)
@@ -112,7 +112,7 @@ def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Exit when the parent process is gone; the target of a thread."""
+    """Exit when the parent process is gone. Runs in a thread."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)

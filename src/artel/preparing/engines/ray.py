@@ -42,15 +42,15 @@ def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
 
     Ray ends the tasks when this process ends, for any reason.
     """
-    work = create_submission(tasks, stage)
+    submission = create_submission(tasks, stage)
     with _connect() as ray:
-        _check_nodes(ray, work)
+        _check_nodes(ray, submission)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        count = min(cpus if prepare.workers == "auto" else prepare.workers, len(work.numbers))
+        count = min(cpus if prepare.workers == "auto" else prepare.workers, len(submission.numbers))
         # Ray restarts a rank if its node is lost. No memory is requested: Ray guesses the memory of a node, and a task
         # that does not fit waits forever.
         run_rank = ray.remote(num_cpus=1)(_run_rank)
-        running = [run_rank.remote(work, rank, count) for rank in range(count)]
+        running = [run_rank.remote(submission, rank, count) for rank in range(count)]
         failures: list[str] = []
         end_time: float | None = None
         while True:
@@ -58,22 +58,22 @@ def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
             failures += filter(None, map(partial(_failure_message, ray), finished))
             if not running:
                 end_time = end_time or time.monotonic()
-            if not (missing := wait_for_results(tasks, work, progress)):  # counted after the ranks were checked
+            if not (missing := wait_for_results(tasks, submission, progress)):  # counted after the ranks were checked
                 break
             if end_time is not None and (failures or time.monotonic() > end_time + VISIBILITY_SECONDS):
                 reason = f": {failures[0]}" if failures else ""
-                raise lost_tasks_error(work, missing, f"the Ray tasks ended{reason}", "fix what the log reports")
+                raise lost_tasks_error(submission, missing, f"the Ray tasks ended{reason}", "fix what the log reports")
 
 
-def _run_rank(work: Submission, rank: int, ranks: int) -> int:
-    """Run a rank on a node, as a process that ends with this one; return its exit status."""
-    with Path(work.folder, "logs", f"ray_{rank}.log").open("ab") as log:
-        command = [*rank_command(work), str(rank), str(ranks)]
+def _run_rank(submission: Submission, rank: int, ranks: int) -> int:
+    """Run a rank on a node, in a process that ends with this one. Return its exit status."""
+    with Path(submission.folder, "logs", f"ray_{rank}.log").open("ab") as log:
+        command = [*rank_command(submission), str(rank), str(ranks)]
         return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
 
 
 def _failure_message(ray: Any, task: Any) -> str | None:
-    """Return in one line why a finished Ray task failed; None if it did not."""
+    """Return the failure of a finished Ray task in one line; None if it succeeded."""
     try:
         status = ray.get(task)
     except ray.exceptions.RayError as error:
@@ -83,7 +83,7 @@ def _failure_message(ray: Any, task: Any) -> str | None:
 
 @contextmanager
 def _connect() -> Iterator[Any]:
-    """Connect to the Ray cluster inside the block; yield the module ray."""
+    """Connect to the Ray cluster inside the block. Yield the module ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     import ray
 
@@ -102,7 +102,7 @@ def _connect() -> Iterator[Any]:
         ray.shutdown()
 
 
-def _check_nodes(ray: Any, work: Submission) -> None:
+def _check_nodes(ray: Any, submission: Submission) -> None:
     """Raise InputError if a node does not see the workspace or lacks artel, WorkError if no node has a CPU."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -117,16 +117,16 @@ def _check_nodes(ray: Any, work: Submission) -> None:
     answers = []
     for node in nodes:
         strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        answers.append(remote_probe.options(scheduling_strategy=strategy).remote(f"{work.workspace}/plan.json"))
+        answers.append(remote_probe.options(scheduling_strategy=strategy).remote(f"{submission.workspace}/plan.json"))
     problems = []
     for node, answer in zip(nodes, answers, strict=True):
         name = f"the node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
         try:
-            is_seen, has_artel = ray.get(answer, timeout=_START_SECONDS)
+            is_visible, has_artel = ray.get(answer, timeout=_START_SECONDS)
         except ray.exceptions.RayError:
             continue  # the node left the cluster: another one runs its tasks
-        if not is_seen:
-            problems.append(Problem("data.store", f"{name} does not see {work.workspace}", FIX_SHARED_DISK))
+        if not is_visible:
+            problems.append(Problem("data.store", f"{name} does not see {submission.workspace}", FIX_SHARED_DISK))
         if not has_artel:
             fix = "install the same version of artel in the environment in which Ray runs on that node"
             problems.append(Problem("prepare.engine", f"artel is not installed on {name}", fix))

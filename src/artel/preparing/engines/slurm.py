@@ -38,7 +38,7 @@ _FATAL_REASONS = frozenset(
     "BadConstraints JobHeldAdmin JobHeldUser launch_failed_requeued_held PartitionTimeLimit PartitionNodeLimit "
     "InvalidAccount InvalidQOS DependencyNeverSatisfied".split()
 )
-_FIX_REFUSED = "set memory and options (partition, time …) that the cluster allows (scontrol show partition)"
+_FIX_REJECTED = "set memory and options (partition, time …) that the cluster allows (scontrol show partition)"
 _CANCEL_SECONDS = 60
 _MAX_SILENT_SECONDS = 1800
 
@@ -56,15 +56,15 @@ def run_by_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: C
 
     No job stays in the queue, even after an error.
     """
-    work = create_submission(tasks, stage, prepare.slurm.cpus)
-    processes = min(_MAX_PROCESSES if prepare.workers == "auto" else prepare.workers, len(work.numbers))
-    job = _Job(_submit(work, job_script(work, -(-processes // prepare.slurm.cpus), prepare.slurm)))
+    submission = create_submission(tasks, stage, prepare.slurm.cpus)
+    processes = min(_MAX_PROCESSES if prepare.workers == "auto" else prepare.workers, len(submission.numbers))
+    job = _Job(_submit(submission, job_script(submission, -(-processes // prepare.slurm.cpus), prepare.slurm)))
     try:
-        write_file(Path(work.folder, _JOB_FILE), job.number)
-        _wait_for_job(tasks, work, job, progress)
+        write_file(Path(submission.folder, _JOB_FILE), job.number)
+        _wait_for_job(tasks, submission, job, progress)
     finally:
         job.cancel()
-        Path(work.folder, _JOB_FILE).unlink(missing_ok=True)
+        Path(submission.folder, _JOB_FILE).unlink(missing_ok=True)
 
 
 def cancel_jobs(workspace: Workspace) -> None:
@@ -75,16 +75,16 @@ def cancel_jobs(workspace: Workspace) -> None:
         file.unlink()
 
 
-def job_script(work: Submission, jobs: int, slurm: SlurmConfig) -> str:
+def job_script(submission: Submission, jobs: int, slurm: SlurmConfig) -> str:
     """Return the batch script of a job array, a rank per job. Raise InputError for a path that sbatch cannot read."""
     options: dict[str, object] = {
-        "job-name": f"artel-{work.stage}",
+        "job-name": f"artel-{submission.stage}",
         "array": f"0-{jobs - 1}",
         "nodes": 1,
         "cpus-per-task": slurm.cpus,
         "mem-per-cpu": f"{-(-slurm.memory // 2**20)}M",
         "time": _TIME_LIMIT,
-        "output": f"{work.folder}/logs/%A_%a.log",
+        "output": f"{submission.folder}/logs/%A_%a.log",
         **slurm.options,
     }
     try:
@@ -100,20 +100,20 @@ def job_script(work: Submission, jobs: int, slurm: SlurmConfig) -> str:
         f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         *slurm.setup,
         "set -xe",
-        f'{shlex.join(rank_command(work, python="python"))} "$SLURM_ARRAY_TASK_ID" {jobs}',
+        f'{shlex.join(rank_command(submission, python="python"))} "$SLURM_ARRAY_TASK_ID" {jobs}',
     ]
     return "\n".join(lines) + "\n"
 
 
-def _submit(work: Submission, script: str) -> str:
-    """Submit the job; return its number. Raise InputError if Slurm refuses it."""
-    file = Path(work.folder, "job.sbatch")
+def _submit(submission: Submission, script: str) -> str:
+    """Submit the job. Return its number. Raise InputError if Slurm rejects it."""
+    file = Path(submission.folder, "job.sbatch")
     file.write_text(script)
-    result = _run("sbatch", "--parsable", str(file))
+    result = _run_command("sbatch", "--parsable", str(file))
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [""]
         what = f"Slurm rejected the job {file}: {lines[-1].removeprefix('sbatch: error: ')}"
-        raise InputError.at("prepare.slurm", what, _FIX_REFUSED)
+        raise InputError.at("prepare.slurm", what, _FIX_REJECTED)
     return result.stdout.strip().splitlines()[-1].partition(";")[0]  # NUMBER, or NUMBER;CLUSTER
 
 
@@ -123,13 +123,13 @@ class _Job:
     def __init__(self, number: str) -> None:
         self.number = number
         self.states: dict[str, str] = {}
-        """The last known state of each element, even if Slurm has forgotten it."""
+        """The last known state of each element, also after Slurm has forgotten it."""
         self._pending_reasons: set[str] = set()
         self._last_answer = time.monotonic()
 
     def has_ended(self) -> bool:
         """True if no element is pending or running. Raise WorkError if Slurm has not answered for long."""
-        result = _run("scontrol", "show", "job", "--oneliner", self.number)
+        result = _run_command("scontrol", "show", "job", "--oneliner", self.number)
         if result.returncode and "Invalid job id" not in result.stderr:
             if time.monotonic() - self._last_answer > _MAX_SILENT_SECONDS:
                 what = f"Slurm has not answered for {_MAX_SILENT_SECONDS // 60} minutes: {result.stderr.strip()}"
@@ -144,40 +144,42 @@ class _Job:
     def check(self) -> None:
         """Raise WorkError if the job will never start."""
         for reason in self._pending_reasons & _FATAL_REASONS:
-            raise WorkError.at("prepare.slurm", f"the job {self.number} cannot start: {reason}", _FIX_REFUSED)
+            raise WorkError.at("prepare.slurm", f"the job {self.number} cannot start: {reason}", _FIX_REJECTED)
 
-    def failures(self) -> list[str]:
+    def failed_states(self) -> list[str]:
         return sorted({state for state in self.states.values() if state in _END_STATES - {"COMPLETED"}})
 
     def cancel(self) -> None:
         """Cancel the job if it has not ended, and wait up to a minute until its processes are gone."""
-        _run("scancel", self.number)
+        _run_command("scancel", self.number)
         deadline = time.monotonic() + _CANCEL_SECONDS
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(1)
 
 
-def _wait_for_job(tasks: Tasks, work: Submission, job: _Job, progress: Callable[[int, int], None]) -> None:
+def _wait_for_job(tasks: Tasks, submission: Submission, job: _Job, progress: Callable[[int, int], None]) -> None:
     """Wait for all results. Raise the errors of tasks, and WorkError if the job ended without all results."""
     end_time: float | None = None
-    while missing := wait_for_results(tasks, work, progress):
+    while missing := wait_for_results(tasks, submission, progress):
         if end_time is None:
             end_time = time.monotonic() if job.has_ended() else None
             job.check()
-        elif job.failures() or time.monotonic() > end_time + VISIBILITY_SECONDS:
-            states = " and ".join(job.failures()) or "COMPLETED"
-            raise lost_tasks_error(work, missing, f"the job {job.number} ended as {states}", _fix_for(job.failures()))
+        elif job.failed_states() or time.monotonic() > end_time + VISIBILITY_SECONDS:
+            states = " and ".join(job.failed_states()) or "COMPLETED"
+            raise lost_tasks_error(
+                submission, missing, f"the job {job.number} ended as {states}", _find_fix(job.failed_states())
+            )
 
 
-def _fix_for(failures: list[str]) -> str:
-    if "TIMEOUT" in failures:
+def _find_fix(failed_states: list[str]) -> str:
+    if "TIMEOUT" in failed_states:
         return 'write a longer time: prepare.slurm.options: {time: "48:00:00"}'
-    if "OUT_OF_MEMORY" in failures:
+    if "OUT_OF_MEMORY" in failed_states:
         return "raise prepare.slurm.memory"
     return "fix what the log reports"
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
+def _run_command(*command: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "LC_ALL": "C"})
     except subprocess.TimeoutExpired:

@@ -189,7 +189,7 @@ def check_code_owner(values: dict[str, Any], name: str) -> None:
         owner, dashes, _ = reference.partition("--")
         if dashes and owner != name:
             fix = "use that repository, or put code and model into one folder and set it in model.from"
-            raise InputError.at(KEY, f"the code of {name} lies in another repository, {owner}", fix)
+            raise InputError.at(KEY, f"the code of {name} is in another repository, {owner}", fix)
 
 
 def _references(value: Any) -> Iterator[str]:
