@@ -149,7 +149,7 @@ def _format_value(value: object) -> str:
 
 
 def _columns(curves: Curves) -> dict[str, Any]:
-    """Return a column per metric over all logged or validated steps, NaN where a step has no value."""
+    """Return a column per metric over all logged or validated steps. NaN if a step has no value."""
     import numpy as np
 
     curves_by_name = {**curves.training, **{f"validation_{name}": curve for name, curve in curves.validation.items()}}
@@ -163,9 +163,12 @@ def _columns(curves: Curves) -> dict[str, Any]:
         return column
 
     columns: dict[str, Any] = {"step": steps.astype(np.int64)}
-    first = next(iter(curves_by_name.values()), None)
-    if first is not None:
-        columns |= {"tokens": spread(first.step, first.tokens), "seconds": spread(first.step, first.seconds)}
+    first_curve = next(iter(curves_by_name.values()), None)
+    if first_curve is not None:
+        columns |= {
+            "tokens": spread(first_curve.step, first_curve.tokens),
+            "seconds": spread(first_curve.step, first_curve.seconds),
+        }
     return columns | {name: spread(curve.step, curve.value) for name, curve in curves_by_name.items()}
 
 

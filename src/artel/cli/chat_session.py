@@ -294,32 +294,32 @@ def _completer(
 ) -> Callable[[str, int], str | None]:
     def complete(word: str, number: int) -> str | None:
         """Return completion `number` of the word before the cursor."""
-        before = readline.get_line_buffer()[: readline.get_begidx()]
-        candidates = completions(before, word, commands, settings)
+        text_before = readline.get_line_buffer()[: readline.get_begidx()]
+        candidates = completions(text_before, word, commands, settings)
         return candidates[number] if number < len(candidates) else None
 
     return complete
 
 
-def completions(before: str, word: str, commands: Sequence[str], settings: Sequence[str]) -> list[str]:
-    """Return the completions of a word after `before`, the text before it in the line."""
-    words = before.split()
+def completions(text_before: str, word: str, commands: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """Return the completions of a word, given the text before it in the line."""
+    words = text_before.split()
     if not words:
         return [f"{command} " for command in commands if command.startswith(word)] if word.startswith("/") else []
     if words == ["/set"]:
         return [f"{name} " for name in settings if name.startswith(word)]
     if words[0] in ("/save", "/load"):
-        return _files(before.lstrip().partition(" ")[2].lstrip(), word)
+        return _match_files(text_before.lstrip().partition(" ")[2].lstrip(), word)
     return []
 
 
-def _files(before: str, word: str) -> list[str]:
-    """Return matching files and folders. In a name with spaces, `before` has all words but the last."""
-    folder, name = os.path.split(before + word)
-    # Only the last word is replaced: keep its folders, and leave out words of the name before it.
-    folders, words = (word[: word.rindex("/") + 1], 0) if "/" in word else ("", len(name) - len(word))
-    with suppress(OSError, RuntimeError):  # no such folder, no such home
+def _match_files(text_before: str, word: str) -> list[str]:
+    """Return matching files and folders. In a name with spaces, `text_before` has all words but the last."""
+    folder, name = os.path.split(text_before + word)
+    # Only the last word is replaced: keep its folders, and omit the words of the name before it.
+    folders, num_skipped = (word[: word.rindex("/") + 1], 0) if "/" in word else ("", len(name) - len(word))
+    with suppress(OSError, RuntimeError):  # no such folder or home folder
         entries = sorted(Path(folder or ".").expanduser().iterdir())
         matches = [entry for entry in entries if entry.name.startswith(name) and (name or entry.name[0] != ".")]
-        return [folders + entry.name[words:] + ("/" if entry.is_dir() else "") for entry in matches]
+        return [folders + entry.name[num_skipped:] + ("/" if entry.is_dir() else "") for entry in matches]
     return []

@@ -137,7 +137,7 @@ def _match_run(
     model: PreTrainedModel, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], folder: Path
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return weights and state under the names of artel's checkpoint of `model`. Tied weights appear once."""
-    tensors, trained, prefix = model.state_dict(keep_vars=True), trained_tensors(model), _prefix(model, weights)
+    tensors, trained, prefix = model.state_dict(keep_vars=True), trained_tensors(model), _find_prefix(model, weights)
     state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     trained_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if different := sorted(trained_names ^ {name.rpartition("|")[0] for name in state}):
@@ -147,7 +147,7 @@ def _match_run(
     return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
 
 
-def _prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
+def _find_prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
     """Return the prefix of all names in `saved`, which a wrapper of the model has added."""
     first = next(iter(model.state_dict()))
     return next((name.removesuffix(first) for name in saved if name.endswith(first)), "")
@@ -155,7 +155,7 @@ def _prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
 
 def _match_model(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights in `saved` under the model's names. Raise InputError if they do not fit the model."""
-    tensors, prefix = model.state_dict(keep_vars=True), _prefix(model, saved)  # tied weights are one tensor
+    tensors, prefix = model.state_dict(keep_vars=True), _find_prefix(model, saved)  # tied weights are one tensor
     weights = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
     present = {id(tensors[name]) for name in weights.keys() & tensors.keys()}
     missing = [name for name, tensor in tensors.items() if name not in weights and id(tensor) not in present]

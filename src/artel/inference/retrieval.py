@@ -55,7 +55,7 @@ def _read_matches_and_corpus(
     matches = _read_merged_matches(data, data_ledger)
     texts = dict.fromkeys(text for positives, negatives in matches.values() for text in [*positives, *negatives])
     if corpus is not None:
-        corpus_documents = _documents({"path": corpus, "document": "line"}, corpus_ledger)
+        corpus_documents = _read_source({"path": corpus, "document": "line"}, corpus_ledger)
         texts |= dict.fromkeys(document.record.text for document in corpus_documents)
     for path, ledger in ((data, data_ledger), (corpus, corpus_ledger)):
         total = ledger.total
@@ -75,7 +75,7 @@ def _read_matches_and_corpus(
 def _read_merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str], list[str]]]:
     """Return {query: (positives, negatives)}, with all matches of a query merged."""
     merged: dict[str, tuple[list[str], list[str]]] = {}
-    for document in _documents({"path": data, "format": "matches"}, ledger):
+    for document in _read_source({"path": data, "format": "matches"}, ledger):
         match = document.record.fields
         assert isinstance(match, Match)
         if match.score is not None:
@@ -87,7 +87,7 @@ def _read_merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str]
     return merged
 
 
-def _documents(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
+def _read_source(source: dict[str, Any], ledger: Ledger) -> Iterator[Document]:
     data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
     return read_documents(data, ledger)
 
@@ -144,7 +144,7 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
             (vector,) = embed_normalized(opened, [query], "query")
         scores = (embed_normalized(opened, texts, "document") @ vector).tolist()
     else:
-        scores = _pair_scores(opened, query, texts)
+        scores = _score_pairs(opened, query, texts)
     hits = [Hit(line, text, score) for (line, text), score in zip(numbered, scores, strict=True)]
     return sorted(hits, key=lambda hit: -hit.score)  # equal scores stay in the order of the text
 
@@ -162,7 +162,7 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
         start = next_start
 
 
-def _pair_scores(opened: OpenedModel, query: str, texts: list[str]) -> list[float]:
+def _score_pairs(opened: OpenedModel, query: str, texts: list[str]) -> list[float]:
     progress, scores = ProgressMessages("scoring paragraphs:"), list[float]()
     for start in range(0, len(texts), _PROGRESS_PAIRS):
         pairs = [(query, text) for text in texts[start : start + _PROGRESS_PAIRS]]
@@ -296,10 +296,10 @@ def read_beir(folder: Path) -> Corpus:
         fix = "a folder in BEIR's format has corpus.jsonl, queries.jsonl and qrels/test.tsv"
         raise InputError.at(str(folder), f"has no {', '.join(missing)}", fix)
     problems: list[Problem] = []
-    texts = dict(_texts(folder / "corpus.jsonl", ("title", "text"), problems))
+    texts = dict(_read_texts(folder / "corpus.jsonl", ("title", "text"), problems))
     documents = {name: text for name, text in texts.items() if text}
-    queries = {name: text for name, text in _texts(folder / "queries.jsonl", ("text",), problems) if text}
-    judgements = list(_judgements(file, queries, problems))
+    queries = {name: text for name, text in _read_texts(folder / "queries.jsonl", ("text",), problems) if text}
+    judgements = list(_read_judgements(file, queries, problems))
     if not documents and not problems:
         problems.append(Problem(str(folder / "corpus.jsonl"), "has no document with words", "add documents with text"))
     if problems:
@@ -326,9 +326,9 @@ def read_beir(folder: Path) -> Corpus:
     )
 
 
-def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, str]]:
+def _read_texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Iterator[tuple[str, str]]:
     """Yield (id, text) of each line; the text joins the fields of these names."""
-    for location, line in _lines(file):
+    for location, line in _iterate_lines(file):
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -344,9 +344,9 @@ def _texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> Itera
         yield name, " ".join(filter(None, fields)).strip()
 
 
-def _judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) -> Iterator[tuple[str, str, float]]:
+def _read_judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) -> Iterator[tuple[str, str, float]]:
     """Yield (query, document, score) of each line except the heading."""
-    for number, (location, line) in enumerate(_lines(file)):
+    for number, (location, line) in enumerate(_iterate_lines(file)):
         columns = line.rstrip("\n").split("\t")
         try:
             query, document, score = columns[0], columns[1], float(columns[2])
@@ -362,7 +362,7 @@ def _judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) ->
         yield query, document, score
 
 
-def _lines(file: Path) -> Iterator[tuple[str, str]]:
+def _iterate_lines(file: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, line) of each line that is not empty."""
     with file.open(encoding="utf-8", errors="replace") as stream:
         for number, line in enumerate(stream, 1):

@@ -28,9 +28,9 @@ _PORT_ERRORS = {
 }
 _POLL_SECONDS = 1.0
 _READ_SECONDS = 5.0
-"""Interval of reading folders that did not change: a run that died changes nothing."""
+"""Interval for reading unchanged folders, since a run that has died changes nothing."""
 _KEEPALIVE_SECONDS = 15.0
-"""Interval of comments sent to an open page, which reveal that it was closed."""
+"""Interval of comments sent to open pages. They reveal closed pages."""
 
 
 def serve(folders: Sequence[str], port: int, language: str) -> None:
@@ -62,7 +62,7 @@ def serve(folders: Sequence[str], port: int, language: str) -> None:
 
 
 class LiveReport:
-    """Polls the runs in a thread and holds the newest event for the open pages."""
+    """Polls the runs in a thread, and stores the newest event for open pages."""
 
     def __init__(self, folders: Sequence[str], language: str) -> None:
         """Raise InputError if a folder is not a run's or is damaged."""

@@ -28,7 +28,7 @@ from artel.secrets import hide_secrets
 from artel.storage import check_regular
 from artel.training.run_folder import RunFolder, written_checkpoints
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 _MAX_PROBLEMS = 20
 _MAX_REJECTED = 1000
@@ -235,9 +235,9 @@ def read_runs(folders: Sequence[str]) -> list[RunData]:
     return RunsReader(folders).read()
 
 
-def _collect_results(calls: Iterable[Callable[[], T]]) -> list[T]:
+def _collect_results(calls: Iterable[Callable[[], Result]]) -> list[Result]:
     """Return the results of all calls. Raise InputError with the problems of every call that failed."""
-    results: list[T] = []
+    results: list[Result] = []
     problems: list[Problem] = []
     for call in calls:
         try:
@@ -276,7 +276,7 @@ class _FileReader:
         self.problems: list[Problem] = []
         self.torn: list[str] = []
 
-    def try_read(self, read: Callable[[], T]) -> T | None:
+    def try_read(self, read: Callable[[], Result]) -> Result | None:
         try:
             return read()
         except InputError as error:
@@ -314,7 +314,9 @@ class _FileReader:
         self.problems.append(Problem(str(file), what, "remove it, or restore it from a copy"))
         return None
 
-    def read_lines(self, file: Path, parse: Callable[[dict[str, Any]], T], limit: int | None = None) -> Iterator[T]:
+    def read_lines(
+        self, file: Path, parse: Callable[[dict[str, Any]], Result], limit: int | None = None
+    ) -> Iterator[Result]:
         """Yield `parse(line)` for each complete line of a JSONL file, or for its first `limit` lines."""
         *complete, last = self.read_bytes(file, limit).split(b"\n")
         if last:
@@ -366,7 +368,7 @@ def _read_config(files: _FileReader, file: Path) -> dict[str, Any]:
 
 
 def _read_ranks(folder: RunFolder) -> list[RankStatus]:
-    """Return the processes of the newest start, by rank. Files that are damaged or being written are skipped.
+    """Return the processes of the newest start, by rank. Skips files that are damaged or being written.
 
     Empty for a copied folder: its files describe processes of the original, which may still be running.
     """
@@ -383,7 +385,7 @@ def _list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
     for path in written_checkpoints(folder.checkpoints):
         try:
             size = sum(file.stat().st_size for file in path.iterdir())
-        except OSError:  # just removed: a newer one has taken its place
+        except OSError:  # just removed, since there is a newer one
             continue
         step = int(path.name.removeprefix("step-"))
         checkpoints.append(Checkpoint(step, size, targets["best"] == path.name, targets["latest"] == path.name))

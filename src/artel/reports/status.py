@@ -64,7 +64,7 @@ class Status:
     silent: float = 0.0
     """Seconds since the last sign of life of a dead run."""
     silent_ranks: tuple[int, ...] = ()
-    """Ranks of a running run that stopped giving signs of life."""
+    """Ranks of a running run that no longer give signs of life."""
 
 
 class SignsOfLife:

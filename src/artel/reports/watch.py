@@ -88,7 +88,7 @@ def _title(run: RunData) -> Text:
     title = Text()
     title.append(escape_line(str(run.folder)), style="bold")
     title.append(f"  {state}", style=_STYLES.get(state, "dim"))
-    title.append(f"  {escape_line(' · '.join(part for part in (run.objective, model) if part))}", style="dim")
+    title.append(f"  {escape_line(' · '.join(text for text in (run.objective, model) if text))}", style="dim")
     return title
 
 

@@ -76,10 +76,10 @@ class Validation:
         `progress` is called with the fraction done, from 0 to 1, before each batch.
         """
         count = self.count(limit)
-        totals, outputs = strategy.evaluate(self._batches(strategy, micro_batch, count, progress), count)
+        totals, outputs = strategy.evaluate(self._iterate_batches(strategy, micro_batch, count, progress), count)
         return self._objective.metrics(totals, outputs, self.split), outputs
 
-    def _batches(
+    def _iterate_batches(
         self, strategy: ParallelStrategy, micro_batch: int, count: int, progress: Callable[[float], None]
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         ranks = strategy.dp_degree

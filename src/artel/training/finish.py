@@ -34,7 +34,7 @@ def finish(run: Run) -> dict[str, Any]:
     for failure in run.saver.failures:
         logger.info(failure)
     progress = run.progress_so_far()
-    saved, model_step = _final_checkpoint(run, progress)
+    saved, model_step = _select_final_checkpoint(run, progress)
     result = {
         "run": str(run.folder.path),
         "steps": progress.step,
@@ -44,7 +44,7 @@ def finish(run: Run) -> dict[str, Any]:
         "validation": progress.validation,
         "tokens_per_second": progress.tokens_per_second,
         "wall_seconds": progress.seconds,
-        "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
+        "peak_memory_gib": _measure_peak_memory(run.world.device) / 2**30,
     }
     is_frozen = any(not weight.requires_grad for weight in run.strategy.model.parameters())
     (frozen,) = run.strategy.all_reduce_sum([float(is_frozen)])  # a pipeline rank knows only its own stage
@@ -53,7 +53,7 @@ def finish(run: Run) -> dict[str, Any]:
         # A rank that holds the full model has the final weights. Otherwise read them from the checkpoint.
         weights = None
         if not run.strategy.holds_full_model:
-            weights = (_frozen_weights(run) if frozen else {}) | full_weights(saved)
+            weights = (_rebuild_frozen_weights(run) if frozen else {}) | full_weights(saved)
         save_model(
             run.strategy.model,
             run.tokenizer,
@@ -83,7 +83,7 @@ def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
         logger.info("    %s", hint)
 
 
-def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
+def _select_final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
     """Return the checkpoint for the final model, and its step. Sets that step's metrics in `progress`."""
     best = run.folder.checkpoints / "best"
     is_best = progress.stopped_early and best.exists()  # after a full disk there may be no best checkpoint
@@ -97,7 +97,7 @@ def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
     return best, saved.step
 
 
-def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
+def _rebuild_frozen_weights(run: Run) -> dict[str, torch.Tensor]:
     """Build the model again and return its frozen weights, which no checkpoint has.
 
     Adapters have none, since they are saved without their base model.
@@ -112,7 +112,7 @@ def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
     return {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
-def _peak_memory(device: torch.device) -> int:
+def _measure_peak_memory(device: torch.device) -> int:
     """Return the peak in bytes: of the GPU's allocator, or the largest resident size of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

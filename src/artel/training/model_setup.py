@@ -120,7 +120,7 @@ def set_up_model(
     is_checked = not any(parameter.is_meta for parameter in model.parameters())
     if is_checked:
         objective.check(model)  # on the device, since its kernels may differ
-    precision = _precision(config, plan, world)
+    precision = _choose_precision(config, plan, world)
     if config.train.weights == "bf16":
         hold_in_bf16(model)
     if precision == "fp8":
@@ -134,7 +134,7 @@ def set_up_model(
         is_checked = True
     if config.validate_.prompts and not strategy.can_generate:
         logger.info("validate.prompts: a pipeline cannot generate text, so there are no samples during training")
-    memory_limit = _memory_limit(config, strategy, world)
+    memory_limit = _open_memory_limit(config, strategy, world)
     fitting = _find_batch_plan(config, objective, samples, strategy, world, plan.micro_batch)
     batch_plan = memory_limit.apply(fitting, strategy.all_reduce_min)
     if batch_plan != fitting:
@@ -187,7 +187,7 @@ def _build(
     Isolated documents are tested on the full model. A pipeline stage cannot be tested, so with a pipeline each process
     builds the full model first.
     """
-    precision = _precision(config, plan, world)
+    precision = _choose_precision(config, plan, world)
     request = objective.model_request(config.model, config.data.block, config.seed)
     request = replace(request, base_dtype=base_dtype(config, precision))
     tests_full_model = plan.splits_layers and documents
@@ -200,7 +200,7 @@ def _build(
     return built, partial(materialize, weights=built.weights)
 
 
-def _precision(config: RunConfig, plan: ParallelPlan, world: World) -> str:
+def _choose_precision(config: RunConfig, plan: ParallelPlan, world: World) -> str:
     """Return the precision of the layers: DeepSpeed's, if its file sets one, or the run's."""
     return plan.precision or pick_precision(config.train.precision, world.device, config.train.weights)
 
@@ -214,7 +214,7 @@ def _apply_recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatch
     return description
 
 
-def _memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
+def _open_memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
     """Return the limit set by earlier starts of this run with the same number of processes."""
     max_rows = -(-config.train.batch // strategy.dp_degree)
     key = cache_key(config, strategy.model, max_rows, config.data.block, world.device, world.size)

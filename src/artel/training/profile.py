@@ -195,7 +195,7 @@ def time_table(profiler: profile, steps: int) -> TimeTable:
             milliseconds = row.self_device_time_total / 1e3 / steps
         else:
             milliseconds = row.self_cpu_time_total / 1e3 / steps
-        kind = _kind(row.key, is_kernel=device == "cuda")
+        kind = _classify(row.key, is_kernel=device == "cuda")
         kinds[kind] += milliseconds
         if not row.is_user_annotation:
             calls = round(row.count / steps, 2)
@@ -207,7 +207,7 @@ def time_table(profiler: profile, steps: int) -> TimeTable:
     return TimeTable(device, steps, wall, {k: kinds[k] for k in (*_KINDS, HOST)}, operators[:_MAX_OPERATORS], text)
 
 
-def _kind(name: str, *, is_kernel: bool) -> str:
+def _classify(name: str, *, is_kernel: bool) -> str:
     for kind, pattern in _PATTERNS.items():
         if pattern.search(name):
             return kind

@@ -172,7 +172,7 @@ def _open_run(
     if world.first:
         _record_start(run, model.chosen)
     if model.compiled and not run.finished:
-        _compile(run)
+        _compile_layers(run)
     return run, validation
 
 
@@ -246,7 +246,7 @@ def _describe_length(config: RunConfig, length: Length) -> str:
     return f"{length.steps:,} steps of {train.batch}"
 
 
-def _compile(run: Run) -> None:
+def _compile_layers(run: Run) -> None:
     """Compile the layers before the first step. If that fails they run uncompiled."""
     batch = local_batches(run, run.step)[0]
 

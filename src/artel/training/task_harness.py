@@ -96,7 +96,7 @@ def check_data(tasks: Sequence[str]) -> None:
     """Read all tasks. Raise InputError if the file or the data of a task cannot be read."""
     for task in tasks:
         try:
-            _read(task, tasks)
+            _load_task(task, tasks)
         except Exception as error:  # Jinja, YAML and datasets raise all types
             fix = "download its data once with network access; for a task file of your own see the harness's docs"
             raise InputError.at(KEY, f"{task} cannot be read: {_first_line(error)}", fix) from None
@@ -106,13 +106,13 @@ def _is_readable(tasks: Sequence[str]) -> bool:
     """True if the data of all tasks can be read. If not, `check_data` reports it before the first step."""
     try:
         for task in tasks:
-            _read(task, tasks)
+            _load_task(task, tasks)
     except Exception:
         return False
     return True
 
 
-def _read(task: str, tasks: Sequence[str]) -> None:
+def _load_task(task: str, tasks: Sequence[str]) -> None:
     with _quiet():
         _task_manager(_needs_names(tasks), None).load([task])
 
@@ -174,16 +174,16 @@ def _seeded_tasks(manager: Any, tasks: Sequence[str]) -> Any:
 
 def task_metrics(results: dict[str, Any]) -> dict[str, float]:
     """Return the harness's metrics by `task/metric`, or `task/metric/filter` if answers were filtered."""
-    return {name: value for name, _, _, value in _metrics(results)}
+    return {name: value for name, _, _, value in _iterate_metrics(results)}
 
 
 def task_directions(results: dict[str, Any]) -> dict[str, bool | None]:
     """Return for each metric True if higher is better; None if the tasks of a group differ."""
     higher = results["higher_is_better"]
-    return {name: higher.get(task, {}).get(metric) for name, task, metric, _ in _metrics(results)}
+    return {name: higher.get(task, {}).get(metric) for name, task, metric, _ in _iterate_metrics(results)}
 
 
-def _metrics(results: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
+def _iterate_metrics(results: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
     """Yield (name, task, metric, value)."""
     for task, metrics in results["results"].items():
         for key, value in metrics.items():

@@ -43,7 +43,7 @@ from artel.training.teacher_outputs import (
     write_shard,
 )
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 _FORMAT = 1
 _SPLITS = {"train": False, "validation": True}
 
@@ -53,7 +53,7 @@ def set_cached_outputs(objective: Objective, store: TokenStore, note: Path) -> b
 
     `note`: the run's file with their location. Computes nothing, and does not verify checksums.
     """
-    folder = _recorded_folder(note, store)
+    folder = _read_recorded_folder(note, store)
     if folder is None:
         return False
     for name, is_validation in _SPLITS.items():
@@ -93,7 +93,7 @@ def _find_or_compute_outputs(
     """Return the folder with the teacher's outputs, after computing missing shards."""
 
     def find() -> str:
-        recorded = None if note is None else _recorded_folder(note, store)
+        recorded = None if note is None else _read_recorded_folder(note, store)
         if recorded is not None:
             _remove_damaged(recorded)
             return str(recorded)
@@ -120,7 +120,7 @@ def _find_or_compute_outputs(
     return folder
 
 
-def _recorded_folder(note: Path, store: TokenStore) -> Path | None:
+def _read_recorded_folder(note: Path, store: TokenStore) -> Path | None:
     """Return the folder named in `note`, if it exists and belongs to the store."""
     try:
         folder = Path(orjson.loads(note.read_bytes())["outputs"])
@@ -261,7 +261,7 @@ def _complete_folder(
     logger.info("the teacher's outputs are in %s: %s MiB", folder, f"{size / 2**20:,.1f}")
 
 
-def _run_on_first_rank(world: World, work: Callable[[], T]) -> T:
+def _run_on_first_rank(world: World, work: Callable[[], Result]) -> Result:
     """Run `work` on the first rank and return its result on all ranks, or raise its InputError or WorkError on all."""
     results: list[Any] = [None, None]
     if world.first:

@@ -31,7 +31,7 @@ from artel.parallel import World, plan_parallelism
 from artel.storage import checksum
 from artel.tokens import load_tokenizer
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 _MODEL_FILES = ("*.safetensors", "pytorch_model*.bin", "config.json", "adapter_config.json")
 
 

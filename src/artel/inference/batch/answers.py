@@ -33,9 +33,9 @@ def generate_answers(
     """
     _check_prompt_types(opened, prompts[start:])
     if _GENERATE in opened.decoding.tasks:
-        yield from _task_answers(opened, prompts[start:], start, sampling)
+        yield from _generate_task_answers(opened, prompts[start:], start, sampling)
         return
-    generation_prompts = _generation_prompts(opened, prompts[start:])
+    generation_prompts = _make_generation_prompts(opened, prompts[start:])
     if generation_prompts is None:
         for number, prompt in enumerate(prompts[start:], start):
             yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
@@ -70,7 +70,7 @@ def continue_prompts(
             yield from texts
 
 
-def _task_answers(
+def _generate_task_answers(
     opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of an objective that generates text itself, a batch of prompts at a time."""
@@ -101,7 +101,7 @@ def _check_prompt_types(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
     raise_if_any(problems)
 
 
-def _generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
+def _make_generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
     """Return the token ids to continue for each prompt; None if the model does not continue text."""
     template = opened.chat_template() if any(prompt.messages for prompt in prompts) else None
     end = None if template is None else opened.turn_end(template)

@@ -48,9 +48,9 @@ class _BadLine(Exception):
 
 def read_prompts(name: str) -> list[Prompt]:
     """Return the prompts of a file, without empty lines. Raise InputError with all wrong lines."""
-    parse = _json_prompt if name.lower().endswith(_JSON_SUFFIXES) else _text_prompt
+    parse = _parse_json_prompt if name.lower().endswith(_JSON_SUFFIXES) else _parse_text_prompt
     prompts, problems = [], []
-    for location, line in _lines(name):
+    for location, line in _read_lines(name):
         try:
             prompts.append(parse(location, _decode(line)))
         except _BadLine as error:
@@ -70,7 +70,7 @@ def raise_if_any(problems: list[Problem]) -> None:
         raise InputError(problems)
 
 
-def _lines(name: str) -> Iterator[tuple[str, bytes]]:
+def _read_lines(name: str) -> Iterator[tuple[str, bytes]]:
     path = user_path(name, _PROMPTS)
     check_regular(path)
     try:
@@ -89,11 +89,11 @@ def _decode(line: bytes) -> str:
         raise _BadLine(f"is not UTF-8 (byte {error.start + 1} of the line)", "save it as UTF-8") from None
 
 
-def _text_prompt(location: str, line: str) -> Prompt:
+def _parse_text_prompt(location: str, line: str) -> Prompt:
     return Prompt(location, {"prompt": line}, line)
 
 
-def _json_prompt(location: str, line: str) -> Prompt:
+def _parse_json_prompt(location: str, line: str) -> Prompt:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -110,17 +110,17 @@ def _json_prompt(location: str, line: str) -> Prompt:
     return _PARSERS[names[0]](location, fields)
 
 
-def _text_only_prompt(location: str, fields: dict[str, Any]) -> Prompt:
-    return Prompt(location, fields, _text(fields, "prompt"))
+def _parse_prompt(location: str, fields: dict[str, Any]) -> Prompt:
+    return Prompt(location, fields, _get_text(fields, "prompt"))
 
 
-def _question_prompt(location: str, fields: dict[str, Any]) -> Prompt:
+def _parse_question(location: str, fields: dict[str, Any]) -> Prompt:
     if "context" not in fields:
         raise _BadLine("has a question but no context", "add a `context` that contains the answer")
-    return Prompt(location, fields, _text(fields, "question"), context=_text(fields, "context"))
+    return Prompt(location, fields, _get_text(fields, "question"), context=_get_text(fields, "context"))
 
 
-def _messages_prompt(location: str, fields: dict[str, Any]) -> Prompt:
+def _parse_messages(location: str, fields: dict[str, Any]) -> Prompt:
     messages = fields["messages"]
     if not isinstance(messages, list) or not messages:
         raise _BadLine("its messages are not a list of objects", 'write [{"role": "user", "content": "…"}]')
@@ -129,20 +129,20 @@ def _messages_prompt(location: str, fields: dict[str, Any]) -> Prompt:
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             raise _BadLine(f"messages[{number}] has no role and content", 'write {"role": "user", "content": "…"}')
         path = f"messages[{number}]."
-        turns.append({name: _text(message, name, path) for name in ("role", "content")})
+        turns.append({name: _get_text(message, name, path) for name in ("role", "content")})
     if turns[-1]["role"] == "assistant":
         raise _BadLine("the last message is the assistant's own", "remove it: the model writes it")
     return Prompt(location, fields, messages=turns)
 
 
 _PARSERS: dict[str, Callable[[str, dict[str, Any]], Prompt]] = {
-    "prompt": _text_only_prompt,
-    "messages": _messages_prompt,
-    "question": _question_prompt,
+    "prompt": _parse_prompt,
+    "messages": _parse_messages,
+    "question": _parse_question,
 }
 
 
-def _text(fields: dict[str, Any], name: str, path: str = "") -> str:
+def _get_text(fields: dict[str, Any], name: str, path: str = "") -> str:
     text = fields[name]
     if not isinstance(text, str):
         raise _BadLine(f"{path}{name} is {type(text).__name__}, not a string", "write it in quotes")

@@ -118,13 +118,13 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
     if tools.quantize is not None:
         unquantized = folder / "unquantized.gguf"
         arguments = ["--outfile", str(unquantized), "--outtype", "auto", str(model)]
-    pre_tokenizer = _pre_tokenizer(tokenizer)
+    pre_tokenizer = _find_pre_tokenizer(tokenizer)
     script = [str(tools.converter)]
     if pre_tokenizer is not None:
         script = [str(_LAUNCHER), *script, pre_tokenizer]
-    _run(tools.converter, [sys.executable, *script, *arguments])
+    _run_program(tools.converter, [sys.executable, *script, *arguments])
     if tools.quantize is not None:
-        _run(tools.quantize, [str(tools.quantize), str(unquantized), str(file), tools.type.upper()])
+        _run_program(tools.quantize, [str(tools.quantize), str(unquantized), str(file), tools.type.upper()])
         unquantized.unlink()
     (folder / "Modelfile").write_text(modelfile(tokenizer, model), encoding="utf-8")
 
@@ -137,7 +137,7 @@ def _restore_keys(file: Path) -> None:
     )
 
 
-def _run(program: Path, command: list[str]) -> None:
+def _run_program(program: Path, command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     if result.returncode != 0:
         lines = [line.strip() for line in (result.stderr + result.stdout).splitlines() if line.strip()]
@@ -146,7 +146,7 @@ def _run(program: Path, command: list[str]) -> None:
         raise WorkError.at(program.name, f"failed: {reason}", fix)
 
 
-def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
+def _find_pre_tokenizer(tokenizer: Tokenizer) -> str | None:
     """Return llama.cpp's name for GPT-2's pre-tokenizer, which artel's trained tokenizers have; None for others."""
     state = json.loads(tokenizer.hf.backend_tokenizer.to_str())
     step = state["pre_tokenizer"] or {}

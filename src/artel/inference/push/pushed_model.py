@@ -64,9 +64,9 @@ class PushOptions:
             check_new(self.dry_run)
 
     def _problems(self, repo: str) -> Iterator[Problem]:
-        yield from _id_problems("REPO", repo, owner_optional=True)
+        yield from _find_id_problems("REPO", repo, owner_optional=True)
         if self.base_model:
-            yield from _id_problems("--base-model", self.base_model, owner_optional=False)
+            yield from _find_id_problems("--base-model", self.base_model, owner_optional=False)
         if self.step and not re.fullmatch(r"\d+|latest|best", self.step):
             fix = "use the number of a checkpoint's step, latest or best"
             yield Problem("--step", f"{self.step!r} is not a step", fix)
@@ -90,7 +90,7 @@ def is_repo_id(name: str) -> bool:
     return True
 
 
-def _id_problems(option: str, name: str, *, owner_optional: bool) -> Iterator[Problem]:
+def _find_id_problems(option: str, name: str, *, owner_optional: bool) -> Iterator[Problem]:
     """Yield the problems of a repository's id. With `owner_optional`, a name without an owner belongs to the user."""
     fix = "write OWNER/NAME: letters, digits, - _ . in each"
     address = _ADDRESS.match(name)
@@ -278,7 +278,7 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
         usage=objective.decoding.usage(),
         command=objective.decoding.command(repo.split("/")[-1], None),
         model_type=_model_type(data, folder, is_adapter=is_adapter),
-        parameters=sum(_sizes(folder)),
+        parameters=sum(_tensor_sizes(folder)),
         step=model.step,
         revision=options.revision or model.revision,
         is_adapter=is_adapter,
@@ -306,7 +306,7 @@ def _model_type(data: RunData, folder: Path, *, is_adapter: bool) -> str:
     return match[0] if match else ""
 
 
-def _sizes(folder: Path) -> Iterator[int]:
+def _tensor_sizes(folder: Path) -> Iterator[int]:
     """Yield the number of elements of each tensor in a model's files, without reading the tensors."""
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:

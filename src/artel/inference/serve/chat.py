@@ -38,10 +38,10 @@ from artel.tokens.tokenizer.template_tools import ToolStyle
 def chat_tools(body: ChatRequest) -> Tools:
     """Return the functions that the model may call."""
     tools = [] if body.tool_choice == "none" else body.tools or []
-    return tuple({"type": tool.type, "function": _fields(tool.function)} for tool in tools)
+    return tuple({"type": tool.type, "function": _get_function_fields(tool.function)} for tool in tools)
 
 
-def _fields(function: Function) -> dict[str, Any]:
+def _get_function_fields(function: Function) -> dict[str, Any]:
     """Return the fields of a function that belong in the prompt: fields of the schema that have a value.
 
     Does not copy parameters: `model_dump` takes 0.5 s for 2 MB of them, and other threads wait.
@@ -188,17 +188,17 @@ class ChatCompletions(RequestAnswers):
 
     async def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         content = None if self._constrained is not None and self._constrained.must_call else ""
-        yield self._chunk(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
+        yield self._make_chunk(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
         async for delta in self._chat_deltas(index):
             fields: dict[str, Any] = {"content": delta.text} if delta.text else {}
             if delta.calls:
                 fields["tool_calls"] = delta.calls
             if fields or delta.finish_reason or delta.tokens:
-                yield self._chunk(index, fields, delta.finish_reason, delta.tokens)
+                yield self._make_chunk(index, fields, delta.finish_reason, delta.tokens)
 
     async def _chat_deltas(self, index: int) -> AsyncGenerator[_ChatDelta, None]:
         """Yield an answer as it is generated, with text and calls separated."""
-        reader = self._reader()
+        reader = self._make_reader()
         has_text = False
         async with aclosing(self._deltas(index)) as deltas:
             async for delta in deltas:
@@ -214,13 +214,13 @@ class ChatCompletions(RequestAnswers):
                 if finish is not None:
                     return
 
-    def _reader(self) -> CallDeltas | None:
+    def _make_reader(self) -> CallDeltas | None:
         if self._constrained is not None:
             return self._constrained.reader()
         limit = 1 if self._request.parallel_tool_calls is False else None
         return FreeCalls(self._tools, limit) if self._tools else None
 
-    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None, tokens: list[Token]) -> dict[str, Any]:
+    def _make_chunk(self, index: int, delta: dict[str, Any], finish: str | None, tokens: list[Token]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
 
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
@@ -291,7 +291,7 @@ class Responses(ChatCompletions):
             for event_type in ("response.created", "response.in_progress"):
                 yield named_event(event_type, response=self._response_object("in_progress", []))
             yield named_event("response.output_item.added", **item, item=self._message("in_progress", []))
-            yield named_event("response.content_part.added", **content_part, part=_text_part(""))
+            yield named_event("response.content_part.added", **content_part, part=_make_text_part(""))
             async with aclosing(self._chat_deltas(0)) as deltas:
                 async for delta in deltas:
                     text += delta.text
@@ -300,7 +300,7 @@ class Responses(ChatCompletions):
                         yield named_event("response.output_text.delta", **content_part, delta=delta.text, logprobs=[])
             response = self._final_response(text, finish)
             yield named_event("response.output_text.done", **content_part, text=text, logprobs=[])
-            yield named_event("response.content_part.done", **content_part, part=_text_part(text))
+            yield named_event("response.content_part.done", **content_part, part=_make_text_part(text))
             yield named_event("response.output_item.done", **item, item=response["output"][0])
             yield named_event(f"response.{response['status']}", response=response)
         except ApiError as error:
@@ -319,7 +319,7 @@ class Responses(ChatCompletions):
         }
         return self._response_object(
             status,
-            [self._message(status, [_text_part(text)])],
+            [self._message(status, [_make_text_part(text)])],
             incomplete_details={"reason": "max_output_tokens"} if finish == "length" else None,
             completed_at=int(time.time()) if status == "completed" else None,
             usage=usage,
@@ -359,5 +359,5 @@ class Responses(ChatCompletions):
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _text_part(text: str) -> dict[str, Any]:
+def _make_text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -220,7 +220,7 @@ class RequestAnswers(ABC):
                 tasks = [group.create_task(self.choice(index)) for index in range(self.count)]
         except* ApiError as errors:
             raise errors.exceptions[0] from None
-        return self._response(self.kind, [task.result() for task in tasks]) | {"usage": self.usage.to_json()}
+        return self._make_response(self.kind, [task.result() for task in tasks]) | {"usage": self.usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
         """Yield server-sent events: chunks of all answers as they come, then `[DONE]`."""
@@ -229,9 +229,9 @@ class RequestAnswers(ABC):
         try:
             async with aclosing(_merge_streams([self.chunks(index) for index in range(self.count)])) as chunks:
                 async for chunk in chunks:
-                    yield event(self._response(self.chunk_kind, [chunk]) | usage)
+                    yield event(self._make_response(self.chunk_kind, [chunk]) | usage)
             if usage:
-                yield event(self._response(self.chunk_kind, []) | {"usage": self.usage.to_json()})
+                yield event(self._make_response(self.chunk_kind, []) | {"usage": self.usage.to_json()})
             yield "data: [DONE]\n\n"
         except ApiError as error:
             yield event(error.body())
@@ -261,7 +261,7 @@ class RequestAnswers(ABC):
         self._prompts.append(Prompt(ids, new_tokens=new_tokens, **settings))
         self.usage.prompt_tokens += len(ids)
 
-    def _response(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _make_response(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
             "object": kind,
@@ -303,15 +303,15 @@ class Completions(RequestAnswers):
             text = self._served.token_text(prompt.ids[0]) + text
             tokens = [Token(prompt.ids[0]), *tokens]
         logprobs = await self._served.work(partial(self._logprobs, tokens, 0))
-        return self._choice(index, text, finish, logprobs)
+        return self._make_choice(index, text, finish, logprobs)
 
     async def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         length = 0
         async for delta in self._deltas(index):
-            yield self._choice(index, delta.text, delta.finish_reason, self._logprobs(delta.tokens, length))
+            yield self._make_choice(index, delta.text, delta.finish_reason, self._logprobs(delta.tokens, length))
             length += len(delta.text)
 
-    def _choice(self, index: int, text: str, finish: str | None, logprobs: Any) -> dict[str, Any]:
+    def _make_choice(self, index: int, text: str, finish: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, tokens: list[Token], offset: int) -> dict[str, Any] | None:
@@ -324,11 +324,11 @@ class Completions(RequestAnswers):
         return {
             "tokens": [self._served.token_name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [None if token.logprob is None else self._top_logprobs(token) for token in tokens],
+            "top_logprobs": [None if token.logprob is None else self._name_top_logprobs(token) for token in tokens],
             "text_offset": offsets,
         }
 
-    def _top_logprobs(self, token: Token) -> dict[str, float]:
+    def _name_top_logprobs(self, token: Token) -> dict[str, float]:
         """Return the most likely tokens at this position. Of two with the same name, keep the more likely one."""
         return {self._served.token_name(candidate): logprob for candidate, logprob in reversed(token.top)}
 

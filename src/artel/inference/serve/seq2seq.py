@@ -51,7 +51,7 @@ class Seq2SeqCompletions:
             _check_complete(answer)
         for answer in answers:
             self._count(answer)
-        choices = [_choice(index, answer["text"], answer) for index, answer in enumerate(answers)]
+        choices = [_make_choice(index, answer["text"], answer) for index, answer in enumerate(answers)]
         return self._response_fields | {"choices": choices, "usage": self._usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
@@ -63,7 +63,7 @@ class Seq2SeqCompletions:
         usage = {"usage": None} if options is not None and options.include_usage else {}
         has_started = False
         try:
-            async with aclosing(self._choices()) as choices:
+            async with aclosing(self._iterate_choices()) as choices:
                 async for choice in choices:
                     yield event(self._response_fields | {"choices": [choice]} | usage)
                     has_started = True
@@ -76,7 +76,7 @@ class Seq2SeqCompletions:
             yield event(self._response_fields | {"choices": [], "usage": self._usage.to_json()})
         yield "data: [DONE]\n\n"
 
-    async def _choices(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def _iterate_choices(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of all texts. Raise ApiError if a prompt is too long."""
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -108,12 +108,12 @@ class Seq2SeqCompletions:
         def on_text(text: str) -> None:
             nonlocal sent_text
             sent_text += text
-            put(_choice(index, text))
+            put(_make_choice(index, text))
 
         (answer,) = run_task(self._served, "generate", [item | {"on_text": on_text}], "prompt")
         _check_complete(answer)
         self._count(answer)
-        put(_choice(index, answer["text"].removeprefix(sent_text), answer))
+        put(_make_choice(index, answer["text"].removeprefix(sent_text), answer))
 
     def _count(self, answer: dict[str, Any]) -> None:
         self._usage.prompt_tokens += answer["prompt_tokens"]
@@ -158,7 +158,7 @@ def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadlin
     ]
 
 
-def _choice(index: int, text: str, answer: dict[str, Any] | None = None) -> dict[str, Any]:
+def _make_choice(index: int, text: str, answer: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a choice with a text or a chunk of it. The last chunk has the full `answer`."""
     finish = None if answer is None else answer["finish_reason"]
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}

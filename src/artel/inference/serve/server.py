@@ -161,7 +161,7 @@ def check_key(options: ServerOptions) -> bool:
 def cast_weights(model: PreTrainedModel, precision: Precision, name: str) -> None:
     """Convert a model's weights to float32 or bfloat16. Raise InputError if they are quantized.
 
-    Buffers stay as they are: the frequencies of rotary positions need float32.
+    Buffers stay unchanged, since the frequencies of rotary positions need float32.
     """
     if precision is Precision.SAVED:
         return
@@ -173,7 +173,7 @@ def cast_weights(model: PreTrainedModel, precision: Precision, name: str) -> Non
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raise InputError."""
+    """Return a listening socket. Raise InputError if the address or port cannot be used."""
     try:
         (family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -31,25 +31,25 @@ Rows = list[list[str]]
 def model_card(run: RunData, published: PublishedModel) -> str:
     """Return the text of README.md, readable by `huggingface_hub.ModelCard`."""
     language = Language("en")
-    metrics = _validation(run, published.step)
-    name, sources = published.repo.split("/")[-1], _sources(run)
-    text = _template().render(
+    metrics = _validation_metrics(run, published.step)
+    name, sources = published.repo.split("/")[-1], _list_sources(run)
+    text = _load_template().render(
         metadata=in_yaml(metadata(run, published, metrics)),
         name=name,
         published=published,
         main=MAIN,
-        about=_about(run, published, language),
-        code=_python(published),
-        commands=_commands(published, name),
+        about=_describe_model(run, published, language),
+        code=_usage_code(published),
+        commands=_usage_commands(published, name),
         sources=table(["source", "format", "licence"], sources) if sources else "",
         has_licences=any(licence for *_, licence in sources),
-        ledger=_ledger(run, language),
-        training=table(["", ""], list(_training(run, published, language))),
-        metrics=_metrics(run, metrics, published.step, language),
-        plan=_plan(run, language),
-        samples=_samples(run, published.step),
-        run_file=block(_run_file(run), "yaml"),
-        versions=_versions(run),
+        ledger=_summarize_ledger(run, language),
+        training=table(["", ""], list(_training_rows(run, published, language))),
+        metrics=_metrics_table(run, metrics, published.step, language),
+        plan=_plan_table(run, language),
+        samples=_newest_samples(run, published.step),
+        run_file=block(_dump_set_keys(run), "yaml"),
+        versions=_list_versions(run),
         artel_version=artel.__version__,
     )
     return hide_secrets(text)
@@ -58,7 +58,7 @@ def model_card(run: RunData, published: PublishedModel) -> str:
 # Description and usage --------------------------------------------------------------
 
 
-def _about(run: RunData, published: PublishedModel, language: Language) -> str:
+def _describe_model(run: RunData, published: PublishedModel, language: Language) -> str:
     """Describe the model, its size and its base in one sentence."""
     size = f"{language.integer(published.parameters)} parameters"
     base = f"[{published.base_model}](https://huggingface.co/{published.base_model})" if published.base_model else ""
@@ -77,7 +77,7 @@ def _about(run: RunData, published: PublishedModel, language: Language) -> str:
     return f"{about}."
 
 
-def _python(published: PublishedModel) -> str:
+def _usage_code(published: PublishedModel) -> str:
     """Return lines of Python that run unchanged once the repository can be read."""
     revision = "" if published.revision == MAIN else f', revision="{published.revision}"'
     install = "pip install torch transformers" + (" peft" if published.is_adapter else "")
@@ -95,7 +95,7 @@ def _python(published: PublishedModel) -> str:
     return block("\n".join(lines), "python")
 
 
-def _commands(published: PublishedModel, name: str) -> str:
+def _usage_commands(published: PublishedModel, name: str) -> str:
     revision = "" if published.revision == MAIN else f" --revision {published.revision}"
     return block(f"hf download {published.repo}{revision} --local-dir {name}\n{published.command}", "bash")
 
@@ -103,7 +103,7 @@ def _commands(published: PublishedModel, name: str) -> str:
 # Texts -------------------------------------------------------------------------------------
 
 
-def _sources(run: RunData) -> Rows:
+def _list_sources(run: RunData) -> Rows:
     """Return a row per source of the run file: name and paths, format, licence."""
     rows = []
     for source in _config_value(run.config, "data", "sources") or []:
@@ -115,7 +115,7 @@ def _sources(run: RunData) -> Rows:
     return rows
 
 
-def _ledger(run: RunData, language: Language) -> dict[str, str] | None:
+def _summarize_ledger(run: RunData, language: Language) -> dict[str, str] | None:
     """Return the counts of documents read, kept and dropped: a sentence, and a table by set."""
     view = ledger_view(run, 0, language)
     if view is None:
@@ -129,7 +129,7 @@ def _ledger(run: RunData, language: Language) -> dict[str, str] | None:
 # Training ----------------------------------------------------------------------------------
 
 
-def _training(run: RunData, published: PublishedModel, language: Language) -> Iterator[list[str]]:
+def _training_rows(run: RunData, published: PublishedModel, language: Language) -> Iterator[list[str]]:
     """Yield the rows of the table about training."""
     train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
     chosen, environment = (start.chosen, start.environment) if start else ({}, {})
@@ -153,7 +153,7 @@ def _training(run: RunData, published: PublishedModel, language: Language) -> It
     if published.step is not None:
         total = f" of {language.integer(run.steps)}" if run.steps and run.steps != published.step else ""
         yield ["steps", f"{language.integer(published.step)}{total}"]
-    tokens = _at_step(run, "tokens", published.step) or newest.get("tokens")
+    tokens = _metric_at_step(run, "tokens", published.step) or newest.get("tokens")
     if isinstance(tokens, int | float):
         yield ["tokens", language.integer(tokens)]
     precision = chosen.get("train.precision", train.get("precision"))
@@ -161,7 +161,7 @@ def _training(run: RunData, published: PublishedModel, language: Language) -> It
     if start is not None:
         hosts = int(environment.get("hosts", 1))
         on_hosts = f" on {language.integer(hosts)} hosts" if hosts > 1 else ""
-        yield ["processes", f"{language.integer(start.processes)}{on_hosts}{_layout(run)}"]
+        yield ["processes", f"{language.integer(start.processes)}{on_hosts}{_describe_layout(run)}"]
         yield ["hardware", str(environment.get("device", ""))]
     if run.elapsed_seconds is not None:
         yield ["wall time", language.duration(run.elapsed_seconds)]
@@ -170,14 +170,14 @@ def _training(run: RunData, published: PublishedModel, language: Language) -> It
     yield ["seed", str(run.config.get("seed", ""))]
 
 
-def _layout(run: RunData) -> str:
+def _describe_layout(run: RunData) -> str:
     """Return the keys of `parallel` that differ from their defaults: `, data fsdp, tensor 2`."""
     keys = {key: value for key, value in set_keys(run.config).items() if key.startswith("parallel.")}
     layout = hide_paths({key.removeprefix("parallel."): value for key, value in keys.items()})
     return "".join(f", {key} {value}" for key, value in layout.items())
 
 
-def _run_file(run: RunData) -> str:
+def _dump_set_keys(run: RunData) -> str:
     """Return a run file with the keys that differ from their defaults."""
     keys = set_keys(run.config)
     tree = _prune(run.config, "", set(keys))
@@ -202,17 +202,17 @@ def _prune(value: Any, key: str, keys: set[str]) -> Any:
 # Metrics, plan, samples, versions ----------------------------------------------------------
 
 
-def _validation(run: RunData, step: int | None) -> dict[str, float]:
+def _validation_metrics(run: RunData, step: int | None) -> dict[str, float]:
     """Return the validation metrics at a step, or the newest before it."""
     metrics = {}
     for name in run.curves.validation:
-        value = _at_step(run, name, step, validation=True)
+        value = _metric_at_step(run, name, step, validation=True)
         if value is not None:
             metrics[name] = value
     return metrics
 
 
-def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = False) -> float | None:
+def _metric_at_step(run: RunData, name: str, step: int | None, *, validation: bool = False) -> float | None:
     """Return a metric at a step, or at the last logged step before it. `step` None: at the end of the run."""
     if name == "tokens":
         curve = run.curves.training.get("loss")
@@ -227,11 +227,11 @@ def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = Fa
     return value if math.isfinite(value) else None
 
 
-def _metrics(run: RunData, metrics: dict[str, float], step: int | None, language: Language) -> str:
+def _metrics_table(run: RunData, metrics: dict[str, float], step: int | None, language: Language) -> str:
     """Return a table of training loss and metrics of validation and best checkpoint; empty if nothing was logged."""
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
-    at_best = {} if best is None else _validation(run, best)
-    training = _at_step(run, "loss", step)
+    at_best = {} if best is None else _validation_metrics(run, best)
+    training = _metric_at_step(run, "loss", step)
     rows = [] if training is None else [["loss", language.number(training), "", ""]]
     for name, value in metrics.items():
         label = language.label(name)
@@ -246,13 +246,13 @@ def _metrics(run: RunData, metrics: dict[str, float], step: int | None, language
     return table(["metric", "training", "validation", title], rows, {1, 2, 3})
 
 
-def _plan(run: RunData, language: Language) -> str:
+def _plan_table(run: RunData, language: Language) -> str:
     """Return planned values next to measured ones; empty if there is no plan."""
     plan = plan_table(run, language)
     return "" if plan is None else table(plan["columns"], plan["rows"], plan["numbers"])
 
 
-def _samples(run: RunData, step: int | None) -> list[dict[str, str]]:
+def _newest_samples(run: RunData, step: int | None) -> list[dict[str, str]]:
     """Return the newest generated text for each prompt, up to `step`."""
     newest = {sample.prompt: sample for sample in run.samples if step is None or sample.step <= step}
     return [
@@ -264,7 +264,7 @@ def _samples(run: RunData, step: int | None) -> list[dict[str, str]]:
     ]
 
 
-def _versions(run: RunData) -> str:
+def _list_versions(run: RunData) -> str:
     environment = run.starts[-1].environment if run.starts else {}
     versions = {name: environment.get(name) for name in ("artel", "torch", "transformers", "python")}
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
@@ -281,7 +281,7 @@ def _config_value(config: dict[str, Any], section: str, key: str) -> Any:
 
 
 @cache
-def _template() -> Any:
+def _load_template() -> Any:
     # The card is Markdown, not HTML: text by others appears only in code blocks and escaped inline code.
     environment = Environment(loader=PackageLoader("artel.reports.model_card", ""), undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True

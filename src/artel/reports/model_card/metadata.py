@@ -1,4 +1,4 @@
-"""Metadata at the head of a model card, by which the hub finds, sorts and links models."""
+"""Metadata at the head of a model card. The hub uses it to find, sort and link models."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class PublishedModel:
     repo: str
     """OWNER/NAME."""
     auto_class: str
-    """The transformers class that opens it."""
+    """The transformers class that opens the model."""
     objective: str
     """Name of the objective in the run file."""
     does: str
-    """A clause that says what the model does."""
+    """A clause that describes the task of the model."""
     pipeline_tag: str
     """The hub's task, or empty."""
     usage: str
@@ -49,28 +49,28 @@ class PublishedModel:
 
 
 def metadata(run: RunData, published: PublishedModel, metrics: dict[str, float]) -> ModelCardData:
-    """Return the metadata. `metrics`: on the validation split."""
+    """Return the metadata of the card. `metrics`: metrics on the validation split."""
     return ModelCardData(
         license=published.license or None,
         language=list(published.languages) or None,
         library_name="peft" if published.is_adapter else "transformers",
         pipeline_tag=published.pipeline_tag or None,
         base_model=published.base_model or None,
-        base_model_relation=_relation(published),
+        base_model_relation=_base_model_relation(published),
         datasets=datasets(run) or None,
-        tags=_tags(published),
+        tags=_list_tags(published),
         model_name=published.repo.split("/")[-1],
-        eval_results=list(_results(run, published, metrics)) or None,
+        eval_results=list(_iterate_results(run, published, metrics)) or None,
     )
 
 
 def datasets(run: RunData) -> list[str]:
     """Return the ids of hub data sets among the sources."""
-    ids = [match[1] for path in _paths(run) if (match := _DATASET.match(path))]
+    ids = [match[1] for path in _iterate_paths(run) if (match := _DATASET.match(path))]
     return list(dict.fromkeys(ids))
 
 
-def _paths(run: RunData) -> Iterator[str]:
+def _iterate_paths(run: RunData) -> Iterator[str]:
     data = run.config.get("data", {})
     for source in data.get("sources", []):
         yield from source.get("path", [])
@@ -78,18 +78,18 @@ def _paths(run: RunData) -> Iterator[str]:
         yield data["validation"]
 
 
-def _relation(published: PublishedModel) -> str | None:
+def _base_model_relation(published: PublishedModel) -> str | None:
     if not published.base_model:
         return None
     return "adapter" if published.is_adapter else "finetune"
 
 
-def _tags(published: PublishedModel) -> list[str]:
+def _list_tags(published: PublishedModel) -> list[str]:
     tags = ["artel", published.objective, published.model_type, *(["lora"] if published.is_adapter else [])]
     return list(dict.fromkeys(tag for tag in tags if tag))
 
 
-def _results(run: RunData, published: PublishedModel, metrics: dict[str, float]) -> Iterator[EvalResult]:
+def _iterate_results(run: RunData, published: PublishedModel, metrics: dict[str, float]) -> Iterator[EvalResult]:
     """Yield evaluation results on the held-out split."""
     ids = datasets(run)
     for name, value in metrics.items():

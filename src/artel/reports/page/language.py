@@ -72,16 +72,16 @@ class Language(PhraseFormatter):
     def duration(self, seconds: float) -> str:
         """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
         seconds = max(0, round(seconds))
-        parts = []
+        amounts = []
         for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
             if seconds >= size:
-                parts.append(f"{seconds // size} {self.words[f'unit_{unit}']}")
+                amounts.append(f"{seconds // size} {self.words[f'unit_{unit}']}")
                 seconds %= size
-            elif parts:
+            elif amounts:
                 break
-            if len(parts) == 2:
+            if len(amounts) == 2:
                 break
-        return " ".join(parts) or f"0 {self.words['unit_s']}"
+        return " ".join(amounts) or f"0 {self.words['unit_s']}"
 
     def bytes(self, count: float) -> str:
         for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

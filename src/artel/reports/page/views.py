@@ -97,16 +97,16 @@ def _verdict(run: RunData, language: Language) -> str:
 def _about(run: RunData, language: Language) -> str:
     """Return the objective, the model and the device."""
     start = run.starts[-1] if run.starts else None
-    parts = [run.objective]
+    facts = [run.objective]
     if start is not None:
-        parts += [language.phrase(start.chosen.get("model", "")), str(start.environment.get("device", ""))]
+        facts += [language.phrase(start.chosen.get("model", "")), str(start.environment.get("device", ""))]
         if start.processes > 1:
-            parts.append(language["processes"].format(count=language.integer(start.processes)))
-    return " · ".join(part for part in parts if part)
+            facts.append(language["processes"].format(count=language.integer(start.processes)))
+    return " · ".join(fact for fact in facts if fact)
 
 
 def _tiles(run: RunData, language: Language) -> Any:
-    """Yield the tiles with key numbers."""
+    """Yield the tiles of the most important numbers."""
     curves, newest = run.curves, run.curves.newest
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
     for name in dict.fromkeys([str(_config_value(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):

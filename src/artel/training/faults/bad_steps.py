@@ -83,7 +83,7 @@ class Guard:
         A bad step leaves the weights unchanged, except with `on_bad_step: stop`, and never counts in the window. Call
         `check_newest_step` for the previous step first.
         """
-        loss = None if self._train.spike is None else _mean_loss(run, sums)
+        loss = None if self._train.spike is None else _compute_mean_loss(run, sums)
         spike = None if loss is None else self._find_spike(run, loss)
         norm, is_good = run.optimizer.clip_and_step(
             run.lr_multiplier(run.step),
@@ -155,7 +155,7 @@ class Guard:
         return restored is not None
 
     def _record(self, run: Run, bad: _PendingStep, what: str, action: str, documents: list[str]) -> None:
-        loss = _mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # collective
+        loss = _compute_mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # collective
         if not run.world.first:
             return
         line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": to_json(what), "did": action}
@@ -180,7 +180,7 @@ def _rewind(run: Run) -> Progress | None:
     return restored
 
 
-def _mean_loss(run: Run, sums: torch.Tensor) -> float:
+def _compute_mean_loss(run: Run, sums: torch.Tensor) -> float:
     """Return the mean loss of the global batch, from this process's sums. Collective."""
     loss, targets = run.strategy.all_reduce_sum(sums[:2].double().tolist())
     return loss / targets

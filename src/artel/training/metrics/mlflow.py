@@ -57,7 +57,7 @@ class MlflowTracker(Tracker):
         run = earlier or _start_run(self._client, folder.path.name, config)
         self._id, self._experiment = run.info.run_id, run.info.experiment_id
         save_id(folder, self.package, self._id)
-        self._sent = set(_sent_steps(self._client, run)) if earlier else set()
+        self._sent = set(_iterate_sent_steps(self._client, run)) if earlier else set()
         if earlier:
             self._client.update_run(self._id, status="RUNNING")
         # MLflow shows artifacts named in this tag as tables.
@@ -181,7 +181,7 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield f"{prefix}{key}", value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _sent_steps(client: MlflowClient, run: Run) -> Iterator[tuple[str, int]]:
+def _iterate_sent_steps(client: MlflowClient, run: Run) -> Iterator[tuple[str, int]]:
     """Yield (kind, step) of all metrics in MLflow. One metric per kind is enough, since a step is sent as a whole."""
     for kind, pattern in (("training", "train/.*"), ("validation", "validation/[^/]*"), ("tasks", "validation/.*/.*")):
         names = [name for name in run.data.metrics if re.fullmatch(pattern, name)]

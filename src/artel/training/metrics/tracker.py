@@ -98,15 +98,15 @@ def _format_metric(value: float) -> str:
 
 def saved_id(folder: RunFolder, package: str) -> str | None:
     """Return the id that an earlier start of this run got from a package, or None."""
-    return _saved_ids(folder).get(package)
+    return _read_saved_ids(folder).get(package)
 
 
 def save_id(folder: RunFolder, package: str, run_id: str) -> None:
-    ids = _saved_ids(folder) | {package: run_id}
+    ids = _read_saved_ids(folder) | {package: run_id}
     write_file(folder.tracker_runs, orjson.dumps(ids, option=orjson.OPT_INDENT_2))
 
 
-def _saved_ids(folder: RunFolder) -> dict[str, str]:
+def _read_saved_ids(folder: RunFolder) -> dict[str, str]:
     file = folder.tracker_runs
     try:
         ids = orjson.loads(file.read_bytes()) if file.exists() else {}
@@ -122,8 +122,8 @@ def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[
 
     `has(kind, step)` is True if the tracker has a line; kind is training, validation, tasks or samples.
     """
-    metrics = ((line["step"], 0, line) for line in _lines(folder.metrics))
-    samples = ((number, 1, list(lines)) for number, lines in groupby(_lines(folder.samples), itemgetter("step")))
+    metrics = ((line["step"], 0, line) for line in _read_lines(folder.metrics))
+    samples = ((number, 1, list(lines)) for number, lines in groupby(_read_lines(folder.samples), itemgetter("step")))
     for number, is_samples, content in heapq.merge(metrics, samples, key=itemgetter(0, 1)):
         if number > step:
             return
@@ -135,10 +135,10 @@ def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[
 
 
 def read_samples(folder: RunFolder) -> list[Metrics]:
-    return list(_lines(folder.samples))
+    return list(_read_lines(folder.samples))
 
 
-def _lines(path: Path) -> Iterator[Metrics]:
+def _read_lines(path: Path) -> Iterator[Metrics]:
     """Yield the complete lines of a file. A kill may have left the last one incomplete."""
     if path.exists():
         with path.open("rb") as file:

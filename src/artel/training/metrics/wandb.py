@@ -50,7 +50,7 @@ class WandbTracker(Tracker):
             dir=_default_unless_set("WANDB_DIR", str(folder.path.resolve())),
             mode="offline" if is_online and not _has_key() else None,
             config=hide_secrets(config.model_dump(mode="json", by_alias=True)),
-            settings=wandb.Settings(**_settings()),
+            settings=wandb.Settings(**_build_settings()),
         )
         save_id(folder, self.package, run_id)
         self._is_offline = self._run.offline
@@ -114,7 +114,7 @@ class WandbTracker(Tracker):
         self._run.log_artifact(artifact)
 
 
-def _settings() -> dict[str, Any]:
+def _build_settings() -> dict[str, Any]:
     settings: dict[str, Any] = {
         "silent": True,
         "console": "off",  # do not capture the terminal's output
