@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import artel as artel_package
-from artel.cli.generate import _read
+from artel.cli.generate import _read_text_or_file
 from artel.cli.main import _report_thread_error
 from artel.errors import InputError
 from support.runs import TINY, artel, write_run
@@ -102,9 +102,9 @@ def test_a_model_that_was_fetched_may_have_the_name_of_a_run(tmp_path, fetched_g
 def test_a_context_is_a_regular_file_or_the_text_itself(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="is a named pipe, not a regular file"):
-        _read(str(tmp_path / "pipe"))
+        _read_text_or_file(str(tmp_path / "pipe"))
     for text in ("Anna came home.", "x" * 5000, "a\0b"):
-        assert _read(text) == text
+        assert _read_text_or_file(text) == text
 
 
 def test_the_end_of_a_thread_is_no_fault(capfd):

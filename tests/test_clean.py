@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from artel.cli.clean import _KINDS
+from artel.cli.clean import _CATEGORIES
 from artel.storage import lock
 from support.runs import TEXT_ALONE, artel, refused, succeed, write_run
 
@@ -76,4 +76,4 @@ def test_every_part_of_the_cache_is_listed():
     code = "\n".join(file.read_text() for file in source.rglob("*.py"))
     names = set(re.findall(r'cache_folder\(\) / "([^"]+)"', code))
     assert len(names) > 6
-    assert names <= set(_KINDS)
+    assert names <= set(_CATEGORIES)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from artel.cli.generate import _read
+from artel.cli.generate import _read_text_or_file
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import ChatSession, ChatSettings, export, open_model
@@ -182,7 +182,7 @@ def test_a_pattern_that_goes_back_and_forth(whole, tmp_path, capfd):
 def test_prompts_that_are_no_text(whole, tmp_path):
     (tmp_path / "context.txt").write_bytes(b"\xff\xfe words")
     with pytest.raises(InputError, match=r"context\.txt is not UTF-8"):
-        _read(str(tmp_path / "context.txt"))
+        _read_text_or_file(str(tmp_path / "context.txt"))
     for options in (["--prompt", "words \udcff"], ["--prompt", "-"]):
         done = artel("generate", whole, *options, "--max-new-tokens", "1", input="\udcff words")
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr

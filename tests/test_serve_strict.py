@@ -59,7 +59,7 @@ class Answer:
             self._take(token)
             if sampler.is_over:
                 break
-        self.text += self._reader.add(self._stream.rest()) + self._reader.rest()
+        self.text += self._reader.add(self._stream.rest()) + self._reader.flush()
 
     def _take(self, token):
         self.text += self._reader.add(self._stream.add(token).text)

@@ -56,7 +56,7 @@ def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(na
             required_calls(form, TOOLS),
             list(written(tokenizer, end, form, TOOLS, seed, parallel_calls=True)),
         )
-        assert "".join(reader.add(piece) for piece in pieces) + reader.rest() == ""
+        assert "".join(reader.add(piece) for piece in pieces) + reader.flush() == ""
         calls = merge_deltas(reader.take_deltas())
         assert_called(calls)
         counts.add(len(calls))
