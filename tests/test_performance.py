@@ -130,7 +130,7 @@ def test_hours_energy_and_cost(node: Hardware) -> None:
 
 def test_a_model_of_more_layers_from_two_shorter_ones() -> None:
     layer, head = Operation(MATMUL, "aten.mm", flops=2), Operation(MATMUL, "aten.mm", flops=3)
-    assert extrapolate({layer: 2, head: 1}, {layer: 4, head: 1}, times=10) == {layer: 24, head: 1}
+    assert extrapolate({layer: 2, head: 1}, {layer: 4, head: 1}, factor=10) == {layer: 24, head: 1}
 
 
 def test_rates_are_exact_where_they_were_measured_and_keep_between_and_beyond() -> None:

@@ -249,4 +249,4 @@ def _evaluate_texts(
             progress(len(texts) / len(prompts))
         return texts
 
-    return generation_eval.score(world.share(write, generation_eval.prompts))
+    return generation_eval.score(world.map_over_ranks(write, generation_eval.prompts))

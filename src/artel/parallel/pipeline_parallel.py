@@ -1,12 +1,12 @@
 """Pipeline parallelism: processes hold different layers and work on different micro-batches at the same time.
 
-Only hidden states and their gradients are sent. All processes of a pipeline get the same micro-batches, and every stage
-reads its inputs from its own copy. Micro-batches of a step may differ in shape: hidden states are padded to the largest
-only while they are sent.
+Processes send only hidden states and their gradients. All processes of a pipeline get the same micro-batches, and every
+stage reads its inputs from its own copy. Micro-batches of a step may differ in shape. Hidden states are padded to the
+largest shape while they are sent.
 
 The schedules are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, "PipeDream"), interleaved 1F1B
 (Narayanan et al. 2021, "Megatron-LM"), zero bubble (Qi et al. 2023, ZB1P). Sequential is GPipe with one micro-batch at
-a time. Zero bubble splits the backward pass of a stage, except where that would do its work twice: in the last stage,
+a time. Zero bubble splits the backward pass of a stage, unless that would do work twice. This is so in the last stage,
 whose loss computes all its gradients at once, and in layers that are compiled or recompute their activations.
 """
 
@@ -75,13 +75,14 @@ class PipelineParallel(Strategy):
         self._stages = stages
         self._schedule = schedule
         self._group = mesh.get_group()
-        self._count = stage_count(dims.pipeline, schedule)
-        self._sent: list[tuple[torch.dtype, int]] = []
+        self._num_stages = stage_count(dims.pipeline, schedule)
+        self._sent_states: list[tuple[torch.dtype, int]] = []
         """(dtype, width) of the hidden states that each stage sends."""
         self._engines: dict[bool, tuple[Any, int, tuple[int, int]]] = {}
-        """Newest PyTorch schedule for training (True) and evaluation (False), its micro-batches and largest size."""
+        """Newest PyTorch schedule for training (True) and evaluation (False), with its number of micro-batches and
+        shape."""
         self._scale: torch.Tensor | float = 1.0
-        self._counted = 0
+        self._num_counted = 0
         self._sums = torch.zeros(0)
 
     @property
@@ -112,24 +113,24 @@ class PipelineParallel(Strategy):
         self._sums = torch.zeros(len(self._objective.sums), device=self._world.device)
         batches = [self._local_batch(batch) for batch in batches]
         # One schedule for the full step: if weights are sharded, the first run of a new one drops the gradients.
-        size = _largest(batches)
-        at_a_time = 1 if self._schedule == "sequential" else len(batches)
-        for start in range(0, len(batches), at_a_time):
-            self._train_on(batches[start : start + at_a_time], size)
+        size = _max_shape(batches)
+        chunk_size = 1 if self._schedule == "sequential" else len(batches)
+        for start in range(0, len(batches), chunk_size):
+            self._train_on(batches[start : start + chunk_size], size)
         self._sum_shared_gradients()
         return self._count_once(self._sums)
 
     def probe_memory(self, batch: Batch) -> None:
-        """Run as many micro-batches as this process holds at a time. GPipe may hold more than are tried here."""
+        """Run as many micro-batches as this process holds at a time with 1F1B. GPipe may hold more."""
         self._measure_hidden_states()
         batch, device = self._local_batch(batch), self._world.device
         self._scale, self._sums = 1.0, torch.zeros(len(self._objective.sums), device=device)
         outputs = []
         for stage in self._stages:
             stage.size = None
-            for _ in range(1 if self._schedule == "sequential" else self._count - stage.index):
+            for _ in range(1 if self._schedule == "sequential" else self._num_stages - stage.index):
                 stage.tasks.append(self._training_task(stage, batch, counted=True))
-                outputs.append(stage(*self._example(stage, _largest([batch]), device.type)))
+                outputs.append(stage(*self._example_states(stage, _max_shape([batch]), device.type)))
         for output in outputs:
             output.backward(torch.zeros_like(output))
         for stage in self._stages:
@@ -151,7 +152,7 @@ class PipelineParallel(Strategy):
         outputs = self._empty_outputs(count)
         remaining = iter(batches)
         with self._eval_mode():
-            while chunk := list(islice(remaining, self._count)):  # enough to keep all stages busy
+            while chunk := list(islice(remaining, self._num_stages)):  # enough to keep all stages busy
                 results = self._forward_only([batch for batch, _ in chunk], self._objective.evaluate_batch)
                 for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # only the last stage has results
                     totals += self._count_once(sums).double().cpu()
@@ -178,18 +179,18 @@ class PipelineParallel(Strategy):
 
     def _train_on(self, batches: list[Batch], size: tuple[int, int]) -> None:
         """Run forward and backward over micro-batches, and add their sums to `_sums`."""
-        self._counted = len(batches)
+        self._num_counted = len(batches)
         # Repeat the last one, without counting it, until the schedule has enough.
         batches = batches + batches[-1:] * (self._valid_count(len(batches)) - len(batches))
         engine = self._engine(len(batches), size, training=True)
         for stage in self._stages:
             for number, batch in enumerate(batches):
-                stage.tasks.append(self._training_task(stage, batch, counted=number < self._counted))
+                stage.tasks.append(self._training_task(stage, batch, counted=number < self._num_counted))
         with profiler_range("artel: pipeline"):
             engine.step(target=torch.arange(len(batches)))
 
     def _forward_only(self, batches: list[Batch], work: Callable[[PreTrainedModel, Batch], Any]) -> list[Any]:
-        """Return `work` of each micro-batch on the last stage, and an empty list on the others."""
+        """Return the result of `work` for each micro-batch on the last stage, and an empty list on other stages."""
         results: list[Any] = []
         batches = [self._local_batch(batch) for batch in batches]
         zeros = torch.zeros(len(self._objective.sums), device=self._world.device)
@@ -203,7 +204,7 @@ class PipelineParallel(Strategy):
             return Task(call)
 
         with torch.no_grad():
-            engine = self._engine(len(batches), _largest(batches), training=False)
+            engine = self._engine(len(batches), _max_shape(batches), training=False)
             for stage in self._stages:
                 stage.tasks.extend(task(batch) for batch in batches)
             engine.step()
@@ -219,16 +220,16 @@ class PipelineParallel(Strategy):
                 self._sums += sums.detach()
             return sums
 
-        balance = None if stage.is_last else router_aux_loss_of(stage.model)  # the last stage's objective adds it
-        if balance is None or "balance" not in self._objective.sums:
+        aux_loss = None if stage.is_last else router_aux_loss_of(stage.model)  # the last stage's objective adds it
+        if aux_loss is None or "balance" not in self._objective.sums:
             return Task(call)
 
         def before_send(hidden: torch.Tensor) -> torch.Tensor:
             if not torch.is_grad_enabled():  # a test of the model's head
                 return hidden
-            with balance.recording() as logits:  # nested in the objective's recording: router logits so far
+            with aux_loss.recording() as logits:  # nested in the objective's recording: router logits so far
                 pass
-            sums = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))
+            sums = aux_loss.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))
             if counted:
                 self._sums[self._objective.sums.index("balance")] += sums.detach()
             return attach_loss(hidden, sums * (self._scale if counted else 0.0))
@@ -237,7 +238,7 @@ class PipelineParallel(Strategy):
 
     def _last_loss(self, sums: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """Return the loss of a micro-batch, on the last stage."""
-        return sums[0] * (self._scale if int(number) < self._counted else 0.0)
+        return sums[0] * (self._scale if int(number) < self._num_counted else 0.0)
 
     def _valid_count(self, count: int) -> int:
         """Return the smallest number of micro-batches from `count` on that the schedule accepts.
@@ -250,67 +251,72 @@ class PipelineParallel(Strategy):
         return count
 
     def _engine(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
-        """Return PyTorch's schedule for `count` micro-batches of up to `size`: the newest one, or a new one.
+        """Return PyTorch's schedule for `count` micro-batches of up to `size`. Reuse the newest one if it fits.
 
         A schedule owns the buffers that receive hidden states. Its size only grows, so that micro-batches of varying
         lengths do not create a new schedule each.
         """
         self._measure_hidden_states()
-        engine, known_count, largest = self._engines.get(training, (None, count, size))
-        if engine is None or known_count != count or largest[0] < size[0] or largest[1] < size[1]:
-            largest = max(largest[0], size[0]), max(largest[1], size[1])
+        engine, known_count, max_shape = self._engines.get(training, (None, count, size))
+        if engine is None or known_count != count or max_shape[0] < size[0] or max_shape[1] < size[1]:
+            max_shape = max(max_shape[0], size[0]), max(max_shape[1], size[1])
             self._engines.pop(training, None)  # free its memory before allocating more
-            engine = self._new_engine(count, largest, training=training)
-            self._engines[training] = (engine, count, largest)
+            engine = self._new_engine(count, max_shape, training=training)
+            self._engines[training] = (engine, count, max_shape)
         for stage in self._stages:
-            stage.size = largest
+            stage.size = max_shape
         return engine
 
     def _new_engine(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
         stages = [self._pytorch_stage(stage, size) for stage in self._stages]
-        kind = _SCHEDULES[self._schedule]
+        schedule_class = _SCHEDULES[self._schedule]
         if not training:
-            kind = ScheduleGPipe if len(stages) == 1 else ScheduleLoopedBFS
-        elif kind is Schedule1F1B and count < self._count:
-            kind = ScheduleGPipe  # PyTorch's 1F1B refuses so few micro-batches, for which it would save no memory
-        single = kind in (ScheduleGPipe, Schedule1F1B)
+            schedule_class = ScheduleGPipe if len(stages) == 1 else ScheduleLoopedBFS
+        elif schedule_class is Schedule1F1B and count < self._num_stages:
+            schedule_class = (
+                ScheduleGPipe  # PyTorch's 1F1B refuses so few micro-batches, for which it would save no memory
+            )
+        single = schedule_class in (ScheduleGPipe, Schedule1F1B)
         # Do not divide gradients by the number of micro-batches: the loss is already divided by the targets.
         loss = self._last_loss if training else None
-        return kind(stages[0] if single else stages, count, loss_fn=loss, scale_grads=False)
+        return schedule_class(stages[0] if single else stages, count, loss_fn=loss, scale_grads=False)
 
     def _pytorch_stage(self, stage: Stage, size: tuple[int, int]) -> PipelineStage:
         output_example = torch.empty(len(self._objective.sums), device="meta", requires_grad=True)
         if not stage.is_last:
-            (output_example,) = self._example(stage, size, "meta", after=True)
+            (output_example,) = self._example_states(stage, size, "meta", is_output=True)
         return PipelineStage(
             stage,
             stage.index,
-            self._count,
+            self._num_stages,
             self._world.device,
-            input_args=self._example(stage, size, "meta"),
+            input_args=self._example_states(stage, size, "meta"),
             output_args=(output_example,),
             group=self._group,
             dw_builder=None if _can_split_backward(stage) else _no_weight_gradients,
         )
 
-    def _example(
-        self, stage: Stage, size: tuple[int, int], device: str, *, after: bool = False
+    def _example_states(
+        self, stage: Stage, size: tuple[int, int], device: str, *, is_output: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        """Return hidden states of (rows, length) as a stage receives them (the first receives none), or sends them."""
-        if stage.is_first and not after:
+        """Return example hidden states (rows, length, width) that a stage receives, or sends with `is_output`.
+
+        The first stage receives none.
+        """
+        if stage.is_first and not is_output:
             return ()
-        dtype, width = self._sent[stage.index if after else stage.index - 1]
+        dtype, width = self._sent_states[stage.index if is_output else stage.index - 1]
         # Not zeros: they may reach a test of the model's head.
         states = torch.linspace(-1, 1, width, dtype=dtype, device=device).repeat(*size, 1)
         return (states.requires_grad_(),)
 
     def skip_collectives(self) -> None:
         hidden = self.model.config.get_text_config().hidden_size
-        self._sent = [(hidden_dtype(self.model), hidden)] * self._count
+        self._sent_states = [(hidden_dtype(self.model), hidden)] * self._num_stages
 
     def _measure_hidden_states(self) -> None:
-        """Find dtype and width of the hidden states of each stage, by sending four tokens through all. Runs once."""
-        if self._sent:
+        """Measure dtype and width of each stage's hidden states once, with four tokens sent through all stages."""
+        if self._sent_states:
             return
         config = self.model.config.get_text_config()
         device, local_stages = self._world.device, {stage.index: stage for stage in self._stages}
@@ -322,21 +328,21 @@ class PipelineParallel(Strategy):
             return logits
 
         with self._eval_mode(), torch.no_grad():
-            for index in range(self._count - 1):
+            for index in range(self._num_stages - 1):
                 header = torch.zeros(2, dtype=torch.int64, device=device)
                 if index in local_stages:
                     stage = local_stages[index]
                     stage.size = None
                     stage.tasks.append(Task(call))
-                    hidden = stage(*self._example(stage, (1, 4), device.type))
+                    hidden = stage(*self._example_states(stage, (1, 4), device.type))
                     header = torch.tensor([_DTYPES.index(hidden.dtype), hidden.shape[-1]], device=device)
                 dist.broadcast(header, group=self._group, group_src=index % self.dims.pipeline)
                 number, width = header.tolist()
-                self._sent.append((_DTYPES[number], width))
+                self._sent_states.append((_DTYPES[number], width))
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
-        """Context without dropout. Frees weights gathered for forward passes afterwards."""
+        """Disable dropout inside the block. Then free the weights gathered for forward passes."""
         for stage in self._stages:
             stage.eval()
         try:
@@ -349,17 +355,17 @@ class PipelineParallel(Strategy):
                         module.reshard()
 
     def _sum_shared_gradients(self) -> None:
-        """Sum the gradients of parameters held by several stages, in the same order on all, so that they stay equal."""
-        local: dict[str, list[torch.Tensor]] = {}
+        """Sum the gradients of parameters held by several stages. All stages sum in the same order, and stay equal."""
+        local_gradients: dict[str, list[torch.Tensor]] = {}
         holders: dict[str, tuple[int, ...]] = {}
         for stage in self._stages:
             parameters = dict(stage.model.named_parameters())
             for name in stage.shared:
                 if parameters[name].requires_grad:
                     holders[name] = tuple(sorted({index % self.dims.pipeline for index in stage.shared[name]}))
-                    local.setdefault(name, []).append(_local_gradient(parameters[name]))
+                    local_gradients.setdefault(name, []).append(_local_gradient(parameters[name]))
         rank = dist.get_rank(self._group)
-        for name, gradients in sorted(local.items()):
+        for name, gradients in sorted(local_gradients.items()):
             peers = [peer for peer in holders[name] if peer != rank]
             sums = {rank: torch.stack(gradients).sum(dim=0) if len(gradients) > 1 else gradients[0].contiguous()}
             sums |= {peer: torch.empty_like(sums[rank]) for peer in peers}
@@ -375,7 +381,7 @@ class PipelineParallel(Strategy):
                 gradient.copy_(total)
 
 
-def _largest(batches: list[Batch]) -> tuple[int, int]:
+def _max_shape(batches: list[Batch]) -> tuple[int, int]:
     """Return (most rows, most tokens in a row)."""
     shapes = [batch.tensors["input_ids"].shape for batch in batches]
     return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
@@ -390,7 +396,7 @@ def _local_gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _can_split_backward(stage: Stage) -> bool:
-    """True if gradients of inputs and of weights can be computed separately without doing any work twice."""
+    """True if gradients of inputs and of weights can be computed separately without repeating work."""
     unwrapped = (layer._compiled_call_impl is None and "forward" not in vars(layer) for layer in stage.layers)
     return not stage.is_last and all(unwrapped)
 

@@ -1,10 +1,10 @@
-"""A model split by layers into pipeline stages: each is the user's own model with its share of the layers.
+"""Splits a model by layers into pipeline stages: each is the user's own model with some of the layers.
 
 Every stage runs the model's own forward pass on the micro-batch's own inputs, so masks, positions and rotary angles are
-computed by the authors' code. Layers of other stages are placeholders: the one before a stage's first layer returns the
-hidden states received from the previous stage, the one after its last layer ends the pass. Parameters that only other
-stages need are removed. If the forward pass touches one on its way to the layers, it finds zeros of the right shape
-that take no memory, and the result is discarded.
+computed by the authors' code. Placeholders replace the layers of other stages. The one before a stage's first layer
+returns the hidden states received from the previous stage. The one after its last layer ends the pass. Parameters that
+only other stages need are removed. If the forward pass reads one before it reaches the layers, it gets zeros of the
+right shape that take no memory, and the result is discarded.
 
 `pipeline_structure.py` finds which parameters come before the layers and which after them.
 """
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from artel.errors import InputError, Problem
 from artel.models.router_aux_loss import router_aux_loss_of, share_router_aux_loss
 from artel.parallel.pipeline_structure import (
-    FORMS,
+    OUTPUT_FORMS,
     ModelStructure,
     NotSequential,
     copy_attributes,
@@ -39,7 +39,7 @@ class Task:
     """One forward pass of a stage."""
 
     call: Callable[[PreTrainedModel], torch.Tensor]
-    """Calls the model once, and turns its output into what the last stage returns."""
+    """Calls the model once, and computes the result of the last stage from its output."""
     before_send: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Applied to the last layer's output by any stage but the last, still within `call`, before it is sent."""
 
@@ -54,29 +54,29 @@ def stage_count(processes: int, schedule: str) -> int:
 
 
 def pipeline_problems(model: PreTrainedModel, processes: int, schedule: str) -> list[Problem]:
-    """Return why `model` cannot be split over a pipeline of `processes`. It may be on the meta device."""
-    kind, where = model.config.model_type, "parallel.pipeline"
+    """Return the reasons why `model` cannot be split over a pipeline of `processes`. It may be on the meta device."""
+    model_type, where = model.config.model_type, "parallel.pipeline"
     try:
         structure = find_structure(model)
     except NotSequential as reason:
-        return [Problem(where, f"{kind} cannot be cut into stages: {reason}", "set 1 and parallel.data: fsdp")]
+        return [Problem(where, f"{model_type} cannot be cut into stages: {reason}", "set 1 and parallel.data: fsdp")]
     stages = stage_count(processes, schedule)
     if stages > structure.layers:
         max_processes = structure.layers // (stages // processes)
         fix = f"use at most {max_processes}" if max_processes > 1 else "write 1"
         if stages > processes and processes <= structure.layers:
             fix += "; or parallel.schedule: 1f1b"
-        what = f"{kind} has {structure.layers} layers, fewer than the {stages} stages of {processes} processes"
+        what = f"{model_type} has {structure.layers} layers, fewer than the {stages} stages of {processes} processes"
         return [Problem(where, f"{what} ({schedule})", fix)]
     if stages > processes and structure.side_inputs:
         name = min(structure.side_inputs)
-        what = f"interleaved: all layers of {kind} need {name}, which a process cannot hold for two stages"
+        what = f"interleaved: all layers of {model_type} need {name}, which a process cannot hold for two stages"
         return [Problem("parallel.schedule", what, "write 1f1b")]
     return []
 
 
 class Stage(nn.Module):
-    """One stage: `model` with its share of the layers, under their full names.
+    """One stage: `model` with some of its layers, under their full names.
 
     Append a `Task` to `tasks` for each forward pass; they run in that order.
     """
@@ -117,7 +117,7 @@ class Stage(nn.Module):
         """
         task, entry = self.tasks.popleft(), self._entry
         entry.received, entry.before_send = received[0] if received else None, task.before_send
-        entry.used = self.is_first
+        entry.was_read = self.is_first
         self._fill_removed(entry.received)
         try:
             output = task.call(self.model)
@@ -127,7 +127,7 @@ class Stage(nn.Module):
             output = self._pad_to_size(end.hidden)
         finally:
             entry.received = entry.before_send = None
-        if not entry.used:  # a layer that is left out at random (layerdrop)
+        if not entry.was_read:  # a layer that is left out at random (layerdrop)
             raise RuntimeError(f"stage {self.index} has not taken what it was sent")
         return output
 
@@ -139,7 +139,7 @@ class Stage(nn.Module):
         return hidden
 
     def _fill_removed(self, received: torch.Tensor | None) -> None:
-        """Put zeros without memory in place of removed parameters, with the device and dtype of the layers' input."""
+        """Replace removed parameters by zeros without memory, with the device and dtype of the layers' input."""
         example = next(self.parameters()) if received is None else received
         for module, name, shape in self._removed:
             zeros = vars(module).get(name)
@@ -153,14 +153,14 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
     `model` may be on the meta device; it must be complete, and neither wrapped nor sharded yet. With one index the
     stage's model is `model`. With several, each stage has a model made of the modules of `model`, which then holds the
     parameters of all of them. Stages are balanced by parameters and FLOPs, including embeddings and head. Raise
-    InputError if `pipeline_problems` finds something.
+    InputError if the model is not a sequence of layers.
     """
     try:
         structure = find_structure(model)
     except NotSequential as reason:
         what = f"{model.config.model_type} cannot be cut into stages: {reason}"
         raise InputError.at("parallel.pipeline", what, "set 1 and parallel.data: fsdp") from None
-    ranges = _balance(*_costs(model, structure), stages)
+    ranges = _balance(*_layer_costs(model, structure), stages)
     plan = _plan_parameters(model, structure, ranges)
     router_aux_loss_of(model)  # while it has all its layers
     if len(indices) == 1:
@@ -171,7 +171,9 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
     _remove_parameters(model, frozenset().union(*(plan.parameters[index] for index in indices)))
     stack = model.get_submodule(structure.stack)
     for layer in set(range(structure.layers)) - {layer for index in indices for layer in ranges[index]}:
-        stack._modules[str(layer)] = _Placeholder(stack.get_submodule(str(layer)), _Entry(stack, FORMS[structure.form]))
+        stack._modules[str(layer)] = _Placeholder(
+            stack.get_submodule(str(layer)), _Entry(stack, OUTPUT_FORMS[structure.output_form])
+        )
     return result
 
 
@@ -194,21 +196,21 @@ class _Entry:
         self.form = form
         self.received: torch.Tensor | None = None
         self.before_send: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self.used = False
+        self.was_read = False
 
-    def take(self, hidden: torch.Tensor) -> torch.Tensor:
+    def read(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the received hidden states in place of `hidden`, without their padding."""
         rows, length, size = hidden.shape
         received = self.received
         if received is None or received.shape[0] < rows or received.shape[1] < length:
-            # The model is called directly, to see how it computes its logits: anything but zeros will do.
+            # The caller tests how the model computes its logits: any values except zeros are fine.
             return torch.linspace(-1, 1, size, device=hidden.device, dtype=hidden.dtype).expand(hidden.shape)
-        self.used = True
+        self.was_read = True
         return received if received.shape == hidden.shape else received[:rows, :length]
 
 
 class _Placeholder(nn.Module):
-    """Takes the place of another stage's layer, and returns hidden states unchanged."""
+    """Replaces another stage's layer, and returns hidden states unchanged."""
 
     def __init__(self, layer: nn.Module, entry: _Entry) -> None:
         super().__init__()
@@ -221,14 +223,14 @@ class _Placeholder(nn.Module):
 
 
 class _FirstPlaceholder(_Placeholder):
-    """Right before a stage's first layer."""
+    """Placeholder before a stage's first layer. Returns the received hidden states."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.entry.form(self.entry.take(get_hidden_states(args, kwargs)))
+        return self.entry.form(self.entry.read(get_hidden_states(args, kwargs)))
 
 
 class _LastPlaceholder(_Placeholder):
-    """Right after a stage's last layer."""
+    """Placeholder after a stage's last layer. Ends the forward pass."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = get_hidden_states(args, kwargs)
@@ -237,11 +239,13 @@ class _LastPlaceholder(_Placeholder):
 
 def _insert_placeholders(model: PreTrainedModel, layer_range: range, structure: ModelStructure) -> _Entry:
     stack = model.get_submodule(structure.stack)
-    entry = _Entry(stack, FORMS[structure.form])
-    kinds = {layer_range.start - 1: _FirstPlaceholder, layer_range.stop: _LastPlaceholder}
+    entry = _Entry(stack, OUTPUT_FORMS[structure.output_form])
+    placeholder_classes = {layer_range.start - 1: _FirstPlaceholder, layer_range.stop: _LastPlaceholder}
     for layer in range(structure.layers):
         if layer not in layer_range:
-            stack._modules[str(layer)] = kinds.get(layer, _Placeholder)(stack.get_submodule(str(layer)), entry)
+            stack._modules[str(layer)] = placeholder_classes.get(layer, _Placeholder)(
+                stack.get_submodule(str(layer)), entry
+            )
     return entry
 
 
@@ -261,7 +265,7 @@ class _Plan:
 
 def _plan_parameters(model: PreTrainedModel, structure: ModelStructure, ranges: list[range]) -> _Plan:
     stage_of = {layer: index for index, layers in enumerate(ranges) for layer in layers}
-    held: list[set[str]] = [set() for _ in ranges]
+    stage_parameters: list[set[str]] = [set() for _ in ranges]
     shared = {}
     for names in _names_by_parameter(model):
         holders: set[int] = set()
@@ -276,10 +280,10 @@ def _plan_parameters(model: PreTrainedModel, structure: ModelStructure, ranges: 
             last = {len(ranges) - 1} if name in structure.after or not (needed or first) else set()
             holders |= needed | first | last
         for index in holders:
-            held[index] |= set(names)
+            stage_parameters[index] |= set(names)
         if len(holders) > 1:
             shared[names[0]] = tuple(sorted(holders))
-    return _Plan(structure, [frozenset(names) for names in held], shared)
+    return _Plan(structure, [frozenset(names) for names in stage_parameters], shared)
 
 
 def _names_by_parameter(model: PreTrainedModel) -> Iterable[list[str]]:
@@ -290,52 +294,59 @@ def _names_by_parameter(model: PreTrainedModel) -> Iterable[list[str]]:
     return names.values()
 
 
-def _remove_parameters(model: PreTrainedModel, held: frozenset[str]) -> list[tuple[nn.Module, str, torch.Size]]:
-    """Remove parameters that are not `held`. Return (module, name in it, shape) of each."""
+def _remove_parameters(
+    model: PreTrainedModel, stage_parameters: frozenset[str]
+) -> list[tuple[nn.Module, str, torch.Size]]:
+    """Remove parameters that are not in `stage_parameters`. Return (module, name in it, shape) of each."""
     removed_parameters = []
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, parameter in list(module._parameters.items()):
-            if parameter is not None and (f"{prefix}.{name}" if prefix else name) not in held:
+            if parameter is not None and (f"{prefix}.{name}" if prefix else name) not in stage_parameters:
                 del module._parameters[name]
                 removed_parameters.append((module, name, parameter.shape))
     return removed_parameters
 
 
-def _partial_copy(module: Any, prefix: str, held: frozenset[str]) -> Any:
-    """Return a copy that shares submodules with only `held` parameters, and copies the others in the same way."""
+def _partial_copy(module: Any, prefix: str, stage_parameters: frozenset[str]) -> Any:
+    """Copy a module recursively. Share submodules whose parameters are all in `stage_parameters`."""
     names = {f"{prefix}{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
-    if prefix and names <= held:
+    if prefix and names <= stage_parameters:
         return module
     module_copy = copy.copy(module)
     for name, value in vars(module_copy).items():
         if isinstance(value, dict):
             vars(module_copy)[name] = value.copy()
     for name, child in module._modules.items():
-        module_copy._modules[name] = child if child is None else _partial_copy(child, f"{prefix}{name}.", held)
+        module_copy._modules[name] = (
+            child if child is None else _partial_copy(child, f"{prefix}{name}.", stage_parameters)
+        )
     return module_copy
 
 
 # Balancing
 
 
-def _costs(model: PreTrainedModel, structure: ModelStructure) -> tuple[float, list[float], float]:
+def _layer_costs(model: PreTrainedModel, structure: ModelStructure) -> tuple[float, list[float], float]:
     """Return the cost of what precedes the layers, of each layer, and of what follows: half memory, half FLOPs.
 
-    Memory is the number of parameters. A token costs one product per number of a matrix, a fraction of that for
-    experts, and none for lookups before the layers. Attention costs the same in all layers.
+    Memory is the number of parameters. A token costs one multiplication per number of a matrix, a fraction of that
+    for experts, and none for lookups before the layers. Attention costs the same in all layers.
     """
     config = model.config.get_text_config()
     experts = max(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1, 1)
     active = (getattr(config, "num_experts_per_tok", None) or 1) / experts
-    sizes, products = [0.0] * (structure.layers + 2), [0.0] * (structure.layers + 2)
+    sizes, matmul_sizes = [0.0] * (structure.layers + 2), [0.0] * (structure.layers + 2)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         layer = structure.layer_of(name)
         unit = 0 if name in structure.before else structure.layers + 1
         unit = unit if layer is None else layer + 1
         sizes[unit] += parameter.numel()
         if unit and parameter.ndim > 1:
-            products[unit] += parameter.numel() * (active if parameter.ndim == 3 and experts > 1 else 1.0)
-    costs = [size / sum(sizes) + product / sum(products) for size, product in zip(sizes, products, strict=True)]
+            matmul_sizes[unit] += parameter.numel() * (active if parameter.ndim == 3 and experts > 1 else 1.0)
+    costs = [
+        size / sum(sizes) + matmul_size / sum(matmul_sizes)
+        for size, matmul_size in zip(sizes, matmul_sizes, strict=True)
+    ]
     return costs[0], costs[1:-1], costs[-1]
 
 
@@ -353,14 +364,14 @@ def _balance(first_cost: float, layers: list[float], last_cost: float, stages: i
     # best[stop]: (most expensive stage so far, starts of the stages) if the stages so far take the layers before `stop`
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for stage in range(stages):
-        left = stages - stage - 1
+        stages_after = stages - stage - 1
         best = {
             stop: min(
                 (max(highest, cost(stage, start, stop)), [*starts, start])
                 for start, (highest, starts) in best.items()
                 if start < stop
             )
-            for stop in (range(stage + 1, len(layers) - left + 1) if left else [len(layers)])
+            for stop in (range(stage + 1, len(layers) - stages_after + 1) if stages_after else [len(layers)])
         }
     starts = best[len(layers)][1]
     return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(layers)], strict=True)]

@@ -1,8 +1,8 @@
-"""The structure of a model: where its layers are, and which parameters are used before and after them.
+"""Finds the structure of a model: its layers, and which parameters are used before and after them.
 
-There is no list of architectures. The model runs once without its layers on fake tensors, and the autograd graph is
+There is no list of architectures. The model runs once without its layers on fake tensors. Then the autograd graph is
 followed back from the inputs of the layers and from the output of the model. This also shows whether only hidden states
-pass from layer to layer; otherwise the model cannot be split between them.
+pass from layer to layer. If not, the model cannot be split between layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-FORMS: tuple[Callable[[torch.Tensor], Any], ...] = (
+OUTPUT_FORMS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda hidden: hidden,
     lambda hidden: (hidden,),
     lambda hidden: (hidden, None),
@@ -38,8 +38,8 @@ class ModelStructure:
     stack: str
     """Name of the list of layers."""
     layers: int
-    form: int
-    """Index in `FORMS` of what the layers return."""
+    output_form: int
+    """Index in `OUTPUT_FORMS` of the form in which layers return hidden states."""
     before: frozenset[str]
     """Parameters that contribute to the first layer's input."""
     after: frozenset[str]
@@ -54,7 +54,7 @@ class ModelStructure:
 
 
 def find_structure(model: PreTrainedModel) -> ModelStructure:
-    """Return the structure of `model`. Raise NotSequential."""
+    """Find the structure of `model`. Raise NotSequential if it is not a sequence of layers."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         raise NotSequential("it has an encoder and a decoder")
@@ -63,7 +63,7 @@ def find_structure(model: PreTrainedModel) -> ModelStructure:
     count = getattr(config, "num_hidden_layers", None)
     reason: Exception = NotSequential("its layers are not in one list")
     for name, stack in _outermost_lists(model, count):
-        for form in range(len(FORMS)):
+        for form in range(len(OUTPUT_FORMS)):
             try:
                 return _trace_structure(model, name, len(stack), form)
             except Exception as error:  # whatever the architecture's code raises if the guess is wrong
@@ -89,7 +89,7 @@ def _trace_structure(model: PreTrainedModel, stack: str, layers: int, form: int)
     recorder = _LayerRecorder(form, layers)
     # transformers avoids value-dependent checks on fake tensors, but not on tensors of the meta device.
     with FakeTensorMode(allow_non_fake_inputs=True):
-        skeleton = _skeleton(model, stack, recorder)
+        skeleton = _copy_skeleton(model, stack, recorder)
         names = _untie(skeleton)
         ids = torch.zeros((2, 3), dtype=torch.int64)
         output = skeleton(input_ids=ids, **({"use_cache": False} if hasattr(skeleton.config, "use_cache") else {}))
@@ -120,10 +120,10 @@ def _trace_structure(model: PreTrainedModel, stack: str, layers: int, form: int)
 
 
 class _LayerRecorder:
-    """Records the inputs of each layer, and returns new hidden states in its stead."""
+    """Records the inputs of each layer, and returns new hidden states in its place."""
 
     def __init__(self, form: int, layers: int) -> None:
-        self.form = FORMS[form]
+        self.form = OUTPUT_FORMS[form]
         self.layers = layers
         self.inputs: list[torch.Tensor] = []
         self.side_inputs: list[list[torch.Tensor]] = []
@@ -147,7 +147,7 @@ class _LayerRecorder:
 
 
 class _RecordedLayer(nn.Module):
-    """Takes the place of a layer in the skeleton."""
+    """Replaces a layer in the skeleton."""
 
     def __init__(self, layer: nn.Module, index: int, recorder: _LayerRecorder) -> None:
         super().__init__()
@@ -158,14 +158,14 @@ class _RecordedLayer(nn.Module):
         return self._recorder.call(self._index, args, kwargs)
 
 
-def _skeleton(model: PreTrainedModel, stack: str, recorder: _LayerRecorder) -> PreTrainedModel:
+def _copy_skeleton(model: PreTrainedModel, stack: str, recorder: _LayerRecorder) -> PreTrainedModel:
     """Return a copy of `model` with fake tensors, and with recorders in place of its layers."""
     memo: dict[int, Any] = {}
     for index, layer in enumerate(model.get_submodule(stack).children()):
         memo[id(layer)] = _RecordedLayer(layer, index, recorder)
-    inside = f"{stack}."
+    prefix = f"{stack}."
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not name.startswith(inside):
+        if not name.startswith(prefix):
             fake = torch.empty(tensor.shape, dtype=tensor.dtype)
             memo[id(tensor)] = nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
     skeleton: PreTrainedModel = copy.deepcopy(model, memo).eval()
@@ -173,7 +173,7 @@ def _skeleton(model: PreTrainedModel, stack: str, recorder: _LayerRecorder) -> P
 
 
 def _untie(skeleton: nn.Module) -> dict[int, str]:
-    """Give each name a separate parameter, to see which name is used where. Return the names by id."""
+    """Give each name a separate parameter, to track each name separately. Return the names by id."""
     names = {}
     for prefix, module in skeleton.named_modules():
         for name, parameter in module._parameters.items():
@@ -202,13 +202,13 @@ def _ancestors(tensors: Iterable[Any]) -> tuple[set[int], set[Any]]:
             leaves.add(id(node.variable))
         else:
             nodes.add(node)
-            open_nodes += [following for following, _ in node.next_functions]
+            open_nodes += [next_node for next_node, _ in node.next_functions]
     return leaves, nodes
 
 
-def copy_attributes(layer: nn.Module, stand_in: nn.Module) -> None:
+def copy_attributes(layer: nn.Module, replacement: nn.Module) -> None:
     inherited = {*vars(nn.Module()), "forward", "_compiled_call_impl"}
-    vars(stand_in).update({name: value for name, value in vars(layer).items() if name not in inherited})
+    vars(replacement).update({name: value for name, value in vars(layer).items() if name not in inherited})
 
 
 def get_hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from artel.host import usable_cores
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
+# Long enough for a checkpoint on a slow disk. Short enough that peers of a lost rank do not wait for an hour.
 _TIMEOUT = timedelta(minutes=20)
 # Keeps the current process group alive. DistributedDataParallel holds it too. If that were the last reference, freeing
 # the model would destroy the group while holding the GIL, and wait for gloo's threads while one of them waits for the
@@ -55,8 +55,8 @@ class World:
             dist.all_gather_object(values, value)
         return values
 
-    def share(self, work: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
-        """Return `work(items)`, one result per item, with the items divided among ranks.
+    def map_over_ranks(self, work: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
+        """Divide the items among ranks and return `work(items)`, one result per item.
 
         Raise WorkError on all ranks if one fails.
         """
@@ -124,32 +124,34 @@ def join_world(threads: int | None) -> Iterator[World]:
 
 
 def _default_threads() -> int:
-    """Return the number of threads that keeps the cores of this process busy together with its neighbours.
+    """Return this process's fraction of the cores that it shares with other processes of the host.
 
-    srun and mpirun may pin each process to cores of its own (--cpus-per-task, --bind-to). Those are not divided.
+    srun and mpirun may pin each process to separate cores (--cpus-per-task, --bind-to). Those are not divided.
     """
     cores = sorted(os.sched_getaffinity(0))
     cores_by_rank: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(cores_by_rank, (socket.gethostname(), cores))
-    return threads_per_process(cores, [others for host, others in cores_by_rank if host == socket.gethostname()])
+    return threads_per_process(
+        cores, [peer_cores for host, peer_cores in cores_by_rank if host == socket.gethostname()]
+    )
 
 
 def threads_per_process(cores: list[int], cores_by_process: list[list[int]]) -> int:
     """Return the threads of a process allowed to use `cores`, given the cores of every process on its host."""
-    sharing = sum(not set(cores).isdisjoint(others) for others in cores_by_process)
+    sharing = sum(not set(cores).isdisjoint(peer_cores) for peer_cores in cores_by_process)
     return max(1, len(cores) // sharing)
 
 
 def serve_store(address: str, port: int, timeout: timedelta) -> TCPStore:
-    """Return a store that this process serves, at `address` only. Port 0: any free port. Raise OSError.
+    """Serve a store at `address` only and return it. Port 0: any free port. Raise OSError if the port is taken.
 
-    A store that torch opens by itself listens on every interface of the host.
+    A store opened by torch would listen on every interface of the host.
     """
     family, kind, protocol, _, location = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(location)
-        listener.listen()  # torch listens again, with a longer queue; here a port that was just taken raises OSError
+        listener.listen()  # raises OSError if the port was just taken; torch listens again, with a longer queue
         port = listener.getsockname()[1]
         return TCPStore(address, port, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 

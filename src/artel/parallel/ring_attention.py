@@ -4,9 +4,9 @@ Each process computes its queries with one process's keys and values at a time, 
 merged by their log-sum-exp, and the backward pass goes round again with the gradients of keys and values (Liu et al.
 2023, "Ring Attention with Blockwise Transformers"). Since each process holds a chunk from either end of the sequence
 (`SequenceShard`), each step computes either all queries with the early keys or the late queries with all keys: half of
-a full product on every process (Brandon et al. 2023, "Striped Attention", solves the same with stripes).
+the full work on every process (Brandon et al. 2023, "Striped Attention", solves the same with stripes).
 
-It pays when the keys and values of a full sequence do not fit beside one layer's other activations. It uses the PyTorch
+Use it when the keys and values of a full sequence do not fit next to one layer's other activations. It uses the PyTorch
 kernels that return the log-sum-exp: FlashAttention 2 on GPUs, PyTorch's own on CPUs.
 """
 
@@ -25,7 +25,7 @@ from artel.parallel.context_exchange import SequenceShard, in_autocast, repeat_h
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Keys and values of one process after another. No mask, window or dropout (`context_problems` reports them)."""
+    """Attends to the keys and values of one process after another. `context_problems` refuses masks and dropout."""
 
     shard: SequenceShard
     group: str
@@ -57,12 +57,12 @@ class _RingOptions(NamedTuple):
 
         The keys are those of the process `step` before this one.
         """
-        every = slice(0, length)
+        all_positions = slice(0, length)
         if not self.causal or step == 0:
-            return every, every, self.causal
+            return all_positions, all_positions, self.causal
         if step <= self.shard.rank:  # an earlier process: its early keys precede all queries, its late ones follow them
-            return every, slice(0, length // 2), False
-        return slice(length // 2, length), every, False
+            return all_positions, slice(0, length // 2), False
+        return slice(length // 2, length), all_positions, False
 
 
 class _Ring(torch.autograd.Function):
@@ -99,7 +99,7 @@ class _Ring(torch.autograd.Function):
         grad_output = grad_outputs[0].contiguous()
         query_grad = torch.zeros_like(query, dtype=torch.float32)
         block = [key.contiguous(), value.contiguous()]
-        # Gradients travel with their keys and values, and are back where they belong after a full round.
+        # Gradients travel with their keys and values, and return to their process after a full round.
         block_grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in block]
         for step in range(ring.shard.size):
             incoming = [_send(tensor, ring) for tensor in block] if step < ring.shard.size - 1 else []

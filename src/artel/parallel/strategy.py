@@ -59,18 +59,21 @@ class OptimizerProtocol(Protocol):
 
 
 class ParallelStrategy(Protocol):
-    """Runs global batches on a model that is split over the processes of a run."""
+    """Runs global batches on a model that is split over processes."""
 
     model: PreTrainedModel
 
     @property
     def dp_rank(self) -> int:
-        """Index of this rank's share of a global batch, from 0 to `dp_degree` - 1."""
+        """Data-parallel rank, from 0 to `dp_degree` - 1.
+
+        It determines which samples of a global batch this rank runs.
+        """
         ...
 
     @property
     def dp_degree(self) -> int:
-        """Number of shares that a global batch is cut into."""
+        """Number of data-parallel ranks: each runs a fraction of every global batch."""
         ...
 
     @property
@@ -141,7 +144,8 @@ class ParallelStrategy(Protocol):
     def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the norm of the full tensors, a scalar on the device. Collective: all ranks must call it.
 
-        `tensors`: this rank's, by parameter name: parameters, their gradients, or others that are split like them.
+        `tensors`: those of this rank, by parameter name: parameters, their gradients, or tensors that are split like
+        them.
         """
         ...
 
@@ -215,7 +219,7 @@ class ParallelPlan(Protocol):
 
     @property
     def splits_layers(self) -> bool:
-        """True if no rank can run the whole model: pipeline stages."""
+        """True if the model is split into pipeline stages: no rank can run it in full."""
         ...
 
     @property

@@ -1,7 +1,7 @@
 """Tensor parallelism: the matrices of each layer and the vocabulary split over processes (Megatron-LM, 2019).
 
-Split parameters become DTensors over the tensor mesh, and `fully_shard` may shard them again. The others stay plain
-tensors with the same values and the same complete gradients on every process.
+Split parameters become DTensors over the tensor mesh, and `fully_shard` may shard them again. Unsplit
+parameters stay plain tensors with the same values and the same complete gradients on every process.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ from artel.parallel.tensor_styles import (
 )
 
 _KEY = "parallel.tensor"
-_BY_OUTPUTS = (Split.COLUMNS, Split.GATHERED_COLUMNS, Split.FUSED)
-_BY_INPUTS = (Split.ROWS, Split.ROWS_OF_FULL_INPUT)
+_SPLIT_BY_OUTPUTS = (Split.COLUMNS, Split.GATHERED_COLUMNS, Split.FUSED)
+_SPLIT_BY_INPUTS = (Split.ROWS, Split.ROWS_OF_FULL_INPUT)
 
 
 def tensor_problems(model: PreTrainedModel, size: int, *, sequence: bool) -> list[Problem]:
     """Return the reasons why a model cannot be split over `size` processes.
 
-    The model may be on the meta device, with adapters. `sequence`: also split between the matrices, by sequence.
+    The model may be on the meta device, with adapters. `sequence`: also split tensors between the matrices, by
+    sequence.
     """
-    kind, plan = model.config.model_type, read_plan(model)
+    model_type, plan = model.config.model_type, read_plan(model)
     if getattr(model, "is_quantized", False):
         return [
             Problem(_KEY, "quantized matrices cannot be split", "write model.quantize: none, or parallel.tensor: 1")
         ]
     if plan.unknown:
-        what = f"transformers splits {kind} in ways that artel does not support: {', '.join(plan.unknown)}"
+        what = f"transformers splits {model_type} in ways that artel does not support: {', '.join(plan.unknown)}"
         return [Problem(_KEY, what, f"write {_KEY}: 1")]
     if not plan.splits:
-        what = f"neither transformers nor artel can split {kind}"
+        what = f"neither transformers nor artel can split {model_type}"
         return [Problem(_KEY, what, f"write {_KEY}: 1, or split it another way (parallel.data, parallel.pipeline)")]
     problems = _size_problems(model, plan, size) + _layer_problems(model, plan)
     if adapted_experts(model):
@@ -81,19 +82,19 @@ def split_by_tensor(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool)
         for name, split in plan.splits.items()
         if split is Split.EXPERTS and not _can_split_experts(modules[name], mesh)
     }
-    gathering = _gathering_modules(modules, plan)
+    gathering_names = _gathering_modules(modules, plan)
     for name, split in plan.splits.items():
-        is_gathered = any(name.startswith(f"{outer}.") for outer in gathering)
+        is_gathered = any(name.startswith(f"{outer}.") for outer in gathering_names)
         if name not in replicated_experts:
             layer_sequence = None if is_gathered else sequence_split
             _split_layer(modules[name], split, plan.fused_counts.get(name, 1), mesh, layer_sequence)
     for name, key in plan.divided:
         setattr(modules[name], key, getattr(modules[name], key) // mesh.size())
-    for name in dict.fromkeys(_parent(name) for name, split in plan.splits.items() if split in _BY_OUTPUTS):
-        if name not in gathering:
+    for name in dict.fromkeys(_parent(name) for name, split in plan.splits.items() if split in _SPLIT_BY_OUTPUTS):
+        if name not in gathering_names:
             share_inputs(modules[name], mesh, sequence_split)
     if sequence_split is not None:
-        _split_between(model, modules, plan, gathering, mesh, sequence_split)
+        _split_sequences_between_matrices(model, modules, plan, gathering_names, mesh, sequence_split)
     vocabulary = _split_vocabulary(model, mesh)
     counts = Counter(
         "experts" if split is Split.EXPERTS else "matrices"
@@ -123,7 +124,7 @@ def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
         return Shard(1)
     largest_shard = -(-rows // size)
     smallest_shard = rows - largest_shard * (size - 1)
-    # The order is right as long as each inner shard has the rounded-up size that DTensor assumes.
+    # The order is right if each inner shard has the rounded-up size that DTensor assumes.
     for rank in range(shards):
         first, last = (_shard_size(total, shards, rank) for total in (largest_shard, smallest_shard))
         if first != -(-(first * (size - 1) + last) // size):
@@ -151,18 +152,18 @@ def _size_problems(model: PreTrainedModel, plan: Plan, size: int) -> list[Proble
                 numbers.setdefault(f"{number} {label}", number)
     for name, module in model.named_modules():
         split = plan.splits.get(name)
-        if split in _BY_OUTPUTS or split in _BY_INPUTS:
+        if split in _SPLIT_BY_OUTPUTS or split in _SPLIT_BY_INPUTS:
             outputs, inputs = _dimensions(module)
-            number = inputs if split in _BY_INPUTS else outputs // plan.fused_counts.get(name, 1)
+            number = inputs if split in _SPLIT_BY_INPUTS else outputs // plan.fused_counts.get(name, 1)
             layer = wildcards(name).rpartition("*.")[2]
-            numbers.setdefault(f"{number} {'inputs' if split in _BY_INPUTS else 'outputs'} of {layer}", number)
+            numbers.setdefault(f"{number} {'inputs' if split in _SPLIT_BY_INPUTS else 'outputs'} of {layer}", number)
     indivisible = [label for label, number in numbers.items() if number % size]
     if not indivisible:
         return []
-    # Report heads only, if any: the matrices follow from them.
+    # Report only heads if there are any, because they determine the sizes of the matrices.
     listed = [label for label in indivisible if label.endswith("heads")] or indivisible[:3]
     common = math.gcd(*numbers.values())
-    fits = ", ".join(str(each) for each in range(1, common + 1) if common % each == 0)
+    fits = ", ".join(str(divisor) for divisor in range(1, common + 1) if common % divisor == 0)
     what = f"{model.config.model_type} has {' and '.join(listed)}, not divisible by {size}"
     return [Problem(_KEY, what, f"write one of: {fits}")]
 
@@ -192,18 +193,18 @@ def _layer_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
 
 
 def _sequence_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
-    kind, layers = model.config.model_type, {id(layer) for layer in repeated_layers(model)}
+    model_type, layers = model.config.model_type, {id(layer) for layer in repeated_layers(model)}
     modules = dict(model.named_modules())
     layer_modules = {id(module) for layer in repeated_layers(model) for module in layer.modules()}
     if not layers or any(id(modules[name]) not in layer_modules for name in plan.splits):
         reason = "its layers are not all of one kind"
-    elif any(id(modules[_parent(name)]) in layers for name, split in plan.splits.items() if split in _BY_OUTPUTS):
+    elif any(id(modules[_parent(name)]) in layers for name, split in plan.splits.items() if split in _SPLIT_BY_OUTPUTS):
         reason = "its layers have matrices outside of attention and MLP"
     elif model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         reason = "its layers look at a second sequence"
     else:
         return []
-    what = f"{kind} cannot be split along the sequence: {reason}"
+    what = f"{model_type} cannot be split along the sequence: {reason}"
     return [Problem("parallel.sequence", what, "write sequence: false")]
 
 
@@ -212,13 +213,13 @@ def _parent(name: str) -> str:
 
 
 def _can_split_experts(experts: Any, mesh: DeviceMesh) -> bool:
-    """True if the number of a layer's experts divides, and they are not split yet."""
+    """True if the mesh size divides the number of experts, and they are not split yet."""
     return bool(
         find_experts(experts)
         and experts.num_experts % mesh.size() == 0
         and all(
-            "." not in name and not isinstance(each, DTensor) and each.shape[0] == experts.num_experts
-            for name, each in experts.named_parameters()
+            "." not in name and not isinstance(tensor, DTensor) and tensor.shape[0] == experts.num_experts
+            for name, tensor in experts.named_parameters()
         )
     )
 
@@ -245,7 +246,7 @@ def _split_layer(
     parallelize_module(adapters.base_layer, mesh, styles[split])
     for key in adapters.lora_A:
         lora_a, lora_b = adapters.lora_A[key], adapters.lora_B[key]
-        if split in _BY_OUTPUTS:
+        if split in _SPLIT_BY_OUTPUTS:
             keep_local(adapters.lora_dropout[key])
             parallelize_module(lora_b, mesh, styles[split])
         else:
@@ -257,9 +258,9 @@ def _split_layer(
 def _gathering_modules(modules: dict[str, nn.Module], plan: Plan) -> list[str]:
     """Return the parents of split layers that must see the full sequence: they hold unsplit parameters or experts.
 
-    A router, for one, would see only some of the tokens.
+    A router, for example, would see only some of the tokens.
     """
-    split_kinds = (*_BY_OUTPUTS, Split.EXPERTS)
+    split_kinds = (*_SPLIT_BY_OUTPUTS, Split.EXPERTS)
     parents = dict.fromkeys(_parent(name) for name, split in plan.splits.items() if split in split_kinds)
     return [name for name in parents if not _is_covered(name, modules[name], parents, plan)]
 
@@ -272,23 +273,23 @@ def _is_covered(name: str, module: nn.Module, parents: dict[str, None], plan: Pl
     return all(f"{name}.{key}".startswith(prefixes) for key, _ in module.named_parameters())
 
 
-def _split_between(
+def _split_sequences_between_matrices(
     model: PreTrainedModel,
     modules: dict[str, nn.Module],
     plan: Plan,
-    gathering: list[str],
+    gathering_names: list[str],
     mesh: DeviceMesh,
     sequence: SequenceSplit,
 ) -> None:
     """Split tensors between the matrices by sequence, from the first layer to the last."""
     layers = repeated_layers(model)
     split_sequence(layers[0], layers[-1], mesh, sequence)
-    outermost = [name for name in gathering if not any(name.startswith(f"{other}.") for other in gathering)]
+    outermost = [name for name in gathering_names if not any(name.startswith(f"{outer}.") for outer in gathering_names)]
     for name in outermost:
         gather_sequence_around(modules[name], mesh, sequence)
     layer_modules = {id(module) for layer in layers for module in layer.modules()}
     for name, module in modules.items():
-        is_covered = any(f"{name}.".startswith(f"{other}.") for other in (*outermost, *plan.splits))
+        is_covered = any(f"{name}.".startswith(f"{outer}.") for outer in (*outermost, *plan.splits))
         if id(module) in layer_modules and not is_covered and next(module.parameters(recurse=False), None) is not None:
             sum_gradients(module, mesh, sequence)
 
@@ -296,22 +297,24 @@ def _split_between(
 def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     """Split the embedding and the output head by vocabulary. Return True if either was split.
 
-    These stay unsplit: modules that are no plain embedding or linear layer, and modules tied to one; heads that are not
-    over the vocabulary; vocabularies so small that a process would get none.
+    Unsplit are: modules other than plain embeddings and linear layers, and modules tied to one; heads that are not over
+    the vocabulary; vocabularies so small that a process would get no ids.
     """
     vocabulary_modules: dict[Any, Any] = {
         VocabParallelEmbedding: model.get_input_embeddings(),
         VocabParallelHead: model.get_output_embeddings(),
     }
     # A pipeline stage has one of them, or none.
-    weighted: dict[Any, Any] = {
+    modules_with_weight: dict[Any, Any] = {
         style: module for style, module in vocabulary_modules.items() if getattr(module, "weight", None) is not None
     }
     supported = {VocabParallelEmbedding: (nn.Embedding, HalfEmbedding), VocabParallelHead: (nn.Linear, HalfLinear)}
     supported_modules: dict[type[ParallelStyle], Any] = {
-        style: module for style, module in weighted.items() if type(module) in supported[style]
+        style: module for style, module in modules_with_weight.items() if type(module) in supported[style]
     }
-    unsupported_weights = {id(module.weight) for style, module in weighted.items() if style not in supported_modules}
+    unsupported_weights = {
+        id(module.weight) for style, module in modules_with_weight.items() if style not in supported_modules
+    }
     rows = {module.weight.shape[0] for module in supported_modules.values()}
     size, is_split = mesh.size(), False
     if any(-(-count // size) * (size - 1) >= count for count in rows):

@@ -17,11 +17,11 @@ class Split(Enum):
     """Split of one layer. Columns of a matrix compute its outputs, rows take its inputs."""
 
     COLUMNS = "columns"
-    """Each process computes some of the outputs, from all inputs."""
+    """Each process computes some outputs from all inputs."""
     GATHERED_COLUMNS = "gathered columns"
     """Columns whose outputs are gathered, because the next layer needs all of them."""
     ROWS = "rows"
-    """Each process computes a summand of the outputs, from the inputs that it has computed itself."""
+    """Each process computes a summand of the outputs from its own part of the inputs."""
     ROWS_OF_FULL_INPUT = "rows of full input"
     """Rows whose inputs are complete on each process."""
     FUSED = "fused"
@@ -61,13 +61,13 @@ _FUSED_MATRICES = 2  # gate and up
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _ArchitecturePlan:
     splits: dict[str, Split]
     fused_counts: dict[str, int] = field(default_factory=dict)
     divided: tuple[tuple[str, str], ...] = ()
 
 
-_BERT = _Entry(
+_BERT = _ArchitecturePlan(
     {
         "encoder.layer.*.attention.self.query": Split.COLUMNS,
         "encoder.layer.*.attention.self.key": Split.COLUMNS,
@@ -77,9 +77,9 @@ _BERT = _Entry(
         "encoder.layer.*.output.dense": Split.ROWS,
     }
 )
-# By model type. Names start inside the base model; `*` stands for the index of a layer.
+# By model type. Names are relative to the base model. `*` matches the index of a layer.
 _TABLE = {
-    "gpt2": _Entry(
+    "gpt2": _ArchitecturePlan(
         {
             "h.*.attn.c_attn": Split.FUSED,
             "h.*.attn.c_proj": Split.ROWS,
@@ -89,7 +89,7 @@ _TABLE = {
         fused_counts={"h.*.attn.c_attn": 3},  # queries, keys, values
         divided=(("h.*.attn", "split_size"),),
     ),
-    "opt": _Entry(
+    "opt": _ArchitecturePlan(
         {
             "decoder.layers.*.self_attn.q_proj": Split.COLUMNS,
             "decoder.layers.*.self_attn.k_proj": Split.COLUMNS,
@@ -105,16 +105,18 @@ _TABLE = {
 
 
 def read_plan(model: PreTrainedModel) -> Plan:
-    """Return the plan of a model, without splits if its architecture has none. It may be on the meta device."""
+    """Return the plan of a model, which may be on the meta device. No splits if its architecture has no plan."""
     entry = _TABLE.get(model.config.model_type)
     modules = dict(model.named_modules())
     if entry is None:
         return _transformers_plan(model, modules)
-    inside = {id(module): name for name, module in model.base_model.named_modules()}
-    patterns = {name: wildcards(inside[id(module)]) for name, module in modules.items() if id(module) in inside}
+    base_names = {id(module): name for name, module in model.base_model.named_modules()}
+    patterns = {name: wildcards(base_names[id(module)]) for name, module in modules.items() if id(module) in base_names}
     splits = {name: entry.splits[pattern] for name, pattern in patterns.items() if pattern in entry.splits}
     counts = {name: entry.fused_counts[pattern] for name, pattern in patterns.items() if pattern in entry.fused_counts}
-    divided = tuple((name, key) for name, pattern in patterns.items() for at, key in entry.divided if pattern == at)
+    divided = tuple(
+        (name, key) for name, pattern in patterns.items() for target, key in entry.divided if pattern == target
+    )
     return Plan(splits, counts, divided)
 
 
@@ -135,5 +137,5 @@ def _transformers_plan(model: PreTrainedModel, modules: dict[str, nn.Module]) ->
 
 
 def wildcards(name: str) -> str:
-    """`layers.0.mlp` -> `layers.*.mlp`."""
+    """Replace indices in a name: `layers.0.mlp` -> `layers.*.mlp`."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)

@@ -1,7 +1,7 @@
-"""Layers split over processes: parameters become DTensors, and inputs and outputs communicate.
+"""Splits layers over processes: parameters become DTensors, and hooks communicate inputs and outputs.
 
-Between split layers every process has the same values and the same complete gradients. With `sequence` it has a shard
-of the sequence instead (Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation
+Between split layers every process has the same values and the same complete gradients, or with `sequence` a shard of
+the sequence (Shoeybi et al. 2019, "Megatron-LM"; Korthikanti et al. 2022, "Reducing Activation Recomputation
 in Large Transformer Models").
 """
 
@@ -40,7 +40,7 @@ def copy_to_group(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def reduce_from_group(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Return the sum of all processes' tensors, replicated."""
+    """Sum a tensor over processes. All get the result."""
     partial = DTensor.from_local(tensor, mesh, [Partial()], run_check=False)
     return partial.redistribute(placements=[Replicate()]).to_local()
 
@@ -64,7 +64,10 @@ def split_parameter(parameter: torch.Tensor, mesh: DeviceMesh, placement: Placem
 
 
 class ColumnParallel(ParallelStyle):
-    """A linear layer split by outputs: each process computes some, and keeps them unless they are `gathered`."""
+    """A linear layer split by outputs.
+
+    Each process computes some of them, and keeps them unless they are `gathered`.
+    """
 
     def __init__(self, *, gathered: bool = False) -> None:
         super().__init__()
@@ -84,9 +87,9 @@ class ColumnParallel(ParallelStyle):
 
 
 class RowParallel(ParallelStyle):
-    """A linear layer split by inputs: each process computes a summand, from its own inputs or from `full_input`.
+    """A linear layer split by inputs. Each process computes a summand, from its own inputs or from `full_input`.
 
-    While `sequence` is active, each process gets the sum for its shard of the sequence; otherwise for all of it.
+    While `sequence` is active, each process gets the sum for its shard of the sequence. Otherwise it gets the full sum.
     """
 
     def __init__(self, *, full_input: bool = False, sequence: SequenceSplit | None = None) -> None:
@@ -113,8 +116,8 @@ class RowParallel(ParallelStyle):
 class FusedColumnParallel(ParallelStyle):
     """A linear layer that concatenates `count` matrices (queries, keys, values), each split by columns.
 
-    The columns that a process needs are not contiguous. It keeps a contiguous shard, so that checkpoints have the order
-    of the full matrix. The matrix is gathered for the product, and its gradient summed and scattered again: 3 x width^2
+    The columns that a process needs are not contiguous. It keeps a contiguous shard, because checkpoints have the order
+    of the full matrix. The matrix is gathered for the matmul, and its gradient is summed and scattered: 3 x width^2
     numbers per layer (GPT-2 XL: 7.7 million), fewer than the activations of a few rows.
     """
 
@@ -124,12 +127,12 @@ class FusedColumnParallel(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         split_outputs(module, device_mesh)
-        module.forward = MethodType(_fused(device_mesh, self._count), module)
+        module.forward = MethodType(_fused_forward(device_mesh, self._count), module)
         return module
 
 
 @cache  # one function for all layers, so that compiled layers share one graph
-def _fused(mesh: DeviceMesh, count: int) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+def _fused_forward(mesh: DeviceMesh, count: int) -> Callable[[Any, torch.Tensor], torch.Tensor]:
     def local_columns(parameter: DTensor, dim: int) -> torch.Tensor:
         """Return this process's columns of each matrix."""
         full = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
@@ -167,11 +170,11 @@ class VocabParallelEmbedding(ParallelStyle):
 
 def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
     rows, first, padding = module.weight.to_local(), first_row(module.weight), module.padding_idx
-    row = ids - first
-    is_local = (row >= 0) & (row < rows.shape[0])
+    local_ids = ids - first
+    is_local = (local_ids >= 0) & (local_ids < rows.shape[0])
     if padding is not None:
         padding = padding - first if 0 <= padding - first < rows.shape[0] else None
-    embedded = F.embedding(row.where(is_local, 0), rows, padding)
+    embedded = F.embedding(local_ids.where(is_local, 0), rows, padding)
     if isinstance(module, HalfEmbedding):
         embedded = embedded.float()
     return reduce_from_group(embedded.masked_fill(~is_local[..., None], 0.0), module.weight.device_mesh)
@@ -200,7 +203,7 @@ class ExpertParallel(ParallelStyle):
         return module
 
 
-@cache  # see `_fused`
+@cache  # see `_fused_forward`
 def _local_experts(mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
     def forward(
         experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -223,7 +226,7 @@ def _local_experts(mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
 
 def clear_mesh_caches() -> None:
     """Clear the functions cached by mesh: meshes of two ranks compare equal, and one process may plan for both."""
-    _fused.cache_clear()
+    _fused_forward.cache_clear()
     _local_experts.cache_clear()
 
 
@@ -235,7 +238,7 @@ def split_outputs(module: Any, mesh: DeviceMesh) -> None:
 
 
 def share_inputs(module: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit | None) -> None:
-    """Gather a module's input once for all layers in it that take it, and reduce their gradients once.
+    """Gather a module's input once for all its split layers, and reduce their gradients once.
 
     All of the module's parameters must be in split layers.
     """
@@ -277,8 +280,8 @@ def keep_local(module: nn.Module) -> None:
 def sum_gradients(module: nn.Module, mesh: DeviceMesh, sequence: SequenceSplit | None) -> None:
     """Sum a replicated module's gradients over processes: each sees some of the heads, or of `sequence`'s tokens."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
-    viewed = view(module, names, _CopyToGroup(mesh, sequence))
-    module.forward = MethodType(type(viewed).forward, viewed)
+    module_view = view(module, names, _CopyToGroup(mesh, sequence))
+    module.forward = MethodType(type(module_view).forward, module_view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +302,12 @@ def _to_local(parameter: DTensor) -> torch.Tensor:
 def view(module: nn.Module, names: list[str], read: Callable[[Any], torch.Tensor]) -> nn.Module:
     """Return a view of the module whose code reads `read(parameter)` for the parameters with these names.
 
-    Values are read on each access, since FSDP replaces a layer's parameters before and after its forward pass. FSDP and
-    checkpoints see the unchanged parameters of the module itself.
+    The view reads values on each access, because FSDP replaces a layer's parameters before and after its forward pass.
+    FSDP and checkpoints see the unchanged parameters of the module.
     """
-    viewed: nn.Module = object.__new__(_view_class(type(module), tuple(names), read))  # type: ignore[arg-type]
-    object.__setattr__(viewed, "__dict__", module.__dict__)
-    return viewed
+    module_view: nn.Module = object.__new__(_view_class(type(module), tuple(names), read))  # type: ignore[arg-type]
+    object.__setattr__(module_view, "__dict__", module.__dict__)
+    return module_view
 
 
 @cache  # one class for the modules of all layers, so that compiled layers share one graph

@@ -36,7 +36,7 @@ class HarnessModel(HFLM):
     def _divide(self, answer: Callable[..., list[Any]], requests: list[Any], disable_tqdm: bool) -> list[Any]:
         """Divide the requests among the processes. Return all answers on each; raise WorkError on all if one fails."""
         hides_progress = disable_tqdm or self._processes.size > 1
-        return self._processes.share(
+        return self._processes.map_over_ranks(
             lambda local_requests: answer(local_requests, disable_tqdm=hides_progress), requests
         )
 
