@@ -223,7 +223,7 @@ def test_a_damaged_measurement_is_told_and_not_used(
 @pytest.mark.parametrize("width", [Sizes().width, ON_GPU.width])
 def test_what_is_measured_is_what_a_step_asks_for(width: int) -> None:
     """On tiny sizes: the names of a measurement are those by which a step's operations are looked up."""
-    sizes = Sizes(seconds=0, products=((16, 8, 32),), heads=((1, 2, 16, 8),), numbers=(2 * width,), width=width,
+    sizes = Sizes(seconds=0, matmuls=((16, 8, 32),), heads=((1, 2, 16, 8),), elements=(2 * width,), width=width,
                   vocabulary=64, cache_elements=8)  # fmt: skip
     measured = measure(CPU, compiles=False, sizes=sizes)
     assert all(size > 0 and seconds > 0 for points in measured.values() for size, seconds in points)

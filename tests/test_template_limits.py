@@ -68,7 +68,7 @@ def test_templates_in_use_pass_and_what_refuses_is_refused_where_it_is_used(toke
 def test_a_conversation_that_sets_a_template_off_ends(tokenizer, monkeypatch):
     """What the trial's words do not set off: the exception comes within the template, and nothing comes later."""
     template = "{% if 'now' in messages[0].content %}" + ENDLESS + "{% endif %}fine"
-    chat_template._check(template, "it")
+    chat_template._check_template(template, "it")
     message = {"role": "user", "content": "later"}
     assert render(tokenizer, template, [message], False) == "fine"
     with monkeypatch.context() as short:

@@ -16,7 +16,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 from artel.printable import escape_lines
 
 if TYPE_CHECKING:
-    from artel.preparing.sample_text import TextPiece
+    from artel.preparing.sample_text import TextSpan
 
 app = typer.Typer(help="Inspect a token store, or import tokens into one.", no_args_is_help=True)
 
@@ -219,7 +219,7 @@ def _fraction_or_path(validation: str) -> float | str:
     return fraction
 
 
-def _highlight(piece: TextPiece) -> str:
+def _highlight(piece: TextSpan) -> str:
     text = escape_lines(piece.text) + (f"→{escape_lines(piece.target)}" if piece.target else "")
     if not piece.learned:
         return text

@@ -1,4 +1,4 @@
-"""`artel doctor`: this machine, its software, what artel would choose on it and why, and what may fail."""
+"""`artel doctor`: reports this machine, its software, artel's choices on it with reasons, and likely failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import artel
 from artel import host
 from artel.config import RunConfig
 from artel.diagnostics.machine_problems import machine_problems
-from artel.diagnostics.software import environment, install, packages
+from artel.diagnostics.software import environment, install_command, list_packages
 from artel.errors import InputError, Problem
 from artel.models import Choice
 from artel.models.attention_masks import attention_choice
@@ -77,24 +77,24 @@ def examine(config: RunConfig | None, variables: Mapping[str, str]) -> DoctorRep
     """
     device = local_device()
     examined_run = config or RunConfig()
-    model = _model(examined_run)
-    gpus = _gpus()
+    model = _outline_run_model(examined_run)
+    gpus = _list_gpus()
     folders = {"cache folder": cache_folder(), "temporary files": _compile_folder(variables)}
     if config is not None:
         folders = {"run folder": Path(config.run), **folders}
     disks = {name: machine.get_disk(folder) for name, folder in folders.items()}
-    choices = _choices(_Case(examined_run, device, model))
+    choices = _make_choices(_ChoiceContext(examined_run, device, model))
     sections = {
-        "machine": _machine(gpus, disks),
-        "software": _software(),
+        "machine": _machine_facts(gpus, disks),
+        "software": _software_facts(),
         "environment": {name: Fact(value, value) for name, value in environment(variables).items()},
-        **({"run": _run(config, model)} if config is not None else {}),
+        **({"run": _run_facts(config, model)} if config is not None else {}),
         "choices": {name: Fact(f"{choice.value} · {choice.why}", asdict(choice)) for name, choice in choices.items()},
     }
     return DoctorReport(sections, machine_problems(examined_run, device, gpus, disks, variables))
 
 
-def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
+def _machine_facts(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
     flags, cores, quota = machine.read_cpu_flags(), host.usable_cores(), host.core_quota()
     memory, shared = host.memory(), machine.get_shared_memory_bytes()
     compiler, headers = machine.find_cpp_compiler(), machine.has_python_headers()
@@ -128,7 +128,7 @@ def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict
     return facts
 
 
-def _software() -> dict[str, Fact]:
+def _software_facts() -> dict[str, Fact]:
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
     kernels = torch.backends.cpu.get_cpu_capability()
     facts = {
@@ -136,7 +136,7 @@ def _software() -> dict[str, Fact]:
         "Python": Fact(machine.describe_python(), machine.describe_python()),
         "artel": Fact(artel.__version__, artel.__version__),
     }
-    by_extra = packages()
+    by_extra = list_packages()
     for package in by_extra.pop("", []):
         name, text = package.requirement.name, str(package).partition(" ")[2]
         if name == "torch":
@@ -146,14 +146,18 @@ def _software() -> dict[str, Fact]:
         facts["torch"].data.update(cuda=torch.version.cuda, kernels=kernels)
     for extra, members in by_extra.items():
         is_complete = all(package.fits for package in members)
-        text = ", ".join(map(str, members)) + ("" if is_complete else f": {install(extra)}")
+        text = ", ".join(map(str, members)) + ("" if is_complete else f": {install_command(extra)}")
         versions = {package.requirement.name: package.installed for package in members}
-        data = {"packages": versions, "installed": is_complete, "install": None if is_complete else install(extra)}
+        data = {
+            "packages": versions,
+            "installed": is_complete,
+            "install": None if is_complete else install_command(extra),
+        }
         facts[f"extra {extra}"] = Fact(text, data)
     return facts
 
 
-def _run(config: RunConfig, model: PreTrainedModel | None) -> dict[str, Fact]:
+def _run_facts(config: RunConfig, model: PreTrainedModel | None) -> dict[str, Fact]:
     facts = {"folder": Fact(config.run, config.run), "objective": Fact(config.objective, config.objective)}
     if model is None:
         facts["model"] = Fact(
@@ -167,10 +171,10 @@ def _run(config: RunConfig, model: PreTrainedModel | None) -> dict[str, Fact]:
     return facts
 
 
-def _model(config: RunConfig) -> PreTrainedModel | None:
+def _outline_run_model(config: RunConfig) -> PreTrainedModel | None:
     """Return the run's model without weights. None if it is on the hub but not in the cache. Raise InputError."""
-    kind = objective_type(config)
-    problems = kind.problems(config)
+    objective = objective_type(config)
+    problems = objective.problems(config)
     if problems:
         raise InputError(problems)
     name = config.model.from_
@@ -180,11 +184,11 @@ def _model(config: RunConfig) -> PreTrainedModel | None:
         except InputError:
             return None
     else:
-        check_model(config.model, kind.auto_class)
-    return outline_model(config, kind.auto_class)
+        check_model(config.model, objective.auto_class)
+    return outline_model(config, objective.auto_class)
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _list_gpus() -> list[dict[str, Any]]:
     gpus = []
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
@@ -211,23 +215,23 @@ def _compile_folder(variables: Mapping[str, str]) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """A run or the defaults, with its model on the meta device, if that is known."""
+class _ChoiceContext:
+    """A run or the defaults, with its model on the meta device, if the model is known."""
 
     config: RunConfig
     device: torch.device
     model: PreTrainedModel | None
 
 
-def _choices(case: _Case) -> dict[str, Choice]:
+def _make_choices(context: _ChoiceContext) -> dict[str, Choice]:
     """Return every choice by name. Raise InputError if the device cannot do what the run requires."""
-    return {name: choice for name, choose in _CHOICES.items() if (choice := choose(case)) is not None}
+    return {name: choice for name, choose in _CHOICES.items() if (choice := choose(context)) is not None}
 
 
-def _precision(case: _Case) -> Choice:
-    train, native = case.config.train, bf16_is_native(case.device)
-    device = "CPU" if case.device.type == "cpu" else "GPU"
-    value = pick_precision(train.precision, case.device, train.weights)
+def _choose_precision(context: _ChoiceContext) -> Choice:
+    train, native = context.config.train, bf16_is_native(context.device)
+    device = "CPU" if context.device.type == "cpu" else "GPU"
+    value = pick_precision(train.precision, context.device, train.weights)
     if train.precision != "auto":
         return Choice(value, f"train.precision: {train.precision}")
     if native:
@@ -237,58 +241,58 @@ def _precision(case: _Case) -> Choice:
     return Choice(value, f"the {device} would emulate bf16, which is very slow")
 
 
-def _attention(case: _Case) -> Choice | None:
-    if case.model is None:
+def _choose_attention(context: _ChoiceContext) -> Choice | None:
+    if context.model is None:
         return None
-    use_artel_attention(case.model)
-    isolated = objective_type(case.config).isolates_documents(case.config)
-    return attention_choice(case.model, case.device, documents=isolated)
+    use_artel_attention(context.model)
+    isolated = objective_type(context.config).isolates_documents(context.config)
+    return attention_choice(context.model, context.device, documents=isolated)
 
 
-def _compile(case: _Case) -> Choice:
-    mode, steps, budget = case.config.train.compile, case.config.train.steps, case.config.train.budget
-    quantize = case.config.model.quantize
+def _choose_compile(context: _ChoiceContext) -> Choice:
+    mode, steps, budget = context.config.train.compile, context.config.train.steps, context.config.train.budget
+    quantize = context.config.model.quantize
     if steps is not None or budget is not None:
-        return compile_choice(mode, case.device, steps, budget, quantize)
-    short, long = (compile_choice(mode, case.device, steps, None, quantize) for steps in (1, 10**9))
+        return compile_choice(mode, context.device, steps, budget, quantize)
+    short, long = (compile_choice(mode, context.device, steps, None, quantize) for steps in (1, 10**9))
     if short.value == long.value:
         return Choice(short.value, short.why)
     return Choice(f"{long.value} in a long run, {short.value} in a short one", "compiling takes time first")
 
 
-def _optimizer(case: _Case) -> Choice:
-    name = case.config.train.optimizer
-    suffix = "; weights in bf16, rounded stochastically" if case.config.train.weights == "bf16" else ""
+def _choose_optimizer(context: _ChoiceContext) -> Choice:
+    name = context.config.train.optimizer
+    suffix = "; weights in bf16, rounded stochastically" if context.config.train.weights == "bf16" else ""
     return Choice(name, f"{OPTIMIZERS[name].summary}{suffix}")
 
 
-def _micro_batch(case: _Case) -> Choice:
-    value = case.config.train.micro_batch
+def _choose_micro_batch(context: _ChoiceContext) -> Choice:
+    value = context.config.train.micro_batch
     if value == "auto":
         return Choice("auto", "the largest that fits is found when the run starts, and remembered")
     return Choice(str(value), f"train.micro_batch: {value}")
 
 
-def _encoder(case: _Case) -> Choice:
+def _choose_encoder(context: _ChoiceContext) -> Choice:
     if find_spec("fastokens") is None:
-        return Choice("tokenizers", f"fastokens, up to 20 times as fast, is not installed: {install('fast')}")
+        return Choice("tokenizers", f"fastokens, up to 20 times as fast, is not installed: {install_command('fast')}")
     return Choice("fastokens", "installed; it encodes large texts while its ids equal those of tokenizers")
 
 
-def _threads(case: _Case) -> Choice:
-    value = case.config.train.threads
+def _choose_threads(context: _ChoiceContext) -> Choice:
+    value = context.config.train.threads
     if value is not None:
         return Choice(str(value), f"train.threads: {value}")
     return Choice(str(host.usable_cores()), "one per usable core, divided among the processes of a run")
 
 
-_CHOICES: dict[str, Callable[[_Case], Choice | None]] = {
-    "precision": _precision,
-    "attention": _attention,
-    "compile": _compile,
-    "optimizer": _optimizer,
-    "micro-batch": _micro_batch,
-    "threads": _threads,
-    "text encoder": _encoder,
+_CHOICES: dict[str, Callable[[_ChoiceContext], Choice | None]] = {
+    "precision": _choose_precision,
+    "attention": _choose_attention,
+    "compile": _choose_compile,
+    "optimizer": _choose_optimizer,
+    "micro-batch": _choose_micro_batch,
+    "threads": _choose_threads,
+    "text encoder": _choose_encoder,
 }
 """Name -> function that makes the choice, or returns None if it depends on an unknown model."""

@@ -1,4 +1,4 @@
-"""`artel hardware`: measure this machine with one process and with several, and keep the result for `artel plan`."""
+"""`artel hardware`: measures this machine with one and several processes, and saves the result for `artel plan`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Measurement:
         rows = []
         for rates in self.rates:
             suffix = f" x {rates.processes}" if rates.processes > 1 else ""
-            rows += [(f"{key}{suffix}", _rate(key, points)) for key, points in rates.points.items()]
+            rows += [(f"{key}{suffix}", _format_rate(key, points)) for key, points in rates.points.items()]
         width = max(len(name) for name, _ in rows)
         return [f"{name:<{width}}  {rate}" for name, rate in rows]
 
@@ -59,18 +59,18 @@ def measure_hardware() -> Measurement:
     """
     start = time.monotonic()
     device = local_device()
-    about = measurement_identity(device)
+    identity = measurement_identity(device)
     rates = []
     most_processes = torch.cuda.device_count() if device.type == "cuda" else 2
     for count in (1, most_processes) if most_processes > 1 else (1,):
-        logger.info("measuring %s: %s process(es)", about["device"], count)
-        rates.append(Rates(count, _measure(count)))
-    about |= {"cores": usable_cores(), "measured": time.strftime("%Y-%m-%d %H:%M")}
-    return Measurement(about, rates, save_rates(about, rates), time.monotonic() - start)
+        logger.info("measuring %s: %s process(es)", identity["device"], count)
+        rates.append(Rates(count, _run_processes(count)))
+    identity |= {"cores": usable_cores(), "measured": time.strftime("%Y-%m-%d %H:%M")}
+    return Measurement(identity, rates, save_rates(identity, rates), time.monotonic() - start)
 
 
-def _measure(count: int) -> dict[str, Points]:
-    """Let `count` processes measure at the same time, and return the results of the first."""
+def _run_processes(count: int) -> dict[str, Points]:
+    """Measure in `count` processes at the same time. Return the results of the first."""
     compiles = torch.cuda.is_available() or bool(shutil.which("g++") or shutil.which("clang++"))
     environment = dict(os.environ)
     if sys.platform.startswith("linux"):
@@ -98,7 +98,7 @@ def _measure(count: int) -> dict[str, Points]:
         return orjson.loads((folder / "result.json").read_bytes())
 
 
-def _rate(key: str, points: Points) -> str:
+def _format_rate(key: str, points: Points) -> str:
     """Format the rate at the largest size, with that size and its time."""
     size, seconds = points[-1]
     duration = f"{1000 * seconds:,.2f} ms"
@@ -115,7 +115,7 @@ def _rate(key: str, points: Points) -> str:
     return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {what} in {duration})"
 
 
-def _measure_as_process(folder: Path, count: int, compiles: bool) -> None:
+def _run_worker(folder: Path, count: int, compiles: bool) -> None:
     """Measure as one of `count` processes that measure at the same time, with RANK set."""
     import torch.distributed as dist
 
@@ -141,4 +141,4 @@ def _measure_as_process(folder: Path, count: int, compiles: bool) -> None:
 
 
 if __name__ == "__main__":
-    _measure_as_process(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True")
+    _run_worker(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True")

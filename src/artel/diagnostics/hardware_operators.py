@@ -1,4 +1,4 @@
-"""Measure the operators of a training step at a few sizes, each alone, in the form of `planning.rates`.
+"""Measures the operators of a training step one at a time at a few sizes, in the format of `planning.rates`.
 
 On a CPU the median wall time counts, because a run waits for its threads and has slow calls too. Other memory is
 written before each call, so that caches are cold, as in a step. Each operator is measured in two rounds some seconds
@@ -44,7 +44,7 @@ _MAX_SEQUENCES_ON_GPU, _SYNCHRONIZED_SEQUENCES_ON_GPU, _CALLS_ON_GPU = 20, 10, 1
 """Sequences on a GPU: the maximum, the number if all processes must run equally many, and calls per sequence."""
 _BARRIERS, _BARRIER_SECONDS = 30, 5.0
 """Maximum number of synchronizations of processes, and of seconds for them."""
-_PRODUCTS_BETWEEN_BARRIERS = (1, 8)
+_MATMULS_BETWEEN_BARRIERS = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Sizes:
 
     seconds: float = 0.06
     """Time per operator, on a CPU per round: as many calls as fit."""
-    products: Sequence[tuple[int, int, int]] = (
+    matmuls: Sequence[tuple[int, int, int]] = (
         (32, 64, 64),
         (256, 384, 16),
         (2048, 384, 16),
@@ -66,7 +66,7 @@ class Sizes:
     adapters."""
     heads: Sequence[tuple[int, int, int, int]] = ((1, 8, 64, 64), (8, 6, 256, 64), (2, 8, 1024, 64))
     """Rows, heads, length, head size of each attention."""
-    numbers: Sequence[int] = (786_432, 8_388_608)
+    elements: Sequence[int] = (786_432, 8_388_608)
     """Elements of a tensor: 2,048 x 384, and one larger than any cache."""
     width: int = 384
     vocabulary: int = 16_384
@@ -77,14 +77,14 @@ class Sizes:
 
 
 ON_GPU = Sizes(
-    products=((16_384, 128, 512), (16_384, 512, 2048), (16_384, 1024, 4096), (16_384, 4096, 16_384)),
+    matmuls=((16_384, 128, 512), (16_384, 512, 2048), (16_384, 1024, 4096), (16_384, 4096, 16_384)),
     heads=((8, 12, 1024, 64), (4, 16, 4096, 128)),
-    numbers=(8_388_608, 67_108_864),
+    elements=(8_388_608, 67_108_864),
     width=1024,
     vocabulary=32_768,
     messages=(2**20, 2**24, 2**28),
 )
-"""Sizes for GPUs, where an operator must take longer than its launch: on an H200 the largest product of a CPU's sizes
+"""Sizes for GPUs, where an operator must take longer than its launch: on an H200 the largest matmul of the CPU sizes
 took 0.04 ms, and showed half of the rate that PyTorch reaches there."""
 
 
@@ -96,8 +96,8 @@ class Work:
     size: float
     """FLOPs, bytes or a count, as in `Rates`."""
     run: Callable[[], object]
-    included: tuple[str, float] | None = None
-    """Key and size of other work in it, measured earlier, whose seconds are subtracted."""
+    subtracted: tuple[str, float] | None = None
+    """Key and size of work that it includes, measured earlier. Its seconds are subtracted."""
     is_synchronized: bool = False
     """True if all processes must run it equally often, because it waits for the others."""
 
@@ -105,18 +105,18 @@ class Work:
 def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None) -> MeasuredPoints:
     """Measure all operators on this process's device; with several processes also collectives."""
     sizes = sizes or (ON_GPU if device.type == "cuda" else Sizes())
-    works = _works(device, sizes, compiles)
-    seconds = _on_gpu(works, device, sizes) if device.type == "cuda" else _on_cpu(list(works), sizes)
+    works = _list_works(device, sizes, compiles)
+    seconds = _time_on_gpu(works, device, sizes) if device.type == "cuda" else _time_on_cpu(list(works), sizes)
     measured: MeasuredPoints = defaultdict(list)
     for work, total in seconds:
-        own_seconds = total if work.included is None else total - Rates(1, measured).seconds(*work.included)
+        own_seconds = total if work.subtracted is None else total - Rates(1, measured).seconds(*work.subtracted)
         measured[work.key] = sorted([*measured[work.key], (work.size, max(own_seconds, 1e-9))])
     if device.type == "cpu" and dist.is_initialized():
-        measured["waiting"] = [_waiting(products, sizes) for products in _PRODUCTS_BETWEEN_BARRIERS]
+        measured["waiting"] = [_measure_waiting(matmuls, sizes) for matmuls in _MATMULS_BETWEEN_BARRIERS]
     return dict(measured)
 
 
-def _on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, float]]:
+def _time_on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, float]]:
     """Yield each work with its median wall seconds."""
     cache_filler = torch.zeros(sizes.cache_elements)
     rounds: list[list[float]] = [[] for _ in works]
@@ -130,11 +130,11 @@ def _on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, float]]
                 if count >= _MIN_CALLS and time.perf_counter() >= end and not work.is_synchronized:
                     break
                 cache_filler += 1
-                times.append(_seconds(work.run))
+                times.append(_time_call(work.run))
     yield from zip(works, map(statistics.median, rounds), strict=True)
 
 
-def _on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterator[tuple[Work, float]]:
+def _time_on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterator[tuple[Work, float]]:
     """Yield each work with its seconds per call, from the fastest sequence of calls."""
 
     def call_repeatedly(run: Callable[[], object]) -> None:
@@ -145,34 +145,34 @@ def _on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterat
     for work in works:
         work.run()
         torch.cuda.synchronize(device)
-        times = [_seconds(partial(call_repeatedly, work.run))]
+        times = [_time_call(partial(call_repeatedly, work.run))]
         fitting = max(_MIN_CALLS, min(_MAX_SEQUENCES_ON_GPU, int(sizes.seconds / max(times[0], 1e-6))))
         sequences = _SYNCHRONIZED_SEQUENCES_ON_GPU if work.is_synchronized else fitting
-        times += [_seconds(partial(call_repeatedly, work.run)) for _ in range(sequences - 1)]
+        times += [_time_call(partial(call_repeatedly, work.run)) for _ in range(sequences - 1)]
         yield work, min(times) / _CALLS_ON_GPU
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _time_call(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
-def _works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[Work]:
+def _list_works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[Work]:
     for dtype in (torch.bfloat16, torch.float32):
-        for layer in sizes.products:
-            for run in _products(layer, dtype, device):
+        for layer in sizes.matmuls:
+            for run in _matmuls(layer, dtype, device):
                 yield _record_work(run)
         for shape in sizes.heads:
             for run in _attention(shape, dtype, device):
                 yield _record_work(run)
-    for count in sizes.numbers:
+    for count in sizes.elements:
         for run in _memory_operators(count, sizes, device):
             yield _record_work(run)
     if compiles:
-        yield from _compiled_works(sizes, device)
+        yield from _list_compiled_works(sizes, device)
     if device.type == "cpu":
-        yield from _host_works()
+        yield from _list_host_works()
     if dist.is_initialized():
         reduce = dist.all_reduce if device.type == "cuda" else _all_reduce
         for size in sizes.messages:
@@ -195,8 +195,8 @@ def _record_work(run: Callable[[], object]) -> Work:
     return Work(rate_key(largest), largest.bytes if largest.kind == MEMORY else largest.flops, run)
 
 
-def _products(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
-    """Yield a layer's products: forward with a plain or transposed weight, and the gradient of the weight."""
+def _matmuls(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
+    """Yield a layer's matmuls: forward with a plain or transposed weight, and the gradient of the weight."""
     tokens, width, out_width = layer
     inputs = torch.randn(tokens, width, device=device).to(dtype)
     weight = torch.randn(width, out_width, device=device).to(dtype)
@@ -220,7 +220,7 @@ def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object]]:
-    """Yield the operators that take most of the time between products. Each is one operator of PyTorch."""
+    """Yield the operators that take most of the time between matmuls. Each is one operator of PyTorch."""
     aten: Any = torch.ops.aten
     width, vocabulary = sizes.width, sizes.vocabulary
     x, y = torch.randn(2, count // width, width, device=device)
@@ -269,21 +269,30 @@ def _adamw(count: int, device: torch.device) -> Callable[[], object]:
     return optimizer.step
 
 
-def _host_works() -> Iterator[Work]:
+def _list_host_works() -> Iterator[Work]:
     """Yield the host's overhead per operator, and per operator on DTensors, from layers that compute next to nothing.
 
     The first is measured on a model of transformers. It includes modules, autograd and autocast, which take as long as
     the operators themselves.
     """
-    model, step = _small_model(), partial(_step, dtype=autocast_dtype(pick_precision("auto", torch.device("cpu"))))
+    model, step = (
+        _small_model(),
+        partial(_train_step, dtype=autocast_dtype(pick_precision("auto", torch.device("cpu")))),
+    )
     yield Work("start", _count_operators(model, step)[0], partial(step, model))
     if dist.is_initialized():
         layers = _small_layers()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in layers:
             parallelize_module(layer, mesh, {"0": ColumnParallel(), "2": RowParallel()})
-        started, dispatched = _count_operators(layers, _pass)
-        yield Work("dispatch", dispatched, partial(_pass, layers), included=("start", started), is_synchronized=True)
+        started, dispatched = _count_operators(layers, _forward_backward)
+        yield Work(
+            "dispatch",
+            dispatched,
+            partial(_forward_backward, layers),
+            subtracted=("start", started),
+            is_synchronized=True,
+        )
 
 
 def _small_model() -> PreTrainedModel:
@@ -293,7 +302,7 @@ def _small_model() -> PreTrainedModel:
     return model.train()
 
 
-def _step(model: nn.Module, dtype: torch.dtype | None) -> None:
+def _train_step(model: nn.Module, dtype: torch.dtype | None) -> None:
     ids = torch.zeros(1, 8, dtype=torch.long)
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         logits = model(ids, use_cache=False).logits
@@ -305,7 +314,7 @@ def _small_layers() -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)) for _ in range(16)))
 
 
-def _pass(layers: nn.Module) -> None:
+def _forward_backward(layers: nn.Module) -> None:
     layers(torch.ones(1, 8, requires_grad=True)).sum().backward()
 
 
@@ -323,24 +332,24 @@ def _all_reduce(message: torch.Tensor) -> torch.Tensor:
     return wait_tensor(all_reduce(message, "sum", list(range(dist.get_world_size()))))
 
 
-def _waiting(products: int, sizes: Sizes) -> tuple[float, float]:
+def _measure_waiting(matmuls: int, sizes: Sizes) -> tuple[float, float]:
     """Return the seconds that processes compute between two collectives, and the mean seconds of waiting in them.
 
     The time of the collective itself is subtracted from the waiting.
     """
-    tokens, width, _ = sizes.products[-1]
+    tokens, width, _ = sizes.matmuls[-1]
     dtype = autocast_dtype(pick_precision("auto", torch.device("cpu"))) or torch.float32
     left, right = torch.ones(2, tokens, width, dtype=dtype)
     message = torch.zeros(1)
-    exchange_seconds = statistics.median([_seconds(partial(_all_reduce, message)) for _ in range(_BARRIERS)])
+    exchange_seconds = statistics.median([_time_call(partial(_all_reduce, message)) for _ in range(_BARRIERS)])
     compute = partial(torch.mm, left.T, right)
-    seconds = float(_all_reduce(torch.tensor([_seconds(compute)]))) / dist.get_world_size()  # the same on all
-    barriers = max(2, min(_BARRIERS, int(_BARRIER_SECONDS / (products * seconds))))
+    seconds = float(_all_reduce(torch.tensor([_time_call(compute)]))) / dist.get_world_size()  # the same on all
+    barriers = max(2, min(_BARRIERS, int(_BARRIER_SECONDS / (matmuls * seconds))))
     compute_seconds, wait_seconds = 0.0, 0.0
     for _ in range(barriers):
         _all_reduce(message)
-        compute_seconds += sum(_seconds(compute) for _ in range(products))
-        wait_seconds += _seconds(partial(_all_reduce, message))
+        compute_seconds += sum(_time_call(compute) for _ in range(matmuls))
+        wait_seconds += _time_call(partial(_all_reduce, message))
     return compute_seconds / barriers, max(wait_seconds / barriers - exchange_seconds, 1e-9)
 
 
@@ -365,12 +374,12 @@ class _Layers(nn.Module):
         self.layers = nn.ModuleList([_ElementwiseLayer(), _Gelu()])
 
 
-def _compiled_works(sizes: Sizes, device: torch.device) -> Iterator[Work]:
+def _list_compiled_works(sizes: Sizes, device: torch.device) -> Iterator[Work]:
     """Yield fused chains: the time per byte, and the additional time per exponential."""
     layers = _Layers(device)
     compile_layers(layers, fixed=False)
     plain, gelu = layers.layers
-    for count in sizes.numbers:
+    for count in sizes.elements:
         x, y = torch.randn(2, count, device=device).bfloat16()
         yield Work("fused", 6 * count, torch.no_grad()(partial(plain, x, y)))
-        yield Work("exponentials", count, torch.no_grad()(partial(gelu, x)), included=("fused", 4 * count))
+        yield Work("exponentials", count, torch.no_grad()(partial(gelu, x)), subtracted=("fused", 4 * count))

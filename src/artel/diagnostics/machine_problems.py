@@ -1,4 +1,4 @@
-"""Problems of this machine, each with a fix."""
+"""Finds problems of this machine, each with a fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from artel import host
 from artel.config import RunConfig
-from artel.diagnostics.software import install, packages
+from artel.diagnostics.software import install_command, list_packages
 from artel.errors import Problem
 from artel.launching.hosts import is_loopback
 from artel.models.device import bf16_is_native
@@ -108,12 +108,12 @@ def _precision_problems(config: RunConfig, device: torch.device) -> Iterator[Pro
 
 
 def _package_problems() -> Iterator[Problem]:
-    for extra, members in packages().items():
+    for extra, members in list_packages().items():
         for package in members:
             if package.fits or (extra and package.installed is None):  # extras are optional
                 continue
             needed = package.requirement
-            fix = install(extra) if extra else f"pip install '{needed.name}{needed.specifier}'"
+            fix = install_command(extra) if extra else f"pip install '{needed.name}{needed.specifier}'"
             yield Problem(needed.name, str(package).partition(" ")[2], fix)
 
 

@@ -1,8 +1,8 @@
-"""Compare a run's parallel strategy with one process, on a small copy of the user's model (`artel doctor --parallel`).
+"""Compares a run's parallel strategy with one process, on a small copy of the user's model (`artel doctor --parallel`).
 
 Two steps are trained in one process and with the run file's strategy, in float32 on made-up records. The copy keeps
-what decides how a model can be split: its type, attention heads, key-value heads and experts. It has few layers, small
-matrices and no dropout.
+the properties that decide how a model can be split: its type, attention heads, key-value heads and experts. It has few
+layers, small matrices and no dropout.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def _small_config(config: RunConfig) -> dict[str, Any]:
         values["model_type"] = pretrained.model_type
     else:
         values = dict(config.model.config or {"model_type": "roberta" if objective_type(config).encoder else "gpt2"})
-    kind = _configuration(values)
-    names = kind.attribute_map
-    layers, heads = kind.num_hidden_layers, kind.num_attention_heads
+    model_config = _build_config(values)
+    names = model_config.attribute_map
+    layers, heads = model_config.num_hidden_layers, model_config.num_attention_heads
     stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     num_layers = max(2, stages)
     sizes = {
@@ -152,7 +152,7 @@ def _small_config(config: RunConfig) -> dict[str, Any]:
         if isinstance(value, list) and len(value) == layers:
             value = value[:num_layers]  # one entry per layer
         small[key] = 0 if "drop" in key and isinstance(value, int | float) else value
-    all_values = kind.to_dict()
+    all_values = model_config.to_dict()
     for key, value in sizes.items():
         name = names.get(key, key)
         if name in all_values and all_values[name] is not None:
@@ -161,7 +161,7 @@ def _small_config(config: RunConfig) -> dict[str, Any]:
     return small
 
 
-def _configuration(model_config: dict[str, Any]) -> Any:
+def _build_config(model_config: dict[str, Any]) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     values = dict(model_config)
@@ -187,8 +187,8 @@ def _train(folder: Path, run_file: dict[str, Any], processes: int, on_gpus: bool
     except subprocess.TimeoutExpired:
         raise WorkError.at("parallel", f"{processes} process(es) did not finish within {_TIMEOUT_SECONDS} s") from None
     if result.returncode:
-        kind = InputError if result.returncode == 2 else WorkError
-        raise kind([Problem("parallel", f"with a small copy of the model: {result.stderr.strip()[-1500:]}")])
+        error_type = InputError if result.returncode == 2 else WorkError
+        raise error_type([Problem("parallel", f"with a small copy of the model: {result.stderr.strip()[-1500:]}")])
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps = [line for line in lines if "loss" in line]
     metrics = {name: [float(line[name]) for line in steps] for name in ("loss", "gradient_norm")}

@@ -45,12 +45,12 @@ class Package:
         return f"{self.requirement.name} {self.installed}{needed}"
 
 
-def install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return the command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
-def packages() -> dict[str, list[Package]]:
+def list_packages() -> dict[str, list[Package]]:
     """Return packages by extra, in the project's order; core dependencies under ""."""
     by_extra: dict[str, list[Package]] = {"": []}
     for extra, requirement in _requirements():

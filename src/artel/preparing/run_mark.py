@@ -1,4 +1,4 @@
-"""The mark of a run's folder. artel replaces and removes files only in folders that have it.
+"""The mark of a run's folder. artel replaces and removes files only in marked folders.
 
 RUN/.artel-run.json     {"artel": version, "id": random, "folder": absolute path, "names": [...], "model": [...]}: the
                         names in this folder, and in its model/, that belong to artel; also "weights": digests of the
@@ -48,7 +48,9 @@ def check_claim(folder: Path) -> None:
     if foreign_names and set(foreign_names) - set(_LOCKS) and _has_lost_mark(folder):
         # Without a result the run has written no model, so this one is the user's.
         foreign_names = [MODEL] if MODEL in foreign_names and not (folder / "result.json").is_file() else []
-    own_names = _own_names(folder)  # read again: another process of the run may just have written mark and file
+    own_names = _own_names(
+        folder
+    )  # read again: another process of the run may have written mark and file in the meantime
     what = "exists but is not from artel: a run in this folder would overwrite it"
     problems = [Problem(str(folder / name), what, _FIX_FOREIGN) for name in foreign_names if name not in own_names]
     for name in ("latest", "best"):
@@ -61,10 +63,10 @@ def check_claim(folder: Path) -> None:
 
 
 def claim_folder(folder: Path, original: Path | None = None) -> str:
-    """Create a run's folder and mark it, unless it is marked; a copied folder becomes a run of its own.
+    """Create a run's folder and mark it, unless it is marked. A copied folder becomes a separate run.
 
     Return a note for the user if it is a copy, else "". `original`: from `find_original`, if config.yaml has been
-    rewritten. Raise like `check_claim`, and on disk errors.
+    rewritten. Raise InputError like `check_claim`.
     """
     own_names, real_path = _own_names(folder), os.path.realpath(folder)
     if own_names >= set(NAMES) and _read_mark(folder).get("folder") == real_path:
@@ -85,7 +87,7 @@ def claim_folder(folder: Path, original: Path | None = None) -> str:
 
 
 def find_original(folder: Path) -> Path | None:
-    """Return the run whose folder was copied to make this one, not moved; None unless both exist."""
+    """Return the folder that this run was copied from; None unless both folders exist."""
     mark = _read_mark(folder)
     run_id = mark.get("id") or _newest_run_id(folder)
     recorded = mark.get("folder") or _recorded_run(folder)
@@ -201,7 +203,7 @@ def _new_id() -> str:
 
 
 def record_model_files(folder: Path, names: Iterable[str]) -> None:
-    """Record the files that artel wrote into a run's model/. Raise on disk errors."""
+    """Record the files that artel wrote into a run's model/."""
     _write_mark(folder, _read_mark(folder) | {"model": sorted(names)})
 
 

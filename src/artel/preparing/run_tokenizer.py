@@ -58,9 +58,9 @@ def tokenizer_files(config: RunConfig) -> list[Any]:
 
 
 def run_tokenizer(workspace: Workspace, save_rejected: Callable[[Path], object]) -> Tokenizer:
-    """Save the run's tokenizer in the workspace, with the objective's special tokens, and load it from there.
+    """Save the run's tokenizer, with the objective's special tokens, in the workspace. Load it from there.
 
-    `save_rejected` is called with the file of rejected records if there are too many. Raise InputError.
+    Calls `save_rejected` with the file of rejected records if there are too many. Raise InputError.
     """
     from artel.objectives import build_objective, objective_type
 
@@ -69,7 +69,7 @@ def run_tokenizer(workspace: Workspace, save_rejected: Callable[[Path], object])
         objective = objective_type(config)
         rejected = workspace.path / "rejected.jsonl"
         try:
-            tokenizer = _new_tokenizer(workspace, objective.encoder, objective.special_tokens(config), rejected)
+            tokenizer = _load_or_train(workspace, objective.encoder, objective.special_tokens(config), rejected)
         except InputError:
             if rejected.is_file() and rejected.stat().st_size:  # too many: there will be no selection to list them
                 save_rejected(rejected)
@@ -80,7 +80,7 @@ def run_tokenizer(workspace: Workspace, save_rejected: Callable[[Path], object])
     return load_tokenizer(str(workspace.tokenizer_path))
 
 
-def _new_tokenizer(workspace: Workspace, encoder: bool, special_tokens: list[str], rejected: Path) -> Tokenizer:
+def _load_or_train(workspace: Workspace, encoder: bool, special_tokens: list[str], rejected: Path) -> Tokenizer:
     config = workspace.config
     key, name = tokenizer_location(config)
     if name is not None:
@@ -92,7 +92,7 @@ def _new_tokenizer(workspace: Workspace, encoder: bool, special_tokens: list[str
     training = training.model_copy(update={"special": list(dict.fromkeys([*special_tokens, *training.special]))})
     with rejected.open("wb") as stream:
         ledger = Ledger(
-            on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
+            on_reject=lambda record: stream.write(orjson.dumps(record.to_json()) + b"\n"),
             rejected_file=rejected_list_path(config),
         )
         count = 0

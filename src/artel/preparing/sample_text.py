@@ -1,4 +1,4 @@
-"""Samples decoded to text: as the model reads them, or as the token store holds them."""
+"""Decodes samples to text, either as the model reads them or as the token store holds them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from artel.tokens.tokenizer.chat_template import TurnEnd
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextSpan:
     """Consecutive tokens of one kind, as text."""
 
     text: str
@@ -42,7 +42,7 @@ class SampleText:
     tokens: int
     learned: int
     """Number of tokens with a target."""
-    pieces: list[TextPiece]
+    pieces: list[TextSpan]
     name: str = ""
     """The view of the sample: chosen, rejected, the class of an answer."""
     turns: list[tuple[int, str]] | None = None
@@ -51,20 +51,20 @@ class SampleText:
     """The target of the sample as a whole, if no token is predicted."""
 
     def to_json(self) -> dict[str, Any]:
-        about: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
+        data: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
         if self.turns is not None:
             turns = [{"tokens": tokens, "end": end or None} for tokens, end in self.turns]
-            about |= {"learned": self.learned, "turns": turns}
-        about |= {key: value for key, value in (("name", self.name), ("goal", self.goal)) if value}
-        return {**about, "pieces": [piece.to_json() for piece in self.pieces]}
+            data |= {"learned": self.learned, "turns": turns}
+        data |= {key: value for key, value in (("name", self.name), ("goal", self.goal)) if value}
+        return {**data, "pieces": [piece.to_json() for piece in self.pieces]}
 
     def describe_learned(self) -> str:
         """Describe the learned tokens, with the turns of a conversation and their ends; or the goal."""
         if self.goal:
             return f"{self.tokens:,} tokens, learned: {self.goal}"
-        words = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
+        summary = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
         if not self.turns:
-            return words
+            return summary
         ends = sorted({escape_lines(end) for _, end in self.turns if end})
         count = "1 turn" if len(self.turns) == 1 else f"{len(self.turns):,} turns"
         without_end = sum(not end for _, end in self.turns)
@@ -73,7 +73,7 @@ class SampleText:
             description = (
                 "without the end of a turn" if not ends else f"{without_end:,} without the end {' or '.join(ends)}"
             )
-        return f"{words}: {count}, {description.removeprefix('each ') if len(self.turns) == 1 else description}"
+        return f"{summary}: {count}, {description.removeprefix('each ') if len(self.turns) == 1 else description}"
 
 
 def stored_sample_text(split: StoreSplit, number: int, tokenizer: Tokenizer) -> SampleText:
@@ -100,10 +100,10 @@ class SampleViews:
         index, epoch = np.array([number]), np.array([self._epoch])
         (rows,) = micro_batches(self._samples, index, epoch, rank=0, world=1, batch=1, size=1)
         token_views, origins = self._objective.token_views(rows), self._samples.origins(number)
-        for at, view in enumerate(token_views):
-            view_origins = (
-                origins[at : at + 1] if len(token_views) == len(origins) else origins
-            )  # samples that share a block
+        for view_number, view in enumerate(token_views):
+            # Samples that share a block have one view and one origin each.
+            has_own_origin = len(token_views) == len(origins)
+            view_origins = origins[view_number : view_number + 1] if has_own_origin else origins
             sample_text = _sample_text(view, number, view_origins, self._tokenizer)
             yield sample_text if self._ends is None else replace(sample_text, turns=self._turns(view, self._ends))
 
@@ -118,7 +118,7 @@ def _sample_text(view: TokenView, number: int, origins: list[str], tokenizer: To
     if view.labels is not None:
         labeled = groupby(zip(ids, view.labels, strict=True), key=lambda pair: pair[1])
         pieces = [
-            TextPiece(tokenizer.decode([token for token, _ in group]), bool(label), label) for label, group in labeled
+            TextSpan(tokenizer.decode([token for token, _ in group]), bool(label), label) for label, group in labeled
         ]
         return SampleText(number, f"{origins[0]}{suffix}", len(ids), count, pieces, view.name)
     # Decode tokens of a kind at once: a character may be several tokens.
@@ -127,6 +127,7 @@ def _sample_text(view: TokenView, number: int, origins: list[str], tokenizer: To
     )
     pieces = []
     for kind, group in kinds:
-        read, learned = zip(*group, strict=True)
-        pieces.append(TextPiece(tokenizer.decode(read), bool(kind), tokenizer.decode(learned) if kind == ">" else ""))
+        input_ids, target_ids = zip(*group, strict=True)
+        target = tokenizer.decode(target_ids) if kind == ">" else ""
+        pieces.append(TextSpan(tokenizer.decode(input_ids), bool(kind), target))
     return SampleText(number, f"{origins[0]}{suffix}", len(ids), count, pieces, view.name, goal=view.goal)

@@ -1,4 +1,4 @@
-"""Selection, after all input shards are prepared: which documents are kept, their copies, and their store shards.
+"""Selects documents after all input shards are prepared, with their number of copies and their store shards.
 
 splits/00000     uint8: the split of each document of an input shard; 0 train, 1 validation
 copies/00000     uint16: how often each document of an input shard is written; 0 if dropped
@@ -32,9 +32,9 @@ from artel.preparing.selection_rules import (
     REPEATED,
     WEIGHT,
     copies_by_weight,
-    duplicate_kinds,
     near_duplicates_by_reason,
     over_budget,
+    read_duplicate_kinds,
 )
 from artel.preparing.unknown_tokens import check_unknown_tokens
 from artel.preparing.workspace import Workspace
@@ -64,7 +64,7 @@ class ShardPlan:
 
 
 class Selection:
-    """Decides about each document. If there are several reasons to drop it, the first one counts."""
+    """Keeps or drops each document. If there are several reasons to drop it, the first one counts."""
 
     def __init__(self, workspace: Workspace, shard_tokens: int = SHARD_TOKENS) -> None:
         self._workspace = workspace
@@ -82,17 +82,17 @@ class Selection:
         self._drop_duplicates()
         self._drop_near_duplicates()
         self._drop_unusable()
-        self._by_label = splits_by_label(workspace.config)
-        if self._by_label:
+        self._splits_by_label = splits_by_label(workspace.config)
+        if self._splits_by_label:
             self._hold_out_by_label()
 
     def larger_fraction(self) -> tuple[float, Phrase] | None:
-        """Return a larger fraction to hold out, and a note about it, if `data.validation` holds out no document.
+        """Return a larger fraction to hold out, and a note, if `data.validation` holds out no document; else None.
 
         The larger fraction holds out the documents with the lowest hashes, at least one.
         """
         requested = self._data.held_out
-        if self._workspace.held_out is not None or not requested or self._by_label:
+        if self._workspace.held_out is not None or not requested or self._splits_by_label:
             return None
         hashes = [np.empty(0, np.uint64)]
         for shard, (start, stop) in zip(self._shards, pairwise(self._starts), strict=True):
@@ -123,17 +123,16 @@ class Selection:
         notes: Iterable[str] = (),
         review: Callable[[Iterator[tuple[str, dict[str, Any]]]], list[str]] = lambda observed: [],
     ) -> None:
-        """Write the selection into `folder` atomically; `save_rejected` is called with the file of rejected records.
+        """Write the selection into `folder` atomically. Calls `save_rejected` with the file of rejected records.
 
         `notes`, and the notes of `review` on the kept documents (`Objective.review`), go into the ledger.
 
-        Raise InputError if too many are rejected, if nothing is left, for named sets that do not occur, and what
-        `review` raises.
+        Raise InputError if too many records are rejected, if no document is left, or if named sets do not occur.
         """
         self._apply_weights_and_budgets()
         self._copies[self._drop_reasons > 0] = 0
         with new_folder(folder) as partial:
-            ledger = self._ledger(partial / REJECTED)
+            ledger = self._build_ledger(partial / REJECTED)
             if ledger.rejected:
                 save_rejected(partial / REJECTED)
             self._check_sets()
@@ -144,15 +143,15 @@ class Selection:
             ledger.notes += unknown_notes
             index = self._workspace.benchmark_index()
             if index is not None:
-                found = (item for shard in self._shards for item in shard.contaminated)
-                ledger.contamination, note = write_contaminated(partial / CONTAMINATED, found, index)
+                contaminated = (item for shard in self._shards for item in shard.contaminated)
+                ledger.contamination, note = write_contaminated(partial / CONTAMINATED, contaminated, index)
                 ledger.notes.append(note)
             if self._data.splits_by_chapter:
-                self._note_chapters(ledger)
-            if self._by_label:
-                self._note_labels(ledger)
+                self._add_chapter_note(ledger)
+            if self._splits_by_label:
+                self._add_label_note(ledger)
             check_ledger(self._data, ledger)
-            self._note_small_validation(ledger)
+            self._add_validation_note(ledger)
             ledger.notes += review(self._observations())
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
@@ -167,28 +166,29 @@ class Selection:
         """Drop documents, given by number or as bool (all documents,), that are not dropped yet."""
         if reason not in self._reasons:
             self._reasons.append(reason)
-        chosen = np.zeros(len(self._drop_reasons), np.bool_)
-        chosen[documents] = True
-        self._drop_reasons[chosen & (self._drop_reasons == 0)] = self._reasons.index(reason)
+        is_given = np.zeros(len(self._drop_reasons), np.bool_)
+        is_given[documents] = True
+        self._drop_reasons[is_given & (self._drop_reasons == 0)] = self._reasons.index(reason)
 
     def _drop_duplicates(self) -> None:
-        kinds = duplicate_kinds(self._workspace)
+        kinds = read_duplicate_kinds(self._workspace)
         self._drop(kinds == DUPLICATE, "duplicate")
         self._drop(kinds == REPEATED, "repeated")
 
     def _drop_near_duplicates(self) -> None:
         if self._data.dedup.near is None:
             return
-        found = near_duplicates_by_reason(self._workspace, self._shards, self._has_no_sample())
-        for reason, documents in found.items():
+        dropped = near_duplicates_by_reason(self._workspace, self._shards, self._has_no_sample())
+        for reason, documents in dropped.items():
             self._drop(documents, reason)
 
     def _has_no_sample(self) -> NDArray[np.bool_]:
         """Return bool (all documents,): True for documents that yield no sample."""
-        found = np.zeros(self._starts[-1], np.bool_)
+        has_no_sample = np.zeros(self._starts[-1], np.bool_)
         for shard, start in zip(self._shards, self._starts, strict=False):
-            found[[start + note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]] = True
-        return found
+            numbers = [note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]
+            has_no_sample[[start + number for number in numbers]] = True
+        return has_no_sample
 
     def _drop_unusable(self) -> None:
         dropped: dict[str, list[int]] = defaultdict(list)
@@ -225,11 +225,11 @@ class Selection:
             numbers = shard.rows["labels"][kept]
             by_number = kept[np.argsort(numbers, kind="stable")] + start
             counts = np.bincount(numbers, minlength=len(shard.summary["labels"]))
-            parts = np.split(by_number, np.cumsum(counts)[:-1])
-            for labels, chosen in zip(shard.summary["labels"], parts, strict=True):
+            groups = np.split(by_number, np.cumsum(counts)[:-1])
+            for labels, group in zip(shard.summary["labels"], groups, strict=True):
                 for label in labels or [""]:
-                    documents[label].append(chosen)
-        return {label: np.concatenate(chosen) for label, chosen in documents.items()}
+                    documents[label].append(group)
+        return {label: np.concatenate(groups) for label, groups in documents.items()}
 
     def _apply_weights_and_budgets(self) -> None:
         """Apply weights and budgets to each source over all its shards. Validation documents are written once."""
@@ -255,9 +255,10 @@ class Selection:
             kept = np.flatnonzero((self._splits[start : start + len(shard_rows)] == 0) & is_kept)
             rows.append(shard_rows[kept])
             documents.append(start + kept)
-        row, document = np.concatenate(rows), np.concatenate(documents)
-        is_over = over_budget(budget, self._copies[document], row["bytes"], row["digest"], self._seed)
-        self._drop(document[is_over], BUDGET)
+        all_rows, all_documents = np.concatenate(rows), np.concatenate(documents)
+        copies = self._copies[all_documents]
+        is_over = over_budget(budget, copies, all_rows["bytes"], all_rows["digest"], self._seed)
+        self._drop(all_documents[is_over], BUDGET)
 
     def _shards_by_source(self) -> dict[str, list[int]]:
         """Return the numbers of each source's shards, by its key in the run file."""
@@ -266,7 +267,7 @@ class Selection:
             numbers[shard.key].append(number)
         return numbers
 
-    def _ledger(self, rejected_file: Path) -> Ledger:
+    def _build_ledger(self, rejected_file: Path) -> Ledger:
         with rejected_file.open("wb") as stream:
             ledger = Ledger(
                 on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
@@ -295,11 +296,11 @@ class Selection:
                 else:
                     counts.kept += int(count)
             for split_number, split in enumerate(SPLITS):
-                chosen = is_in_set & (self._splits[documents] == split_number)
-                written = {"documents": int(copies[chosen].sum())}
+                is_counted = is_in_set & (self._splits[documents] == split_number)
+                totals = {"documents": int(copies[is_counted].sum())}
                 for column in ("characters", "bytes", "tokens", "samples"):
-                    written[column] = int((shard.rows[column][chosen].astype(np.int64) * copies[chosen]).sum())
-                counts.splits[split].update(written)
+                    totals[column] = int((shard.rows[column][is_counted].astype(np.int64) * copies[is_counted]).sum())
+                counts.splits[split].update(totals)
         for note in shard.notes:
             if "changed" in note and copies[note["document"]]:
                 ledger.changes.update(note["changed"])
@@ -320,8 +321,8 @@ class Selection:
         if problems:
             raise InputError(problems)
 
-    def _note_chapters(self, ledger: Ledger) -> None:
-        """Note in the ledger the number of chapters in each split."""
+    def _add_chapter_note(self, ledger: Ledger) -> None:
+        """Add the number of chapters in each split to the ledger."""
         is_kept = self._drop_reasons == 0
         hashes = np.concatenate([shard.rows["split_hash"] for shard in self._shards])[is_kept]
         chapters = {
@@ -334,8 +335,8 @@ class Selection:
         )
         ledger.notes.append(Phrase(what, held=chapters["validation"], count=sum(chapters.values())))
 
-    def _note_labels(self, ledger: Ledger) -> None:
-        """Note in the ledger the number of texts of each label in each split."""
+    def _add_label_note(self, ledger: Ledger) -> None:
+        """Add the number of texts of each label in each split to the ledger."""
         counts = {
             label: {name: int((self._splits[documents] == number).sum()) for number, name in enumerate(SPLITS)}
             for label, documents in sorted(self._documents_by_label().items())
@@ -350,8 +351,8 @@ class Selection:
             )
             ledger.notes.append(Phrase(what, count=len(unsplit_labels), labels=examples))
 
-    def _note_small_validation(self, ledger: Ledger) -> None:
-        """Note in the ledger if validation has too few documents for metrics per document."""
+    def _add_validation_note(self, ledger: Ledger) -> None:
+        """Add a note to the ledger if validation has too few documents for metrics per document."""
         count = ledger.total.splits["validation"]["documents"]
         if (
             objective_type(self._workspace.config).packs_text
@@ -371,23 +372,23 @@ class Selection:
         rounds = int(self._copies.max(initial=0))
         start: tuple[int, int, int] | None = None
         first = 0
-        for round_ in range(rounds):
+        for round_number in range(rounds):
             for shard_number, shard in enumerate(self._shards):
                 documents = slice(self._starts[shard_number], self._starts[shard_number + 1])
                 is_in_split = self._splits[documents] == SPLITS.index(split)
-                chosen = np.flatnonzero((self._copies[documents] > round_) & is_in_split)
+                chosen = np.flatnonzero((self._copies[documents] > round_number) & is_in_split)
                 ends = np.cumsum(shard.rows["tokens"][chosen].astype(np.int64))
                 position = 0
                 while position < len(chosen):
                     if start is None:
-                        start, first = (round_, shard_number, int(chosen[position])), document
+                        start, first = (round_number, shard_number, int(chosen[position])), document
                     tokens_before = int(ends[position - 1]) if position else 0
                     stop = min(int(np.searchsorted(ends, tokens_before + self._shard_tokens - tokens)) + 1, len(chosen))
                     tokens += int(ends[stop - 1]) - tokens_before
                     document += stop - position
                     position = stop
                     if tokens >= self._shard_tokens:
-                        end = (round_, shard_number, int(chosen[stop - 1]) + 1)
+                        end = (round_number, shard_number, int(chosen[stop - 1]) + 1)
                         yield ShardPlan(f"{number:05d}", split, start, end, first)
                         number, tokens, start = number + 1, 0, None
         if start is not None:

@@ -44,7 +44,7 @@ def find_near_duplicates(workspace: Workspace, shards: list[PreparedShard], grou
     near = workspace.config.data.dedup.near
     assert near is not None
     bands, _ = choose_bands(near.threshold)
-    signatures = _signatures(shards, duplicate_kinds(workspace) == FIRST)
+    signatures = _signatures(shards, read_duplicate_kinds(workspace) == FIRST)
     pairs = find_similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near_duplicates_path(group), pairs.tobytes())
 
@@ -53,7 +53,7 @@ def near_duplicates_by_reason(
     workspace: Workspace, shards: list[PreparedShard], is_unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
     """Return the numbers of near-duplicates to drop, by reason. `is_unusable`: documents without a sample."""
-    signatures = _signatures(shards, duplicate_kinds(workspace) == FIRST)
+    signatures = _signatures(shards, read_duplicate_kinds(workspace) == FIRST)
     pairs = (
         np.fromfile(workspace.near_duplicates_path(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS)
     )
@@ -63,8 +63,8 @@ def near_duplicates_by_reason(
     return select_near_duplicates(signatures, pairs, is_protected, is_unusable)
 
 
-def duplicate_kinds(workspace: Workspace) -> NDArray[np.uint8]:
-    """Return what `find_exact_duplicates` wrote, uint8 (all documents,)."""
+def read_duplicate_kinds(workspace: Workspace) -> NDArray[np.uint8]:
+    """Read the result of `find_exact_duplicates`, uint8 (all documents,)."""
     return np.fromfile(workspace.exact_duplicates_path, np.uint8)
 
 
@@ -79,7 +79,8 @@ WEIGHT, BUDGET = "weight", "budget"
 def depends_on_seed(config: RunConfig) -> bool:
     """True if the run's seed chooses documents."""
     return any(
-        source.budget_bytes is not None or any(not float(weight).is_integer() for weight in _weights(source).values())
+        source.budget_bytes is not None
+        or any(not float(weight).is_integer() for weight in _weights_by_set(source).values())
         for source in config.data.sources
     )
 
@@ -87,12 +88,12 @@ def depends_on_seed(config: RunConfig) -> bool:
 def copies_by_weight(
     source: SourceConfig, set_names: list[str], sets: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.uint16]:
-    """Return copies of each document, uint16 (documents,): with weight 2.3, three of 30 % of them, two of the others.
+    """Return the number of copies of each document, uint16 (documents,): with weight 2.3, 3 for 30 % of them, else 2.
 
-    Which documents get three depends only on the seed and their digests, so the choice stays the same when files are
-    added. `sets`: (documents,) indices into `set_names`.
+    The choice depends only on the seed and the digests of documents: it stays the same when files are added. `sets`:
+    (documents,) indices into `set_names`.
     """
-    weight_by_set = _weights(source)
+    weight_by_set = _weights_by_set(source)
     weights = np.array([weight_by_set.get(name, weight_by_set.get("", 1.0)) for name in set_names], np.float64)[sets]
     full_copies = np.floor(weights)
     return (full_copies + (uniform_numbers(digests, seed, "weight") < weights - full_copies)).astype(np.uint16)
@@ -115,6 +116,6 @@ def uniform_numbers(digests: NDArray, seed: int, purpose: str) -> NDArray[np.flo
     return splitmix64(digests["low"].astype(np.uint64) ^ salt) / 2.0**64
 
 
-def _weights(source: SourceConfig) -> dict[str, float]:
-    """Return weights by names of sets; "" for all other sets."""
+def _weights_by_set(source: SourceConfig) -> dict[str, float]:
+    """Return weights by set name, "" for all other sets."""
     return source.weight if isinstance(source.weight, dict) else {"": source.weight}

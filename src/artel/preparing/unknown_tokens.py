@@ -1,4 +1,4 @@
-"""Count characters without a token in each input shard, and check the counts of all shards.
+"""Counts characters without a token in each input shard, and checks the counts of all shards.
 
 A WordPiece vocabulary turns a Georgian word into [UNK], T5's a line feed into <unk>. A BPE over characters without an
 unknown token drops it. A model learns nothing from such characters, and texts that differ only in them become equal.
@@ -27,7 +27,7 @@ _WARNING_FRACTION = 0.01
 _MAX_EQUAL_FRACTION = 0.5
 """Maximum fraction of documents with the same ids as another text."""
 _MAX_COMPARED_DOCUMENTS = 1000
-"""A shard with more documents with unknown tokens compares them only among themselves."""
+"""Maximum number of documents to compare across shards. A shard with more compares only its own documents."""
 _MAX_EXAMINED_DOCUMENTS, _MAX_EXAMINED_CHARACTERS, _MAX_LISTED_CHARACTERS = 50, 2000, 5
 """Documents of a shard whose unknown characters are looked up, characters of each, and characters in a message."""
 _COUNT_NAMES = ("documents", "documents_with_unknown", "equal_documents", "tokens", "unknown", "unknown_in_outputs")
@@ -39,7 +39,7 @@ class UnknownTokens:
     def __init__(self, objective: Objective) -> None:
         self._objective, self._tokenizer = objective, objective.tokenizer
         self._unknown_id = self._tokenizer.unknown_id
-        self._is_lost = _lost_characters(self._tokenizer)
+        self._is_lost = _lost_character_test(self._tokenizer)
         self._sets: dict[str, Counter[str]] = {}
         self._characters: Counter[str] = Counter()
         self._examined = 0
@@ -58,8 +58,8 @@ class UnknownTokens:
             self._characters.update(lost)
         else:
             unknown = sum(int(np.count_nonzero(sample.ids == self._unknown_id)) for sample in samples)
-            learned = filter(None.__ne__, map(self._objective.output_ids, samples)) if unknown else ()
-            in_outputs = sum(int(np.count_nonzero(ids == self._unknown_id)) for ids in learned)
+            outputs = filter(None.__ne__, map(self._objective.output_ids, samples)) if unknown else ()
+            in_outputs = sum(int(np.count_nonzero(ids == self._unknown_id)) for ids in outputs)
         if not unknown:
             return
         counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
@@ -75,7 +75,7 @@ class UnknownTokens:
                 self._characters.update(text[encoded.starts[index] : encoded.ends[index]].strip(" "))
 
     def to_json(self) -> dict[str, Any]:
-        """Return counts by set, the commonest unknown characters, and digests of documents to compare."""
+        """Return counts by set, the most common unknown characters, and digests of documents to compare."""
         documents = self._documents
         if len(documents) > _MAX_COMPARED_DOCUMENTS:
             for set_name, count in _equal_documents(documents).items():
@@ -111,10 +111,10 @@ def check_unknown_tokens(config: RunConfig, shards: Iterable[Mapping[str, Any]])
     if not total["unknown"]:
         return {}, []
     examples = ", ".join(map(repr, dict(characters.most_common(_MAX_LISTED_CHARACTERS))))
-    share = total["unknown"] / max(total["tokens"], 1)
+    fraction = total["unknown"] / max(total["tokens"], 1)
     entry = {
         "sets": {name: {key: counts[key] for key in _COUNT_NAMES} for name, counts in sets.items()},
-        "share": share,
+        "share": fraction,
         "characters": dict(characters.most_common(20)),
     }
     if total["equal_documents"] > _MAX_EQUAL_FRACTION * total["documents"]:
@@ -124,23 +124,23 @@ def check_unknown_tokens(config: RunConfig, shards: Iterable[Mapping[str, Any]])
         )
         fix = "use a tokenizer for this alphabet: a byte-level or multilingual one, or train one on the text"
         raise InputError.at(tokenizer_location(config)[0], what, fix)
-    about = {"found": total["documents_with_unknown"], "documents": total["documents"], "characters": examples}
+    arguments = {"found": total["documents_with_unknown"], "documents": total["documents"], "characters": examples}
     if total["unknown_in_outputs"]:
         what = (
             "{count:,} tokens of the outputs are unknown ({characters}), in {found:,} of {documents:,} documents: the "
             "model learns to write the unknown token there"
         )
-        return entry, [Phrase(what, count=total["unknown_in_outputs"], **about)]
-    if share > _WARNING_FRACTION:
+        return entry, [Phrase(what, count=total["unknown_in_outputs"], **arguments)]
+    if fraction > _WARNING_FRACTION:
         what = (
             "{share:.1%} of the tokens are unknown, in {found:,} of {documents:,} documents: the tokenizer has none "
             "for {characters}"
         )
-        return entry, [Phrase(what, share=share, **about)]
+        return entry, [Phrase(what, share=fraction, **arguments)]
     return entry, []
 
 
-def _lost_characters(tokenizer: Tokenizer) -> Any:
+def _lost_character_test(tokenizer: Tokenizer) -> Any:
     """Return a function that is True for characters that the tokenizer drops; None if it drops none."""
     backend = tokenizer.hf.backend_tokenizer
     model, normalizer, pre_tokenizer = backend.model, backend.normalizer, backend.pre_tokenizer

@@ -10,7 +10,7 @@
     KEY.parts/text/00000/         for each input shard, its documents as tokens, and the ledger of what was dropped
     KEY.parts/exact               which documents are exact duplicates
     KEY.parts/near/00000.npy      near-duplicates found in a group of bands
-    KEY.parts/selection/          how often each document is written, the ledger, and what each store shard holds
+    KEY.parts/selection/          the number of copies of each document, the ledger, and the contents of store shards
     KEY.parts/shards/train-00000/ a finished store shard
     KEY.parts/errors/             errors of tasks in other processes
 
@@ -35,10 +35,10 @@ from artel.secrets import hide_secrets
 from artel.storage import discard, disk_errors, remove_leftovers, write_file
 from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards, unread_files, unread_notes
 
-# Little text gets smaller shards, so that every core has several, but each takes at least 0.2 s.
+# Small texts get smaller shards, so that every core has several of them. Each shard takes at least 0.2 s.
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
-# The version of the layout above. A workspace of another version is started over.
+# The version of the layout above. Workspaces of other versions are deleted.
 _FORMAT = 11
 
 
@@ -49,7 +49,7 @@ class Workspace:
 
     @classmethod
     def open_or_plan(cls, path: Path, config: RunConfig) -> Workspace:
-        """Return the workspace at `path`, planned now unless an earlier start planned it."""
+        """Return the workspace at `path`. Plan it unless an earlier start has planned it."""
         if path.exists() and not _has_format(path / "plan.json"):
             shutil.rmtree(path)
         workspace = cls(path, config)
@@ -112,8 +112,8 @@ class Workspace:
         self.exact_duplicates_path.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():
-                discard(self.path / name)  # renamed first, so that a kill leaves nothing that looks finished
-        # Written last: after a kill, the next start uses the run's fraction, and comes here again.
+                discard(self.path / name)  # renames first: after a kill, nothing looks finished
+        # Written last: after a kill, the next start uses the run's fraction and calls this method again.
         write_file(self.path / "held-out.json", orjson.dumps(to_json({"fraction": fraction, "note": note})))
         return Workspace.open_or_plan(self.path, self.config)
 

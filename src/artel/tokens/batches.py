@@ -10,7 +10,9 @@ import numpy as np
 
 from artel.tokens.store import Sample
 
-_LENGTH_MULTIPLE = 16  # rows are padded to it, for few different shapes and since kernels prefer multiples of 8
+_LENGTH_MULTIPLE = (
+    16  # rows are padded to a multiple of 16, for few different shapes and because kernels prefer multiples of 8
+)
 
 
 class Samples(Protocol):
@@ -66,7 +68,10 @@ class Rows:
 
 
 def step_numbers(step: int, batch: int, total: int | None) -> np.ndarray:
-    """Return the running numbers of a step's samples, from 0. The last step of `total` samples may have fewer."""
+    """Return the running numbers of a step's samples, from 0.
+
+    The last step of `total` samples may have fewer samples.
+    """
     end = (step + 1) * batch
     return np.arange(step * batch, end if total is None else min(end, total), dtype=np.int64)
 
@@ -74,7 +79,7 @@ def step_numbers(step: int, batch: int, total: int | None) -> np.ndarray:
 def micro_batches(
     samples: Samples, indices: np.ndarray, epochs: np.ndarray, *, rank: int, world: int, batch: int, size: int
 ) -> list[Rows]:
-    """Return this rank's share of a global batch, as equal micro-batches of at most `size` rows.
+    """Return this rank's shard of a global batch, as equal micro-batches of at most `size` rows.
 
     Every rank gets ceil(batch / world) rows of the *full* batch, also in a last step with fewer samples. So all ranks
     run equally many micro-batches with equally many rows in every step.
@@ -86,18 +91,18 @@ def micro_batches(
     result = []
     for number in range(count):
         start, stop = first + number * size, first + min((number + 1) * size, local_batch)
-        result.append(_rows(samples, indices[start:stop], epochs[start:stop], size))
+        result.append(_build_rows(samples, indices[start:stop], epochs[start:stop], size))
     return result
 
 
 def evaluation_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
     """Return at most `size` samples as a validation micro-batch of `size` rows: other shapes would compile again."""
-    return _rows(samples, indices, np.full(size, -1), size)
+    return _build_rows(samples, indices, np.full(size, -1), size)
 
 
 def training_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
     """Return at most `size` training samples as a micro-batch of the first epoch."""
-    return _rows(samples, indices, np.zeros(size), size)
+    return _build_rows(samples, indices, np.zeros(size), size)
 
 
 def single_row(sample: Sample) -> Rows:
@@ -114,7 +119,7 @@ def single_row(sample: Sample) -> Rows:
     )
 
 
-def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) -> Rows:
+def _build_rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) -> Rows:
     num_padding = size - len(indices)
     padded_indices = np.concatenate([indices, np.full(num_padding, indices[0] if len(indices) else 0)]).astype(np.int64)
     batch = [samples.read(int(index)) for index in padded_indices[: max(1, len(indices))]]

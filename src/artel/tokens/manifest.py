@@ -1,6 +1,6 @@
-"""STORE/manifest.json: the contents of a token store, with a checksum of every file and of itself.
+"""STORE/manifest.json: the contents of a token store, with a checksum of every file and of the manifest.
 
-It is validated strictly, since it may be damaged or from another program: file names cannot point outside the store's
+It is validated strictly, because it may be damaged or from another program: file names cannot point outside the store's
 folder, and file sizes must match the number of samples.
 """
 
@@ -42,23 +42,23 @@ OneOrMore = Annotated[int, Field(ge=1, lt=2**63)]
 Name = Annotated[str, AfterValidator(_check_plain_name)]
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _File(_Strict):
+class _File(_StrictModel):
     bytes: Count
     xxh3_128: str = Field(pattern=r"^[0-9a-f]{32}$")
 
 
-class _Shard(_Strict):
+class _Shard(_StrictModel):
     name: Name
     tokens: OneOrMore
     samples: OneOrMore
     files: dict[Name, _File]
 
 
-class _Split(_Strict):
+class _Split(_StrictModel):
     tokens: Count
     samples: Count
     documents: Count
@@ -69,7 +69,7 @@ class _Split(_Strict):
     shards: list[_Shard]
 
     @model_validator(mode="after")
-    def _sums(self) -> _Split:
+    def _check_sums(self) -> _Split:
         for name in ("tokens", "samples"):
             total = sum(getattr(shard, name) for shard in self.shards)
             if total != getattr(self, name):
@@ -77,7 +77,7 @@ class _Split(_Strict):
         return self
 
 
-class _Splits(_Strict):
+class _Splits(_StrictModel):
     train: _Split
     validation: _Split
 
@@ -93,7 +93,7 @@ class _Manifest(BaseModel):
     files: dict[Annotated[str, AfterValidator(_check_file_name)], _File] = {}
 
     @model_validator(mode="after")
-    def _sizes(self) -> _Manifest:
+    def _check_sizes(self) -> _Manifest:
         for split in (self.parts.train, self.parts.validation):
             token_bytes = {".tokens": np.dtype(self.dtype).itemsize}
             sample_bytes = {".ends": 8}

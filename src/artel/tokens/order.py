@@ -62,12 +62,14 @@ class Order:
         return indices
 
     def _permute(self, positions: np.ndarray, epoch: int) -> np.ndarray:
-        keys = [np.uint64(xxhash.xxh3_64_intdigest(f"{self.seed}:{epoch}:{turn}".encode())) for turn in range(_ROUNDS)]
+        keys = [
+            np.uint64(xxhash.xxh3_64_intdigest(f"{self.seed}:{epoch}:{number}".encode())) for number in range(_ROUNDS)
+        ]
         values = positions.astype(np.uint64)
-        outside = np.ones(len(values), dtype=bool)
-        while outside.any():  # the domain is below 2n, so a value needs two passes on average
-            values[outside] = self._encrypt(values[outside], keys)
-            outside = values >= np.uint64(self.samples)
+        is_outside = np.ones(len(values), dtype=bool)
+        while is_outside.any():  # the domain is below 2n, so a value is encrypted twice on average
+            values[is_outside] = self._encrypt(values[is_outside], keys)
+            is_outside = values >= np.uint64(self.samples)
         return values.astype(np.int64)
 
     def _encrypt(self, values: np.ndarray, keys: list[np.uint64]) -> np.ndarray:
@@ -75,9 +77,9 @@ class Order:
         left_mask, right_mask = (one << self._left_bits) - one, (one << self._right_bits) - one
         left, right = values >> self._right_bits, values & right_mask
         with np.errstate(over="ignore"):  # arithmetic modulo 2**64
-            for turn in range(0, _ROUNDS, 2):
-                left = left ^ (splitmix64(right + keys[turn]) & left_mask)
-                right = right ^ (splitmix64(left + keys[turn + 1]) & right_mask)
+            for number in range(0, _ROUNDS, 2):
+                left = left ^ (splitmix64(right + keys[number]) & left_mask)
+                right = right ^ (splitmix64(left + keys[number + 1]) & right_mask)
         return (left << self._right_bits) | right
 
 
@@ -85,7 +87,7 @@ class BalancedOrder:
     """An endless sequence in which all classes appear equally often.
 
     Every round contains each class once, in random order; the k-th draw of a class is the k-th sample of that class's
-    `Order`. So this too depends only on (seed, number). An epoch has as many draws as there are samples.
+    `Order`. So it depends only on (seed, number). An epoch has as many draws as there are samples.
     """
 
     def __init__(self, classes: np.ndarray, seed: int) -> None:
@@ -93,8 +95,8 @@ class BalancedOrder:
         self.seed = seed
         self._members = [np.flatnonzero(classes == name) for name in np.unique(classes)]
         self._orders = [
-            Order(len(members), xxhash.xxh3_64_intdigest(f"{seed}:class:{at}".encode()))
-            for at, members in enumerate(self._members)
+            Order(len(members), xxhash.xxh3_64_intdigest(f"{seed}:class:{number}".encode()))
+            for number, members in enumerate(self._members)
         ]
 
     def at(self, numbers: np.ndarray) -> np.ndarray:
@@ -103,15 +105,16 @@ class BalancedOrder:
         rounds, positions = numbers // len(self._members), numbers % len(self._members)
         indices = np.empty(len(numbers), dtype=np.int64)
         pairs = zip(rounds, positions, strict=True)
-        chosen = np.array([self._round(int(number))[position] for number, position in pairs])
-        for at, (members, order) in enumerate(zip(self._members, self._orders, strict=True)):
-            of_class = chosen == at
-            indices[of_class] = members[order.at(rounds[of_class])]
+        chosen = np.array([self._round_order(int(number))[position] for number, position in pairs])
+        for number, (members, order) in enumerate(zip(self._members, self._orders, strict=True)):
+            is_in_class = chosen == number
+            indices[is_in_class] = members[order.at(rounds[is_in_class])]
         return indices
 
-    def _round(self, number: int) -> np.ndarray:
+    def _round_order(self, number: int) -> np.ndarray:
         """Return the order of the classes in a round."""
         keys = [
-            xxhash.xxh3_64_intdigest(f"{self.seed}:turn:{number}:{at}".encode()) for at in range(len(self._members))
+            xxhash.xxh3_64_intdigest(f"{self.seed}:turn:{number}:{index}".encode())
+            for index in range(len(self._members))
         ]
         return np.argsort(keys)

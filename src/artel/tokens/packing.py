@@ -81,21 +81,22 @@ class UnpackedSamples:
 
 
 class PackedBlocks(TokenBlocks):
-    """Blocks of whole documents, padded to `length`. No token is left over.
+    """Blocks of complete documents, padded to `length`. No token is left over.
 
-    A document longer than a block is split into pieces of `length` tokens, each a block of its own; the rest is packed.
-    With `lookahead` 1 such a piece includes the token after it, which is not predicted again in the next piece. So each
-    token of a document except the first is predicted exactly once per epoch, from its own document. The first token is
-    predicted from the end of the previous document in the block, if there is one.
+    A document longer than a block is split into chunks of `length` tokens, each a separate block. Its last chunk is
+    packed. With `lookahead` 1 a full chunk includes the token after it, which is not predicted again in the next chunk.
+    So each token of a document except the first is predicted exactly once per epoch, from its own document. The first
+    token is predicted from the end of the previous document in the block, if there is one.
 
-    10 million documents take 3 s. Each process needs 13 bytes per piece and 8 per block; 45 per piece while packing.
+    10 million documents take 3 s. Each process needs 13 bytes per chunk and 8 per block, and 45 bytes per chunk while
+    packing.
     """
 
     def __init__(self, split: StoreSplit, length: int, lookahead: int) -> None:
         super().__init__(split, length, lookahead)
-        starts, sizes, is_continued = _pieces(split.ends(), length, lookahead)
+        starts, sizes, is_continued = _split_documents(split.ends(), length, lookahead)
         blocks, self._count = best_fit(np.minimum(sizes, length), length)
-        # Within a block in the order of the store, except that rests of long documents come first: their first token is
+        # A block keeps the order of the store, but the last chunks of long documents come first: their first token is
         # predicted in another block, and the first token of a block is not predicted.
         order = np.argsort(2 * blocks.astype(np.int64) + ~is_continued, kind="stable")
         self._starts, self._sizes, self._is_continued = starts[order], sizes[order], is_continued[order]
@@ -107,17 +108,17 @@ class PackedBlocks(TokenBlocks):
         ids = np.zeros(self.length + self.lookahead, dtype=np.int64)
         flags = np.zeros(len(ids), dtype=np.uint32)
         position = 0
-        for number, piece in enumerate(self._pieces_of(index), start=1):
-            size = int(self._sizes[piece])
-            ids[position : position + size] = self.split.read(int(self._starts[piece]), size)
+        for number, chunk in enumerate(self._block_chunks(index), start=1):
+            size = int(self._sizes[chunk])
+            ids[position : position + size] = self.split.read(int(self._starts[chunk]), size)
             flags[position : position + size] = 2 * number + PREDICTED
-            if self._is_continued[piece]:
+            if self._is_continued[chunk]:
                 flags[position] = 2 * number
             position += size
         return Sample(ids, flags)
 
     def origins(self, index: int) -> list[str]:
-        ranges = ((int(self._starts[piece]), int(self._sizes[piece])) for piece in self._pieces_of(index))
+        ranges = ((int(self._starts[chunk]), int(self._sizes[chunk])) for chunk in self._block_chunks(index))
         return [origin for start, size in ranges for origin in self.split.origins(start, start + size)]
 
     @property
@@ -125,12 +126,12 @@ class PackedBlocks(TokenBlocks):
         """The fraction of padding in all blocks, 0 to 1."""
         return 1 - float(np.minimum(self._sizes, self.length).sum(dtype=np.int64)) / max(1, self._count * self.length)
 
-    def _pieces_of(self, index: int) -> range:
+    def _block_chunks(self, index: int) -> range:
         return range(int(self._block_starts[index]), int(self._block_starts[index + 1]))
 
 
 class PackedSamples:
-    """Blocks of whole independent samples (conversations). The rest of a block is padding.
+    """Blocks of complete independent samples (conversations). Unused space in a block is padding.
 
     With `lookahead` 1 the last token of a sample is only predicted, and takes no space in its block of `length` tokens.
     The tokens of a block are those of its samples, in the order of the store. Its flags contain sample numbers
@@ -199,10 +200,10 @@ def sample_flags(flags: np.ndarray) -> np.ndarray:
     return (flags & ((1 << _SAMPLE_FLAG_BITS) - 1)).astype(np.uint8)
 
 
-def _pieces(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _split_documents(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split documents longer than `length`, given the ends of all documents.
 
-    Return for each piece: start in the stream, int64; number of tokens including the lookahead, int32, at most
+    Return for each chunk: start in the stream, int64; number of tokens including the lookahead, int32, at most
     length + lookahead; True if it continues a document.
     """
     ends = ends.astype(np.int64)
@@ -211,10 +212,10 @@ def _pieces(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, 
     # With a lookahead the last token of a document is only predicted and takes no space.
     cuts = np.maximum(0, -(-(tokens - lookahead) // length) - 1)
     if cuts.any():
-        pieces = cuts + 1
-        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = np.repeat(starts, pieces) + number * length
-        tokens = np.repeat(tokens, pieces) - number * length
+        num_chunks = cuts + 1
+        number = np.arange(num_chunks.sum()) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
+        starts = np.repeat(starts, num_chunks) + number * length
+        tokens = np.repeat(tokens, num_chunks) - number * length
         is_continued = number > 0
     else:
         is_continued = np.zeros(len(tokens), dtype=bool)
@@ -224,12 +225,12 @@ def _pieces(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, 
 
 
 def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
-    """Best-fit decreasing for sizes from 1 to `length`. Return (block of each piece, int32; number of blocks).
+    """Best-fit decreasing for sizes from 1 to `length`. Return (block of each item, int32; number of blocks).
 
-    Pieces of one size are placed together. A block that has just taken one has the least space of all that fit the
-    next, so it is filled until nothing fits. So all blocks with equal space are filled in one step.
+    Items of equal size are placed together. The block that took the previous item has the least sufficient space for
+    the next one, so it is filled until nothing fits. So all blocks with equal space are filled in one step.
     """
-    # numpy sorts 16-bit integers by counting: 0.1 s instead of 1 s for 10 million pieces.
+    # numpy sorts 16-bit integers by counting: 0.1 s instead of 1 s for 10 million items.
     unused_space = (length - sizes).astype(np.uint16 if length < 2**16 else np.int32)
     order = np.argsort(unused_space, kind="stable")
     counts = np.bincount(sizes, minlength=length + 1)

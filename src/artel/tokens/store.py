@@ -360,14 +360,14 @@ class StoreWriter:
                 self._references[split] = (self.folder / split / REFERENCES_FILE).open("wb")
             self._references[split].write(orjson.dumps(reference) + b"\n")
 
-    def close(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Finish the shards and write the manifest with the entries of `about`. Return the manifest."""
+    def close(self, extra_entries: dict[str, Any]) -> dict[str, Any]:
+        """Finish the shards and write the manifest with `extra_entries`. Return the manifest."""
         for split in list(self._open_shards):
             self._finish(split)
         for split, stream in self._references.items():
             stream.close()
             self._splits[split]["files"] = file_entries([self.folder / split / REFERENCES_FILE])
-        return write_manifest(self.folder, self.dtype, about, self._splits)
+        return write_manifest(self.folder, self.dtype, extra_entries, self._splits)
 
     def _finish(self, split: str) -> None:
         shard = self._open_shards.pop(split)

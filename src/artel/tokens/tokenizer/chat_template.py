@@ -1,4 +1,4 @@
-"""Chat templates: choosing one, rendering messages, and finding what ends an answer.
+"""Chat templates: choosing one, rendering messages, and finding the ends of an answer.
 
 A template is a Jinja program that turns messages into one text. transformers' renderer runs it (sandboxed, with the
 tokenizer's special tokens as variables), so that a conversation is the same as in other tools.
@@ -80,7 +80,7 @@ PLAIN = _TOOLS + (
 
 
 class TemplateRejection(Exception):
-    """A template refuses these messages (`raise_exception`), or fails on them."""
+    """A template rejects these messages (`raise_exception`), or fails on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class TurnEnd:
 
 
 TEMPLATE_NAMES = ("auto", "chatml", "plain")
-_WHERE = "chat.template"
+_KEY = "chat.template"
 _MAX_FILE_BYTES = 2**20
 """Bytes. Templates of published models have at most 30,000."""
 
@@ -112,20 +112,20 @@ def read_template(file: str, *, trial_seconds: int = TRIAL_SECONDS) -> str:
     """Read the Jinja template in a file. Raise InputError if it is missing or not Jinja."""
     fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
-        path = user_path(file, _WHERE)
+        path = user_path(file, _KEY)
         status = path.stat()
         if kind := describe_file_type(status.st_mode):
-            raise InputError.at(_WHERE, f"{file} is {kind}, not a regular file", fix)
+            raise InputError.at(_KEY, f"{file} is {kind}, not a regular file", fix)
         if status.st_size > _MAX_FILE_BYTES:
             what = f"{file} has {status.st_size:,} bytes, more than the {_MAX_FILE_BYTES:,} of any template"
-            raise InputError.at(_WHERE, what, fix)
+            raise InputError.at(_KEY, what, fix)
         template = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError.at(_WHERE, f"{file} cannot be read: {error.strerror}", fix) from None
+        raise InputError.at(_KEY, f"{file} cannot be read: {error.strerror}", fix) from None
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start})"
-        raise InputError.at(_WHERE, what, "save it as UTF-8") from None
-    _check(template, file, trial_seconds)
+        raise InputError.at(_KEY, what, "save it as UTF-8") from None
+    _check_template(template, file, trial_seconds)
     return template
 
 
@@ -172,9 +172,9 @@ def prompt_ids(
     """Return the ids of messages and generation prompt. Raise TemplateRejection.
 
     The text is encoded in one piece, as in training, and control tokens of the template become tokens. Control tokens
-    typed in a message never do: before rendering, a mark is inserted into each of them, and the text is split there and
-    encoded separately. So their letters stay letters (with a space, if the tokenizer starts every text with one). If
-    the template's markers are plain letters for the tokenizer, typed ones look the same. Answers of the model are
+    typed in a message stay text: before rendering, a mark is inserted into each of them, and the text is split there
+    and encoded separately. So their letters stay letters (with a space, if the tokenizer starts every text with one).
+    If the template's markers are plain letters for the tokenizer, typed ones look the same. Answers of the model are
     encoded as generated: they may contain ordinary added tokens (<think>) but no special ones.
     """
     special = tokenizer.control_tokens
@@ -187,7 +187,7 @@ def prompt_ids(
 
     def protect(value: Any, tokens: set[str]) -> Any:
         if isinstance(value, str):
-            return _with_marks(value, tokens, mark)
+            return _insert_marks(value, tokens, mark)
         if isinstance(value, list):
             return [protect(item, tokens) for item in value]
         if isinstance(value, dict):
@@ -209,7 +209,7 @@ def prompt_ids(
 
 
 def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
-    """Return the ends of an answer: the tokenizer's end token, and what the template writes directly after an answer.
+    """Return the ends of an answer: the tokenizer's end token, and the text of the template directly after an answer.
 
     Renders a conversation whose contents are marks. An added token after the answer's mark ends an answer by its id
     (<|im_end|>, <|eot_id|>, <end_of_turn>). Otherwise the following text does: `<|im_end|>` in letters, or the heading
@@ -220,16 +220,16 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
     """
     added = added_tokens(tokenizer)
     ids, texts = {tokenizer.end_id}, []
-    for tail in _tails(tokenizer, template):
+    for tail in _texts_after_answer(tokenizer, template):
         suffix = tail.lstrip()
         token = max((content for content in added if suffix.startswith(content)), key=len, default=None)
         if token is not None:
             ids.add(added[token])
         elif suffix:
-            texts.append(_heading(tail, list(added)))
+            texts.append(_first_line(tail, list(added)))
         if suffix:
             break
-    ids |= _ends_of_calls(tokenizer, template)
+    ids |= _call_end_ids(tokenizer, template)
     ids -= {added[token] for token in marks_before_calls(tokenizer, template)}
     return TurnEnd(frozenset({tokenizer.end_id, *ids}), tuple(dict.fromkeys(texts)))
 
@@ -266,7 +266,7 @@ def _tokenizer_template(tokenizer: Tokenizer) -> str:
     templates = hf_template if isinstance(hf_template, dict) else {"default": hf_template}
     if "default" not in templates:
         what = f"the tokenizer has the templates {', '.join(templates)}, but none is the default"
-        raise InputError.at(_WHERE, what, "write chatml, or the path of a Jinja file")
+        raise InputError.at(_KEY, what, "write chatml, or the path of a Jinja file")
     default = templates["default"] or (CHATML if set(CHATML_TOKENS) <= added_tokens(tokenizer).keys() else PLAIN)
     _check_tokenizer_template(default, "the tokenizer's chat template")
     if "tool_use" not in templates:
@@ -277,8 +277,8 @@ def _tokenizer_template(tokenizer: Tokenizer) -> str:
 
 def _check_tokenizer_template(template: Any, name: str) -> None:
     if not isinstance(template, str):
-        raise InputError.at(_WHERE, f"{name} is {str(template)[:100]}, not a text", "write chatml")
-    _check(template, name)
+        raise InputError.at(_KEY, f"{name} is {str(template)[:100]}, not a text", "write chatml")
+    _check_template(template, name)
 
 
 def _combine_templates(default: str, tool_use: str) -> str:
@@ -293,10 +293,10 @@ def _combine_templates(default: str, tool_use: str) -> str:
 
 
 _LONG_CONTENT = "word " * 400
-"""A content that reveals output growing faster than its input."""
+"""A content that reveals if the output grows faster than the input."""
 
 
-def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
+def _check_template(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
     """Raise InputError if the template is not Jinja or exceeds its limits. Ignore refused messages."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -310,19 +310,19 @@ def _check(template: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
         return max(texts, key=len, default="")
 
     if template.encode(errors="replace").decode() != template:
-        raise InputError.at(_WHERE, f"{name} contains half a character", "fix it, or write chatml")
+        raise InputError.at(_KEY, f"{name} contains half a character", "fix it, or write chatml")
     if template not in (CHATML, PLAIN):
-        check_limits(write, _WHERE, name, seconds)
+        check_limits(write, _KEY, name, seconds)
     try:
         render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:
         what = f"{name}:{error.lineno}: {error.message}"
-        raise InputError.at(_WHERE, what, "fix it, or write chatml") from None
+        raise InputError.at(_KEY, what, "fix it, or write chatml") from None
     except Exception:
         pass
 
 
-def _with_marks(text: str, tokens: set[str], mark: str) -> str:
+def _insert_marks(text: str, tokens: set[str], mark: str) -> str:
     """Insert a mark after the first character of each token in `text`, except tokens of one character."""
     breakable = frozenset(token for token in tokens if len(token) > 1)
     pattern = _token_pattern(breakable)
@@ -356,8 +356,8 @@ _QUESTION_MARK, _ANSWER_MARK, _NEXT_MARK, _TEXT_MARK = "\ue000", "\ue001", "\ue0
 _CALL = {"id": "callcall1", "type": "function", "function": {"name": "f", "arguments": {"a": _ANSWER_MARK}}}
 
 
-def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
-    """Yield what the template writes after an answer, first at the end of a conversation, then inside one."""
+def _texts_after_answer(tokenizer: Tokenizer, template: str) -> Iterator[str]:
+    """Yield the text that the template writes after an answer, first at the end of a conversation, then inside one."""
     contents = (("user", _QUESTION_MARK), ("assistant", _ANSWER_MARK), ("user", _NEXT_MARK))
     conversation = [{"role": role, "content": content} for role, content in contents]
     for length in (2, 3):
@@ -370,7 +370,7 @@ def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
         yield text.rpartition(_ANSWER_MARK)[2].partition(_NEXT_MARK)[0]
 
 
-def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
+def _call_end_ids(tokenizer: Tokenizer, template: str) -> set[int]:
     """Return the token that ends a turn with a call (gpt-oss's <|call|>, GLM's <|observation|>), if there are calls."""
     control = tokenizer.control_tokens
     conversation: list[dict[str, Any]] = [
@@ -388,7 +388,7 @@ def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
     return set()
 
 
-def _heading(tail: str, added: list[str]) -> str:
+def _first_line(tail: str, added: list[str]) -> str:
     """Return the first line of text after an answer, up to a token; or only a marker in brackets."""
     first = min((position for token in added if (position := tail.find(token)) >= 0), default=len(tail))
     text = tail[:first]

@@ -1,8 +1,8 @@
-"""Encoding with something faster than `tokenizers`, as long as it gives the same ids.
+"""Encodes faster than `tokenizers`, while checking that the ids are the same.
 
-fastokens is new, the word cache is artel's own, and a model would learn wrong ids silently. So every run compares them
-with `tokenizers` on its own text: on the first texts before using them, and on one in five thousand afterwards. The
-choice only affects speed.
+fastokens is new, the word cache is part of artel, and a model would learn wrong ids silently. So every run compares
+them with `tokenizers` on its own text: on the first texts before using them, and on one in five thousand afterwards.
+The choice only affects speed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Encoder:
 
     The candidates are fastokens, `tokenizers` with a cache of words (word_cache.py), and `tokenizers` itself.
 
-    `name`: the current one. `note`: the reason, as a sentence for the user. `doubtful`: the number of texts encoded by
-    a faster encoder before it gave wrong ids for a later text, 0 if it never did. `remedy`: how to avoid that encoder.
+    `name`: the current one. `note`: the reason, as a sentence for the user. `num_suspect`: the number of texts encoded
+    by a faster encoder before it gave wrong ids for a later text, 0 if it never did. `remedy`: how to avoid that
+    encoder.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Encoder:
         """`exact` encodes with tokenizers, special tokens as plain text. `backend` returns its tokenizer."""
         self.name = TOKENIZERS
         self.note = f"Tokenizing the first {_UNDECIDED_CHARACTERS:,} characters with tokenizers"
-        self.doubtful = 0
+        self.num_suspect = 0
         self.remedy = ""
         self._exact = exact
         self._longest_compared = longest_compared
@@ -80,7 +81,7 @@ class Encoder:
             return self._exact(texts)
         different_text = self._first_difference(*compared)
         if different_text is not None:
-            self.doubtful = self._texts
+            self.num_suspect = self._texts
             self._fall_back(f"{self.name} gave other ids for {different_text}")
             return self._exact(texts)
         self._texts += len(texts)
@@ -99,12 +100,12 @@ class Encoder:
         state = json.loads(self._backend().to_str())
         # Real texts contain few added tokens, and an error there would let a text end a document.
         added = [f"a{token['content']}b {token['content']} 1" for token in state["added_tokens"]]
-        sample = [*_first_of(texts), *added]
+        sample = [*_first_characters(texts), *added]
         reasons: list[str] = []
-        for name, make in ((FASTOKENS, self._make_fastokens), (BY_WORDS, self._make_word_cache)):
+        for name, build in ((FASTOKENS, self._build_fastokens), (BY_WORDS, self._build_word_cache)):
             try:
-                quick = make(state)
-                different_text = self._first_difference(sample, quick(sample))
+                candidate = build(state)
+                different_text = self._first_difference(sample, candidate(sample))
             except ImportError:
                 missing = "is not installed (pip install 'artel-lm[fast]')"
                 reasons.append(f"{name}, twenty times as fast as tokenizers, {missing}")
@@ -115,27 +116,27 @@ class Encoder:
                 reasons.append(f"{name} does not support this tokenizer ({first_line(error)})")
                 continue
             if different_text is None:
-                self._fast_encode, self.name = quick, name
+                self._fast_encode, self.name = candidate, name
                 break
             reasons.append(f"{name} gives other ids for {different_text}")
         encoder_name = f"fastokens {version(FASTOKENS)}" if self.name == FASTOKENS else self.name
         checked = " (checked: same ids as tokenizers)" if self._fast_encode is not None else ""
         self.note = "; ".join([f"Tokenizing with {encoder_name}{checked}", *reasons])
 
-    def _make_fastokens(self, state: dict[str, Any]) -> Encode:
+    def _build_fastokens(self, state: dict[str, Any]) -> Encode:
         # Not needed for plain text, and fastokens rejects RoBERTa's post-processor.
         removed = dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))
         state_json = json.dumps(state | removed, ensure_ascii=False)
         fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(state_json)
         return lambda texts: _encode(fast, texts)
 
-    def _make_word_cache(self, state: dict[str, Any]) -> Encode:
+    def _build_word_cache(self, state: dict[str, Any]) -> Encode:
         words = WordCache(self._backend(), state)
 
         def encode(texts: list[str]) -> list[np.ndarray]:
             encoded = words.encode(texts)
-            rest = iter(self._exact([text for text, ids in zip(texts, encoded, strict=True) if ids is None]))
-            return [next(rest) if ids is None else ids for ids in encoded]
+            remaining = iter(self._exact([text for text, ids in zip(texts, encoded, strict=True) if ids is None]))
+            return [next(remaining) if ids is None else ids for ids in encoded]
 
         return encode
 
@@ -150,7 +151,11 @@ class Encoder:
         self.remedy = f"pip uninstall {FASTOKENS}" if self.name == FASTOKENS else "pip install 'artel-lm[fast]'"
         self._fast_encode = None
         self.name = TOKENIZERS
-        after = f"; the {self.doubtful:,} texts that it encoded before may have wrong ids too" if self.doubtful else ""
+        after = (
+            f"; the {self.num_suspect:,} texts that it encoded before may have wrong ids too"
+            if self.num_suspect
+            else ""
+        )
         self.note = f"{reason}: tokenizing with tokenizers from there on{after}"
 
 
@@ -171,7 +176,7 @@ def _encode(fast: Any, texts: list[str]) -> list[np.ndarray]:
     return [joined[start:end] for start, end in pairwise(np.frombuffer(ends, "<u8").tolist())]
 
 
-def _first_of(texts: list[str]) -> list[str]:
+def _first_characters(texts: list[str]) -> list[str]:
     """Return the first texts, `_COMPARED_CHARACTERS` characters in total; the last one is cut."""
     first: list[str] = []
     num_left = _COMPARED_CHARACTERS

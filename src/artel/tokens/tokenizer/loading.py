@@ -47,8 +47,8 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
             hf = _open_with_code(name) if runs_code else _open(name, folder)
     except (InputError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # of the hub, the file system, JSON or Rust, whose panics are BaseExceptions
-        fix = trust_fix(name) if "trust_remote_code" in str(error) else _fix_for(folder)
+    except BaseException as error:  # from the hub, the file system, JSON or Rust, whose panics are BaseExceptions
+        fix = trust_fix(name) if "trust_remote_code" in str(error) else _find_fix(folder)
         raise InputError.at(where, f"{name} cannot be opened: {first_line(error)}", fix) from None
     if not hasattr(hf, "backend_tokenizer"):
         raise InputError.at(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")
@@ -91,8 +91,8 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     if {"tokenizer.json", "tokenizer_config.json"} <= names and "config.json" not in names:
         # AutoTokenizer imports torch to find the class. These files, which artel writes too, name it.
-        kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
-        if kind in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        class_name = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+        if class_name in ("PreTrainedTokenizerFast", "TokenizersBackend"):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(name)
@@ -102,7 +102,7 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
         # Older folders (fairseq's RoBERTa, OpenAI's GPT-2) do not name the class, but the vocabulary tells: RoBERTa's
         # has <s> and </s>, GPT-2's only <|endoftext|>.
         words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-        if {"<s>", "</s>"} <= words.keys() and not is_of_gpt2(folder):
+        if {"<s>", "</s>"} <= words.keys() and not uses_gpt2_tokenizer(folder):
             return RobertaTokenizer.from_pretrained(name, mask_token=mask_token("<mask>"))
         hf = GPT2Tokenizer.from_pretrained(name)
     else:
@@ -125,7 +125,7 @@ def _open_with_code(name: str) -> PreTrainedTokenizerFast:
     )
 
 
-def _fix_for(folder: Path) -> str:
+def _find_fix(folder: Path) -> str:
     if folder.is_dir():
         return "check its tokenizer.json, or vocab.json and merges.txt"
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
@@ -141,7 +141,7 @@ def roles_by_config(hf: PreTrainedTokenizerFast, name: str) -> dict[str, str]:
     """
     vocabulary = hf.backend_tokenizer.get_vocab(with_added_tokens=False)
     added = {token for token in hf.all_special_tokens if token not in vocabulary}
-    if hf.eos_token not in added or any(hf.eos_token in text for text in _texts(name)):
+    if hf.eos_token not in added or any(hf.eos_token in text for text in _read_config_files(name)):
         return {}
     from transformers import PreTrainedConfig
 
@@ -159,7 +159,7 @@ def roles_by_config(hf: PreTrainedTokenizerFast, name: str) -> dict[str, str]:
     return roles | ({"pad_token": named_roles["pad_token"]} if "pad_token" in named_roles else {})
 
 
-def is_of_gpt2(folder: Path) -> bool:
+def uses_gpt2_tokenizer(folder: Path) -> bool:
     """True if config.json names a model whose tokenizer in transformers is GPT-2's, like ruGPT-3's."""
     from transformers import PreTrainedConfig
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
@@ -170,7 +170,7 @@ def is_of_gpt2(folder: Path) -> bool:
     return TOKENIZER_MAPPING_NAMES.get(model_type) == "GPT2Tokenizer"
 
 
-def _texts(name: str) -> list[str]:
+def _read_config_files(name: str) -> list[str]:
     """Read the files of a tokenizer that may name special tokens, without its vocabulary."""
     from transformers.utils import cached_file
 

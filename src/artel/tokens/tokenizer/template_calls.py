@@ -1,7 +1,7 @@
 """The format of tool calls in a chat template: the text around names and arguments, found by rendering trial calls.
 
-A forced call must have the form that the model has learned, which is the one its template writes. The names and
-arguments of the trials occur nowhere else in a prompt, so what stands between them is the form.
+A forced call must have the form that the model has learned: that of its template. The names and arguments of the trials
+occur nowhere else in a prompt, so the text between them is the form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from artel.tokens.tokenizer.template_tools import ToolStyle
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
 NUMBER = "\0"
-"""Stands for any number in the texts of a form."""
+"""Placeholder for any number in the texts of a form."""
 _CLOSING_TAG = re.compile(r"\s*</\w+>")
 _OPENING_TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
@@ -68,8 +68,8 @@ class CallForm:
     def mark(self) -> str:
         """The tag that opens calls and nothing else, as `<tool_call>` or `[TOOL_CALLS]`; empty if there is none.
 
-        Llama 4's `<|python_start|>` may also open code, and may be left out; gpt-oss writes its header in two ways;
-        GigaChat 3's `<|message_sep|>` also ends an answer without calls.
+        Llama 4's `<|python_start|>` may also open code, and may be left out; gpt-oss writes its header in two_calls
+        ways; GigaChat 3's `<|message_sep|>` also ends an answer without calls.
         """
         tag = _OPENING_TAG.match(self.prefix_after_text)
         return tag[0] if tag is not None and "call" in tag[0].lower() else ""
@@ -78,10 +78,10 @@ class CallForm:
 def find_call_form(tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> CallForm | None:
     """Return the form in which a template writes calls; None if arguments are neither JSON nor have a tag each."""
     trials = _Trials(tokenizer, template, style, end)
-    one = trials.answer(_FIRST)
-    if one is None or one.count(_FIRST.name) != 1:
+    answer = trials.answer(_FIRST)
+    if answer is None or answer.count(_FIRST.name) != 1:
         return None
-    form = _json_form(one, trials) or _tag_form(one, trials)
+    form = _json_form(answer, trials) or _tag_form(answer, trials)
     return None if form is None or trials.end_at(form.prefix + form.after_name) is not None else form
 
 
@@ -99,7 +99,7 @@ class _Trials:
         self._call_ids: list[str] = []  # of the last answer
 
     def answer(self, *calls: ToolCall) -> str | None:
-        """Return what the model would write to make these calls, without its end; None if the template refuses."""
+        """Return the answer of a model that makes these calls, without its end; None if the template rejects them."""
         tools = [_tool(call) for call in calls]
         messages = self._style.linked([Message("user", "triedquestion"), Message("assistant", "", tool_calls=calls)])
         self._call_ids = [call.id for call in messages[1].tool_calls]
@@ -119,7 +119,7 @@ class _Trials:
 
     def end_at(self, text: str) -> int | None:
         """Return the position where a turn ends in a text."""
-        return min((at for end in self._ends if (at := text.find(end)) >= 0), default=None)
+        return min((index for end in self._ends if (index := text.find(end)) >= 0), default=None)
 
     def without_ids(self, text: str) -> str:
         """Remove ids that models do not write (Mistral), and put NUMBER into those that contain the name."""
@@ -133,10 +133,10 @@ class _Trials:
 
 
 def _answer_begin(prompt: str, conversation: str) -> int:
-    """Return where the answer begins, not inside a mark, even if the conversation does not begin with the prompt."""
+    """Return the index where the answer begins, never inside a mark, even if the prompt is not a prefix."""
     if conversation.startswith(prompt):
         return len(prompt)
-    common = next(at for at, sign in enumerate(prompt) if conversation[at : at + 1] != sign)
+    common = next(index for index, letter in enumerate(prompt) if conversation[index : index + 1] != letter)
     open_mark = re.search(r"[<\[][^<>\[\]]*$", prompt[:common])
     return common if open_mark is None else open_mark.start()
 
@@ -146,15 +146,15 @@ def _tool(call: ToolCall) -> dict[str, Any]:
     return {"type": "function", "function": {"name": call.name, "description": "tried", "parameters": parameters}}
 
 
-def _json_form(one: str, trials: _Trials) -> CallForm | None:
+def _json_form(answer: str, trials: _Trials) -> CallForm | None:
     """Return the form if arguments are a JSON object after the name."""
-    parts = _split_at_call(one, _FIRST)
-    if parts is None:
+    texts = _split_at_call(answer, _FIRST)
+    if texts is None:
         return None
-    opens, named, closes = map(trials.without_ids, parts)
-    between = None  # stays so if the template writes two calls differently, or refuses them
-    two = trials.answer(_FIRST, _SECOND)
-    first = None if two is None else _split_at_call(two, _FIRST)
+    opens, named, closes = map(trials.without_ids, texts)
+    between = None  # stays so if the template writes two_calls calls differently, or refuses them
+    two_calls = trials.answer(_FIRST, _SECOND)
+    first = None if two_calls is None else _split_at_call(two_calls, _FIRST)
     second = None if first is None else _split_at_call(first[2], _SECOND)
     if first and second and [*map(trials.without_ids, (*first[:2], *second[1:]))] == [opens, named, named, closes]:
         between = trials.without_ids(second[0])
@@ -168,9 +168,9 @@ def _split_at_call(text: str, call: ToolCall) -> tuple[str, str, str] | None:
     return None if match is None else (text[: match.start()], match[1], text[match.end() :])
 
 
-def _tag_form(one: str, trials: _Trials) -> CallForm | None:
+def _tag_form(answer: str, trials: _Trials) -> CallForm | None:
     """Return the form if each argument has a tag."""
-    opens, _, after = one.partition("triedname")
+    opens, _, after = answer.partition("triedname")
     first, _, after = after.partition("triedkey")
     value, _, last = after.partition("triedvalue")
     empty = trials.answer(ToolCall(_FIRST.name, {}))
@@ -182,6 +182,10 @@ def _tag_form(one: str, trials: _Trials) -> CallForm | None:
     if more != f"{begin}{next_text}laidkey{value}laid{last}":
         return None
     tags = ArgumentTags(empty.removeprefix(opens + "triedname"), first, value, next_text, last)
-    two = trials.answer(_FIRST, _SECOND)
-    between = two.removeprefix(one).partition("laidname")[0] if two is not None and two.startswith(one) else None
+    two_calls = trials.answer(_FIRST, _SECOND)
+    between = (
+        two_calls.removeprefix(answer).partition("laidname")[0]
+        if two_calls is not None and two_calls.startswith(answer)
+        else None
+    )
     return CallForm(opens, "", between, "", tags)

@@ -35,7 +35,7 @@ _FIX = "fix it, or write chat.template: chatml"
 
 
 class TemplateTimeout(Exception):
-    """Raised inside a template that takes too long."""
+    """A template takes too long. Raised inside its rendering."""
 
 
 def check_limits(write: Callable[[], str], where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""Tools in chat templates: what a template can render, and in which format it takes calls, found by trying.
+"""Tools in chat templates: finds the content that a template renders and its format of calls, by trial renderings.
 
 Templates differ: some take arguments as an object, some as JSON; some need an empty content, some none; and Mistral's
 rejects ids that are not nine letters and digits.
@@ -45,7 +45,7 @@ class ToolStyle:
     writes_results: bool = True
 
     def linked(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages in which results have the name and id of their call, and calls the ids that they need."""
+        """Return messages with the name and id of the call in each result, and with the required ids in calls."""
         linked: list[Message] = []
         open_calls: list[ToolCall] = []
         by_id: dict[str, ToolCall] = {}  # the calls of the last message, by their old and new ids
@@ -126,11 +126,11 @@ def tool_style(tokenizer: Tokenizer, template: str) -> ToolStyle | None:
         is_repr = "{'triedkey': 'triedvalue'}" in call_text and not as_text
         is_object_or_text = not is_repr and '\\"triedkey' not in call_text
         if is_object_or_text and all(mark in call_text for mark in ("triedname", "triedkey", "triedvalue")):
-            return _with_abilities(tokenizer, template, style, call)
+            return _find_abilities(tokenizer, template, style, call)
     return None
 
 
-def _with_abilities(tokenizer: Tokenizer, template: str, style: ToolStyle, call: Message) -> ToolStyle:
+def _find_abilities(tokenizer: Tokenizer, template: str, style: ToolStyle, call: Message) -> ToolStyle:
     """Return the style with `writes_tools` and `writes_results` set by trying."""
     question = Message("user", "triedquestion")
     system = Message("system", "triedsystem")  # some templates render tools only with a system message

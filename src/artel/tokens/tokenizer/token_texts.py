@@ -39,7 +39,7 @@ def token_texts(tokenizer: Tokenizer, where: str) -> TokenTexts:
     special = {number: token.content for number, token in added.items() if token.special and number != unknown}
     special.setdefault(tokenizer.end_id, str(tokenizer.hf.convert_ids_to_tokens(tokenizer.end_id)))
     backend = tokenizer.hf.backend_tokenizer
-    to_bytes = _bytes_of_letters if "ByteLevel" in component_types(backend.decoder) else _bytes_of_piece
+    to_bytes = _decode_byte_letters if "ByteLevel" in component_types(backend.decoder) else _decode_sentencepiece
     vocabulary = backend.get_vocab(with_added_tokens=True)
     pieces: list[bytes | None] = [None] * tokenizer.vocabulary
     for piece, number in vocabulary.items():
@@ -48,26 +48,26 @@ def token_texts(tokenizer: Tokenizer, where: str) -> TokenTexts:
     by_rank = sorted(vocabulary, key=lambda piece: (not _BYTE_PIECE.fullmatch(piece), -vocabulary[piece]))
     ids = {text: vocabulary[piece] for piece in by_rank if (text := pieces[vocabulary[piece]]) is not None}
     encoded = [encoding.ids.tolist() for encoding in tokenizer.encode_with_offsets(list(_TEST_TEXTS))]
-    if not all(_can_be_joined(tokenizer, pieces, of_text) for of_text in encoded):
+    if not all(_pieces_join(tokenizer, pieces, ids) for ids in encoded):
         what = "its tokens cannot be joined back to their text, like those of WordPiece and whitespace"
         raise InputError.at(where, what, "use a byte-level or a SentencePiece tokenizer")
     first = pieces[next(tokenizer.encode_with_offsets(["a"])).ids[0]] or b""
     return TokenTexts(pieces, ids, special, unknown, first.startswith(b" "))
 
 
-def _can_be_joined(tokenizer: Tokenizer, pieces: list[bytes | None], ids: list[int]) -> bool:
-    """True if the pieces of a text join to the decoded text, or if the vocabulary lacks its letters."""
+def _pieces_join(tokenizer: Tokenizer, pieces: list[bytes | None], ids: list[int]) -> bool:
+    """True if the pieces of a text join to the decoded text, or if the vocabulary lacks letters of the text."""
     texts = [pieces[number] for number in ids]
     known_texts = [text for text in texts if text is not None]
     return len(known_texts) < len(texts) or b"".join(known_texts).strip() == tokenizer.decode(ids).encode().strip()
 
 
-def _bytes_of_letters(piece: str) -> bytes:
+def _decode_byte_letters(piece: str) -> bytes:
     """Convert a token of byte-level BPE, where each letter is a byte. Keep other letters."""
     return b"".join(_BYTE_OF_LETTER.get(letter) or letter.encode() for letter in piece)
 
 
-def _bytes_of_piece(piece: str) -> bytes:
+def _decode_sentencepiece(piece: str) -> bytes:
     """Convert a token of SentencePiece, where <0xD0> is a byte and ▁ a space."""
     match = _BYTE_PIECE.fullmatch(piece)
     return bytes.fromhex(match[1]) if match else piece.replace("▁", " ").encode()

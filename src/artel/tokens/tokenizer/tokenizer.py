@@ -137,7 +137,7 @@ class Tokenizer:
     @property
     def suspect_texts(self) -> int:
         """The number of texts encoded before an encoder gave other ids than tokenizers; 0 if none did."""
-        return 0 if self._encoder is None else self._encoder.doubtful
+        return 0 if self._encoder is None else self._encoder.num_suspect
 
     def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoding]:
         """Yield ids and character offsets of each text. With `control`, special tokens in it become these tokens."""
@@ -162,12 +162,14 @@ class Tokenizer:
             return
         with self._special_tokens_parsed(True):
             encodings = self._unspaced_backend[1].encode_batch(texts, add_special_tokens=False)
-        for first, rest in zip(self._with_offsets(texts, encodings), spaced_encodings, strict=True):
-            end, begin = (int(np.append(np.isin(one.ids, added), True).argmax()) for one in (first, rest))
+        for unspaced, spaced in zip(self._with_offsets(texts, encodings), spaced_encodings, strict=True):
+            end, begin = (
+                int(np.append(np.isin(encoding.ids, added), True).argmax()) for encoding in (unspaced, spaced)
+            )
             yield Encoding(
-                np.append(first.ids[:end], rest.ids[begin:]),
-                np.append(first.starts[:end], rest.starts[begin:]),
-                np.append(first.ends[:end], rest.ends[begin:]),
+                np.append(unspaced.ids[:end], spaced.ids[begin:]),
+                np.append(unspaced.starts[:end], spaced.starts[begin:]),
+                np.append(unspaced.ends[:end], spaced.ends[begin:]),
             )
 
     def _with_offsets(self, texts: list[str], encodings: list[Any]) -> Iterator[Encoding]:
@@ -315,11 +317,11 @@ class Tokenizer:
 
         self._encoder = None  # it depends on the pre-tokenizer
         before = self._backend.pre_tokenizer
-        mark = pre_tokenizers.Punctuation(behavior="isolated")
+        punctuation = pre_tokenizers.Punctuation(behavior="isolated")
         if before is None:
-            self._backend.pre_tokenizer = mark
+            self._backend.pre_tokenizer = punctuation
         elif not {"Punctuation", "BertPreTokenizer"} & component_types(before):
-            self._backend.pre_tokenizer = pre_tokenizers.Sequence([mark, before])
+            self._backend.pre_tokenizer = pre_tokenizers.Sequence([punctuation, before])
 
     @property
     def loses_spacing(self) -> bool:
@@ -395,7 +397,7 @@ def _state_without_added_space(step: Any) -> Any:
         return None
     for parts in ("normalizers", "pretokenizers"):
         if parts in step:
-            remaining_steps = (part for one in step[parts] if (part := _state_without_added_space(one)) is not None)
+            remaining_steps = (state for part in step[parts] if (state := _state_without_added_space(part)) is not None)
             step = step | {parts: list(remaining_steps)}
     settings = {"prepend_scheme": "never", "add_prefix_space": False}
     return step | {key: value for key, value in settings.items() if key in step}

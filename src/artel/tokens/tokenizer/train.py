@@ -107,11 +107,11 @@ def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern:
 
 
 def _cut_vocabulary(backend: Any, size: int) -> Any:
-    """Return the tokenizer cut to its first `size` ids, which is the one that training for that size gives."""
+    """Truncate the tokenizer to its first `size` ids. Training for that size gives the same tokenizer."""
     from tokenizers import Tokenizer as Backend
 
-    tree = orjson.loads(backend.to_str())
-    model = tree["model"]
+    state = orjson.loads(backend.to_str())
+    model = state["model"]
     vocabulary, merges = model["vocab"], model["merges"]
     size = max(size, len(vocabulary) - len({"".join(merge) for merge in merges}))  # the alphabet stays
     num_merges = next(
@@ -119,7 +119,7 @@ def _cut_vocabulary(backend: Any, size: int) -> Any:
     )
     model["merges"] = merges[:num_merges]
     model["vocab"] = {token: number for token, number in vocabulary.items() if number < size}
-    return Backend.from_str(orjson.dumps(tree).decode())
+    return Backend.from_str(orjson.dumps(state).decode())
 
 
 def _take_bytes(texts: Iterator[str], budget: int) -> Iterator[str]:
@@ -138,7 +138,7 @@ _END_OF_WORD = re.compile(r"\S\n(?=\S)|\S(?= \S)")
 
 
 def split_long_text(text: str, size: int = _PIECE_CHARACTERS) -> Iterator[str]:
-    """Yield the text, or pieces of a long one with the same words. A word is cut only if a piece has no other end."""
+    """Yield the text, or chunks of a long text with the same words. Splits a word only if a chunk has no other end."""
     position = 0
     while len(text) - position > 2 * size:
         end = _END_OF_WORD.search(text, position + size, position + 2 * size)

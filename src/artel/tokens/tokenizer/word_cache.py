@@ -29,7 +29,7 @@ _MAX_WORD_CHARACTERS = 100  # characters; longer words rarely repeat
 
 
 class UnsupportedTokenizer(Exception):
-    """A tokenizer that does more than split and encode words, as the message explains."""
+    """A tokenizer does more than split and encode words. The message explains it."""
 
 
 class WordCache:
@@ -37,12 +37,12 @@ class WordCache:
 
     def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _MAX_WORDS) -> None:
         """`backend`: a tokenizers.Tokenizer; `state`: its JSON. Raise UnsupportedTokenizer."""
-        self._pattern = _pattern(state)
+        self._pattern = _read_pattern(state)
         self._words = _Words(backend.model, known_words)
 
     def encode(self, texts: list[str]) -> list[np.ndarray | None]:
         """Return the ids of each text, int64 (tokens,); None for a text that `tokenizers` must encode."""
-        return [None if _is_doubtful(text) else self._ids(text) for text in texts]
+        return [None if _has_ambiguous_characters(text) else self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> np.ndarray | None:
         self._words.shrink()
@@ -93,7 +93,7 @@ class _Words(dict[str, int]):
         return np.frombuffer(self._word_ids, np.int64)[positions]
 
 
-def _pattern(state: dict[str, Any]) -> Any:
+def _read_pattern(state: dict[str, Any]) -> Any:
     """Return the pattern by which a tokenizer splits texts. Raise UnsupportedTokenizer if it also changes them."""
     step = state["pre_tokenizer"] or {}
     steps = step["pretokenizers"] if step.get("type") == "Sequence" else [step]
@@ -115,25 +115,25 @@ def _pattern(state: dict[str, Any]) -> Any:
         raise UnsupportedTokenizer(f"its pattern is unknown to Python: {error}") from None
 
 
-def _is_doubtful(text: str) -> bool:
+def _has_ambiguous_characters(text: str) -> bool:
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return bool(np.take(_doubtful_characters(), codes).any())
+    return bool(np.take(_ambiguous_characters(), codes).any())
 
 
 @cache
-def _doubtful_characters() -> np.ndarray:
+def _ambiguous_characters() -> np.ndarray:
     """Return bool (characters,): True for unassigned characters, and for letters, digits and spaces added since 2002.
 
     `regex` and `tokenizers` may have different versions of Unicode, and disagree about which characters are letters.
     """
-    doubtful = np.ones(sys.maxunicode + 1, bool)
+    is_ambiguous = np.ones(sys.maxunicode + 1, bool)
     old, pattern = unicodedata.ucd_3_2_0, regex.compile(r"[\p{L}\p{N}\p{Z}\p{Cn}]")
     characters = "".join(map(chr, range(0x40000)))  # all assigned characters
-    doubtful[: len(characters)] = [old.category(character) == "Cn" for character in characters]
+    is_ambiguous[: len(characters)] = [old.category(character) == "Cn" for character in characters]
     matches_pattern = np.zeros(len(characters), bool)
     matches_pattern[[match.start() for match in pattern.finditer(characters)]] = True
-    doubtful[: len(characters)] &= matches_pattern
-    return doubtful
+    is_ambiguous[: len(characters)] &= matches_pattern
+    return is_ambiguous
 
 
 @cache
