@@ -68,7 +68,7 @@ class CallForm:
     def mark(self) -> str:
         """The tag that opens calls and nothing else, as `<tool_call>` or `[TOOL_CALLS]`; empty if there is none.
 
-        Llama 4's `<|python_start|>` may also open code, and may be left out; gpt-oss writes its header in two_calls
+        Llama 4's `<|python_start|>` may also open code, and may be left out; gpt-oss writes its header in two
         ways; GigaChat 3's `<|message_sep|>` also ends an answer without calls.
         """
         tag = _OPENING_TAG.match(self.prefix_after_text)
@@ -152,7 +152,7 @@ def _json_form(answer: str, trials: _Trials) -> CallForm | None:
     if texts is None:
         return None
     opens, named, closes = map(trials.without_ids, texts)
-    between = None  # stays so if the template writes two_calls calls differently, or refuses them
+    between = None  # stays so if the template writes two calls differently, or rejects them
     two_calls = trials.answer(_FIRST, _SECOND)
     first = None if two_calls is None else _split_at_call(two_calls, _FIRST)
     second = None if first is None else _split_at_call(first[2], _SECOND)
