@@ -288,7 +288,7 @@ def test_a_language_nobody_knows_is_told(tmp_path):
 )
 def test_a_package_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_path, package, rules, extra):
     monkeypatch.setitem(sys.modules, package, None)  # what makes Python raise ImportError
-    quality._identifier.cache_clear()
+    quality._load_identifier.cache_clear()
     with pytest.raises(InputError, match=rf"data\.clean\.{extra}: needs .*\n.*artel-lm\[{extra}\]"):
         read(tmp_path, [PROSE], clean=rules)
 

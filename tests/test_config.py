@@ -364,7 +364,7 @@ def test_overrides_are_a_mapping_and_words():
     assert overrides["train.steps"] == 4
     assert overrides.words == ["model.config.eps=1e-5", "train.steps=4"]
     assert Overrides({"train.betas": [0.9, 1e-05], "run": "a b"}).words == ["train.betas=[0.9, 1.0e-05]", "run=a b"]
-    assert overrides.adding(["seed=1"]).words == [*overrides.words, "seed=1"]
+    assert overrides.with_arguments(["seed=1"]).words == [*overrides.words, "seed=1"]
     assert load_run("novel-small", {"train.steps": 4, "data.sources.0.path": "x"}).train.steps == 4
 
 

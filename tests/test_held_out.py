@@ -9,7 +9,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.messages import from_json
 from artel.preparing import prepare, workspace
-from artel.text import all_inputs, input_shards
+from artel.text import input_shards, list_all_inputs
 from artel.text.sources.inputs import read_shard
 from artel.text.split import is_held_out, split_hash
 from support.messages import logged
@@ -197,7 +197,7 @@ def test_which_texts_are_long(tmp_path, files, settings, cut):
         written(tmp_path, name, "x" * size)
     source = {"path": list(files), **({"document": settings["document"]} if "document" in settings else {})}
     run = run_of(tmp_path, data={"sources": [source], "validation": settings.get("validation", 0.05)})
-    long = [each.path for _, _, inputs in all_inputs(run.data) for each in inputs if each.is_cut]
+    long = [each.path for _, _, inputs in list_all_inputs(run.data) for each in inputs if each.is_cut]
     assert long == cut
 
 

@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from artel.errors import InputError, WorkError
 from artel.launching.hosts import (
-    _check_interface_of_gloo,
+    _check_gloo_interface,
     _is_this_host,
     choose_interface,
     choose_process_interface,
@@ -203,11 +203,11 @@ def test_an_interface_that_gloo_cannot_use_is_refused(value):
         patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": value}),
         pytest.raises(InputError, match="GLOO_SOCKET_IFNAME: names '") as refused,
     ):
-        _check_interface_of_gloo()
+        _check_gloo_interface()
     assert "which is not an interface of this host" in refused.value.problems[0].what
     for usable in ("", "lo", "lo,lo"):
         with patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": usable}):
-            _check_interface_of_gloo()
+            _check_gloo_interface()
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])

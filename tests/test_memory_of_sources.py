@@ -72,7 +72,7 @@ def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data):
 
 def rows_at_once(file, column):
     with parquet._open(file, "a") as opened:
-        return parquet._batch_rows(file, opened, [column])
+        return parquet._choose_batch_rows(file, opened, [column])
 
 
 def test_rows_of_parquet_are_taken_by_their_size(tmp_path):

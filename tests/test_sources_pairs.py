@@ -10,7 +10,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.text import Pair, Record
 from artel.text.formats.pairs import PAIRS, read_pairs
-from artel.text.sources.find import all_sources
+from artel.text.sources.find import list_sources
 from support.reading import bad, read, written
 
 
@@ -197,5 +197,5 @@ def test_validation_pairs_are_not_read_with_the_outputs_of_training(tmp_path):
     config = DataConfig.model_validate(
         {"sources": [{"path": "in.txt", "format": "pairs", "outputs": "out.txt"}], "validation": "held.csv"}
     )
-    (_, held), (_, training) = all_sources(config)
+    (_, held), (_, training) = list_sources(config)
     assert (held.path, held.outputs, training.outputs) == (["held.csv"], "", "out.txt")

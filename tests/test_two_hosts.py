@@ -137,7 +137,7 @@ def hosts_by_name(hosts):
 
 CHOSEN = (
     "import os; from artel.launching.hosts import choose_interface; "
-    "print(choose_interface({!r}, 9).own, os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
+    "print(choose_interface({!r}, 9).local, os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
 )
 
 

@@ -17,7 +17,7 @@ _MAX_CHARS = 2000
 class Problem:
     """A problem: where it is, what is wrong, and how to fix it.
 
-    Messages may quote text by others, so secrets are hidden and control characters escaped.
+    Messages may quote untrusted text, so secrets are hidden and control characters escaped.
     """
 
     where: str
@@ -29,8 +29,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("where", "what", "fix"):
-            object.__setattr__(self, name, _printable(getattr(self, name)))
-        object.__setattr__(self, "quoted", tuple(_printable(line) for line in self.quoted))
+            object.__setattr__(self, name, _make_printable(getattr(self, name)))
+        object.__setattr__(self, "quoted", tuple(_make_printable(line) for line in self.quoted))
 
     @property
     def lines(self) -> list[str]:
@@ -93,7 +93,7 @@ class Interrupted(ArtelError):
     exit_code = 130
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     """Hide secrets, escape control characters and shorten the text to `_MAX_CHARS`."""
     text = hide_secrets(text)
     if len(text) > _MAX_CHARS:

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_PROCESS_CGROUP = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 represents "no limit" by the largest multiple of a page in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of memory."""
+    """Memory of a host, in bytes."""
 
     total: int
     """Total memory of the host."""
     free: int
     """Memory still available to this process: the minimum over the host and its control groups."""
     limit: int | None
-    """Limit by the control groups of this process, or None."""
+    """Limit set by the control groups of this process, or None."""
 
 
 def usable_cores() -> int:
@@ -46,46 +46,46 @@ def process_exists(pid: int) -> bool:
     return True
 
 
-def core_quota(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> float | None:
+def core_quota(cgroup_file: Path = _PROCESS_CGROUP, root: Path = _CGROUP_ROOT) -> float | None:
     """Return the CPU quota of the control groups of this process, in cores, or None without a limit."""
     quotas = []
-    for folder in _cgroup_folders("cpu", own, groups):
-        limit = _words(folder / "cpu.max")  # version 2: "QUOTA PERIOD", or "max PERIOD"
-        limit = limit or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+    for folder in _cgroup_folders("cpu", cgroup_file, root):
+        limit = _read_words(folder / "cpu.max")  # version 2: "QUOTA PERIOD", or "max PERIOD"
+        limit = limit or [*_read_words(folder / "cpu.cfs_quota_us"), *_read_words(folder / "cpu.cfs_period_us")]
         if len(limit) == 2 and limit[0].isdigit() and int(limit[1]):
             quotas.append(int(limit[0]) / int(limit[1]))
     return min(quotas, default=None)
 
 
-def memory(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> Memory:
+def memory(cgroup_file: Path = _PROCESS_CGROUP, root: Path = _CGROUP_ROOT) -> Memory:
     """Return the memory of the host, as limited by the control groups of this process."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = _field(Path("/proc/meminfo"), "MemAvailable:", total // 1024) * 1024
+    free = _read_field(Path("/proc/meminfo"), "MemAvailable:", total // 1024) * 1024
     limits = []
-    for folder in _cgroup_folders("memory", own, groups):
-        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    for folder in _cgroup_folders("memory", cgroup_file, root):
+        limit = _read_number(folder / "memory.max") or _read_number(folder / "memory.limit_in_bytes")
         if limit is None or limit >= min(total, _NO_LIMIT):
             continue
         limits.append(limit)
-        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+        used = _read_number(folder / "memory.current") or _read_number(folder / "memory.usage_in_bytes") or 0
         # The page cache of files counts as used, but the kernel gives it back when memory is needed.
         stat = folder / "memory.stat"
-        cached = max(_field(stat, "inactive_file", 0), _field(stat, "total_inactive_file", 0))
+        cached = max(_read_field(stat, "inactive_file", 0), _read_field(stat, "total_inactive_file", 0))
         free = min(free, limit - max(0, used - cached))
     return Memory(total, free, min(limits, default=None))
 
 
 def swap_bytes() -> int:
     """Return the bytes of swap space on the host."""
-    return _field(Path("/proc/meminfo"), "SwapTotal:", 0) * 1024
+    return _read_field(Path("/proc/meminfo"), "SwapTotal:", 0) * 1024
 
 
 def process_memory(name: str) -> int:
-    """Return a field of /proc/self/status in bytes; 0 if not on Linux.
+    """Return a field of /proc/self/status in bytes, or 0 on other systems than Linux.
 
     VmRSS is the resident size, VmHWM its peak, RssAnon the resident size without files, VmSize the virtual size.
     """
-    return _field(Path("/proc/self/status"), f"{name}:", 0) * 1024
+    return _read_field(Path("/proc/self/status"), f"{name}:", 0) * 1024
 
 
 def reset_peak_memory() -> None:
@@ -111,30 +111,30 @@ def read_lines(file: Path) -> list[str]:
         return []
 
 
-def _cgroup_folders(controller: str, own: Path, groups: Path) -> Iterator[Path]:
+def _cgroup_folders(controller: str, cgroup_file: Path, mount: Path) -> Iterator[Path]:
     """Yield the folders of this process's control group and its parents, in versions 2 and 1."""
-    for line in read_lines(own):
+    for line in read_lines(cgroup_file):
         number, names, path = line.split(":", 2)
         if number == "0":
-            root = groups
+            root = mount
         elif controller in names.split(","):
-            root = groups / names if (groups / names).is_dir() else groups / controller
+            root = mount / names if (mount / names).is_dir() else mount / controller
         else:
             continue
         inner = root / path.lstrip("/")
         yield from (folder for folder in (inner, *inner.parents) if folder == root or root in folder.parents)
 
 
-def _field(file: Path, name: str, default: int) -> int:
+def _read_field(file: Path, name: str, default: int) -> int:
     """Return the number after `name` at the start of a line, or `default`."""
     lines = (line.split() for line in read_lines(file))
     return next((int(words[1]) for words in lines if len(words) > 1 and words[0] == name), default)
 
 
-def _words(file: Path) -> list[str]:
+def _read_words(file: Path) -> list[str]:
     return " ".join(read_lines(file)).split()
 
 
-def _number(file: Path) -> int | None:
-    words = _words(file)
+def _read_number(file: Path) -> int | None:
+    words = _read_words(file)
     return int(words[0]) if words and words[0].isdigit() else None

@@ -26,9 +26,9 @@ Answer = Callable[[], str]
 _ENDING = "stopping; press Ctrl-C again to end at once"
 _answers: list[Answer | None] = [lambda: _ENDING]
 """The innermost answer counts. None: print nothing; a second Ctrl-C goes to Python's handler."""
-_ends: list[Answer] = []
+_last_lines: list[Answer] = []
 """While not empty, a signal ends this process at once, after the line that the last entry returns."""
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that stop a run; SIGUSR1 is Slurm's warning that the time is nearly over."""
 _is_handled = threading.Event()
 _handled_at = -math.inf
@@ -48,7 +48,7 @@ def answer_interrupts() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_disable_in_child)  # its signals are not ours
+    os.register_at_fork(after_in_child=_disable_in_child)  # the pipe is for signals of the parent only
     threading.Thread(target=_listen, args=(reader,), name="answers to Ctrl-C", daemon=True).start()
 
 
@@ -68,11 +68,11 @@ def exit_on_signal(last_line: Answer) -> Iterator[None]:
 
     For work that cannot be interrupted and has nothing to save. Without `answer_interrupts` the block runs to its end.
     """
-    _ends.append(last_line)
+    _last_lines.append(last_line)
     try:
         yield
     finally:
-        _ends.pop()
+        _last_lines.pop()
 
 
 @contextmanager
@@ -103,8 +103,8 @@ def _listen(reader: int) -> None:
     last_signal = -SAME_SIGNAL_SECONDS
     while True:
         numbers = os.read(reader, 64)
-        if _ends and not {*_STOPPING}.isdisjoint(numbers):
-            _print_line(_ends[-1]())
+        if _last_lines and not {*_STOP_SIGNALS}.isdisjoint(numbers):
+            _print_line(_last_lines[-1]())
             os._exit(130)
         now, answer = time.monotonic(), _answers[-1]
         if signal.SIGINT not in numbers or answer is None or 0 < now - last_signal < SAME_SIGNAL_SECONDS:
@@ -141,7 +141,7 @@ def delay_interrupts() -> Iterator[None]:
         yield
         return
     interrupts: list[int] = []
-    handlers = {number: handler for number in _STOPPING if callable(handler := signal.getsignal(number))}
+    handlers = {number: handler for number in _STOP_SIGNALS if callable(handler := signal.getsignal(number))}
     for number in handlers:
         signal.signal(number, lambda number, frame: interrupts.append(number))
     try:

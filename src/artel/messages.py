@@ -99,7 +99,7 @@ class _Printer(logging.Handler):
 
 @contextmanager
 def route_messages(print_record: Callable[[logging.LogRecord], object]) -> Iterator[None]:
-    """Pass messages to `print_record` inside the block, and to no other handler."""
+    """Send messages only to `print_record` inside the block."""
     original = logger.handlers, logger.propagate, logger.level
     logger.handlers, logger.propagate = [_Printer(print_record)], False
     logger.setLevel(logger.level or logging.INFO)

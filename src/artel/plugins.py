@@ -1,7 +1,7 @@
 """User code: import modules named in the run file or on the command line, and guard calls into them.
 
-Plugins are imported before the rest of the run file is checked. User code may raise anything or call `sys.exit`. The
-error then names the function with its file and line, and makes clear that it is not part of artel.
+Plugins are imported before artel checks the rest of the run file. User code may raise anything or call `sys.exit`. The
+error then names the function with its file and line, and says that it is not part of artel.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def exception_message(error: BaseException) -> str:
     """Return the message of an exception whose class, with its `__str__`, may be user code."""
     try:
         return str(error)
-    except BaseException as another:
-        return f"its message cannot be shown ({type(another).__name__})"
+    except BaseException as str_error:
+        return f"its message cannot be shown ({type(str_error).__name__})"
 
 
 def user_code_error(error: BaseException) -> WorkError | None:
@@ -107,4 +107,4 @@ def code_digest(module: str) -> str:
     """Return a digest of a module's code: its file, or all files of its package."""
     file = Path(sys.modules[module].__file__ or "")
     files = sorted(file.parent.rglob("*.py")) if sys.modules[module].__package__ else [file]
-    return xxhash.xxh3_64_hexdigest(b"\0".join(each.read_bytes() for each in files if each.is_file()))
+    return xxhash.xxh3_64_hexdigest(b"\0".join(file.read_bytes() for file in files if file.is_file()))

@@ -1,4 +1,4 @@
-"""Make text by others (names, keys, server responses, generated tokens) safe to print.
+"""Make untrusted text (names, keys, server responses, generated tokens) safe to print.
 
 Escape sequences change the terminal, line breaks forge lines of output, and bidi overrides reverse the reading order.
 Such control characters are printed as Python escapes: `\\x1b`, `\\n`, `\\u202e`.
@@ -42,10 +42,10 @@ def shorten(text: str, characters: int = 40) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
-def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Join the first `most` names with commas, followed by the total if there are more."""
+def join_names(names: Iterable[str], max_names: int = 8) -> str:
+    """Join the first `max_names` names with commas, followed by the total if there are more."""
     names = list(names)
-    return ", ".join(names[:most]) + (f" … ({len(names)} in all)" if len(names) > most else "")
+    return ", ".join(names[:max_names]) + (f" … ({len(names)} in all)" if len(names) > max_names else "")
 
 
 def format_bytes(count: int) -> str:

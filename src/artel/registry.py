@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Registry:
-    """The names that a key of the run file accepts, and the object of each name."""
+    """Maps the names that a key of the run file accepts to their objects."""
 
     def __init__(self, key: str, entries: dict[str, str]) -> None:
         self.key = key

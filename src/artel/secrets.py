@@ -27,16 +27,16 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 def hide_secrets(value: Any) -> Any:
     """Replace each secret by *** in a string, or in the strings of lists and dicts. Return other values unchanged."""
     if isinstance(value, str):
-        return _hidden(value)
+        return _hide_in_text(value)
     if isinstance(value, dict):
-        return {hide_secrets(key): hide_secrets(each) for key, each in value.items()}
+        return {hide_secrets(key): hide_secrets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [hide_secrets(each) for each in value]
+        return [hide_secrets(item) for item in value]
     return value
 
 
 def find_variables(text: str) -> list[str]:
-    """Return the names of the environment variables that a text refers to."""
+    """Return the names of the environment variables in a text."""
     return _VARIABLE.findall(text)
 
 
@@ -45,15 +45,15 @@ def fill_variables(text: str, values: dict[str, str]) -> str:
     return _VARIABLE.sub(lambda match: values[match[1]], text)
 
 
-def _hidden(text: str) -> str:
+def _hide_in_text(text: str) -> str:
     if "://" in text:
-        text = _USER.sub(lambda match: f"{_hidden_user(match[1])}@", text)
+        text = _USER.sub(lambda match: f"{_hide_password(match[1])}@", text)
     if "=" in text:
         text = _PARAMETER.sub(lambda match: match[1] + (match[2] if _is_variable(match[2]) else HIDDEN), text)
     return _BEARER.sub(rf"\1{HIDDEN}", _TOKEN.sub(HIDDEN, text))
 
 
-def _hidden_user(user: str) -> str:
+def _hide_password(user: str) -> str:
     """Hide the password of `user:password`. Without a password, the user itself may be a token and is hidden."""
     name, colon, password = user.partition(":")
     if colon:

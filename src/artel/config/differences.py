@@ -52,7 +52,7 @@ def _to_plain(value: object) -> object:
 
 
 def _runtime_only_keys(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a section that do not shape the result, with the settings of what these keys name."""
+    """Return the keys of a section that do not shape the result, and the settings of entries that they name."""
     extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
     keys = {name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("shapes_result") is False}
     registries = section.registries if issubclass(section, NamingSection) else {}  # settings of trackers, callbacks

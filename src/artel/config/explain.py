@@ -43,12 +43,12 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
             num_unknown += 1
             what, fix = UNKNOWN_KEY, suggest_key(key) if num_unknown <= _MAX_SUGGESTIONS else ""
         else:
-            what, fix = _what_and_fix(detail, key)
+            what, fix = _describe_error(detail, key)
         problems[key] = Problem(format_location(key, lines), what, fix)
     return problems
 
 
-def _what_and_fix(detail: Any, key: Key) -> tuple[str, str]:
+def _describe_error(detail: Any, key: Key) -> tuple[str, str]:
     """Return what is wrong and the fix for one of pydantic's errors."""
     kind, context, dotted = detail["type"], detail.get("ctx", {}), ".".join(map(str, key))
     value = _format_value(detail["input"])
@@ -62,10 +62,10 @@ def _what_and_fix(detail: Any, key: Key) -> tuple[str, str]:
         what, _, fix = str(context["error"]).partition("; ")
         return what, fix
     if kind in ("model_type", "dict_type"):
-        fix = _example(dotted, detail["input"]) or f"write {dotted}: {{…}} with keys inside"
+        fix = _suggest_section(dotted, detail["input"]) or f"write {dotted}: {{…}} with keys inside"
         return f"{value} is not a section", fix
     if kind == "list_type":
-        return f"{value} is not a list", _example(dotted, detail["input"]) or f"write {dotted}: […]"
+        return f"{value} is not a list", _suggest_section(dotted, detail["input"]) or f"write {dotted}: […]"
     if kind in _BOUNDS:
         bound, relation, fix = _BOUNDS[kind]
         return f"{value} is {relation} {context[bound]:g}", fix.format(context[bound])
@@ -85,7 +85,7 @@ _EXAMPLES = {
 """Replacement for a section written as one value; {} is the value."""
 
 
-def _example(dotted: str, value: object) -> str:
+def _suggest_section(dotted: str, value: object) -> str:
     """Return what to write for a single value where a section or a list is expected, or "" if unknown."""
     example = _EXAMPLES.get(re.sub(r"\.\d+$", ".0", dotted), "")
     is_usable = value is True if "{}" not in example.replace("{{", "").replace("}}", "") else isinstance(value, str)

@@ -1,4 +1,4 @@
-"""The JSON schema of a run file, which editors use to complete keys, show their help and mark mistakes."""
+"""The JSON schema of a run file. Editors use it to complete keys, show help and mark mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_file_schema() -> dict[str, Any]:
 
 class _RunFileSchema(GenerateJsonSchema):
     def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
-        json_schema: dict[str, Any] = _for_editors(super().generate(schema, mode))
+        json_schema: dict[str, Any] = _adapt_for_editors(super().generate(schema, mode))
         return {"$schema": self.schema_dialect, "title": "artel run file", **json_schema}
 
     def encode_default(self, dft: Any) -> Any:
@@ -34,14 +34,14 @@ class _RunFileSchema(GenerateJsonSchema):
         return super().encode_default(dft)
 
 
-def _for_editors(node: Any) -> Any:
+def _adapt_for_editors(node: Any) -> Any:
     """Return the schema with JSON schema's names of bounds, without keys that editors do not show."""
     if isinstance(node, list):
-        return [_for_editors(inner) for inner in node]
+        return [_adapt_for_editors(inner) for inner in node]
     if not isinstance(node, dict):
         return node
     items = {name: value for name, value in node.items() if name not in _OMITTED_KEYS or isinstance(value, dict)}
     return {
-        _BOUNDS.get(name, name) if isinstance(value, int | float) else name: _for_editors(value)
+        _BOUNDS.get(name, name) if isinstance(value, int | float) else name: _adapt_for_editors(value)
         for name, value in items.items()
     }

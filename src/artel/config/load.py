@@ -50,9 +50,9 @@ class InvalidRunFile(InputError):
         """Dotted keys to skip in further checks: invalid keys, and the keys that unknown ones probably meant."""
 
 
-def is_suspect(key: str, doubtful: set[str]) -> bool:
-    """True if a dotted key, a section above it or a key within it is in `doubtful`."""
-    return any(f"{key}.".startswith(f"{each}.") or f"{each}.".startswith(f"{key}.") for each in doubtful)
+def is_suspect(key: str, suspect_keys: set[str]) -> bool:
+    """True if a dotted key, a section above it or a key within it is in `suspect_keys`."""
+    return any(f"{key}.".startswith(f"{suspect}.") or f"{suspect}.".startswith(f"{key}.") for suspect in suspect_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,12 @@ def read_settings(kind: type[Settings], values: Mapping[str, Any], where: str) -
         settings = f"its settings: {', '.join(kind.model_fields) or 'none'}"
         problems = explain(error, {(): ""}).values()
         raise InputError(
-            replace(each, where=f"{where} {each.where}", fix=settings if each.what == UNKNOWN_KEY else each.fix)
-            for each in problems
+            replace(
+                problem,
+                where=f"{where} {problem.where}",
+                fix=settings if problem.what == UNKNOWN_KEY else problem.fix,
+            )
+            for problem in problems
         ) from None
 
 
@@ -111,7 +115,7 @@ def read_run_file(name: str) -> RunFile:
 
     Raise InputError if it is not a run file.
     """
-    text, location, stem = _find(name)
+    text, location, stem = _find_text(name)
     tool = detect_tool(text)
     if tool:
         fix = f"convert it: artel config convert {name} > run.yaml"
@@ -162,7 +166,7 @@ def parse_run(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: 
     unwritable = unwritable_problems(tree, lines)
     if unwritable:  # values that can be neither validated nor printed
         raise InvalidRunFile([*problems, *unwritable], None, doubtful)
-    run = _validated(tree, lines, problems, doubtful)
+    run = _validate(tree, lines, problems, doubtful)
     if run is not None:
         run._locations.update(lines)
         for problem in section_problems(run, knows_objective="objective" not in doubtful):
@@ -189,10 +193,10 @@ def is_override(run: RunConfig, *key: str) -> bool:
     return run._locations.get(key, "").startswith("override")
 
 
-def _validated(
+def _validate(
     tree: dict[str, Any], lines: dict[Key, str], problems: list[Problem], doubtful: set[str]
 ) -> RunConfig | None:
-    """Validate a tree without its invalid keys, and add those to `problems` and `doubtful`."""
+    """Validate a tree without its invalid keys. Add these keys to `problems` and `doubtful`."""
     for _ in range(_MAX_ROUNDS):
         try:
             return RunConfig.model_validate(tree)
@@ -202,7 +206,7 @@ def _validated(
         before = set(doubtful)
         for key, problem in new_problems.items():
             dotted = ".".join(map(str, key))
-            # A problem of a section may follow from a problem within it that was just reported.
+            # A problem of a section may be caused by a problem inside the section that was just reported.
             if not is_suspect(dotted, before) or _is_about_valid_keys(dotted, problem.what, before):
                 problems.append(problem)
             has_suggestion = problem.what == UNKNOWN_KEY and problem.fix
@@ -236,7 +240,7 @@ def dump_run(run: RunConfig, *, secrets: bool = False) -> str:
     return yaml.safe_dump(tree if secrets else hide_secrets(tree), sort_keys=False, allow_unicode=True)
 
 
-def _find(name: str) -> tuple[str, str, str]:
+def _find_text(name: str) -> tuple[str, str, str]:
     """Return (text, name for messages, default name of the run folder)."""
     fault = name_error(name)
     if fault is not None:

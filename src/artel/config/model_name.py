@@ -13,7 +13,7 @@ from artel.config.suggest import find_similar_name
 from artel.errors import InputError
 
 HUB_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "adapter_config.json")
-"""Files on the hub, at least one of which a model, tokenizer or adapter has."""
+"""Every model, tokenizer and adapter on the hub has at least one of these files."""
 
 
 def is_in_hub_cache(name: str, files: tuple[str, ...] = HUB_FILES[:1]) -> bool | None:

@@ -15,7 +15,7 @@ from artel.errors import Problem
 
 _PREFIX = "override "  # of the location of an overridden key
 _MAX_WORD_CHARS = 200  # of an override in a message
-# Only one key of each group can be set: an override of one removes the others from the run file.
+# Only one key of each group can be set. An override of one key removes the other keys from the run file.
 _EXCLUSIVE_KEYS = (
     ("model.config", "model.from", "model.auto"),
     ("tokenizer.train", "tokenizer.from"),
@@ -48,21 +48,21 @@ class Overrides(dict[str, Any]):
                 overrides._add(word)
                 continue
             fix = f"no spaces around =: write {shlex.join([''.join(parts)])}"
-            overrides.problems[word] = [Problem(_where(" ".join(parts)), "is not of the form key=value", fix)]
+            overrides.problems[word] = [Problem(_location(" ".join(parts)), "is not of the form key=value", fix)]
         return overrides
 
-    def adding(self, words: Sequence[str]) -> Overrides:
+    def with_arguments(self, words: Sequence[str]) -> Overrides:
         """Return these overrides and those in `words`."""
         return Overrides.parse([*self.words, *words])
 
     @property
     def words(self) -> list[str]:
         """The overrides as words of a command line."""
-        return [self._words.get(key) or f"{key}={_as_yaml(value)}" for key, value in self.items()]
+        return [self._words.get(key) or f"{key}={_to_yaml(value)}" for key, value in self.items()]
 
     def _add(self, word: str) -> None:
         key, equals, text = word.partition("=")
-        where = _where(word)
+        where = _location(word)
         if not equals or not re.fullmatch(r"[A-Za-z_][\w-]*(\.[\w-]+)*", key):
             self.problems[key] = [Problem(where, "is not of the form key=value", "write e.g. train.learning_rate=3e-4")]
             return
@@ -81,19 +81,19 @@ class Overrides(dict[str, Any]):
         """Set the values in `tree` and their locations in `lines`. Return the problems by key."""
         problems = dict(self.problems)
         for (key, value), word in zip(self.items(), self.words, strict=True):
-            where = _where(word)
+            where = _location(word)
             problem = _set_value(tree, lines, key, copy.deepcopy(value), where)
             if problem is not None:
                 problems[key] = [problem]
         return problems
 
 
-def _as_yaml(value: Any) -> str:
+def _to_yaml(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
     return text.removesuffix("...\n").strip()
 
 
-def _where(word: str) -> str:
+def _location(word: str) -> str:
     return _PREFIX + (word if len(word) <= _MAX_WORD_CHARS else f"{word[:_MAX_WORD_CHARS]}…")
 
 
@@ -101,7 +101,7 @@ def _set_value(tree: dict[str, Any], lines: dict[Key, str], dotted: str, value: 
     """Set a value in `tree` and its location in `lines`. Return the problem if the key cannot be set."""
     parts: list[str | int] = [int(part) if re.fullmatch("[0-9]{1,9}", part) else part for part in dotted.split(".")]
     if value is not None and value is not False:
-        _remove_others(tree, lines, tuple(parts[:2]))
+        _remove_exclusive_keys(tree, lines, tuple(parts[:2]))
     section: Any = tree
     for depth, part in enumerate(parts):
         is_last = depth == len(parts) - 1
@@ -125,7 +125,7 @@ def _set_value(tree: dict[str, Any], lines: dict[Key, str], dotted: str, value: 
     return None
 
 
-def _remove_others(tree: dict[str, Any], lines: dict[Key, str], key: Key) -> None:
+def _remove_exclusive_keys(tree: dict[str, Any], lines: dict[Key, str], key: Key) -> None:
     """Remove the keys from `tree` that cannot be combined with `key`, except other overrides."""
     dotted = ".".join(map(str, key))
     section = tree.get(str(key[0]))
@@ -134,6 +134,6 @@ def _remove_others(tree: dict[str, Any], lines: dict[Key, str], key: Key) -> Non
     for group in _EXCLUSIVE_KEYS:
         for exclusive in group if dotted in group else ():
             name = exclusive.rpartition(".")[2]
-            locations = [location for each, location in lines.items() if each[:2] == (key[0], name)]
+            locations = [location for line_key, location in lines.items() if line_key[:2] == (key[0], name)]
             if exclusive != dotted and not any(location.startswith(_PREFIX) for location in locations):
                 section.pop(name, None)

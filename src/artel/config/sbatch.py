@@ -1,4 +1,4 @@
-"""Quoting for Slurm batch scripts, so that a line stays one line and a value one value."""
+"""Quote values in Slurm batch scripts. A value that could become two words or lines is rejected."""
 
 from __future__ import annotations
 

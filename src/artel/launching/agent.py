@@ -1,8 +1,8 @@
-"""torchrun's agent: starts and watches the processes of one host, and tells from exit statuses why they ended.
+"""torchrun's agent: starts and watches the processes of one host, and interprets their exit statuses.
 
-Wrong input (2) is not retried. A worker that lost its peers (LOST_PEERS), or was stopped because another host was
-stopped (130), has not failed: its restart is not counted. Nor is a restart after OutOfMemory: the worker has recorded
-that it must use less memory, so that does not repeat forever. A hang (HUNG) counts as a failure.
+The agent does not retry after invalid input (2). A worker that lost its peers (LOST_PEERS), or that was stopped
+together with another host (130), has not failed, so its restart is not counted. Restarts after OutOfMemory are not
+counted either: the worker has recorded that it must use less memory, so they end. A hang (HUNG) counts as a failure.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUI
 """Signals forwarded to the workers. The launcher ends after them."""
 # A worker that is told to stop finishes its step and saves. It is killed only after this time.
 _STOP_SECONDS = 600
-# When a worker has failed, the others on its host end within milliseconds, or hang waiting for it and are killed (by
-# torchrun after 30 s).
+# When a worker fails, the other workers on its host end within milliseconds, or hang waiting for it and are killed
+# (torchrun's default: after 30 s).
 _LOST_SECONDS = 5
 _INVALID_INPUT, _STOPPED = 2, 130
 _NO_FAILURE = {LOST_PEERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: stopped before it installed a handler
 _SIMULTANEOUS_SECONDS = 2  # processes that end this soon after the first one ended because of it
 
-# Silent, because artel's own messages say why processes end.
+# Silenced: artel's messages already say why processes end.
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
 
 _HEARTBEAT_SECONDS = 5
@@ -170,26 +170,26 @@ class _Heartbeats:
 
     def __init__(self) -> None:
         self._store: Any = None
-        self._own = 0
-        self._written = 0.0
-        self._seen = b""
-        self._seen_at = 0.0
+        self._count = 0
+        self._written_at = 0.0
+        self._last_seen = b""
+        self._last_seen_at = 0.0
 
     def are_missing(self, group: WorkerGroup) -> bool:
         """True once the next host has been silent for SILENT_SECONDS."""
         now, rank, hosts = time.monotonic(), group.group_rank or 0, group.group_world_size or 1
         store: Any = group.store
         if store is not self._store:  # there was a new rendezvous
-            self._store, self._seen, self._seen_at, self._written = store, b"", now, 0.0
-        if hosts == 1 or now - self._written < _HEARTBEAT_SECONDS:
+            self._store, self._last_seen, self._last_seen_at, self._written_at = store, b"", now, 0.0
+        if hosts == 1 or now - self._written_at < _HEARTBEAT_SECONDS:
             return False
-        self._written, self._own = now, self._own + 1
-        store.set(_heartbeat_key(rank), str(self._own))
+        self._written_at, self._count = now, self._count + 1
+        store.set(_heartbeat_key(rank), str(self._count))
         next_key = _heartbeat_key((rank + 1) % hosts)
-        seen = store.get(next_key) if store.check([next_key]) else b""
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, now
-        return time.monotonic() - self._seen_at > SILENT_SECONDS
+        heartbeat = store.get(next_key) if store.check([next_key]) else b""
+        if heartbeat != self._last_seen:
+            self._last_seen, self._last_seen_at = heartbeat, now
+        return time.monotonic() - self._last_seen_at > SILENT_SECONDS
 
 
 def _heartbeat_key(rank: int) -> str:

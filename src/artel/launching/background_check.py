@@ -1,8 +1,7 @@
 """Check a run in a separate process while this one prepares the text.
 
 The checks import PyTorch, which takes as long as preparing 100 MB of text. If this process has imported PyTorch, it
-checks the run itself. The texts are checked by the process that reads them. A run file without keys about training
-needs no check.
+checks the run itself. The process that reads the texts checks them. A run file without training keys needs no check.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def check_in_background(config: RunConfig, name: str, overrides: Overrides) -> I
         output = process.communicate()[0]
         is_known = True
         if process.returncode:
-            raise _error(process.returncode, output)
+            raise _to_error(process.returncode, output)
 
     try:
         yield result
@@ -74,11 +73,14 @@ def has_no_training_keys(config: RunConfig) -> bool:
     """True if all keys have their defaults except those of the text and its tokenizer."""
     defaults = type(config).model_construct()
     text_keys = {"run", "seed", "data", "prepare", "tokenizer"}
-    same = config.model_dump(exclude=text_keys) == defaults.model_dump(exclude=text_keys)
-    return same and (config.data.block, config.data.from_store) == (defaults.data.block, defaults.data.from_store)
+    has_defaults = config.model_dump(exclude=text_keys) == defaults.model_dump(exclude=text_keys)
+    return has_defaults and (config.data.block, config.data.from_store) == (
+        defaults.data.block,
+        defaults.data.from_store,
+    )
 
 
-def _error(status: int, output: bytes) -> ArtelError:
+def _to_error(status: int, output: bytes) -> ArtelError:
     if not output:  # it was killed
         fix = "run artel config check to see what it lacks, e.g. memory"
         return WorkError.at("the check of the run", f"exited with status {status}", fix)

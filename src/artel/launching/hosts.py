@@ -1,4 +1,4 @@
-"""The hosts of a run, from flags and the environment, and the network interface between them."""
+"""The hosts of a run, read from flags and the environment, and the network interface that connects them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from artel.errors import InputError, Problem
 
 _PORT = 29500
-_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
+_SIOCGIFADDR = 0x8915  # Linux: get the address of an interface
 _UNASSIGNED_ADDRESS = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so it goes by the default route
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # nccl takes names as prefixes, except after a =
 # As in the /etc/hosts of distributions; also localhost.localdomain and so on.
@@ -71,21 +71,21 @@ class Hosts:
         """
         environment = os.environ
         problems: list[Problem] = []
-        least, most = _range(environment.get("NNODES", "1") if count is None else count, problems)
+        least, most = _read_range(environment.get("NNODES", "1") if count is None else count, problems)
         if endpoint is None:
-            rank = _number("NODE_RANK", "0", problems) if rank is None else rank
+            rank = _read_number("NODE_RANK", "0", problems) if rank is None else rank
             address = environment.get("MASTER_ADDR", "") if address is None else address
             key = "--master-port"
             if port is None:
                 key = "MASTER_PORT"
-                port = _number("MASTER_PORT", str(_PORT), problems) if most > 1 else _PORT
+                port = _read_number("MASTER_PORT", str(_PORT), problems) if most > 1 else _PORT
             if not 0 < port < 2**16:
                 problems.append(Problem(key, f"is {port}", "use a port from 1 to 65535"))
         else:
             if address is not None or port is not None:
                 what = "cannot be combined with --master-addr and --master-port"
                 problems.append(Problem("--rdzv-endpoint", what, "use one of the two"))
-            address, port = _address(endpoint, problems)
+            address, port = _split_endpoint(endpoint, problems)
         hosts = cls(least, most, rank, address, port, restarts)
         if rank is not None and not 0 <= rank < most:
             problems.append(
@@ -99,7 +99,7 @@ class Hosts:
         return hosts
 
 
-def _range(text: str, problems: list[Problem]) -> tuple[int, int]:
+def _read_range(text: str, problems: list[Problem]) -> tuple[int, int]:
     """Read the minimum and maximum in `4` or `1:4`."""
     least, _, most = text.partition(":")
     try:
@@ -114,7 +114,7 @@ def _range(text: str, problems: list[Problem]) -> tuple[int, int]:
     return counts
 
 
-def _number(name: str, default: str, problems: list[Problem]) -> int:
+def _read_number(name: str, default: str, problems: list[Problem]) -> int:
     """Read a number in the environment."""
     text = os.environ.get(name, default)
     try:
@@ -124,7 +124,7 @@ def _number(name: str, default: str, problems: list[Problem]) -> int:
         return 0
 
 
-def _address(endpoint: str, problems: list[Problem]) -> tuple[str, int]:
+def _split_endpoint(endpoint: str, problems: list[Problem]) -> tuple[str, int]:
     """Split `host`, `host:29500` or `[fe80::1]:29500` into address and port."""
     address, colon, port = endpoint.rpartition(":")
     if not colon or endpoint.endswith("]"):
@@ -140,10 +140,10 @@ def _address(endpoint: str, problems: list[Problem]) -> tuple[str, int]:
 class Addresses:
     """The addresses of a rendezvous, as seen by this host."""
 
-    own: str
-    """This host's address for the others. It listens there."""
+    local: str
+    """Address of this host, at which it listens for the other hosts."""
     master: str
-    """The first host's address for this one."""
+    """Address of the first host, as reached from this one."""
 
 
 def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Addresses:
@@ -155,19 +155,19 @@ def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Add
 
     Raise InputError, with `flag`, if the first host cannot be reached, and for an interface that gloo cannot use.
     """
-    own = _address_towards(master, port, flag)
-    if is_loopback(own):
+    local = _address_towards(master, port, flag)
+    if is_loopback(local):
         if _is_this_host(master):
             use_loopback()
-            return Addresses(own, master)
+            return Addresses(local, master)
         # On the first host its own name may be loopback, where the other hosts cannot connect.
-        own = master = _preferred_address() or own
-    _check_interface_of_gloo()
-    interface = None if is_loopback(own) else _interface_of(own)
+        local = master = _preferred_address() or local
+    _check_gloo_interface()
+    interface = None if is_loopback(local) else _find_interface(local)
     if interface:
         os.environ.setdefault(_GLOO, interface)
         os.environ.setdefault(_NCCL, f"={interface}")
-    return Addresses(own, master)
+    return Addresses(local, master)
 
 
 def use_loopback() -> None:
@@ -191,7 +191,7 @@ def choose_process_interface() -> None:
     elif "MASTER_ADDR" in environment:
         addresses = choose_interface(environment["MASTER_ADDR"], int(environment.get("MASTER_PORT", "29500")))
     if "MASTER_ADDR" in environment and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        environment["MASTER_ADDR"] = addresses.own if environment.get("RANK", "0") == "0" else addresses.master
+        environment["MASTER_ADDR"] = addresses.local if environment.get("RANK", "0") == "0" else addresses.master
 
 
 def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
@@ -221,7 +221,7 @@ def _resolve(host: str, port: int) -> tuple[int, int, int, str, Any]:
 def _preferred_address() -> str | None:
     """Return the address of the user's interface for gloo, or of the default route."""
     chosen = os.environ.get(_GLOO, "").partition(",")[0]
-    if chosen and (address := _address_of(chosen)):
+    if chosen and (address := _interface_address(chosen)):
         return address
     try:
         return _address_towards(_UNASSIGNED_ADDRESS, 9)
@@ -229,10 +229,10 @@ def _preferred_address() -> str | None:
         return None
 
 
-def _check_interface_of_gloo() -> None:
+def _check_gloo_interface() -> None:
     """Raise InputError if the environment names interfaces that gloo cannot use, which would end every process."""
     names = os.environ.get(_GLOO, "")
-    usable = [name for _, name in socket.if_nameindex() if _address_of(name) or _has_ipv6(name)]
+    usable = [name for _, name in socket.if_nameindex() if _interface_address(name) or _has_ipv6(name)]
     unknown = [name for name in names.split(",") if name not in usable]
     if names and unknown and sys.platform == "linux":
         what = f"names {unknown[0]!r}, which is not an interface of this host with an address"
@@ -262,24 +262,24 @@ def _is_this_host(name: str) -> bool:
     return is_loopback(name) or name.partition(".")[0] in _LOCALHOST
 
 
-def _interface_of(address: str) -> str | None:
+def _find_interface(address: str) -> str | None:
     """Return the interface with this address. None if it is unknown; gloo then decides."""
     if sys.platform != "linux":
         return None
     if ":" in address:
-        plain = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
+        digits = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
         rows = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
-        return next((row[5] for row in rows if row[0] == plain), None)
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+        return next((row[5] for row in rows if row[0] == digits), None)
+    return next((name for _, name in socket.if_nameindex() if _interface_address(name) == address), None)
 
 
-def _address_of(interface: str) -> str | None:
+def _interface_address(interface: str) -> str | None:
     """Return the IPv4 address of an interface. None if it has none or does not exist."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, struct.pack("256s", interface.encode()))
+            response = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()))
         except OSError:
             return None
-        return socket.inet_ntoa(answer[20:24])
+        return socket.inet_ntoa(response[20:24])

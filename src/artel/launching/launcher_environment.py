@@ -94,9 +94,9 @@ def _read_pod(environment: os._Environ[str], nproc: int | None) -> dict[str, Any
     """
     options: dict[str, Any] = {"nnodes": environment["PET_NNODES"]}
     if nproc is None:
-        options["nproc"] = _processes(environment.get("PET_NPROC_PER_NODE", "1"))
+        options["nproc"] = _read_nproc(environment.get("PET_NPROC_PER_NODE", "1"))
     if "PET_MAX_RESTARTS" in environment:
-        options["max_restarts"] = _pet_number(environment, "PET_MAX_RESTARTS")
+        options["max_restarts"] = _read_number(environment, "PET_MAX_RESTARTS")
     backend = environment.get("PET_RDZV_BACKEND", "static")
     if endpoint := environment.get("PET_RDZV_ENDPOINT", ""):
         if backend not in ("c10d", "static"):
@@ -105,32 +105,34 @@ def _read_pod(environment: os._Environ[str], nproc: int | None) -> dict[str, Any
         options["rdzv_endpoint"] = endpoint
     else:
         rank = next((name for name in ("PET_NODE_RANK", "JOB_COMPLETION_INDEX", "RANK") if name in environment), None)
-        options["node_rank"] = 0 if rank is None else _pet_number(environment, rank)
+        options["node_rank"] = 0 if rank is None else _read_number(environment, rank)
         options["master_addr"] = environment.get("PET_MASTER_ADDR") or environment.get("MASTER_ADDR")
         port = next((name for name in ("PET_MASTER_PORT", "MASTER_PORT") if name in environment), None)
-        options["master_port"] = None if port is None else _pet_number(environment, port)
+        options["master_port"] = None if port is None else _read_number(environment, port)
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     return options
 
 
-def _pet_number(environment: os._Environ[str], name: str) -> int:
+def _read_number(environment: os._Environ[str], name: str) -> int:
     if not re.fullmatch(r"\d{1,18}", environment[name], re.ASCII):
-        raise InputError([_problem(name, f"is {environment[name][:100]!r}, not a number")])
+        raise InputError([_launcher_problem(name, f"is {environment[name][:100]!r}, not a number")])
     return int(environment[name])
 
 
-def _processes(text: str) -> int:
+def _read_nproc(text: str) -> int:
     """Read torchrun's --nproc-per-node: a number, gpu, cpu, or auto (GPUs, else cores)."""
     if re.fullmatch(r"\d{1,18}", text, re.ASCII):
         return int(text)
     if text not in ("auto", "gpu", "cpu"):
-        raise InputError([_problem("PET_NPROC_PER_NODE", f"is {text[:100]!r}: use a number, auto, gpu or cpu")])
+        raise InputError(
+            [_launcher_problem("PET_NPROC_PER_NODE", f"is {text[:100]!r}: use a number, auto, gpu or cpu")]
+        )
     import torch
 
     gpus = torch.cuda.device_count() if text != "cpu" else 0
     if text == "gpu" and not gpus:
-        raise InputError([_problem("PET_NPROC_PER_NODE", "is gpu, but PyTorch finds no GPU on this host")])
+        raise InputError([_launcher_problem("PET_NPROC_PER_NODE", "is gpu, but PyTorch finds no GPU on this host")])
     return gpus or usable_cores()
 
 
@@ -182,7 +184,7 @@ def _read_mpi_hosts(environment: os._Environ[str], rank: str, size: str, local_s
         fix = "start one task per host (mpirun --map-by ppr:1:node), or remove --nproc: each task is then a process"
         raise InputError.at("--nproc", what, fix)
     environment |= {"NNODES": size, "NODE_RANK": rank}
-    _set_master(environment, alone=False)
+    _set_master(environment, is_single_host=False)
 
 
 def check_worker() -> None:
@@ -192,11 +194,11 @@ def check_worker() -> None:
     rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     problems = []
     if "RANK" not in environment and world != 1:
-        problems.append(_problem("WORLD_SIZE", f"is {world:,}, but RANK is not set"))
+        problems.append(_launcher_problem("WORLD_SIZE", f"is {world:,}, but RANK is not set"))
     elif "WORLD_SIZE" not in environment and rank != 0:
-        problems.append(_problem("RANK", f"is {rank:,}, but WORLD_SIZE is not set"))
+        problems.append(_launcher_problem("RANK", f"is {rank:,}, but WORLD_SIZE is not set"))
     elif rank >= world:
-        problems.append(_problem("RANK", f"is {rank:,}, but must be less than WORLD_SIZE, {world:,}"))
+        problems.append(_launcher_problem("RANK", f"is {rank:,}, but must be less than WORLD_SIZE, {world:,}"))
     elif world > 1:  # one process has no peers, and Kubernetes sets MASTER_PORT for a service of that name
         problems += _master_problems(environment)
     if problems:
@@ -207,17 +209,17 @@ def _master_problems(environment: os._Environ[str]) -> list[Problem]:
     problems = []
     port, address = environment.get("MASTER_PORT", "29500"), environment.get("MASTER_ADDR", "localhost")
     if not re.fullmatch(r"\d{1,18}", port, re.ASCII):
-        problems.append(_problem("MASTER_PORT", f"is {port[:100]!r}, not a number"))
+        problems.append(_launcher_problem("MASTER_PORT", f"is {port[:100]!r}, not a number"))
     elif not 0 < int(port) < 2**16:
-        problems.append(_problem("MASTER_PORT", f"is {port}, not a port from 1 to 65535"))
+        problems.append(_launcher_problem("MASTER_PORT", f"is {port}, not a port from 1 to 65535"))
     if not re.fullmatch(r"[\w.:%-]+", address):
-        problems.append(_problem("MASTER_ADDR", f"is {address[:100]!r}, not a name or address of a host"))
+        problems.append(_launcher_problem("MASTER_ADDR", f"is {address[:100]!r}, not a name or address of a host"))
     return problems
 
 
 def _check_numbers(environment: os._Environ[str]) -> None:
     problems = [
-        _problem(name, f"is {environment[name][:100]!r}, not a number")
+        _launcher_problem(name, f"is {environment[name][:100]!r}, not a number")
         for name in _NUMBERS
         if name in environment and not re.fullmatch(r"\d{1,18}", environment[name], re.ASCII)
     ]
@@ -225,7 +227,7 @@ def _check_numbers(environment: os._Environ[str]) -> None:
         raise InputError(problems)
 
 
-def _problem(name: str, what: str) -> Problem:
+def _launcher_problem(name: str, what: str) -> Problem:
     return Problem(name, what, "launchers such as torchrun and srun set it: unset it, or start artel with one of them")
 
 
@@ -273,9 +275,9 @@ def count_node_tasks(counts: str, node: int) -> int:
     raise InputError.at("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not contain the number of tasks on this node")
 
 
-def _set_master(environment: os._Environ[str], alone: bool) -> None:
+def _set_master(environment: os._Environ[str], is_single_host: bool) -> None:
     if "MASTER_ADDR" not in environment:
-        if not alone:
+        if not is_single_host:
             what, fix = (
                 "MPI has started processes on several hosts, but does not say which is the first",
                 "export MASTER_ADDR and MASTER_PORT, e.g. mpirun -x MASTER_ADDR=node1",
@@ -306,7 +308,7 @@ def accelerate_settings(config: RunConfig) -> AccelerateSettings:
     settings = AccelerateSettings()
     if "ACCELERATE_MIXED_PRECISION" not in environment:
         return settings
-    if _flag("ACCELERATE_USE_CPU"):
+    if _read_flag("ACCELERATE_USE_CPU"):
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if "MASTER_ADDR" in environment and "RANK" not in environment:
             settings.notes.append(
@@ -315,15 +317,15 @@ def accelerate_settings(config: RunConfig) -> AccelerateSettings:
             )
     precision = environment["ACCELERATE_MIXED_PRECISION"]
     if precision in _PRECISIONS:
-        _apply(settings, config, "train.precision", precision)
-    if _flag("ACCELERATE_USE_MEGATRON_LM"):
+        _apply_key(settings, config, "train.precision", precision)
+    if _read_flag("ACCELERATE_USE_MEGATRON_LM"):
         fix = "remove it from accelerate's configuration, and set parallel.tensor and parallel.pipeline"
         raise InputError.at("accelerate's megatron_lm_config", "artel does not use Megatron-LM", fix)
-    if _flag("ACCELERATE_USE_FSDP"):
+    if _read_flag("ACCELERATE_USE_FSDP"):
         _apply_fsdp(settings, config)
-    if _flag("ACCELERATE_USE_DEEPSPEED"):
+    if _read_flag("ACCELERATE_USE_DEEPSPEED"):
         _apply_deepspeed(settings, config)
-    if _flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
+    if _read_flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
         _apply_sizes(settings, config)
     return settings
 
@@ -332,12 +334,12 @@ def _apply_fsdp(settings: AccelerateSettings, config: RunConfig) -> None:
     environment = os.environ
     mode = _SHARDING.get(environment.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper(), "fsdp")
     if environment.get("FSDP_VERSION", "1") != "1":
-        mode = "fsdp" if _flag("FSDP_RESHARD_AFTER_FORWARD", "true") else "zero2"
-    _apply(settings, config, "parallel.data", mode)
-    if _flag("FSDP_OFFLOAD_PARAMS"):
-        _apply(settings, config, "parallel.offload", "cpu")
-    if _flag("FSDP_ACTIVATION_CHECKPOINTING"):
-        _apply(settings, config, "train.activation_checkpointing", "full")
+        mode = "fsdp" if _read_flag("FSDP_RESHARD_AFTER_FORWARD", "true") else "zero2"
+    _apply_key(settings, config, "parallel.data", mode)
+    if _read_flag("FSDP_OFFLOAD_PARAMS"):
+        _apply_key(settings, config, "parallel.offload", "cpu")
+    if _read_flag("FSDP_ACTIVATION_CHECKPOINTING"):
+        _apply_key(settings, config, "train.activation_checkpointing", "full")
 
 
 def _apply_deepspeed(settings: AccelerateSettings, config: RunConfig) -> None:
@@ -345,7 +347,7 @@ def _apply_deepspeed(settings: AccelerateSettings, config: RunConfig) -> None:
     environment = os.environ
     file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file.lower() != "none":
-        _apply(settings, config, "parallel.deepspeed", file)
+        _apply_key(settings, config, "parallel.deepspeed", file)
         return
     if config.parallel.deepspeed is not None:
         settings.notes.append(
@@ -361,11 +363,11 @@ def _apply_deepspeed(settings: AccelerateSettings, config: RunConfig) -> None:
             "put it into a ds_config.json, and set parallel.deepspeed: ds_config.json",
         )
         raise InputError.at("accelerate's deepspeed_config", what, fix)
-    _apply(
+    _apply_key(
         settings, config, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2")
     )
     if "cpu" in devices:
-        _apply(settings, config, "parallel.offload", "cpu")
+        _apply_key(settings, config, "parallel.offload", "cpu")
     settings.notes.append(
         "without a file, stages of deepspeed_config run in PyTorch; for DeepSpeed itself set "
         "parallel.deepspeed: ds_config.json"
@@ -376,28 +378,28 @@ def _apply_sizes(settings: AccelerateSettings, config: RunConfig) -> None:
     for name, key in _SIZES.items():
         size = os.environ.get(f"PARALLELISM_CONFIG_{name}", "1")
         if size != "1":
-            _apply(settings, config, key, size)
+            _apply_key(settings, config, key, size)
     replicas, shard = (os.environ.get(f"PARALLELISM_CONFIG_DP_{name}_SIZE", "1") for name in ("REPLICATE", "SHARD"))
     if replicas != "1" and shard != "1":
-        settings.overrides = [line for line in settings.overrides if not line.startswith("parallel.data=")]
+        settings.overrides = [override for override in settings.overrides if not override.startswith("parallel.data=")]
         settings.notes = [line for line in settings.notes if "parallel.data" not in line]
-        _apply(settings, config, "parallel.data", "hsdp")
-        _apply(settings, config, "parallel.shard", shard)
+        _apply_key(settings, config, "parallel.data", "hsdp")
+        _apply_key(settings, config, "parallel.shard", shard)
 
 
-def _apply(settings: AccelerateSettings, config: RunConfig, key: str, value: str) -> None:
+def _apply_key(settings: AccelerateSettings, config: RunConfig, key: str, value: str) -> None:
     """Override a key with a default value. If the run file sets another value, add a note."""
     section, _, name = key.partition(".")
-    part = getattr(config, section)
-    value_in_run = str(getattr(part, name))
+    section_config = getattr(config, section)
+    value_in_run = str(getattr(section_config, name))
     if value_in_run == value:
         return
-    if name in part.model_fields_set and value_in_run != "auto":
+    if name in section_config.model_fields_set and value_in_run != "auto":
         settings.notes.append(f"accelerate sets {key}={value}, but the run file {value_in_run}, which takes precedence")
         return
     settings.overrides.append(f"{key}={value}")
     settings.notes.append(f"{key}={value}, as configured in accelerate")
 
 
-def _flag(name: str, default: str = "false") -> bool:
+def _read_flag(name: str, default: str = "false") -> bool:
     return os.environ.get(name, default).lower() in ("true", "1", "yes", "on")

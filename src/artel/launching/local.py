@@ -63,8 +63,8 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
             local_addr=rendezvous.local_address,
         )
         count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
-        others = f"waiting for the other hosts ({count} in all) at {hosts.where}"
-        wait_for_hosts = partial(log_waiting, folder, others, leads=rendezvous.leads)
+        message = f"waiting for the other hosts ({count} in all) at {hosts.where}"
+        wait_for_hosts = partial(log_waiting, folder, message, leads=rendezvous.leads)
         with (
             answer_interrupts_with(None),
             hide_elapsed(),
@@ -87,8 +87,8 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
 
 
 @contextmanager
-def log_waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
-    """Log `what` every few seconds inside the block. A stop signal ends the process at once.
+def log_waiting(folder: RunFolder, message: str, *, leads: bool) -> Iterator[None]:
+    """Log `message` every few seconds inside the block. A stop signal ends the process at once.
 
     PyTorch waits in C++, where no signal handler of Python runs. The process that `leads` records the stop.
     """
@@ -98,7 +98,7 @@ def log_waiting(folder: RunFolder, what: str, *, leads: bool) -> Iterator[None]:
             mark_start(folder, "stopped")
         return f"stopped\n    {folder.continue_hint}"
 
-    with exit_on_signal(last_line), reporting(lambda: what) if what else nullcontext():
+    with exit_on_signal(last_line), reporting(lambda: message) if message else nullcontext():
         yield
 
 

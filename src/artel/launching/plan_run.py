@@ -106,14 +106,14 @@ def plan_at_start(config: RunConfig, prepared: PreparedText, processes: int, nod
     exceeds the memory by more than its error, or if `train.budget` is too short for the first steps, unless `force`.
     """
     folder = RunFolder(Path(config.run))
-    key = _key(config, processes, nodes)
-    plan = _earlier_plan(folder.plan, key)
+    key = _plan_key(config, processes, nodes)
+    plan = _read_earlier_plan(folder.plan, key)
     if plan is None:
         folder.plan.unlink(missing_ok=True)
         if config.parallel.deepspeed is not None or _is_short(config, prepared):  # DeepSpeed cannot be planned yet
             return
         logger.info("planning the run")
-        plan = _plan(config, processes, nodes)
+        plan = _run_plan_command(config, processes, nodes)
         if plan is None:
             return
         write_file(folder.plan, orjson.dumps({"key": key, **plan}, option=orjson.OPT_INDENT_2))
@@ -124,7 +124,7 @@ def plan_at_start(config: RunConfig, prepared: PreparedText, processes: int, nod
         _check_budget(plan, config)
 
 
-def _plan(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | None:
+def _run_plan_command(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | None:
     """Run `artel plan` for this machine and return its JSON. If that fails, log it and return None."""
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
     lines: list[str] = []
@@ -156,8 +156,8 @@ def _plan(config: RunConfig, processes: int, nodes: int) -> dict[str, Any] | Non
     except ValueError:
         reason = f"planning took more than {_TIMEOUT_SECONDS} s"
         if was_in_time:
-            last = [line for line in lines if line] or [f"exit status {process.returncode}"]
-            reason = last[-1].removeprefix("artel: ")
+            output = [line for line in lines if line] or [f"exit status {process.returncode}"]
+            reason = output[-1].removeprefix("artel: ")
         logger.info("no plan: %s", reason)
         return None
     return plan
@@ -196,15 +196,15 @@ def _is_short(config: RunConfig, prepared: PreparedText) -> bool:
         parameters = sum(parameter.numel() for parameter in outline_model(config, objective.auto_class).parameters())
     except InputError:  # the model is unknown here
         return False
-    part = prepared.open().train
-    length = run_length(config, objective.dataset(part), part)
+    train_split = prepared.open().train
+    length = run_length(config, objective.dataset(train_split), train_split)
     if not length.samples:  # less than a block, which is reported when the store is opened
         return True
     assert length.total is not None
-    return 6.0 * parameters * length.total * part.tokens / length.samples < _SHORT_FLOPS
+    return 6.0 * parameters * length.total * train_split.tokens / length.samples < _SHORT_FLOPS
 
 
-def _key(config: RunConfig, processes: int, nodes: int) -> str:
+def _plan_key(config: RunConfig, processes: int, nodes: int) -> str:
     """Return a digest of all that the plan depends on: the run, the machine, its measured rates, and versions."""
     quiet_libraries()
     import torch
@@ -219,7 +219,7 @@ def _key(config: RunConfig, processes: int, nodes: int) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(content, default=str, option=orjson.OPT_SORT_KEYS))
 
 
-def _earlier_plan(file: Path, key: str) -> dict[str, Any] | None:
+def _read_earlier_plan(file: Path, key: str) -> dict[str, Any] | None:
     """Return the plan of an earlier start with the same key."""
     try:
         plan: dict[str, Any] = orjson.loads(file.read_bytes())

@@ -39,7 +39,7 @@ def prepare_run(file: RunFile, overrides: Overrides) -> PreparedText:
         raise
     except InputError as error:  # reported with all other problems of the run
         text_problems = [with_location(problem, config) for problem in error.problems]
-        raise InputError(dict.fromkeys([*text_problems, *_other_problems(config)])) from None
+        raise InputError(dict.fromkeys([*text_problems, *_run_problems(config)])) from None
     if copied := folder.claim():
         logger.info(copied)
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
@@ -52,7 +52,7 @@ def prepare_run(file: RunFile, overrides: Overrides) -> PreparedText:
     return prepared
 
 
-def _other_problems(config: RunConfig) -> tuple[Problem, ...]:
+def _run_problems(config: RunConfig) -> tuple[Problem, ...]:
     """Return the problems found by the checks of the run."""
     if has_no_training_keys(config):
         return ()

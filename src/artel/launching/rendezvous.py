@@ -41,7 +41,7 @@ _LAST_CALL_SECONDS = 15
 
 @dataclass(slots=True)
 class Rendezvous:
-    """This host's side of the rendezvous."""
+    """The rendezvous, as seen by this host."""
 
     hosts: Hosts
     leads: bool
@@ -61,7 +61,7 @@ class Rendezvous:
         from artel.parallel.process_group import serve_store
 
         try:
-            store = serve_store(addresses.own, hosts.port, timedelta(seconds=_ANSWER_SECONDS))
+            store = serve_store(addresses.local, hosts.port, timedelta(seconds=_ANSWER_SECONDS))
         except OSError as error:
             if hosts.rank is None and error.errno == errno.EADDRINUSE:  # another "host" on this machine serves it
                 return cls(hosts, False, addresses)
@@ -87,7 +87,7 @@ class Rendezvous:
         store = self._signed_store(addresses, folder)
         if hosts.fixed:
             rank = hosts.rank or 0
-            address = addresses.master if rank else addresses.own
+            address = addresses.master if rank else addresses.local
             return NumberedHosts(run_id, store, rank, hosts.count, address, hosts.port)
         # The processes get a new store at each start. torchrun would share the agents' store, which has keys of earlier
         # processes, and which is gone if the first host is lost.
@@ -95,7 +95,7 @@ class Rendezvous:
         limits: dict[str, Any] = {"timeout": _RENDEZVOUS_SECONDS, "join_timeout": _RENDEZVOUS_SECONDS}
         limits |= {"last_call_timeout": _LAST_CALL_SECONDS, "rank": hosts.rank}
         parameters = RendezvousParameters(
-            "c10d", hosts.where, run_id, hosts.least, hosts.count, addresses.own, **limits
+            "c10d", hosts.where, run_id, hosts.least, hosts.count, addresses.local, **limits
         )
         return create_handler(store, C10dRendezvousBackend(store, run_id), parameters)
 
@@ -106,7 +106,7 @@ class Rendezvous:
             store = self._store
         else:
             with reporting(lambda: f"waiting for the first host to answer at {self.hosts.where}"):
-                store = _reach(self.hosts, addresses.master)
+                store = _connect_store(self.hosts, addresses.master)
         if self.hosts.fixed:  # the first values come from hosts that may be late
             store.set_timeout(timedelta(seconds=_RENDEZVOUS_SECONDS))
         return SignedStore(store, run_secret(folder.secret, self.leads, _RENDEZVOUS_SECONDS))
@@ -114,7 +114,7 @@ class Rendezvous:
     @property
     def local_address(self) -> str:
         """The address at which other hosts reach this one."""
-        return "localhost" if self._addresses is None else self._addresses.own
+        return "localhost" if self._addresses is None else self._addresses.local
 
 
 def _run_id(folder: RunFolder) -> str:
@@ -122,7 +122,7 @@ def _run_id(folder: RunFolder) -> str:
     return hashlib.sha256(os.fsencode(folder.path)).hexdigest()[:16]
 
 
-def _reach(hosts: Hosts, address: str) -> TCPStore:
+def _connect_store(hosts: Hosts, address: str) -> TCPStore:
     """Connect to the store of another host as soon as it answers."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -163,7 +163,7 @@ def run_secret(file: Path, leads: bool, timeout: float) -> bytes:
     """
     text = os.environ.get(SECRET_VARIABLE)
     if text is not None:
-        return _checked_secret(text.encode("utf-8", "surrogateescape"), SECRET_VARIABLE)
+        return _check_secret(text.encode("utf-8", "surrogateescape"), SECRET_VARIABLE)
     with disk_errors(file):
         if leads and not file.exists():
             _write_secret(file)
@@ -171,10 +171,10 @@ def run_secret(file: Path, leads: bool, timeout: float) -> bytes:
         if file.stat().st_mode & 0o077:
             fix = f"remove it, and restart all hosts; if the disk has no file owners, {_SECRET_FIX}"
             raise InputError.at(str(file), "other users can read this secret", fix)
-        return _checked_secret(file.read_bytes(), str(file))
+        return _check_secret(file.read_bytes(), str(file))
 
 
-def _checked_secret(secret: bytes, location: str) -> bytes:
+def _check_secret(secret: bytes, location: str) -> bytes:
     if len(secret.strip()) < _MIN_SECRET_BYTES:
         fix = f"use {_MIN_SECRET_BYTES} or more, e.g. from: openssl rand -hex 32"
         raise InputError.at(location, f"has {len(secret.strip())} bytes, which can be guessed", fix)
@@ -193,14 +193,14 @@ def _write_secret(file: Path) -> None:
 
 
 def _await_secret(file: Path, timeout: float) -> None:
-    start, announced = time.monotonic(), False
+    start, has_logged = time.monotonic(), False
     while not file.exists():
         waited = time.monotonic() - start
         if waited > timeout:
             what = f"the first host has not written this secret in {timeout / 60:.0f} minutes"
             fix = f"share the run's folder between hosts, under the same path; or {_SECRET_FIX}"
             raise InputError.at(str(file), what, fix)
-        if waited > _SILENT_SECONDS and not announced:
+        if waited > _SILENT_SECONDS and not has_logged:
             logger.info("waiting for the first host to write %s", file)
-            announced = True
+            has_logged = True
         time.sleep(0.2)

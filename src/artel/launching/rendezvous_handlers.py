@@ -1,4 +1,4 @@
-"""Rendezvous handlers for torchrun's agent that never unpickle data from outside of the run.
+"""Rendezvous handlers for torchrun's agent that never unpickle data from outside the run.
 
 A single host needs no rendezvous. Hosts with fixed numbers do not need torch's dynamic rendezvous, whose state is a
 pickle. Hosts that may join and leave use it, over a store with signed values (`SignedStore`).

@@ -21,8 +21,7 @@ from artel.config.sbatch import check_one_line, format_directive
 from artel.errors import InputError, Problem, WorkError
 from artel.secrets import hide_secrets
 
-# Seconds before the time limit at which Slurm tells the run to save.
-_WARNING = 120
+_WARNING_SECONDS = 120  # before the time limit: Slurm then tells the run to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,10 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
         )
         raise InputError([Problem(value, what, fix) for value in secrets])
     problems: list[Problem] = []
-    directives, setup = _directives(folder, job, problems), _lines(job.setup, "--setup", check_one_line, problems)
+    directives, setup = (
+        _directive_lines(folder, job, problems),
+        _format_lines(job.setup, "--setup", check_one_line, problems),
+    )
     if problems:
         raise InputError(problems)
     lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in directives), ""]
@@ -71,12 +73,12 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
     processes = job.processes or job.gpus or 1
     # Quoted: overrides may have blanks, brackets and dollar signs.
     train = [*step, sys.executable, "-m", "artel", "train", name, *values, "--nproc", str(processes)]
-    words = shlex.join(train) + f" --max-restarts {job.restarts} --nnodes {job.nodes}"
+    command = shlex.join(train) + f" --max-restarts {job.restarts} --nnodes {job.nodes}"
     if job.nodes > 1:
         # This script runs on the first node of the allocation, which differs each time the job is queued again.
         lines.append("port=$((15000 + SLURM_JOB_ID % 16000))")
-        words += ' --rdzv-endpoint "$(hostname):$port"'
-    return "\n".join([*lines, "", *_requeueing(words)]) + "\n"
+        command += ' --rdzv-endpoint "$(hostname):$port"'
+    return "\n".join([*lines, "", *_requeue_lines(command)]) + "\n"
 
 
 def submit(script: str, folder: Path) -> str:
@@ -85,13 +87,13 @@ def submit(script: str, folder: Path) -> str:
         fix = "run this on a login node of the cluster, or write the script with --dry-run and submit it there"
         raise InputError.at("sbatch", "is not installed here", fix)
     folder.mkdir(parents=True, exist_ok=True)  # Slurm drops a job, and its output, whose folder is missing
-    done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise WorkError.at("sbatch", done.stderr.strip() or "rejected the job", "check its options with --dry-run")
-    return done.stdout.strip().partition(";")[0]
+    result = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise WorkError.at("sbatch", result.stderr.strip() or "rejected the job", "check its options with --dry-run")
+    return result.stdout.strip().partition(";")[0]
 
 
-def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
+def _directive_lines(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
     run_folder = folder.resolve()
     flags = {
         "nodes": job.nodes,
@@ -101,7 +103,7 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
         "time": job.time,
         "partition": job.partition,
         "open-mode": "append",  # one log for all runs of a requeued job
-        "signal": f"B:USR1@{_WARNING}",
+        "signal": f"B:USR1@{_WARNING_SECONDS}",
     }
     log = f"{run_folder}/".replace("%", "%%") + "slurm-%j.log"
     values: dict[str, tuple[str, Any]] = {"job-name": ("run", run_folder.name), "output": ("run", log)}
@@ -109,11 +111,11 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
     values |= {name: ("--option", value) for name, value in job.options.items()}
     lines: list[str] = []
     for name, (flag, value) in values.items():
-        lines += _lines([value], flag, partial(format_directive, name), problems)
+        lines += _format_lines([value], flag, partial(format_directive, name), problems)
     return [*lines, "requeue"]
 
 
-def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
+def _format_lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
     """Return `line(text)` for each text. For a ValueError add a problem of `flag` instead."""
     lines = []
     for text in texts:
@@ -125,14 +127,14 @@ def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems
     return lines
 
 
-def _requeueing(words: str) -> list[str]:
+def _requeue_lines(command: str) -> list[str]:
     """Return shell lines that run the step. On Slurm's warning it saves and stops, and the job is requeued."""
     return [
         "# Before the time is over Slurm sends USR1 to this shell alone: the step saves and stops, and the job is",
         "# queued again. artel resumes from the last checkpoint, and does nothing when the run is complete.",
         "warned=",
         """trap 'warned=yes; kill -USR1 "$step"' USR1""",
-        f"{words} &",
+        f"{command} &",
         "step=$!",
         'wait "$step"',
         "status=$?",

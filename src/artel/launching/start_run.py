@@ -1,7 +1,7 @@
 """Start or resume a run on this host: `artel train`.
 
-One process of the run leads: it holds the run's lock, checks the run, prepares its text and compares the run file with
-that of an earlier start. Then it starts the processes of this host. A run of one process is trained in this process.
+One process leads the run. It holds the run's lock, checks the run, prepares its text and compares the run file with
+that of an earlier start. Then it starts the processes of this host. A single-process run trains in this process.
 """
 
 from __future__ import annotations
@@ -95,12 +95,14 @@ def start_run(
         options.max_restarts,
     )
     processes = _processes_on_host(config, options.nproc, hosts)
-    starts_others = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
-    if callbacks and starts_others:
+    starts_processes = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
+    if callbacks and starts_processes:
         what = "are objects of this process, but the run trains in other processes"
         fix = "register them in a module named in `plugins`"
         raise InputError.at("callbacks", what, fix)
-    rendezvous = Rendezvous.open(hosts) if starts_others else None  # a wrong address fails before any text is prepared
+    rendezvous = (
+        Rendezvous.open(hosts) if starts_processes else None
+    )  # a wrong address fails before any text is prepared
     folder = RunFolder(Path(config.run))
     leads = LAUNCHED not in os.environ and (
         os.environ.get("RANK", "0") == "0" if rendezvous is None else rendezvous.leads
@@ -109,7 +111,7 @@ def start_run(
         folder.check_claim()  # before the lock, which is a file in it
         original = folder.original
         if original is not None:
-            _check_copy(config, original)
+            _check_copy_address(config, original)
         check_cache()
     with explain_interrupt(lambda: folder.continue_hint), lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
@@ -119,7 +121,7 @@ def start_run(
             _wait_for_earlier_processes(folder)
         with start_status(folder) if leads else nullcontext():
             config = (
-                _lead(config, folder, options, processes, hosts)
+                _prepare_as_leader(config, folder, options, processes, hosts)
                 if leads
                 else _with_recorded_values(prepare(config).config)
             )
@@ -137,7 +139,7 @@ def start_run(
             return folder.read_result() if leads else {}
 
 
-def _check_copy(config: RunConfig, original: Path) -> None:
+def _check_copy_address(config: RunConfig, original: Path) -> None:
     """Raise InputError if a copied run would write its checkpoints over those of the original, on S3."""
     address, has_begun = config.checkpoint.copy_to, RunFolder(original).config.is_file()
     if address is not None and has_begun and load_run(str(original)).checkpoint.copy_to == address:
@@ -172,7 +174,7 @@ def _read_run(file: RunFile, overrides: Overrides, options: StartOptions) -> tup
     if trackers:
         words.append(f"track={json.dumps([*config.track, *trackers])}")
     if words:
-        overrides = overrides.adding(words)
+        overrides = overrides.with_arguments(words)
         config = file.run(overrides)
     return config, overrides
 
@@ -197,11 +199,11 @@ def _processes_on_host(config: RunConfig, nproc: int | None, hosts: Hosts) -> in
     if hosts.elastic:
         what = f"the run needs {needed} processes, but hosts may join and leave"
         raise InputError.at("parallel.data", what, "set parallel.data=auto")
-    local_size, rest = divmod(needed, hosts.count)
+    local_size, remainder = divmod(needed, hosts.count)
     started = needed if nproc is None else nproc * hosts.count
     if is_worker():
         started = int(os.environ["WORLD_SIZE"])
-    elif nproc is None and rest:
+    elif nproc is None and remainder:
         what = f"{hosts.count} hosts cannot share {needed} processes evenly"
         raise InputError.at("parallel.data", what, f"use a multiple of {hosts.count}")
     if started != needed:
@@ -210,7 +212,9 @@ def _processes_on_host(config: RunConfig, nproc: int | None, hosts: Hosts) -> in
     return local_size
 
 
-def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts) -> RunConfig:
+def _prepare_as_leader(
+    config: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts
+) -> RunConfig:
     """Check the run with all its processes, prepare its text, and make its folder ready for this start.
 
     Return the run with all choices made.
@@ -240,7 +244,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     )  # text and model together, before hours of tokenizing
     if has_secrets(config):
         logger.info(SECRETS_NOTE)
-    began = time.monotonic()
+    start = time.monotonic()
     is_complete = not restart and is_done(_with_recorded_values(config))
     if config.model.auto and not is_complete:
         _check_min_budget(config, world, local_size, restart)
@@ -248,15 +252,15 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     config = prepared.config
     logger.info(prepared.summary())
     if config.train.budget is not None:
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         logger.info("preparing the text took %s s, which does not count towards train.budget", f"{seconds:,.1f}")
     choice = None
     if config.model.auto:
-        config, choice = _with_choice(config, world, local_size, restart)
-    config = _with_packing(config, prepared, restart)
+        config, choice = _choose_model(config, world, local_size, restart)
+    config = _choose_packing(config, prepared, restart)
     if not is_complete:
         if restart or not any(folder.checkpoints.glob("step-*")):
-            _note_unreached(config, prepared)
+            _note_unreached_settings(config, prepared)
         nodes = hosts.least if hosts.elastic else world // local_size
         plan_at_start(config, prepared, local_size, nodes, options.force)
         if choice is not None and folder.plan.exists():
@@ -266,7 +270,7 @@ def _lead(config: RunConfig, folder: RunFolder, options: StartOptions, processes
     if copied := folder.claim(original):
         logger.info(copied)
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
-        _remove_earlier(config, folder)
+        _remove_earlier_run(config, folder)
         check_same_run(config, prepared)
     if choice is not None:  # only now: the folder may be another run's
         write_file(folder.choice, json.dumps(choice.to_json(), indent=2).encode())
@@ -286,7 +290,7 @@ def _with_recorded_values(config: RunConfig) -> RunConfig:
     return with_recorded_values(restore_packing((restore_choice(config) or config) if config.model.auto else config))
 
 
-def _note_unreached(config: RunConfig, prepared: PreparedText) -> None:
+def _note_unreached_settings(config: RunConfig, prepared: PreparedText) -> None:
     """Announce settings without effect in a run of this length. Raise InputError for a warmup far beyond its end."""
     from artel.training.lengthening import prepared_length
     from artel.training.unused_settings import find_unused_settings
@@ -296,7 +300,7 @@ def _note_unreached(config: RunConfig, prepared: PreparedText) -> None:
         logger.info(note)
 
 
-def _with_packing(config: RunConfig, prepared: PreparedText, restart: bool) -> RunConfig:
+def _choose_packing(config: RunConfig, prepared: PreparedText, restart: bool) -> RunConfig:
     """Return the run with `data.packing: auto` resolved: as in its first start, or now."""
     from artel.training.packing import AUTO, choose_packing, with_packing
     from artel.training.same_run import restore_packing
@@ -323,7 +327,9 @@ def _check_min_budget(config: RunConfig, world: int, local_size: int, restart: b
         check_budget_before_text(config, world, local_size)
 
 
-def _with_choice(config: RunConfig, world: int, local_size: int, restart: bool) -> tuple[RunConfig, ModelChoice | None]:
+def _choose_model(
+    config: RunConfig, world: int, local_size: int, restart: bool
+) -> tuple[RunConfig, ModelChoice | None]:
     """Return the run with a model in place of `model.auto`, and the choice; None if it was made in an earlier start."""
     from artel.planning import StartConditions, check_run
     from artel.planning.budget.choose import CHOOSING_MESSAGE, choose_model
@@ -341,7 +347,7 @@ def _with_choice(config: RunConfig, world: int, local_size: int, restart: bool) 
     return chosen, choice
 
 
-def _remove_earlier(config: RunConfig, folder: RunFolder) -> None:
+def _remove_earlier_run(config: RunConfig, folder: RunFolder) -> None:
     from artel.training.checkpoint.s3_mirror import remove_copies
 
     if config.checkpoint.copy_to is not None:  # before the folder: copies that cannot be removed would come back
@@ -369,11 +375,11 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
     processes_lock = lock(folder.processes_lock, wait=False, shared=True)
     rank, size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
     where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-    others = f"process {rank} waits for the other processes ({size} in all) at {where}"
-    announces = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
+    message = f"process {rank} waits for the other processes ({size} in all) at {where}"
+    logs_waiting = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
         leads = os.environ.get("RANK", "0") == "0"
-        with log_waiting(folder, others if announces else "", leads=leads):
+        with log_waiting(folder, message if logs_waiting else "", leads=leads):
             world = stack.enter_context(join_world(config.train.threads))
         stack.enter_context(raise_lost_peers())
         stack.enter_context(processes_lock)
@@ -384,10 +390,10 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
         config = restore_packing(config, needs_checkpoint=False)
         callbacks = [*callbacks, *(CALLBACKS[name]() for name in config.callbacks)]
         prepared = prepare(with_recorded_values(config))
-        return train(prepared.config, prepared, world, callbacks, make_report=partial(_report, config.run))
+        return train(prepared.config, prepared, world, callbacks, make_report=partial(_render_report, config.run))
 
 
-def _report(folder: str) -> str | None:
+def _render_report(folder: str) -> str | None:
     """Return the report of a run as a page, if plotly is installed."""
     if find_spec("plotly") is None:
         return None

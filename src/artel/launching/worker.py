@@ -50,7 +50,7 @@ def end_with_launcher(launcher: int) -> None:
 
 @contextmanager
 def raise_lost_peers() -> Iterator[None]:
-    """Raise LostPeers for what libraries raise when a peer is gone; other errors pass."""
+    """Raise LostPeers if a library reports a closed connection inside the block. Other errors pass through."""
     from torch.distributed import DistError
 
     try:
@@ -64,6 +64,6 @@ def raise_lost_peers() -> Iterator[None]:
         raise LostPeers([Problem(location, what, "look for the process that ended first, and its message")]) from error
 
 
-_SOURCE_PREFIX = r"^\[[^]]*\] *"  # gloo's errors begin with their place in its source
+_SOURCE_PREFIX = r"^\[[^]]*\] *"  # gloo's errors begin with a location in its source code
 # Words in gloo's errors for a closed connection; gloo has no error class.
 _CLOSED_CONNECTION = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")

@@ -15,7 +15,7 @@ from artel.preparing.build_store import objective_notes
 from artel.storage import is_remote
 from artel.text import Document, DroppedRecord, Ledger, Rejected, check_ledger, read_documents
 from artel.text.reading.files import is_url
-from artel.text.sources.find import all_sources
+from artel.text.sources.find import list_sources
 from artel.text.sources.inputs import input_shards
 
 _MAX_BYTES = 2 * 2**20
@@ -34,7 +34,7 @@ def check_records(config: RunConfig) -> list[str]:
     """
     if config.data.from_store or config.model.auto or has_store(config):
         return []
-    if any(is_url(path) or is_remote(path) for _, source in all_sources(config.data) for path in source.path):
+    if any(is_url(path) or is_remote(path) for _, source in list_sources(config.data) for path in source.path):
         return ["remote sources are not checked yet: artel prepare fetches and reads them"]
     try:
         check_sources_and_outputs(config)

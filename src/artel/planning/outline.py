@@ -22,7 +22,7 @@ from artel.objectives import objective_type
 from artel.preparing import has_store, tokenizer_location, tokenizer_name
 from artel.storage import is_remote
 from artel.text.reading.files import is_url
-from artel.text.sources.find import all_sources
+from artel.text.sources.find import list_sources
 from artel.text.sources.inputs import input_shards
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.train import MAX_AUTO_VOCABULARY, TRAINING_BYTES, auto_vocabulary
@@ -107,7 +107,7 @@ def _planned_vocabulary(config: RunConfig, training: TokenizerTraining) -> int:
     """Return the number of ids of a tokenizer to be trained; for `auto`, from the size of the local files."""
     if training.vocab != "auto":
         return training.vocab
-    paths = [path for _, source in all_sources(config.data) for path in source.path]
+    paths = [path for _, source in list_sources(config.data) for path in source.path]
     with suppress(InputError):  # reported by another check
         if not any(is_url(path) or is_remote(path) for path in paths):
             size = sum(shard.size for shard in input_shards(config.data))

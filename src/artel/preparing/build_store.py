@@ -21,7 +21,7 @@ from artel.preparing.run_tokenizer import run_tokenizer
 from artel.preparing.stores import store_key
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.text import Document, Ledger, describe_drops, more_documents, read_documents, write_index
+from artel.text import Document, Ledger, describe_drops, read_documents, suggest_more_documents, write_index
 from artel.tokens import TokenStore, load_tokenizer
 
 _MAX_NOTED_DOCUMENTS = 200
@@ -159,7 +159,7 @@ def _check_splits(config: RunConfig, manifest: dict[str, Any], ledger: dict[str,
             what = f"no sample could be made of {config.data.validation}: {dropped or 'it has no documents'}"
         elif dropped := describe_drops(ledger["documents"]["dropped"]):
             what = f"no document is left to hold out (dropped: {dropped})"
-        fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(config.data)}"
+        fix = f"write data.validation: 0, or the path of validation texts; or {suggest_more_documents(config.data)}"
         raise InputError.at("data.validation", what, fix)
     if config.data.held_out != 1.0 and splits["train"]["samples"] == 0:
         fix = "fix the documents that were dropped, or raise data.max_bad"

@@ -33,7 +33,7 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.messages import from_json, to_json
 from artel.secrets import hide_secrets
 from artel.storage import discard, disk_errors, remove_leftovers, write_file
-from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards, unread_files, unread_notes
+from artel.text import BenchmarkIndex, InputShard, cut_notes, input_shards, list_all_inputs, unread_files, unread_notes
 
 # Small texts get smaller shards, so that every core has several of them. Each shard takes at least 0.2 s.
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
@@ -63,7 +63,7 @@ class Workspace:
         if run_file != dump_run(config):
             _make_private(path)
         if not workspace._plan.is_file():
-            inputs = [entry for _, _, inputs in all_inputs(config.data) for entry in inputs]
+            inputs = [entry for _, _, inputs in list_all_inputs(config.data) for entry in inputs]
             size = min(config.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
             shards = [shard.to_json() for shard in input_shards(config.data, size)]
             unread = list(unread_files(config.data))

@@ -1,4 +1,4 @@
-"""SIGBUS: the signal that ends a process if a memory-mapped file becomes shorter, or its disk fails."""
+"""Handle SIGBUS, the signal that ends a process if a memory-mapped file becomes shorter or its disk fails."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class MappedFiles:
 
     def find_overwritten(self) -> list[str]:
         """Return the files whose content may have changed. A replaced file stays mapped as it was."""
-        return [name for name, initial in self._initial_stats.items() if _is_written_over(name, initial)]
+        return [name for name, initial in self._initial_stats.items() if _is_overwritten(name, initial)]
 
 
-def _is_written_over(name: str, initial: os.stat_result) -> bool:
+def _is_overwritten(name: str, initial: os.stat_result) -> bool:
     try:
         current = Path(name).stat()
     except OSError:

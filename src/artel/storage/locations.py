@@ -80,7 +80,7 @@ def check_cache() -> None:
         file.write(b"artel")
 
 
-def _as_os_error(error: Exception) -> OSError | None:
+def _to_os_error(error: Exception) -> OSError | None:
     """Return the disk's error, also if a Rust library (safetensors) reports it as text: `… (os error 28)`."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
@@ -97,7 +97,7 @@ def disk_errors(folder: Path | str) -> Iterator[None]:
     try:
         yield
     except Exception as raised:
-        error = _as_os_error(raised)
+        error = _to_os_error(raised)
         if error is None:
             raise
         is_elsewhere = error.errno == errno.ENOENT and not _is_below(error.filename, folder)

@@ -1,4 +1,4 @@
-"""File locks (flock). The kernel holds them, so that the lock of a process that dies is released."""
+"""File locks (flock). The kernel holds them and releases the lock of a process that dies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _try_lock(path: Path, shared: bool) -> int | None:
 
 
 def lock_holders(path: Path) -> str:
-    """Return the processes that hold the lock, for messages, without the dead ones of this host."""
+    """Describe the processes that hold the lock, for messages. Dead processes of this host are left out."""
     try:
         lines = path.read_bytes()[-2000:].decode(errors="replace").splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Panics of Rust libraries. They become exceptions, but Rust prints them before anyone can catch them."""
+"""Hide panics of Rust libraries. They become exceptions, but Rust prints them before anyone can catch them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hide_panics() -> Iterator[None]:
 
 
 def stderr_descriptor() -> int:
-    """Return the descriptor of standard error, also inside such a block."""
+    """Return the descriptor of standard error, also inside `hide_panics`."""
     return 2 if _stderr < 0 else _stderr
 
 
@@ -56,8 +56,8 @@ def _leave() -> None:
         os.close(_stderr)
         with open(_buffer, "rb") as file:
             file.seek(0)
-            written = _PANIC.sub(b"", file.read())
+            output = _PANIC.sub(b"", file.read())
         _stderr = _buffer = -1
-    if written:
-        with open(2, "wb", closefd=False) as error:
-            error.write(written)
+    if output:
+        with open(2, "wb", closefd=False) as stderr:
+            stderr.write(output)

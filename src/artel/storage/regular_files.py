@@ -1,4 +1,4 @@
-"""Regular files (reading anything else under a file's name may block forever, or never end), and their checksums."""
+"""Checks for regular files, and their checksums. Reading a pipe or device in place of a file may never end."""
 
 from __future__ import annotations
 

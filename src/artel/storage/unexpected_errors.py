@@ -90,11 +90,11 @@ def worker_error(error: BaseException, doing: str) -> ArtelError:
     return WorkError.at("", f"{first} ({fault})", file)
 
 
-def find_fault_file(number: int) -> str | None:
-    """Return the newest file that a process of this machine wrote about an unexpected error, if any."""
+def find_fault_file(process_id: int) -> str | None:
+    """Return the newest file about an unexpected error that a process of this machine wrote, if any."""
     for folder in (_faults_folder, lambda: Path(tempfile.gettempdir())):
         with suppress(OSError, ArtelError):  # as in `write_fault`
-            if files := sorted(folder().glob(f"*-process-{number}.txt")):
+            if files := sorted(folder().glob(f"*-process-{process_id}.txt")):
                 return str(files[-1])
     return None
 

@@ -4,7 +4,14 @@ from artel.text.cleaning.html import html_to_text
 from artel.text.decontamination import BenchmarkIndex, write_index
 from artel.text.formats.text import frame_notes
 from artel.text.ledger import Counts, Ledger, count_drops, describe_drops
-from artel.text.pipeline import CleanedRecord, check_ledger, check_text, clean_shard, more_documents, read_documents
+from artel.text.pipeline import (
+    CleanedRecord,
+    check_ledger,
+    check_text,
+    clean_shard,
+    read_documents,
+    suggest_more_documents,
+)
 from artel.text.reading.lines import count_lines
 from artel.text.reading.subsets import check_sets
 from artel.text.records import (
@@ -29,10 +36,10 @@ from artel.text.sources.find import check_sources, unread_files, unread_notes
 from artel.text.sources.inputs import (
     InputShard,
     SourcePath,
-    all_inputs,
     cut_notes,
     find_source,
     input_shards,
+    list_all_inputs,
     source_fingerprint,
     source_paths,
 )
@@ -60,7 +67,6 @@ __all__ = [
     "TaggedText",
     "ToolCall",
     "Tools",
-    "all_inputs",
     "check_ledger",
     "check_sets",
     "check_sources",
@@ -74,10 +80,11 @@ __all__ = [
     "frame_notes",
     "html_to_text",
     "input_shards",
-    "more_documents",
+    "list_all_inputs",
     "read_documents",
     "source_fingerprint",
     "source_paths",
+    "suggest_more_documents",
     "unread_files",
     "unread_notes",
     "write_index",

@@ -94,8 +94,8 @@ def _rows_by_fields(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Ro
     for origin, fields in _read_objects(benchmark, file):
         try:
             row = require_object(fields)
-            query = [text for name in benchmark.query for text in _texts(row, name, "query")]
-            labels = [text for name in benchmark.label for text in _texts(row, name, "label")]
+            query = [text for name in benchmark.query for text in _get_texts(row, name, "query")]
+            labels = [text for name in benchmark.label for text in _get_texts(row, name, "label")]
             is_one_answer = len(benchmark.label) > 1
             yield Row(origin, "\n".join(query), ["\n".join(labels)] if is_one_answer else labels)
         except BadRecord as error:
@@ -112,7 +112,7 @@ def _read_objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tupl
         yield origin, values if isinstance(values, BadRecord) else dict(zip(names, values, strict=True))
 
 
-def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
+def _get_texts(row: dict[str, Any], name: str, key: str) -> list[str]:
     """Return the texts in a field. A dot reaches into an object. Raise BadRecord."""
     value = get_nested_field(row, name)
     if value is None:
@@ -173,26 +173,26 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
         raise InputError.at(key, f"the data of {benchmark.task} cannot be read: {reason}", fix) from None
     for name, task in tasks.items():
         for number, example in enumerate(task.eval_docs):
-            yield Row(f"{name}[{number}]", _query(task, example), _labels(task, example))
+            yield Row(f"{name}[{number}]", _build_query(task, example), _find_labels(task, example))
 
 
-def _query(task: Any, example: Any) -> str:
+def _build_query(task: Any, example: Any) -> str:
     query = task.doc_to_text(example)
     if isinstance(query, str):
         return query
-    choices = _choices(task, example)  # an index: one of the choices is the question (winogrande)
+    choices = _list_choices(task, example)  # an index: one of the choices is the question (winogrande)
     return choices[query] if isinstance(query, int) and query < len(choices) else ""
 
 
-def _labels(task: Any, example: Any) -> list[str]:
+def _find_labels(task: Any, example: Any) -> list[str]:
     """Return the correct answers, as texts of the choices if the task has choices."""
     target = task.doc_to_target(example)
-    choices = _choices(task, example)
+    choices = _list_choices(task, example)
     targets = target if isinstance(target, list) else [target]
     return [choices[item] if isinstance(item, int) and item < len(choices) else str(item) for item in targets]
 
 
-def _choices(task: Any, example: Any) -> list[str]:
+def _list_choices(task: Any, example: Any) -> list[str]:
     if getattr(task.config, "doc_to_choice", None) is None:
         return []
     return list(map(str, task.doc_to_choice(example)))

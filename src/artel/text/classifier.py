@@ -62,16 +62,17 @@ def features(texts: Sequence[str]) -> Features:
     words = _SHINGLER.hashes(texts)
     counts = np.fromiter(map(len, words), np.int64, len(words))
     hashes = np.concatenate([*words, np.empty(0, np.uint64)])
-    owners = np.repeat(np.arange(len(words)), counts)
-    neighbours = owners[:-1] == owners[1:]
+    text_numbers = np.repeat(np.arange(len(words)), counts)
+    neighbours = text_numbers[:-1] == text_numbers[1:]
     pairs = (hashes[:-1] * _FIRST_FACTOR + hashes[1:] * _SECOND_FACTOR)[neighbours]
     buckets = np.concatenate([hashes, pairs]) >> np.uint64(64 - BUCKET_BITS)
-    numbers = np.concatenate([owners, owners[:-1][neighbours]])
+    numbers = np.concatenate([text_numbers, text_numbers[:-1][neighbours]])
     keys, occurrences = np.unique((numbers << BUCKET_BITS) | buckets.astype(np.int64), return_counts=True)
-    owners = keys >> BUCKET_BITS
+    text_numbers = keys >> BUCKET_BITS
     values = 1 + np.log(occurrences)
-    lengths = np.sqrt(np.bincount(owners, values * values, len(words)))
-    return Features(keys & ((1 << BUCKET_BITS) - 1), (values / lengths[owners]).astype(np.float32), owners)
+    lengths = np.sqrt(np.bincount(text_numbers, values * values, len(words)))
+    buckets = keys & ((1 << BUCKET_BITS) - 1)
+    return Features(buckets, (values / lengths[text_numbers]).astype(np.float32), text_numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Classifier:
         return 1 / (1 + np.exp(-logits))
 
 
-def pass_classifier(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
+def apply_classifier(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
     """Return (texts,): True for texts that pass the classifier of a run. Raise InputError."""
     return _read_classifier(rule.from_).scores(texts) >= rule.minimum
 

@@ -79,7 +79,7 @@ def check_benchmarks(data: DataConfig) -> None:
     """Raise InputError with all problems of the benchmarks that can be found before reading."""
     problems = [
         problem
-        for key, benchmark in _benchmarks(data)
+        for key, benchmark in _list_benchmarks(data)
         for problem in (task_problems(benchmark, key) if benchmark.task else file_problems(benchmark, key))
     ]
     if problems:
@@ -89,7 +89,7 @@ def check_benchmarks(data: DataConfig) -> None:
 def benchmark_fingerprint(data: DataConfig) -> list[Any]:
     """Return path, size and version of each benchmark file, and the version of the harness, for the store key."""
     facts: list[Any] = [NGRAM_VERSION]
-    for key, benchmark in _benchmarks(data):
+    for key, benchmark in _list_benchmarks(data):
         if benchmark.task:
             facts.append(["task", benchmark.task, version("lm_eval")])  # its questions may change
         else:
@@ -106,7 +106,7 @@ def write_index(data: DataConfig, folder: Path) -> None:
     hashes, rows = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
     origins: list[str] = []
     descriptions: list[dict[str, Any]] = []
-    for key, benchmark in _benchmarks(data):
+    for key, benchmark in _list_benchmarks(data):
         name = benchmark.path or benchmark.task
         logger.info("reading the benchmark %s", name)
         first, num_too_short = len(origins), 0
@@ -149,22 +149,22 @@ class BenchmarkIndex:
 
         Pass many short records at a time: the overhead of a call is the time of 5,000 characters.
         """
-        texts = [(number, text) for number, record in enumerate(records) for text in _texts(record)]
+        texts = [(number, text) for number, record in enumerate(records) for text in _lookup_texts(record)]
         matches: list[ContaminatedDocument | None] = [None] * len(records)
-        hashes_of_texts = self._ngrams.hashes([text for _, text in texts])
-        hashes = np.concatenate(hashes_of_texts)
+        text_hashes = self._ngrams.hashes([text for _, text in texts])
+        hashes = np.concatenate(text_hashes)
         candidates = np.flatnonzero(self._has_hash[hashes >> self._shift])
         starts = np.searchsorted(self._hashes, hashes[candidates])
         stops = np.searchsorted(self._hashes, hashes[candidates], side="right")
         matching = np.flatnonzero(stops > starts)
         if not matching.size:
             return matches
-        ends = np.cumsum([text_hashes.size for text_hashes in hashes_of_texts])
-        text_of = np.searchsorted(ends, candidates[matching], side="right")
-        for number in np.unique(text_of).tolist():
+        ends = np.cumsum([array.size for array in text_hashes])
+        text_indices = np.searchsorted(ends, candidates[matching], side="right")
+        for number in np.unique(text_indices).tolist():
             owner, text = texts[number]
             if matches[owner] is None:
-                positions = matching[text_of == number]
+                positions = matching[text_indices == number]
                 spans = zip(starts[positions].tolist(), stops[positions].tolist(), strict=True)
                 rows = np.unique(np.concatenate([self._rows[start:stop] for start, stop in spans]))
                 first = int(candidates[positions[0]]) - (int(ends[number - 1]) if number else 0)
@@ -184,12 +184,12 @@ class BenchmarkIndex:
         return orjson.loads((self._folder / "about.json").read_bytes())
 
 
-def _benchmarks(data: DataConfig) -> Iterator[tuple[str, BenchmarkConfig]]:
+def _list_benchmarks(data: DataConfig) -> Iterator[tuple[str, BenchmarkConfig]]:
     for number, benchmark in enumerate(data.decontaminate.benchmarks if data.decontaminate else []):
         yield f"data.decontaminate.benchmarks.{number}", benchmark
 
 
-def _texts(record: Record) -> Sequence[str]:
+def _lookup_texts(record: Record) -> Sequence[str]:
     """Return the texts of a record to look up, as the model would read them."""
     if isinstance(record.fields, Pair):
         return [f"{record.fields.input}\n{record.fields.output}"]

@@ -1,4 +1,4 @@
-"""The ledger: every document that is read is counted as kept, or as dropped for a reason."""
+"""The ledger counts every document that is read, as kept or as dropped for a reason."""
 
 from __future__ import annotations
 
@@ -171,15 +171,15 @@ class Ledger:
             self.notes.append(Phrase(template, **about, origin=first.origin, detail=first.detail))
 
     def _rejected_problems(self) -> Iterator[Problem]:
-        """Yield the first rejected records, one of each whose details differ only in numbers; then the rest's count."""
+        """Yield the first rejected records, one of those that differ only in numbers, then the remaining count."""
         by_detail = defaultdict(list)
         for item in self.listed:
             by_detail[_NUMBER_PATTERN.sub("0", item.detail)].append(item)
         groups = [*by_detail.values()][:_MAX_PROBLEMS]
-        for first, *others in groups:
-            listed = ", ".join(item.origin for item in others[:_MAX_ORIGINS])
-            ellipsis = " …" if len(others) > _MAX_ORIGINS else ""
-            fix = f"{len(others):,} more like this: {listed}{ellipsis}" if others else ""
+        for first, *similar in groups:
+            origins = ", ".join(item.origin for item in similar[:_MAX_ORIGINS])
+            ellipsis = " …" if len(similar) > _MAX_ORIGINS else ""
+            fix = f"{len(similar):,} more like this: {origins}{ellipsis}" if similar else ""
             yield Problem(first.origin, first.detail, fix)
         num_unlisted = self.rejected - sum(map(len, groups))
         if num_unlisted:

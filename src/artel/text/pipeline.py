@@ -20,7 +20,7 @@ from artel.config import ClassifierConfig, CleanConfig, DataConfig, PiiConfig, S
 from artel.errors import InputError, Problem
 from artel.messages import Phrase
 from artel.registry import FORMATS
-from artel.text.classifier import check_classifier, pass_classifier
+from artel.text.classifier import apply_classifier, check_classifier
 from artel.text.cleaning.pii import find_pii, mask_pii
 from artel.text.cleaning.quality import drop_reason
 from artel.text.cleaning.rules import check_packages, clean, drop_lines
@@ -132,7 +132,7 @@ def _good_records(
     """Yield the records that pass the classifier. Questions and texts with spans are not classified."""
     for batch in _batches(records):
         texts = ["" if isinstance(record.fields, Question | TaggedText) else record.text for record, _ in batch]
-        for (record, changes), text, is_good in zip(batch, texts, pass_classifier(texts, rule), strict=True):
+        for (record, changes), text, is_good in zip(batch, texts, apply_classifier(texts, rule), strict=True):
             if text and not is_good:
                 ledger.drop(record.set_name, "quality")
             else:
@@ -234,10 +234,10 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
         dropped = describe_drops(total.dropped) or "the sources have none"
-        raise InputError.at("data.sources", f"no document is left: {dropped}", _fix_for(data, total.dropped))
+        raise InputError.at("data.sources", f"no document is left: {dropped}", _suggest_fix(data, total.dropped))
     if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1, all documents are for evaluation
         what = "no document is left for training: all are in the validation split"
-        raise InputError.at("data.validation", what, f"lower data.validation, or {more_documents(data)}")
+        raise InputError.at("data.validation", what, f"lower data.validation, or {suggest_more_documents(data)}")
     for reason in _LENGTH_NOTES:
         if (count := total.dropped[reason]) > total.read * _MAX_DROPPED_FRACTION:
             ledger.notes.append(Phrase(_LENGTH_NOTES[reason], count=count, read=total.read, block=data.block))
@@ -263,7 +263,7 @@ _FIXES = {
 }
 
 
-def _fix_for(data: DataConfig, dropped: Counter[str]) -> str:
+def _suggest_fix(data: DataConfig, dropped: Counter[str]) -> str:
     """Return the fix if no document is left, by the most frequent reason for dropping."""
     reason = max(dropped, key=lambda name: dropped[name], default="")
     if reason == "longer_than_block":
@@ -272,7 +272,7 @@ def _fix_for(data: DataConfig, dropped: Counter[str]) -> str:
     return _FIXES.get(reason, default_fix)
 
 
-def more_documents(data: DataConfig) -> str:
+def suggest_more_documents(data: DataConfig) -> str:
     """Return a fix that gets more documents from the sources."""
     for number, source in enumerate(data.sources):
         if source.yields == "text" and FORMATS[source.format].is_plain_text and source.document != "line":

@@ -1,4 +1,4 @@
-"""Records that sources yield (texts, pairs, questions, conversations, preferences, labels …), and documents."""
+"""Records of sources (texts, pairs, questions, conversations, preferences, labels …), and documents."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class LabeledText:
 
 @dataclass(frozen=True, slots=True)
 class TaggedText:
-    """A text and the entities in it."""
+    """A text and its labeled spans."""
 
     text: str
     spans: tuple[tuple[int, int, str], ...]
@@ -210,7 +210,7 @@ class DroppedRecord:
 
     reason: str
     set_name: str = ""
-    """The set in which it is counted, if a source excludes it."""
+    """The set that counts it, if a source excludes it."""
 
 
 @dataclass(frozen=True, slots=True)

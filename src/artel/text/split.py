@@ -1,7 +1,7 @@
-"""The validation split, chosen by a hash of the text, so that it stays the same when files are added.
+"""The validation split, chosen by a hash of the text. It stays the same when files are added.
 
-With `validation.by: chapter`, all documents of a chapter are on the same side. A chapter begins at a heading. In a text
-without headings, a chapter is a number of neighbouring documents.
+With `validation.by: chapter`, all documents of a chapter go into the same split. A chapter begins at a heading. In a
+text without headings, a chapter is a number of neighbouring documents.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_held_out(hash_value: int, fraction: float) -> bool:
 
 
 def smallest_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
-    """Return the smallest fraction that holds out about `fraction` of the documents, at least one, not all; or None."""
+    """Return the smallest fraction that holds out about `fraction` of the documents: at least one, not all. Else None."""
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
         return None

@@ -146,11 +146,11 @@ def _parse_mistral(text: str, tools: Tools) -> list[ToolCall]:
         value, _ = _DECODER.raw_decode(text.lstrip())
         return list(parse_calls(value))
     calls: list[ToolCall] = []
-    at = 0
-    while (match := _MISTRAL_CALL.match(text, at)) is not None:
-        arguments, at = _DECODER.raw_decode(text, match.end())
+    offset = 0
+    while (match := _MISTRAL_CALL.match(text, offset)) is not None:
+        arguments, offset = _DECODER.raw_decode(text, match.end())
         calls.append(parse_call({"name": match[1], "arguments": arguments}))
-    if text[at:].strip():
+    if text[offset:].strip():
         raise ValueError("text after a call")
     return _require_calls(calls)
 
@@ -165,11 +165,11 @@ def _parse_llama(text: str, tools: Tools) -> list[ToolCall]:
     """Parse JSON objects one after another, with or without `;` between them."""
     calls: list[ToolCall] = []
     separators = " \t\r\n;,"
-    rest = text.strip(separators)
-    while rest:
-        value, at = _DECODER.raw_decode(rest)
+    remaining = text.strip(separators)
+    while remaining:
+        value, end = _DECODER.raw_decode(remaining)
         calls += parse_calls(value)
-        rest = rest[at:].lstrip(separators)
+        remaining = remaining[end:].lstrip(separators)
     return _require_calls(calls)
 
 
@@ -190,16 +190,16 @@ def _llama_4_text(text: str) -> str:
 
 def _parse_gigachat(text: str, tools: Tools) -> list[ToolCall]:
     """Parse the call after `<|message_sep|>`. No text after it: the mark only ended the message."""
-    header, found, call = text.partition("<|role_sep|>")
-    if text.strip() and (header.strip() != "function call" or not found):
+    header, separator, call = text.partition("<|role_sep|>")
+    if text.strip() and (header.strip() != "function call" or not separator):
         raise ValueError("no call")
-    return list(parse_calls(call)) if found else []
+    return list(parse_calls(call)) if separator else []
 
 
 def _pattern_parser(pattern: str) -> Callable[[str, Tools], list[ToolCall]]:
     """Return a parser of calls that match a pattern with the groups name, arguments and, if calls have one, id."""
     compiled = re.compile(pattern, re.DOTALL)
-    return lambda text, tools: _require_calls([parse_call(found.groupdict()) for found in compiled.finditer(text)])
+    return lambda text, tools: _require_calls([parse_call(match.groupdict()) for match in compiled.finditer(text)])
 
 
 _DEEPSEEK = _pattern_parser(
@@ -224,8 +224,8 @@ def _parse_gemma(text: str, tools: Tools) -> list[ToolCall]:
     match = _GEMMA_CALL.fullmatch(text)
     if match is None:
         raise ValueError("no call")
-    quoted = _GEMMA_STRING_OR_KEY.sub(lambda found: json.dumps(found[1] if found[2] is None else found[2]), match[2])
-    return [parse_call({"name": match[1], "arguments": quoted})]
+    arguments = _GEMMA_STRING_OR_KEY.sub(lambda item: json.dumps(item[1] if item[2] is None else item[2]), match[2])
+    return [parse_call({"name": match[1], "arguments": arguments})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ _FORMATS = (
 # Calls without a mark
 
 
-def _unmarked_calls(text: str, tools: Tools) -> list[ToolCall]:
+def _parse_unmarked_calls(text: str, tools: Tools) -> list[ToolCall]:
     """Return the calls that make up a whole text; empty if it calls others than `tools`."""
     offered = set(tool_names(tools))
     body = text.strip()
@@ -281,12 +281,12 @@ def _parse_pythonic(text: str, tools: Tools) -> list[ToolCall]:
     if not text.startswith("[") or not text.endswith("]"):
         raise ValueError("no list")
     calls = []
-    for piece in _split_at_commas(text[1:-1]):
-        name, found, inside = piece.strip().partition("(")
-        if not found or not inside.endswith(")") or not name.strip():
+    for call in _split_at_commas(text[1:-1]):
+        name, parenthesis, argument_list = call.strip().partition("(")
+        if not parenthesis or not argument_list.endswith(")") or not name.strip():
             raise ValueError("no call")
         arguments = {}
-        for argument in _split_at_commas(inside[:-1]):
+        for argument in _split_at_commas(argument_list[:-1]):
             key, equals, value = argument.partition("=")
             if not equals:
                 raise ValueError("an argument without a name")
@@ -298,7 +298,7 @@ def _parse_pythonic(text: str, tools: Tools) -> list[ToolCall]:
 def _split_at_commas(text: str) -> Iterator[str]:
     """Split at the commas outside brackets and quotes."""
     depth, quote, begin = 0, "", 0
-    has_equals = False  # in this piece: an apostrophe before it, in a name, is no quote
+    has_equals = False  # in the current chunk: before an equals sign, an apostrophe is part of a name, not a quote
     for match in re.finditer(r"""\\.|["'()\[\]{},=]""", text, re.DOTALL):
         sign = match[0]
         if quote:
@@ -323,13 +323,13 @@ def _split_at_commas(text: str) -> Iterator[str]:
 def read_calls(text: str, tools: Tools = ()) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text without its calls, and the calls. Calls without a mark count only if they call `tools`."""
     reader = CallReader(tools)
-    rest = reader.add(text) + reader.rest()
-    return (rest.strip() if reader.calls else text), tuple(reader.calls)
+    remaining = reader.add(text) + reader.rest()
+    return (remaining.strip() if reader.calls else text), tuple(reader.calls)
 
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads a text chunk by chunk, and returns what is not a call as soon as that is certain."""
+    """Reads a text chunk by chunk, and returns text as soon as it cannot be part of a call."""
 
     tools: Tools = ()
     calls: list[ToolCall] = field(default_factory=list)
@@ -353,12 +353,12 @@ class CallReader:
         visible = ""
         while True:
             if self._open_format is None:
-                found = [(at, item) for item in _FORMATS if (at := self._pending.find(item.start_mark)) >= 0]
-                if not found:
+                starts = [(start, item) for item in _FORMATS if (start := self._pending.find(item.start_mark)) >= 0]
+                if not starts:
                     break
-                at, self._open_format = min(found, key=lambda pair: pair[0])
-                visible += self._pending[:at]
-                self._pending = self._pending[at + len(self._open_format.start_mark) :]
+                start, self._open_format = min(starts, key=lambda pair: pair[0])
+                visible += self._pending[:start]
+                self._pending = self._pending[start + len(self._open_format.start_mark) :]
             end_mark = self._open_format.end_mark
             body, closed, after = self._pending.partition(end_mark) if end_mark else ("", "", "")
             if not closed:
@@ -367,7 +367,7 @@ class CallReader:
             self._pending = "" if self.is_over else after
         marks = (item.start_mark for item in _FORMATS)
         size = max(size for mark in marks for size in range(len(mark)) if self._pending.endswith(mark[:size]))
-        end = len(self._pending) - size  # the rest may become a mark
+        end = len(self._pending) - size  # the characters after `end` may become a mark
         visible += self._pending[:end]
         self._pending = self._pending[end:]
         return visible
@@ -377,7 +377,7 @@ class CallReader:
         if self._open_format is not None:
             return self._close(self._pending, "")
         if not self._has_text:
-            self.calls += (calls := _unmarked_calls(self._pending, self.tools))
+            self.calls += (calls := _parse_unmarked_calls(self._pending, self.tools))
             if calls:
                 return ""
             self._has_text = True

@@ -249,7 +249,7 @@ def convert_axolotl(text: str, location: str) -> ConvertedConfig:
     _convert_intervals(conversion)
     _convert_tasks(conversion)
     _convert_parallel(conversion)
-    trainer.fit_together(conversion)
+    trainer.resolve_conflicts(conversion)
     return conversion.finish()
 
 

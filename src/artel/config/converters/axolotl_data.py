@@ -70,7 +70,7 @@ def convert_data(conversion: Conversion, section: str, objective: str) -> None:
             for key in conversion.keys_in(prefix):
                 conversion.report(key, "chat needs conversations; train on plain text in a separate run")
         else:
-            sources.append(_source(conversion, prefix, f"data.sources.{len(sources)}", objective))
+            sources.append(_convert_source(conversion, prefix, f"data.sources.{len(sources)}", objective))
     if isinstance(conversion.raw_value(section), str):  # pretraining_dataset: NAME
         data_set = local_or_hub(conversion.raw_value(section))
         sources.append({"path": data_set.path, "format": "parquet" if data_set.is_on_hub else "auto"})
@@ -114,7 +114,7 @@ def convert_data(conversion: Conversion, section: str, objective: str) -> None:
 
 
 def _convert_packing(conversion: Conversion, objective: str) -> None:
-    """Convert sample_packing. Texts are always packed, conversations optionally, other samples never."""
+    """Convert sample_packing. artel always packs texts, packs conversations if asked, and never packs other samples."""
     packs = conversion.raw_value("sample_packing")
     if objective == "causal" and packs is False:
         conversion.report("sample_packing", "artel joins texts and cuts them every data.block tokens; axolotl pads")
@@ -126,9 +126,9 @@ def _convert_packing(conversion: Conversion, objective: str) -> None:
         conversion.report("sample_packing", trainer.NOT_PACKED.format(objective, "sequence_len"))
 
 
-def _source(conversion: Conversion, prefix: str, dotted: str, objective: str) -> dict[str, Any]:
+def _convert_source(conversion: Conversion, prefix: str, dotted: str, objective: str) -> dict[str, Any]:
     """Return the source of the data set whose keys begin with `prefix`. `dotted`: its key in the run file."""
-    data_set, paths = _files(conversion, prefix)
+    data_set, paths = _find_files(conversion, prefix)
     source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
     conversion.mark_converted(f"{dotted}.path", f"{prefix}.path")
     conversion.comment(f"{dotted}.path", data_set.note)
@@ -162,7 +162,7 @@ def _source(conversion: Conversion, prefix: str, dotted: str, objective: str) ->
     return source
 
 
-def _files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]]:
+def _find_files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]]:
     """Return the data set with its path or hub id, and the paths of its files."""
     name, files = (
         conversion.get(f"{prefix}.path", read.text) or "",
@@ -191,12 +191,12 @@ def _convert_form(conversion: Conversion, prefix: str, dotted: str, source: dict
     type_name = kind.partition(":")[0] if isinstance(kind, str) else ""
     form = next((form for form in _FORMS[objective] if re.fullmatch(form[0], type_name)), None)
     converter, mapping = (form[1], dict(form[2])) if form else ("auto", {})
-    for mine, names in _FIELDS.items():
+    for field, names in _FIELDS.items():
         for key in (f"{prefix}.{name}" for name in names if conversion.has(f"{prefix}.{name}")):
-            mapping |= {mine: conversion.get(key, read.text)}
+            mapping |= {field: conversion.get(key, read.text)}
             conversion.mark_converted(f"{dotted}.mapping", key)
-            if mapping[mine] in (None, mine):
-                del mapping[mine]
+            if mapping[field] in (None, field):
+                del mapping[field]
     if objective == "chat" and conversion.keys_in(f"{prefix}.type"):
         converter = "alpaca"
     if converter == "messages" and "messages" not in mapping and conversion.raw_value(f"{prefix}.conversation"):
@@ -208,8 +208,8 @@ def _convert_form(conversion: Conversion, prefix: str, dotted: str, source: dict
     conversion.mark_converted(f"{dotted}.converter", f"{prefix}.type")
     if converter == "alpaca" and objective == "chat":
         what = "axolotl puts Alpaca's prompt around each question (Below is an instruction …)"
-        instead = "artel formats the same fields with the tokenizer's chat template, or as User: … Assistant: …"
-        conversion.report(f"{prefix}.type", f"{what}; {instead} if it has none")
+        artel_format = "artel formats the same fields with the tokenizer's chat template, or as User: … Assistant: …"
+        conversion.report(f"{prefix}.type", f"{what}; {artel_format} if it has none")
     elif isinstance(kind, str) and form is None:
         fix = "if it does not, write data.sources.mapping, or converter: module:function"
         conversion.report(f"{prefix}.type", f"artel recognizes rows by their fields; {fix}")

@@ -69,13 +69,13 @@ TABLE = KeyTable(
 
 def is_command_line(text: str) -> bool:
     """True if a text runs one of transformers' scripts for language models."""
-    run_file_keys = {"data", "model", "train", "objective", "run"}  # a run file may have such a script in a path
+    run_file_keys = {"data", "model", "train", "objective", "run"}  # a path in a run file may contain a script's name
     is_json = text.lstrip().startswith("{")
     return SCRIPT.search(text) is not None and not is_json and not run_file_keys & top_level_keys(text)
 
 
 def convert_command_line(text: str, location: str) -> ConvertedConfig:
-    """Convert the first such command in the text. Raise InputError with all problems."""
+    """Convert the first command that runs one of the scripts. Raise InputError with all problems."""
     command = read_command(text, location)
     if command.kind not in _OBJECTIVES:
         fix = "use a command of run_clm.py or run_mlm.py, or create a run file with artel new"
@@ -89,7 +89,7 @@ def convert_command_line(text: str, location: str) -> ConvertedConfig:
     _convert_data(conversion, objective)
     _convert_model(conversion)
     _convert_precision(conversion)
-    processes = _processes(conversion)
+    processes = _count_processes(conversion)
     trainer.convert_arguments(conversion, processes)
     if processes is not None and conversion.output_value("train.batch"):
         conversion.mark_converted("train.batch", *_PER_HOST, *_HOSTS)
@@ -108,7 +108,7 @@ def convert_command_line(text: str, location: str) -> ConvertedConfig:
         conversion.convert("checkpointing_steps", "checkpoint.every", read.from_zero)
     for line in command.others:
         conversion.note(f"{location}:{line}: another command; convert it from a separate file")
-    trainer.fit_together(conversion)
+    trainer.resolve_conflicts(conversion)
     return conversion.finish()
 
 
@@ -131,7 +131,9 @@ def _add_arguments(conversion: Conversion, words: list[Word]) -> None:
         key = name.replace("-", "_")
         if key.startswith("no_") and not values and key != "no_cuda":
             key, values = key.removeprefix("no_"), ["False"]
-        value = [_value(each) for each in values] if len(values) > 1 else _value(values[0]) if values else True
+        value = (
+            [_parse_value(text) for text in values] if len(values) > 1 else _parse_value(values[0]) if values else True
+        )
         key = conversion.add(key, value, format_value(" ".join(values) or "true", key), location)
         names = ", ".join(f"${name}" if not name.startswith("$") else name for name in dict.fromkeys(unset))
         if names and key in _PATH_ARGUMENTS:
@@ -143,7 +145,7 @@ def _add_arguments(conversion: Conversion, words: list[Word]) -> None:
             conversion.replace(key, None)
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if re.fullmatch(r"[+-]?\d+", text):
@@ -168,10 +170,10 @@ def _add_launcher(conversion: Conversion, words: list[Word]) -> None:
             name, _, value = word.text[2:].partition("=")
             value = value or ("" if next_text.startswith("-") or SCRIPT.search(next_text) else next_text)
             key = f"launcher.{name.replace('-', '_')}"
-            conversion.add(key, _value(value) if value else True, value or "true", location)
+            conversion.add(key, _parse_value(value) if value else True, value or "true", location)
 
 
-def _processes(conversion: Conversion) -> int | None:
+def _count_processes(conversion: Conversion) -> int | None:
     """Return the number of processes that the launcher starts, or None if it is not given."""
     per_host = next(
         (conversion.get(key, read.at_least_one) for key in _PER_HOST if isinstance(conversion.raw_value(key), int)),
@@ -239,7 +241,7 @@ def _convert_model(conversion: Conversion) -> None:
     if name:
         conversion.put("model.from", name, "model_name_or_path")
     elif model_type or config:
-        model_type = model_type or _type_of(config or "")
+        model_type = model_type or _guess_model_type(config or "")
         conversion.put("model.config.model_type", model_type or "gpt2", "model_type", "config_name")
         if config:
             conversion.comment("model.config.model_type", f"and other keys of the config.json of {config}")
@@ -247,7 +249,7 @@ def _convert_model(conversion: Conversion) -> None:
         for override in (conversion.get("config_overrides", read.text) or "").split(","):
             key, _, value = override.strip().partition("=")
             if key:
-                conversion.put(f"model.config.{key}", _override(value), "config_overrides")
+                conversion.put(f"model.config.{key}", _parse_config_override(value), "config_overrides")
     else:
         fix = "add --model_name_or_path FOLDER-OR-HUB-ID, or --model_type TYPE for a new model"
         conversion.problems.append(Problem(conversion.location, "the command has no model", fix))
@@ -257,7 +259,7 @@ def _convert_model(conversion: Conversion) -> None:
     conversion.report_unless(conversion.raw_value("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
 
 
-def _type_of(name: str) -> str:
+def _guess_model_type(name: str) -> str:
     """Return the model type at the start of a model's name, e.g. roberta for roberta-base."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -265,7 +267,7 @@ def _type_of(name: str) -> str:
     return max((kind for kind in CONFIG_MAPPING_NAMES if last.startswith(kind)), key=len, default="")
 
 
-def _override(value: str) -> Any:
+def _parse_config_override(value: str) -> Any:
     """Convert a value of `--config_overrides n_embd=1024,scale_attn_weights=false`."""
     if re.fullmatch(r"-?\d*\.?\d+(e-?\d+)?", value):
         return int(value) if re.fullmatch(r"-?\d+", value) else float(value)
@@ -348,7 +350,7 @@ def read_command(text: str, location: str) -> Command:
         if not unset:
             values[name] = value
     try:
-        words = list(_words(lines[first : last + 1], first + 1, values))
+        words = list(_split_words(lines[first : last + 1], first + 1, values))
     except ValueError as error:  # shlex: an open quotation
         raise InputError.at(f"{location}:{first + 1}", f"is not a valid command: {error}", "check its quotes") from None
     index, script = next((index, match) for index, word in enumerate(words) if (match := SCRIPT.search(word.text)))
@@ -358,7 +360,7 @@ def read_command(text: str, location: str) -> Command:
     return Command(script[1], not script[2], words[:index], arguments[:end], others)
 
 
-def _words(lines: list[str], number: int, values: dict[str, str]) -> Iterator[Word]:
+def _split_words(lines: list[str], number: int, values: dict[str, str]) -> Iterator[Word]:
     """Yield the words of a command that starts at line `number`. Raise ValueError if a quote is not closed."""
     joined = "\n".join(re.sub(r"\\\s*$", "", line) for line in lines)
     stream = StringIO(joined)

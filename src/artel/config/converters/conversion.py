@@ -14,17 +14,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from artel.config.converters.readers import Reader
-from artel.config.converters.yaml_text import did_you_mean, flatten, format_value, is_opaque
+from artel.config.converters.yaml_text import flatten, format_value, is_opaque, suggest_similar
 from artel.config.other_names import OTHER_NAMES
 from artel.config.yaml_lines import Key, parse
 from artel.errors import InputError, Problem
 
-# The order of sections in a run file. Keys within a section keep the order in which they were written.
 _SECTION_ORDER = tuple(
     "run seed objective data prepare tokenizer model span_qa masked chat preference train validate parallel checkpoint "
     "log track".split()
 )
-"""Order of sections in a converted run file. Others follow."""
+"""Order of sections in a converted run file. Other sections follow. Keys keep the order in which they were put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class KeyTable:
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of the tool that differ from artel's. They are written to the run file, to keep the run the same."""
     implied: dict[str, str] = field(default_factory=dict)
-    """Keys that need no equivalent → what artel does anyway."""
+    """Keys that need no equivalent → what artel already does."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """Keys that are not converted → why, and what to write instead."""
 
@@ -61,7 +60,7 @@ class ConvertedConfig:
     not_carried: list[str]
     """`file:line: key = value: why, what instead` for each key that was not converted."""
     differs: list[str]
-    """Lines in the same format for keys whose meaning differs slightly in artel, then general notes."""
+    """Lines of the same form for keys with a slightly different meaning in artel, then general notes."""
     same: dict[str, str]
     """Keys that need no equivalent, because artel does the same anyway or they are empty → the reason."""
     carried: dict[str, list[str]]
@@ -103,11 +102,11 @@ class Conversion:
         self._patterns: list[tuple[str, bool, str]] = []
         for table in tables:
             for is_implied, rows in ((True, table.implied), (False, table.unsupported)):
-                for word, reason in ((word, reason) for words, reason in rows.items() for word in words.split()):
-                    if "*" in word:
-                        self._patterns.append((word, is_implied, reason))
+                for name, reason in ((name, reason) for names, reason in rows.items() for name in names.split()):
+                    if "*" in name:
+                        self._patterns.append((name, is_implied, reason))
                     else:
-                        self._exact.setdefault(word, (is_implied, reason))
+                        self._exact.setdefault(name, (is_implied, reason))
         self._names = names or {}
         self._tool_names = {name: tool_name for tool_name, name in self._names.items()}
         self._values = {key: value for table in reversed(tables) for key, value in table.defaults.items()}
@@ -263,7 +262,7 @@ class Conversion:
             self._keys[key].reasons.append(reason)
 
     def mark_implied(self, key: str, reason: str) -> None:
-        """Record that artel does anyway what the key says, unless it was converted or reported already."""
+        """Record that artel already does what the key asks for. No effect on a converted or reported key."""
         self._keys_read.add(key)
         if self.has(key) and not self._keys[key].reasons and not self._keys[key].converted_to:
             self._keys[key].implied_by = reason
@@ -302,8 +301,8 @@ class Conversion:
         keys = self._keys.values()
         return ConvertedConfig(
             run={key: self._run[key] for key in [*_SECTION_ORDER, *self._run] if key in self._run},
-            not_carried=[_line(key) for key in keys if key.reasons and not key.converted_to],
-            differs=[*(_line(key) for key in keys if key.reasons and key.converted_to), *self._notes],
+            not_carried=[_report_line(key) for key in keys if key.reasons and not key.converted_to],
+            differs=[*(_report_line(key) for key in keys if key.reasons and key.converted_to), *self._notes],
             same={key.name: key.implied_by for key in keys if key.implied_by and not key.converted_to},
             carried={key.name: list(key.converted_to) for key in keys if key.converted_to},
             comments=self._comments,
@@ -334,12 +333,12 @@ class Conversion:
                 section, _, name = _without_indices(self._tool_names.get(key, key)).rpartition(".")
                 self._known_by_section.setdefault(section, set()).add(name)
         section, _, name = _without_indices(tool_name).rpartition(".")
-        return did_you_mean(name, self._known_by_section.get(section, ()))
+        return suggest_similar(name, self._known_by_section.get(section, ()))
 
 
 def _without_indices(key: str) -> str:
     return re.sub(r"\.\d+(?=\.)", "", key)
 
 
-def _line(key: _SourceKey) -> str:
+def _report_line(key: _SourceKey) -> str:
     return f"{key.location}: {key.name} = {key.display_value}: {'; '.join(key.reasons)}"

@@ -12,7 +12,7 @@ from artel.config.converters import trainer
 from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.hub_data import SLICED_SPLIT, local_or_hub
 from artel.config.converters.tools import Tool
-from artel.config.converters.yaml_text import did_you_mean, top_level_keys
+from artel.config.converters.yaml_text import suggest_similar, top_level_keys
 from artel.config.yaml_lines import Key
 from artel.errors import Problem
 
@@ -117,7 +117,7 @@ def convert_impruver(text: str, location: str) -> ConvertedConfig:
     if conversion.raw_value("model.dtype") == "fp64":
         conversion.report("model.dtype", "artel's highest precision is fp32")
     trainer.convert_arguments(conversion)
-    trainer.fit_together(conversion)
+    trainer.resolve_conflicts(conversion)
     return conversion.finish()
 
 
@@ -125,9 +125,9 @@ def _convert_sources(conversion: Conversion) -> None:
     count = conversion.list_length("datasets")
     block = _convert_block(conversion)
     if count:
-        conversion.put("data.sources", [_source(conversion, number) for number in range(count)])
+        conversion.put("data.sources", [_convert_source(conversion, number) for number in range(count)])
         conversion.put("data.validation", 0.05)  # impruver shuffles and holds out the last 5 %
-        keys = _of_each(conversion, "only_target_loss")
+        keys = _dataset_keys(conversion, "only_target_loss")
         fully_trained = [key for key in keys if conversion.get(key, read.flag) is False]
         if len(fully_trained) == count:
             conversion.put("chat.train_on", "all", *fully_trained)
@@ -138,18 +138,18 @@ def _convert_sources(conversion: Conversion) -> None:
     else:
         _convert_files(conversion)
     if block is not None:
-        keys = ["tokenizer.max_tokens_count", *_of_each(conversion, "max_tokens_count")]
+        keys = ["tokenizer.max_tokens_count", *_dataset_keys(conversion, "max_tokens_count")]
         conversion.put("data.block", block, *(key for key in keys if conversion.raw_value(key) == block))
 
 
-def _of_each(conversion: Conversion, name: str) -> list[str]:
+def _dataset_keys(conversion: Conversion, name: str) -> list[str]:
     keys = (f"datasets.{number}.{name}" for number in range(conversion.list_length("datasets")))
     return [key for key in keys if conversion.has(key)]
 
 
 def _convert_block(conversion: Conversion) -> int | None:
     """Return data.block: the maximum over all data sets of their maximum tokens per conversation."""
-    keys = ["tokenizer.max_tokens_count", *_of_each(conversion, "max_tokens_count")]
+    keys = ["tokenizer.max_tokens_count", *_dataset_keys(conversion, "max_tokens_count")]
     counts = {key: conversion.get(key, read.at_least_one) for key in keys}
     block: int | None = max((count for count in counts.values() if count is not None), default=None)
     for key, count in counts.items():
@@ -158,7 +158,7 @@ def _convert_block(conversion: Conversion) -> int | None:
     return block
 
 
-def _source(conversion: Conversion, number: int) -> dict[str, Any]:
+def _convert_source(conversion: Conversion, number: int) -> dict[str, Any]:
     prefix, dotted = f"datasets.{number}", f"data.sources.{number}"
     if conversion.has(prefix):
         conversion.add_problem(
@@ -170,12 +170,12 @@ def _source(conversion: Conversion, number: int) -> dict[str, Any]:
         conversion.get(f"{prefix}.name", read.text) or "",
         conversion.get(f"{prefix}.subset", read.text) or "",
     )
-    split, rows = conversion.get(f"{prefix}.split", _split) or ("train", "")
+    split, rows = conversion.get(f"{prefix}.split", _read_split) or ("train", "")
     data_set = local_or_hub(name, subset, split)
     # without a converter, impruver uses the field `messages`
     converter, mapping = (
-        conversion.get(f"{prefix}.converter", _converter) or "messages",
-        conversion.get(f"{prefix}.mapping", _mapping),
+        conversion.get(f"{prefix}.converter", _read_converter) or "messages",
+        conversion.get(f"{prefix}.mapping", _read_mapping),
     )
     source = {"path": data_set.path, "format": "chat", "converter": converter}
     conversion.comment(f"{dotted}.path", data_set.note)
@@ -196,7 +196,7 @@ def _source(conversion: Conversion, number: int) -> dict[str, Any]:
     return source
 
 
-def _converter(value: object) -> str:
+def _read_converter(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"\w+(\.\w+)+", value):
         raise ValueError(f"{value!r} is not module.function; write impruver.instruction_to_messages")
     module, _, function = value.rpartition(".")
@@ -204,7 +204,7 @@ def _converter(value: object) -> str:
     return _CONVERTERS[function] if is_known else f"{module}:{function}"
 
 
-def _split(value: object) -> tuple[str, str]:
+def _read_split(value: object) -> tuple[str, str]:
     """Return (name of the split, slice) for `train[:1000]`. Any other text is returned as a name."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{value!r} is not a split; write train[:1000]")
@@ -212,7 +212,7 @@ def _split(value: object) -> tuple[str, str]:
     return (match[1], match[2] or "") if match else (value, "")
 
 
-def _mapping(value: object) -> dict[str, str]:
+def _read_mapping(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for pair in value.items() for name in pair):
         raise ValueError(f"{value!r} is not a mapping of fields; write e.g. mapping: {{instruction: question}}")
     return value
@@ -313,7 +313,7 @@ def _convert_architecture(conversion: Conversion) -> None:
             conversion.put(key, conversion.raw_value(key), key)
         else:
             conversion.report(
-                key, _REMOVED_KEYS.get(name) or f"{model_type} has no such key{did_you_mean(name, known)}"
+                key, _REMOVED_KEYS.get(name) or f"{model_type} has no such key{suggest_similar(name, known)}"
             )
 
 

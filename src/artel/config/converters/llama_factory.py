@@ -70,7 +70,7 @@ TABLE = KeyTable(
     implied={
         "fp8 pure_bf16": "train.precision sets the precision",
         "train_on_prompt mask_history": "artel trains on the assistant's turns",
-        "template": "the the objective causal has no conversations",
+        "template": "the objective causal has no conversations",
         "packing neat_packing": "samples are not packed",
         "pref_loss": "stage kto sets the loss",
         "lora_* use_rslora use_dora additional_target": "there is no adapter",
@@ -178,12 +178,12 @@ def convert_llama_factory(text: str, location: str) -> ConvertedConfig:
         conversion.put("train.optimizer", "muon", "use_muon")
         conversion.convert("learning_rate", "train.muon_learning_rate", read.above_zero)
         conversion.report("use_muon", trainer.find_optimizer("muon")[1])
-    trainer.fit_together(conversion)
+    trainer.resolve_conflicts(conversion)
     return conversion.finish()
 
 
 def _check_trains(conversion: Conversion) -> None:
-    """Raise InputError for configurations of version 1 and for those that do not train."""
+    """Raise InputError for configurations of version 1, and for configurations that do not train."""
     version_1 = next((key for key in conversion.source_keys() if key.partition(".")[0] in _VERSION_1), "")
     if version_1:
         fix = "write the keys of version 0: model_name_or_path, dataset, finetuning_type"
@@ -231,7 +231,7 @@ def _convert_objective(conversion: Conversion) -> str:
 def _convert_data(conversion: Conversion, objective: str) -> None:
     """Convert the data sets and the keys that apply to them."""
     data_sets = _DataSets(conversion, objective)
-    names = conversion.get("dataset", _names) or []
+    names = conversion.get("dataset", _read_names) or []
     if not names and not conversion.problems:
         conversion.problems.append(
             Problem(conversion.location, "has no data set", "write dataset: NAME, as in dataset_info.json")
@@ -240,7 +240,7 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
     rows = conversion.get("max_samples", read.at_least_one)
     conversion.put("data.sources", [source | ({"rows": f"[:{rows}]"} if rows else {}) for source in sources], "dataset")
     conversion.mark_converted("data.sources", "dataset_dir", "max_samples")
-    eval_names = conversion.get("eval_dataset", _names)
+    eval_names = conversion.get("eval_dataset", _read_names)
     if eval_names:
         path = data_sets.source(eval_names[0], "data.validation")["path"]
         conversion.put("data.validation", path, "eval_dataset")
@@ -264,7 +264,7 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
             conversion.report("template", f"{what}; for another write chat.template: FILE")
 
 
-def _names(value: object) -> list[str]:
+def _read_names(value: object) -> list[str]:
     """Read comma-separated names, or a list of names. Raise ValueError for other values."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) and item.strip() for item in items):
@@ -286,7 +286,7 @@ def _convert_packing(conversion: Conversion, objective: str) -> None:
 
 
 class _DataSets:
-    """The data sets in `dataset_info.json`, which is in a local folder or in one above the configuration."""
+    """The data sets in `dataset_info.json`, from a local folder or a folder above the configuration."""
 
     def __init__(self, conversion: Conversion, objective: str) -> None:
         self._conversion, self._objective = conversion, objective
@@ -351,18 +351,23 @@ class _DataSets:
         return str(self._folder / entry.get(key, f"{name}.json"))
 
     def _add_form(
-        self, source: dict[str, Any], name: str, entry: dict[str, Any], named: dict[str, Any], columns: dict[str, Any]
+        self,
+        source: dict[str, Any],
+        name: str,
+        entry: dict[str, Any],
+        known_columns: dict[str, Any],
+        columns: dict[str, Any],
     ) -> None:
-        """Add `converter` and `mapping` of the rows. `named`: `columns`, or LLaMA-Factory's defaults."""
+        """Add `converter` and `mapping` of the rows. `known_columns`: `columns`, or LLaMA-Factory's defaults."""
         tags = entry["tags"] if isinstance(entry.get("tags"), dict) else {}
         mapping: dict[str, Any] = {}
         if entry.get("formatting", "alpaca") == "alpaca":
             converter = "alpaca"
-            mapping = {mine: named.get(theirs) for mine, theirs in _ALPACA.items()}
+            mapping = {field: known_columns.get(tool_field) for field, tool_field in _ALPACA.items()}
             if self._objective != "chat" and columns.get("kto_tag"):
                 mapping["completion"] = mapping.pop("output")
         else:
-            messages = named.get("messages")
+            messages = known_columns.get("messages")
             converter = "sharegpt" if messages == "conversations" else "messages"
             mapping = {"messages": messages} if converter == "messages" else {}
             mapping |= {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
@@ -372,10 +377,10 @@ class _DataSets:
                 self._conversion.note(f"{_INFO}: {name}: {what}; rename it, or write converter: module:function")
         if self._objective == "chat":
             source["converter"] = converter
-        mapping |= {mine: columns.get(mine) for mine in ("chosen", "rejected", "tools")}
+        mapping |= {field: columns.get(field) for field in ("chosen", "rejected", "tools")}
         mapping["label"] = columns.get("kto_tag")
         known_names = {"from", "value"} if mapping.get("role") == "from" else set()
-        mapping = {mine: theirs for mine, theirs in mapping.items() if theirs and theirs not in {mine, *known_names}}
+        mapping = {field: column for field, column in mapping.items() if column and column not in {field, *known_names}}
         if mapping:
             source["mapping"] = mapping
 

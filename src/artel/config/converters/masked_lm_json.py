@@ -1,4 +1,4 @@
-"""Convert the JSON of a masked-LM script for CPUs, which has seven keys."""
+"""Convert the JSON of a masked-LM script for CPUs. It has seven keys."""
 
 from __future__ import annotations
 

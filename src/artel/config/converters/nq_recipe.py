@@ -16,7 +16,7 @@ from artel.registry import OPTIMIZERS
 _METRICS = {"map": ("mean_average_precision", ">"), "loss": ("loss", "<"), "f1": ("f1", ">")}
 
 
-def _flag(value: str) -> bool:
+def _read_flag(value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise ValueError(f"{value!r} is neither True nor False")
     return value.lower() == "true"
@@ -44,8 +44,8 @@ TABLE = KeyTable(
         "smooth_alpha": ("span_qa.smoothing", read.number),
         "focal_alpha": ("span_qa.focal_alpha", read.number),
         "focal_gamma": ("span_qa.focal_gamma", read.number),
-        "train_label_weights": ("span_qa.class_weights", lambda value: "balanced" if _flag(value) else "none"),
-        "train_sampler_weights": ("span_qa.balanced_sampling", _flag),
+        "train_label_weights": ("span_qa.class_weights", lambda value: "balanced" if _read_flag(value) else "none"),
+        "train_sampler_weights": ("span_qa.balanced_sampling", _read_flag),
         "n_epochs": ("train.epochs", read.number),
         "lr": ("train.learning_rate", read.number),
         "weight_decay": ("train.weight_decay", read.number),
@@ -97,7 +97,7 @@ def convert_cfg(text: str, location: str) -> ConvertedConfig:
     conversion = Conversion(location, TABLE)
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line and not line.startswith("#"):
-            _add(conversion, line, f"{location}:{number}")
+            _add_line(conversion, line, f"{location}:{number}")
     conversion.put("objective", "span_qa")
     conversion.put("span_qa.heads", "five")
     conversion.convert_table()
@@ -108,7 +108,7 @@ def convert_cfg(text: str, location: str) -> ConvertedConfig:
     _convert_training(conversion)
     _convert_best(conversion)
     for key, reason in _SWITCHES.items():
-        conversion.report_unless(not conversion.get(key, _flag), key, reason)
+        conversion.report_unless(not conversion.get(key, _read_flag), key, reason)
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
         if conversion.get(key, read.number) not in (None, 0.1):  # 0.1 is the default of BERT and RoBERTa
             conversion.report(key, "change it in the config.json of model.from")
@@ -121,7 +121,7 @@ def convert_cfg(text: str, location: str) -> ConvertedConfig:
     return conversion.finish()
 
 
-def _add(conversion: Conversion, line: str, location: str) -> None:
+def _add_line(conversion: Conversion, line: str, location: str) -> None:
     """Add a line `key = value` to the conversion."""
     match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\S.*?)(?:\s+#.*)?", line)
     if match is None:
@@ -136,7 +136,7 @@ def _add(conversion: Conversion, line: str, location: str) -> None:
 
 def _convert_source(conversion: Conversion) -> None:
     path = conversion.get("data_path", read.text)
-    if conversion.get("dummy_dataset", _flag):
+    if conversion.get("dummy_dataset", _read_flag):
         conversion.put("data.sources", [{"format": "dummy", "kind": "questions"}], "dummy_dataset")
         fix = f"data.sources: [{{path: {path}, format: nq}}]"
         what = "dummy_dataset is True, so questions are generated"
@@ -149,7 +149,7 @@ def _convert_training(conversion: Conversion) -> None:
     """Convert the recipe's AdamW (transformers' former one) and schedule: linear, or none without warmup."""
     conversion.put("train.betas", [0.9, 0.999])
     conversion.put("train.epsilon", 1e-6)
-    batch, parts = (
+    batch, accumulation_steps = (
         conversion.get("train_batch_size", read.at_least_one),
         conversion.get("batch_split", read.at_least_one),
     )
@@ -157,8 +157,8 @@ def _convert_training(conversion: Conversion) -> None:
         conversion.put("train.batch", batch, "train_batch_size")
         what = "the recipe used this batch in each process, but train.batch is the total"
         conversion.report("train_batch_size", f"{what}; multiply it by the recipe's number of processes")
-    if batch and parts:
-        conversion.put("train.micro_batch", max(1, batch // parts), "batch_split")
+    if batch and accumulation_steps:
+        conversion.put("train.micro_batch", max(1, batch // accumulation_steps), "batch_split")
     warmup = conversion.get("warmup_coef", read.number)
     if warmup is not None:
         conversion.put("train.schedule", "linear" if warmup else "constant", "warmup_coef")

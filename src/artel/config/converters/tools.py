@@ -1,4 +1,4 @@
-"""The tools whose configurations artel converts, and errors for the others."""
+"""The tools whose configurations artel converts, and errors for other tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tool:
     convert: Callable[[str, str], ConvertedConfig]
     """(text, name of its file for messages) → the run file. Raise InputError with all problems."""
     never_a_run_file: bool = False
-    """True if what it recognizes cannot be a run file: other commands then advise to convert it."""
+    """True if a recognized text cannot be a run file. Other commands then advise to convert it."""
     is_fallback: bool = False
     """True if it is tried last, on texts that no other tool recognizes."""
 

@@ -167,13 +167,13 @@ def convert_arguments(conversion: Conversion, processes: int | None = None) -> N
 
 def _convert_batch(conversion: Conversion, processes: int | None) -> None:
     key, accumulated = "per_device_train_batch_size", "gradient_accumulation_steps"
-    micro, parts = conversion.get(key, read.at_least_one), conversion.get(accumulated, read.at_least_one)
-    if micro and parts:
-        conversion.put("train.batch", micro * parts * (processes or 1), key, accumulated)
+    micro, steps = conversion.get(key, read.at_least_one), conversion.get(accumulated, read.at_least_one)
+    if micro and steps:
+        conversion.put("train.batch", micro * steps * (processes or 1), key, accumulated)
         conversion.put("train.micro_batch", micro, key)
         if processes is None:
             fix = "the batch of one process; multiply it by the number of processes"
-            conversion.report(key, f"train.batch is {micro * parts}, this times {accumulated}: {fix}")
+            conversion.report(key, f"train.batch is {micro * steps}, this times {accumulated}: {fix}")
     if conversion.get("per_device_eval_batch_size", read.at_least_one) == micro:
         conversion.mark_implied("per_device_eval_batch_size", "validation uses the micro-batch of training")
 
@@ -289,7 +289,7 @@ def _convert_intervals(conversion: Conversion) -> None:
 
 def _convert_interval(conversion: Conversion, strategy_key: str, steps_key: str, dotted: str, default: float) -> None:
     """Convert a strategy (no, steps, epoch) and its steps, a fraction of the run if below 1, to an interval."""
-    strategy = conversion.get(strategy_key, _strategy) or "steps"
+    strategy = conversion.get(strategy_key, _read_strategy) or "steps"
     steps = conversion.get(steps_key, read.above_zero) or default
     if strategy == "steps" and steps >= 1:
         conversion.put(dotted, round(steps), strategy_key, steps_key)
@@ -303,7 +303,7 @@ def _convert_interval(conversion: Conversion, strategy_key: str, steps_key: str,
             conversion.report(strategy_key, f"the best checkpoint is always kept; {dotted} is 1 epoch")
 
 
-def _strategy(value: object) -> Any:
+def _read_strategy(value: object) -> Any:
     return read.one_of("no steps epoch best")("no" if value is False else value)  # YAML reads `no` as false
 
 
@@ -419,7 +419,7 @@ def convert_lora(conversion: Conversion, keys: str) -> None:
         conversion.note(f"{target} is not given: {what}; write model.lora.target")
 
 
-def fit_together(conversion: Conversion) -> None:
+def resolve_conflicts(conversion: Conversion) -> None:
     """Change, and report, combinations that the other tool allows but artel does not."""
     is_split = any(
         (conversion.output_value(f"parallel.{axis}") or 1) > 1 for axis in ("tensor", "context", "expert", "pipeline")

@@ -1,4 +1,4 @@
-"""YAML of other tools: flat keys, values in messages, and run files with comments."""
+"""YAML of other tools: flatten keys, format values for messages, and write run files with comments."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def format_value(value: Any, key: str = "") -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def suggest_similar(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean NAME?`, or "" if the name itself is known or none is similar."""
     near = [] if name in (candidates := sorted(known)) else difflib.get_close_matches(name, candidates, 1, cutoff=0.8)
     return f"; did you mean {near[0]}?" if near else ""

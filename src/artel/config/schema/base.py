@@ -20,19 +20,19 @@ def runtime_only(default: Any, description: str, **more: Any) -> Any:
     return Field(default=default, description=description, json_schema_extra={"shapes_result": False}, **more)
 
 
-def _as_list(value: object) -> object:
+def _list_of_string(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-OneOrMore = BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+OneOrMore = BeforeValidator(_list_of_string, json_schema_input_type=str | list[str])
 """Accepts a string as a list of one."""
 
 
-def _as_text(value: object) -> object:
+def _int_to_string(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-ColumnOrField = BeforeValidator(_as_text, json_schema_input_type=str | int)
+ColumnOrField = BeforeValidator(_int_to_string, json_schema_input_type=str | int)
 """Accepts a column by its number, or a field by its name."""
 
 
@@ -51,11 +51,11 @@ def parse_unless_mapping(value: object) -> object:
     return value if isinstance(value, dict) else read_number(value)
 
 
-def _on_or_off(value: object) -> object:
+def _bool_to_word(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-OnOrOff = BeforeValidator(_on_or_off, json_schema_input_type=Literal["auto", "on", "off"] | bool)
+OnOrOff = BeforeValidator(_bool_to_word, json_schema_input_type=Literal["auto", "on", "off"] | bool)
 """Accepts `on` and `off`, which YAML 1.1 reads as booleans."""
 
 
@@ -73,20 +73,20 @@ _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 3800  # of 4,096: artel writes files below it
 
 
-def _valid_name(name: str) -> str:
+def _check_name(name: str) -> str:
     fault = name_error(name)
     if fault is not None:
         raise ValueError(f"{fault}; write another name")
     return name
 
 
-Name = Annotated[str, AfterValidator(_valid_name)]
+Name = Annotated[str, AfterValidator(_check_name)]
 
 
-def _non_blank(name: str) -> str:
+def _check_not_blank(name: str) -> str:
     if not name.strip():
         raise ValueError("the path is empty; write a file, a glob or a folder (. is the working folder)")
     return name
 
 
-Paths = Annotated[list[Annotated[str, AfterValidator(_non_blank)]], OneOrMore]
+Paths = Annotated[list[Annotated[str, AfterValidator(_check_not_blank)]], OneOrMore]

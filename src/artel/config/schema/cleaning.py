@@ -11,7 +11,7 @@ from artel.config.schema.base import Name, OneOrMore, Section
 from artel.config.schema.quantities import Count, Number
 
 
-def _regular_expression(pattern: str) -> str:
+def _check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -27,14 +27,14 @@ def _regular_expression(pattern: str) -> str:
     return pattern
 
 
-Patterns = Annotated[list[Annotated[str, AfterValidator(_regular_expression)]], OneOrMore]
-Share = Annotated[Number, Field(ge=0, le=1)]
+Patterns = Annotated[list[Annotated[str, AfterValidator(_check_pattern)]], OneOrMore]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
 
 
 PiiKind = Literal["email", "phone", "card", "ip", "passport", "snils", "inn"]
 
 
-def _all_kinds(value: object) -> object:
+def _expand_kinds(value: object) -> object:
     """Convert true and all to every kind, and one kind to a list."""
     if isinstance(value, bool) or value == "all":
         return list(get_args(PiiKind)) if value else []
@@ -42,7 +42,8 @@ def _all_kinds(value: object) -> object:
 
 
 PiiKinds = Annotated[
-    list[PiiKind], BeforeValidator(_all_kinds, json_schema_input_type=bool | Literal["all"] | PiiKind | list[PiiKind])
+    list[PiiKind],
+    BeforeValidator(_expand_kinds, json_schema_input_type=bool | Literal["all"] | PiiKind | list[PiiKind]),
 ]
 
 
@@ -58,7 +59,7 @@ class PiiConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _something(self) -> PiiConfig:
+    def _check_mask_and_drop(self) -> PiiConfig:
         if both := sorted({*self.mask} & {*self.drop}):
             raise ValueError(f"{', '.join(both)} cannot be both masked and dropped; keep one")
         if not self.mask and not self.drop:
@@ -68,7 +69,7 @@ class PiiConfig(Section):
 
 class ClassifierConfig(Section):
     from_: Name = Field(alias="from", description="Folder of a classifier trained by `artel data classifier`.")
-    minimum: Share = Field(
+    minimum: Fraction = Field(
         default=0.5,
         description="Minimum probability of being a good text; classifier.json lists what each value keeps.",
     )
@@ -109,21 +110,21 @@ class CleanConfig(Section):
         description="Regular expressions: drop documents that match one (document_filter); ^ and $ match at line ends. "
         "'\\A(?![\\s\\S]*WORD)' drops those without WORD.",
     )
-    symbols: Share | None = Field(
+    symbols: Fraction | None = Field(
         default=None,
         description="Maximum fraction of punctuation and symbols among visible characters; 0.4 keeps code.",
     )
-    repeated_lines: Share | None = Field(
+    repeated_lines: Fraction | None = Field(
         default=None,
         description="Maximum fraction of characters in lines that repeat an earlier line of the document (Gopher: "
         "0.2). This rule and the next two keep documents with fewer than 50 words. They are designed for prose: "
         "Gopher's values drop one in six files of Python's standard library.",
     )
-    repeated_paragraphs: Share | None = Field(
+    repeated_paragraphs: Fraction | None = Field(
         default=None,
         description="Maximum fraction of characters in repeated paragraphs, separated by blank lines (Gopher: 0.2).",
     )
-    repeated_ngrams: dict[Count, Share] = Field(
+    repeated_ngrams: dict[Count, Fraction] = Field(
         default={},
         description="Maximum fraction of characters in repeated n-grams of words, by n. Below 5, only the most "
         "frequent n-gram counts; from 5, all n-grams that repeat an earlier one. Gopher: {2: 0.2, 3: 0.18, 4: 0.16, 5: "
@@ -137,7 +138,7 @@ class CleanConfig(Section):
 
     @field_validator("repeated_ngrams")
     @classmethod
-    def _lengths(cls, value: dict[int, float]) -> dict[int, float]:
+    def _check_ngram_lengths(cls, value: dict[int, float]) -> dict[int, float]:
         for length in value:
             if not 2 <= length <= 20:
                 raise ValueError(f"{length} is not a valid n; write lengths from 2 to 20, e.g. {{2: 0.2, 5: 0.15}}")

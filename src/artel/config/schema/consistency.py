@@ -13,7 +13,7 @@ def section_problems(run: RunConfig, *, knows_objective: bool = True) -> list[Pr
     `knows_objective`: False if the objective is invalid, so that the run has only the default one.
     """
     problems = _source_problems(run, knows_objective=knows_objective)
-    return problems + _tokenizer_problems(run) + _auto_problems(run) + _base_problems(run)
+    return problems + _tokenizer_problems(run) + _auto_problems(run) + _lora_base_problems(run)
 
 
 def _auto_problems(run: RunConfig) -> list[Problem]:
@@ -25,7 +25,7 @@ def _auto_problems(run: RunConfig) -> list[Problem]:
     return [Problem("train.budget", what, fix)]
 
 
-def _base_problems(run: RunConfig) -> list[Problem]:
+def _lora_base_problems(run: RunConfig) -> list[Problem]:
     """Return the conflicts of model.lora.base with other keys that set the dtype of the base."""
     base = "auto" if run.model.lora is None else run.model.lora.base
     if base == "fp32" and run.train.weights == "bf16":
@@ -62,7 +62,7 @@ def _source_problems(run: RunConfig, *, knows_objective: bool) -> list[Problem]:
         Problem(
             f"data.sources.{number}",
             f"yields {kind}, but objective {run.objective} learns from {' or '.join(learned)}",
-            _remedy(kind, learned),
+            _suggest_fix(kind, learned),
         )
         for number, kind in enumerate(kinds)
         if knows_objective and kind not in learned
@@ -74,7 +74,7 @@ def _source_problems(run: RunConfig, *, knows_objective: bool) -> list[Problem]:
     return problems
 
 
-def _remedy(kind: str, learned: tuple[str, ...]) -> str:
+def _suggest_fix(kind: str, learned: tuple[str, ...]) -> str:
     """Return a fix that lists the objectives for records of this kind and the formats for this objective."""
     objectives = [name for name in OBJECTIVES.names if kind in OBJECTIVES[name].learns_from]
     formats = [name for name in FORMATS.names if set(learned) & set(FORMATS[name].yields)]

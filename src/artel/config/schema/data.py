@@ -153,7 +153,7 @@ class SourceConfig(NamingSection):
         return "pairs" if kind == "text" and self.pairs != "none" else kind
 
     @model_validator(mode="after")
-    def _fits_its_format(self) -> SourceConfig:
+    def _check_format(self) -> SourceConfig:
         if FORMATS[self.format].has_files and not self.path:
             raise ValueError("a source needs a path (or format: dummy); write path: texts/*.txt")
         if self.extract == "main" and not FORMATS[self.format].is_pages:
@@ -170,7 +170,7 @@ class SourceConfig(NamingSection):
 
     @field_validator("tools")
     @classmethod
-    def _functions(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _check_tools(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for item in value:
             function = item.get("function", item)
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -181,7 +181,7 @@ class SourceConfig(NamingSection):
 
     @field_validator("weight")
     @classmethod
-    def _weights(cls, value: float | dict[str, float]) -> float | dict[str, float]:
+    def _check_weight(cls, value: float | dict[str, float]) -> float | dict[str, float]:
         for name, weight in value.items() if isinstance(value, dict) else [("", value)]:
             if not 0 <= weight <= 1000:
                 raise ValueError(
@@ -200,7 +200,7 @@ class ValidationSplit(Section):
     )
 
 
-def _kind_of_validation(value: Any) -> str:
+def _validation_tag(value: Any) -> str:
     if isinstance(value, dict | ValidationSplit):
         return "[section]"
     return "float" if isinstance(value, int | float) and not isinstance(value, bool) else "str"
@@ -208,7 +208,7 @@ def _kind_of_validation(value: Any) -> str:
 
 Validation = Annotated[
     Annotated[float, Tag("float")] | Annotated[str, Tag("str")] | Annotated[ValidationSplit, Tag("[section]")],
-    Discriminator(_kind_of_validation),
+    Discriminator(_validation_tag),
     BeforeValidator(parse_if_number),
 ]
 
@@ -268,14 +268,14 @@ class DataConfig(Section):
 
     @field_validator("store")
     @classmethod
-    def _writable(cls, value: str) -> str:
+    def _check_store(cls, value: str) -> str:
         if "://" in value and not value.lower().startswith("s3://"):
             raise ValueError(f"{value} is not writable; write a folder, or s3://BUCKET/PREFIX")
         return value
 
     @field_validator("validation")
     @classmethod
-    def _fraction(cls, value: float | str | ValidationSplit) -> float | str | ValidationSplit:
+    def _check_validation(cls, value: float | str | ValidationSplit) -> float | str | ValidationSplit:
         if isinstance(value, str) and not value.strip():
             raise ValueError("the path is empty; write 0.05, or the path of validation texts")
         if isinstance(value, float) and not 0 <= value < 1:
@@ -283,7 +283,7 @@ class DataConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _one_origin(self) -> DataConfig:
+    def _check_origin(self) -> DataConfig:
         shaping = ("sources", "clean", "dedup", "decontaminate", "validation")
         changed = [name for name in shaping if getattr(self, name) != type(self).model_fields[name].default]
         if self.from_store and changed:
@@ -321,7 +321,7 @@ class DataConfig(Section):
         return self.model_copy(update={"validation": new_split})
 
     @model_validator(mode="after")
-    def _fits_its_sources(self) -> DataConfig:
+    def _check_sources(self) -> DataConfig:
         if self.splits_by_chapter and not any(FORMATS[source.format].is_plain_text for source in self.sources):
             raise ValueError("by: chapter needs plain text, but no source has any; write validation: 0.05")
         if isinstance(self.validation, ValidationSplit) and self.validation.by == "label":

@@ -35,7 +35,7 @@ class BenchmarkConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _one_origin(self) -> BenchmarkConfig:
+    def _check_origin(self) -> BenchmarkConfig:
         if bool(self.path) == bool(self.task):
             raise ValueError("a benchmark needs either path or task; write e.g. path: bench.jsonl, or task: arc_easy")
         shaping = [name for name in ("query", "label") if getattr(self, name)]
@@ -44,7 +44,7 @@ class BenchmarkConfig(Section):
         return self
 
 
-def _benchmark(value: Any) -> Any:
+def _parse_benchmark(value: Any) -> Any:
     """Convert a string to a section: a path if it looks like one, otherwise a task or the YAML file of one."""
     if isinstance(value, str):
         is_path = any(mark in value for mark in "./\\*?[") and not value.endswith((".yaml", ".yml"))
@@ -52,7 +52,7 @@ def _benchmark(value: Any) -> Any:
     return value
 
 
-Benchmark = Annotated[BenchmarkConfig, BeforeValidator(_benchmark, json_schema_input_type=str | BenchmarkConfig)]
+Benchmark = Annotated[BenchmarkConfig, BeforeValidator(_parse_benchmark, json_schema_input_type=str | BenchmarkConfig)]
 
 
 class DecontaminateConfig(Section):

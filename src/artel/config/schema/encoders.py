@@ -10,7 +10,7 @@ from artel.config.schema.base import Section
 from artel.config.schema.quantities import Count, Length, Number
 
 
-def _as_texts(value: Any) -> Any:
+def _labels_to_text(value: Any) -> Any:
     """Convert labels that YAML reads as numbers to strings, as formats yield them."""
     if not isinstance(value, list):
         return value
@@ -26,7 +26,7 @@ class ClassificationConfig(Section):
         description="Target of a text: a single label, multi (any number of labels) or a number. auto: number if each "
         "text has one and some have a fractional part; multi if a text has several labels or none; otherwise single.",
     )
-    labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(
+    labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_labels_to_text)] = Field(
         default="auto",
         description="Labels in the order of the model's outputs; of two, the second is the positive one. auto: all "
         "labels that occur, sorted, after the labels of a pretrained head in its order. Rows with other labels are "
@@ -57,14 +57,14 @@ class ClassificationConfig(Section):
 
     @field_validator("labels")
     @classmethod
-    def _different(cls, labels: str | list[str]) -> str | list[str]:
+    def _check_distinct(cls, labels: str | list[str]) -> str | list[str]:
         for label in labels if isinstance(labels, list) else []:
             if labels.count(label) > 1 or not label.strip():
                 raise ValueError(f"{label!r} is empty or occurs twice; write each label once")
         return labels
 
     @model_validator(mode="after")
-    def _fits(self) -> ClassificationConfig:
+    def _check_combination(self) -> ClassificationConfig:
         if self.loss == "focal" and self.smoothing:
             raise ValueError("focal loss and smoothing cannot be combined; remove one of them")
         if self.kind == "number":
@@ -141,7 +141,7 @@ class EmbeddingConfig(Section):
 
     @field_validator("matryoshka")
     @classmethod
-    def _longest_first(cls, dimensions: list[int]) -> list[int]:
+    def _sort_dimensions(cls, dimensions: list[int]) -> list[int]:
         return sorted(set(dimensions), reverse=True)
 
     @property
@@ -156,7 +156,7 @@ class EmbeddingConfig(Section):
 
 
 class TokensConfig(Section):
-    labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(
+    labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_labels_to_text)] = Field(
         default="auto",
         description="Entity labels, e.g. [ORG, PER], or all tags in the order of the head's outputs, e.g. [O, B-PER, "
         "I-PER]; auto: the labels in the records. Records with other labels are rejected and listed.",
@@ -179,7 +179,7 @@ class TokensConfig(Section):
 
     @field_validator("labels")
     @classmethod
-    def _names(cls, value: str | list[str]) -> str | list[str]:
+    def _check_labels(cls, value: str | list[str]) -> str | list[str]:
         if isinstance(value, list) and (not value or len(set(value)) < len(value) or not all(map(str.strip, value))):
             raise ValueError(f"{value} are not valid labels; write each once: [ORG, PER], or auto")
         return value

@@ -34,13 +34,13 @@ class LoraConfig(Section):
 
     @field_validator("target")
     @classmethod
-    def _some(cls, target: list[str]) -> list[str]:
+    def _check_target(cls, target: list[str]) -> list[str]:
         if not target:
             raise ValueError("the list is empty; write auto, or names of linear layers: [q_proj, v_proj]")
         return target
 
 
-_BY_LENGTH = ("dynamic", "longrope")
+_LENGTH_DEPENDENT_TYPES = ("dynamic", "longrope")
 
 
 class RopeConfig(Section):
@@ -52,8 +52,8 @@ class RopeConfig(Section):
 
     @field_validator("type", mode="before")
     @classmethod
-    def _not_by_length(cls, name: object) -> object:
-        if name in _BY_LENGTH:
+    def _check_type(cls, name: object) -> object:
+        if name in _LENGTH_DEPENDENT_TYPES:
             raise ValueError(
                 f"{name} depends on the longest row of a batch, so the result would depend on how a batch is split; "
                 "write yarn, llama3 or linear"
@@ -61,7 +61,7 @@ class RopeConfig(Section):
         return name
 
     @model_validator(mode="after")
-    def _has_theta(self) -> RopeConfig:
+    def _check_theta(self) -> RopeConfig:
         if self.type == "default" and self.theta is None:
             raise ValueError("default only changes theta; write e.g. theta: 1e6, or type: yarn")
         return self
@@ -103,7 +103,7 @@ class ModelConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> ModelConfig:
+    def _check_combination(self) -> ModelConfig:
         others = {"config": self.config, "from": self.from_, "lora": self.lora, "freeze": self.freeze}
         set_keys = [name for name, value in others.items() if value]
         if self.auto and set_keys:

@@ -19,7 +19,7 @@ class MaskedConfig(Section):
     whole_words: bool = Field(default=False, description="Mask whole words instead of single tokens.")
 
     @model_validator(mode="after")
-    def _shares(self) -> MaskedConfig:
+    def _check_fractions(self) -> MaskedConfig:
         if self.mask + self.random > 1:
             raise ValueError(
                 f"the sum of mask {self.mask:g} and random {self.random:g} is over 1; write e.g. 0.8 and 0.1"

@@ -25,12 +25,12 @@ class SlurmConfig(Section):
 
     @field_validator("setup")
     @classmethod
-    def _lines(cls, value: list[str]) -> list[str]:
+    def _check_setup(cls, value: list[str]) -> list[str]:
         return [check_one_line(line) for line in value]
 
     @field_validator("options")
     @classmethod
-    def _options(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_options(cls, value: dict[str, str]) -> dict[str, str]:
         for name, option in value.items():
             format_directive(name, option)
         return value

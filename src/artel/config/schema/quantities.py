@@ -30,16 +30,16 @@ _MAX_INTERVAL = 10**9  # in seconds over 30 years; system clocks overflow after 
 _SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
 
 
-def _split(value: object, example: str) -> tuple[float, str]:
+def _split_unit(value: object, example: str) -> tuple[float, str]:
     if isinstance(value, int):
         return read_number(value), ""
     match = re.fullmatch(rf"({_NUMBER})\s*([a-zA-Z]*)", str(value).strip())
     if match is None:
         raise ValueError(f"{value!r} is not a number; write, for example, {example}")
-    return _finite(float(match[1].replace("_", "")), value), match[2]
+    return _check_finite(float(match[1].replace("_", "")), value), match[2]
 
 
-def _finite(number: float, value: object) -> float:
+def _check_finite(number: float, value: object) -> float:
     """Return the number. Raise ValueError if a float cannot represent it. `value`: the input, for the message."""
     if not math.isfinite(number):
         name = "the number" if isinstance(value, int) else repr(value)  # repr would print all digits of an integer
@@ -52,11 +52,11 @@ def read_number(value: object, example: str = "5e-5") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number; write, for example, {example}")
     if isinstance(value, int | float):
-        return _finite(float(value) if abs(value) < _MAX_FLOAT else math.inf, value)
-    number, unit = _split(value, example)
+        return _check_finite(float(value) if abs(value) < _MAX_FLOAT else math.inf, value)
+    number, unit = _split_unit(value, example)
     if unit.lower() not in _SCALES:
         raise ValueError(f"{value!r} is not a number; write, for example, {example}")
-    return _finite(number * _SCALES[unit.lower()], value)
+    return _check_finite(number * _SCALES[unit.lower()], value)
 
 
 def read_count(value: object) -> int:
@@ -75,21 +75,21 @@ def read_bytes(value: object) -> int:
     """Read a size in bytes: 100M, 2G, 512Ki, 2GB. Raise ValueError if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a size; write, for example, 100M or 2G")
-    number, unit = _split(value, "100M or 2G")
+    number, unit = _split_unit(value, "100M or 2G")
     unit = unit.lower().removesuffix("b")
     if unit not in _BYTE_SCALES:
         raise ValueError(f"{value!r} is not a size; write, for example, 100M or 2G")
-    return int(_finite(number * _BYTE_SCALES[unit], value))
+    return int(_check_finite(number * _BYTE_SCALES[unit], value))
 
 
 def read_seconds(value: object) -> float:
     """Read a time in seconds: 90, 90s, 30min, 2h. Raise ValueError if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a time; write, for example, 30min or 2h")
-    number, unit = _split(value, "30min or 2h")
+    number, unit = _split_unit(value, "30min or 2h")
     if number <= 0 or (unit and unit.lower() not in _SECONDS):
         raise ValueError(f"{value!r} is not a time; write, for example, 30min or 2h")
-    return _finite(number * _SECONDS[unit.lower() or "s"], value)
+    return _check_finite(number * _SECONDS[unit.lower() or "s"], value)
 
 
 def format_duration(seconds: float) -> str:
@@ -102,7 +102,7 @@ def format_duration(seconds: float) -> str:
     return in_seconds if len(in_seconds) < len(in_unit) else in_unit
 
 
-def _bounded(number: float, value: object) -> float:
+def _check_interval(number: float, value: object) -> float:
     if number > _MAX_INTERVAL:
         raise OverLimitError(f"{value!r} is never due; write never, or at most {_MAX_INTERVAL:,} (steps, epochs, s)")
     return number
@@ -135,19 +135,19 @@ class Interval:
             return cls()
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"{value!r} is not an interval; write {example}")
-        number, unit = _split(value, example)
+        number, unit = _split_unit(value, example)
         unit = unit.lower()
         if number <= 0:
             raise ValueError(f"{value!r} is not above zero; write {example}")
         if unit in ("epoch", "epochs"):
-            return cls(epochs=_bounded(number, value))
+            return cls(epochs=_check_interval(number, value))
         if unit in _SECONDS:
-            return cls(seconds=_bounded(number * _SECONDS[unit], value))
+            return cls(seconds=_check_interval(number * _SECONDS[unit], value))
         if unit in ("step", "steps"):
             unit = ""
         if unit not in _SCALES or not (number * _SCALES[unit]).is_integer():
             raise ValueError(f"{value!r} is not an interval; write {example}")
-        return cls(steps=int(_bounded(number * _SCALES[unit], value)))
+        return cls(steps=int(_check_interval(number * _SCALES[unit], value)))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -197,7 +197,7 @@ class Warmup:
 
 
 class OverLimitError(ValueError):
-    """A number larger than makes sense for its key."""
+    """A number that is too large to make sense for its key."""
 
 
 def at_most(limit: float, reason: str) -> AfterValidator:
@@ -212,7 +212,7 @@ def at_most(limit: float, reason: str) -> AfterValidator:
 
 
 @dataclass(frozen=True, slots=True)
-class _AsWritten:
+class _NumberOrString:
     """In the JSON schema: a number, or a string of this pattern that YAML does not read as a number (30k, 5e-5)."""
 
     pattern: str
@@ -222,22 +222,22 @@ class _AsWritten:
 
 
 _DIGITS = r"^\s*[+-]?[0-9._]+([eE][+-]?[0-9]+)?\s*"
-_number = _AsWritten(f"{_DIGITS}[kKmMgGbBtT]?$")
-_bytes, _seconds = _AsWritten(f"{_DIGITS}([kKmMgGtT]i?)?[bB]?$"), _AsWritten(f"{_DIGITS}(s|sec|min|h|d)?$")
+_number = _NumberOrString(f"{_DIGITS}[kKmMgGbBtT]?$")
+_bytes, _seconds = _NumberOrString(f"{_DIGITS}([kKmMgGtT]i?)?[bB]?$"), _NumberOrString(f"{_DIGITS}(s|sec|min|h|d)?$")
 
-_Whole = Annotated[int, BeforeValidator(read_count), _number]
+_WholeNumber = Annotated[int, BeforeValidator(read_count), _number]
 
 Number = Annotated[float, BeforeValidator(read_number), _number, at_most(1e9, "no setting has such values")]
 Rate = Annotated[float, BeforeValidator(read_number), _number, at_most(1000, "no model learns at such a rate")]
-Count = Annotated[_Whole, at_most(10**15, "no run is so long")]
+Count = Annotated[_WholeNumber, at_most(10**15, "no run is so long")]
 Seconds = Annotated[float, BeforeValidator(read_seconds), _seconds, at_most(_MAX_INTERVAL, "more than 30 years")]
 Bytes = Annotated[
     int, BeforeValidator(read_bytes), _bytes, at_most(10**18, "no disk is so large"), PlainSerializer(int)
 ]
-Samples = Annotated[_Whole, at_most(10**7, "one step would have to process them all"), Field(ge=1)]
-Length = Annotated[_Whole, at_most(10**8, "no model reads so many tokens at once"), Field(ge=1)]
-Vocabulary = Annotated[_Whole, at_most(4_000_000, "the largest vocabularies have a tenth of that")]
-Seed = Annotated[_Whole, at_most(2**63 - 1, "a seed has 63 bits"), Field(ge=0)]
-ProcessCount = Annotated[_Whole, at_most(10**6, "no cluster runs so many processes"), Field(ge=1)]
-Threads = Annotated[_Whole, at_most(4096, "no machine has so many cores"), Field(ge=1)]
-Rank = Annotated[_Whole, at_most(65_536, "no layer is so wide"), Field(ge=1)]
+Samples = Annotated[_WholeNumber, at_most(10**7, "one step would have to process them all"), Field(ge=1)]
+Length = Annotated[_WholeNumber, at_most(10**8, "no model reads so many tokens at once"), Field(ge=1)]
+Vocabulary = Annotated[_WholeNumber, at_most(4_000_000, "the largest vocabularies have a tenth of that")]
+Seed = Annotated[_WholeNumber, at_most(2**63 - 1, "a seed has 63 bits"), Field(ge=0)]
+ProcessCount = Annotated[_WholeNumber, at_most(10**6, "no cluster runs so many processes"), Field(ge=1)]
+Threads = Annotated[_WholeNumber, at_most(4096, "no machine has so many cores"), Field(ge=1)]
+Rank = Annotated[_WholeNumber, at_most(65_536, "no layer is so wide"), Field(ge=1)]

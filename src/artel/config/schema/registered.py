@@ -1,4 +1,4 @@
-"""Keys whose values are the names of a registry, and the settings that its entries bring."""
+"""Types of keys whose values are names in a registry, and the settings of registry entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from artel.registry import CALLBACKS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
-class _NameOf:
+class _RegistryName:
     """Like `Literal[names]`, plus the names registered by plugins."""
 
     registry: Registry
@@ -31,7 +31,7 @@ class _NameOf:
     """True if each entry has a `summary`, and is imported without torch to ask for it."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._checked)
+        return core_schema.no_info_plain_validator_function(self._check_name)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         names = self.registry.names
@@ -40,7 +40,7 @@ class _NameOf:
             schema_of_names["enumDescriptions"] = [getattr(self.registry[name], "summary", "") for name in names]
         return schema_of_names
 
-    def _checked(self, value: object) -> str:
+    def _check_name(self, value: object) -> str:
         if isinstance(value, str) and value in self.registry:
             return value
         names = [f"'{name}'" for name in self.registry.names] or ["the entries of plugins"]
@@ -48,13 +48,13 @@ class _NameOf:
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
 
 
-CallbackName = Annotated[str, _NameOf(CALLBACKS)]
-FormatName = Annotated[str, _NameOf(FORMATS, has_summaries=True)]
-ObjectiveName = Annotated[str, _NameOf(OBJECTIVES)]
-OptimizerName = Annotated[str, _NameOf(OPTIMIZERS, has_summaries=True)]
-ScheduleName = Annotated[str, _NameOf(SCHEDULES)]
-StrategyName = Annotated[str, _NameOf(STRATEGIES)]
-TrackerName = Annotated[str, _NameOf(TRACKERS)]
+CallbackName = Annotated[str, _RegistryName(CALLBACKS)]
+FormatName = Annotated[str, _RegistryName(FORMATS, has_summaries=True)]
+ObjectiveName = Annotated[str, _RegistryName(OBJECTIVES)]
+OptimizerName = Annotated[str, _RegistryName(OPTIMIZERS, has_summaries=True)]
+ScheduleName = Annotated[str, _RegistryName(SCHEDULES)]
+StrategyName = Annotated[str, _RegistryName(STRATEGIES)]
+TrackerName = Annotated[str, _RegistryName(TRACKERS)]
 
 
 Settings = TypeVar("Settings", bound=Section)

@@ -67,7 +67,7 @@ class ClipConfig(Section):
     limit: Number = Field(default=1.0, gt=0, description="Maximum norm, or maximum absolute value of an element.")
 
     @model_serializer(mode="wrap")
-    def _as_number(self, handler: SerializerFunctionWrapHandler) -> Any:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> Any:
         return self.limit if self.by == "norm" else handler(self)
 
 
@@ -166,7 +166,7 @@ class TrainConfig(NamingSection):
     )
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainConfig:
+    def _check_length(self) -> TrainConfig:
         lengths = [name for name in ("epochs", "steps", "tokens", "budget") if getattr(self, name) is not None]
         if len(lengths) > 1:
             raise ValueError(f"{' and '.join(lengths)} cannot be combined; keep one")
@@ -174,7 +174,7 @@ class TrainConfig(NamingSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _schedule_of_a_budget(cls, section: object) -> object:
+    def _default_to_wsd(cls, section: object) -> object:
         """Use wsd for a run with a budget, unless a schedule is set."""
         if isinstance(section, dict) and section.get("budget") is not None and "schedule" not in section:
             return section | {"schedule": "wsd"}
@@ -209,7 +209,7 @@ class ValidateConfig(Section):
     )
 
 
-def _without_threads(value: object) -> object:
+def _replace_data_parallel(value: object) -> object:
     """Replace torch.nn.DataParallel (one process with several threads) by ddp (one process per device)."""
     if isinstance(value, str) and value.lower().replace("_", "") in ("dp", "dataparallel"):
         logger.warning("parallel.data: %s is run as ddp, a process for each device", value)
@@ -219,7 +219,7 @@ def _without_threads(value: object) -> object:
 
 class ParallelConfig(NamingSection):
     registries: ClassVar = {"data": STRATEGIES}
-    data: Annotated[StrategyName | ProcessCount, BeforeValidator(_without_threads)] = runtime_only(
+    data: Annotated[StrategyName | ProcessCount, BeforeValidator(_replace_data_parallel)] = runtime_only(
         "auto",
         "Data parallelism: ddp (each process has the full model); zero1, zero2, fsdp (shard the optimizer state; also "
         "gradients; also weights); hsdp (fsdp within a host, replicas across hosts). A number sets the number of "
@@ -276,7 +276,7 @@ class CheckpointConfig(Section):
 
     @field_validator("copy_to")
     @classmethod
-    def _on_s3(cls, address: str | None) -> str | None:
+    def _check_s3_address(cls, address: str | None) -> str | None:
         if address is not None and re.fullmatch(r"s3://[^/]+/.*[^/]", address) is None:
             raise ValueError(f"{address!r} is not an S3 address; write s3://BUCKET/PREFIX")
         return address
@@ -287,7 +287,7 @@ class LogConfig(Section):
 
 
 class KeyLocations(dict[tuple[str | int, ...], str]):
-    """The `file:line` of each key of a run file. Ignored when runs are compared."""
+    """The `file:line` of each key of a run file. All instances are equal, so comparing runs ignores them."""
 
     __hash__ = None
 
@@ -362,7 +362,7 @@ class RunConfig(NamingSection):
 
     @field_validator("run")
     @classmethod
-    def _on_a_disk(cls, folder: str) -> str:
+    def _check_run_folder(cls, folder: str) -> str:
         if "://" in folder:
             raise ValueError(
                 f"{folder!r} is not a folder; write a local folder, and checkpoint.copy_to: s3://BUCKET/PREFIX"

@@ -13,7 +13,7 @@ from artel.config.schema.quantities import Vocabulary
 class TokenizerTraining(Section):
     pattern: Literal["gpt2", "gpt4", "whitespace"] = Field(
         default="gpt2",
-        description="How a text is split before merging. gpt2: words with the preceding space. gpt4: likewise, with "
+        description="How a text is split before merging. gpt2: words with the preceding space. gpt4: the same, with "
         "numbers in groups of three and contractions of any case: slightly fewer tokens on Russian and code. "
         "whitespace: words and punctuation, without spaces.",
     )
@@ -41,7 +41,7 @@ class TokenizerConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> TokenizerConfig:
+    def _check_combination(self) -> TokenizerConfig:
         if self.train is not None and self.from_ is not None:
             raise ValueError("train and from cannot be combined; keep one")
         return self

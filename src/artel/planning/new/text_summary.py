@@ -11,7 +11,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.printable import format_bytes
 from artel.registry import FORMATS
-from artel.text import Ledger, Rejected, all_inputs, check_sources, read_documents
+from artel.text import Ledger, Rejected, check_sources, list_all_inputs, read_documents
 from artel.text.formats.format import choose_format
 from artel.text.sources.find import is_table_name
 from artel.text.sources.inputs import Input
@@ -58,7 +58,7 @@ def summarize_text(paths: list[str]) -> TextSummary:
         data = _build_data_config(paths, next(name for name in FORMATS.names if _takes_any_file(name)))
     try:
         check_sources(data)
-        inputs = [entry for _, _, entries in all_inputs(data) for entry in entries]
+        inputs = [entry for _, _, entries in list_all_inputs(data) for entry in entries]
     except InputError as error:
         problem = table_problem or error.problems[0]
         raise InputError.at("--text", problem.what, problem.fix) from None

@@ -49,7 +49,7 @@ class Download:
 
 
 class _Retry(Exception):
-    """A failure that may not repeat itself."""
+    """A temporary failure: try again."""
 
 
 def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout: float = 30.0) -> Download:
@@ -60,7 +60,7 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
     stopped; so does the next process, if this one is killed.
 
     Args:
-        url: `${NAME}` in it stands for an environment variable, whose value is never written to disk.
+        url: may contain `${NAME}`, an environment variable whose value is never written to disk.
         timeout: seconds for each wait on the network. Less than 1,000 bytes per second over twice this time is an
             error too.
 
@@ -92,7 +92,7 @@ def _download_with_retries(url: str, partial: PartialDownload, max_bytes: int | 
 
 
 def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout: float) -> str:
-    """Try once to download the rest, and return the Content-Type. Raise _Retry, and what `fetch` raises."""
+    """Try once to download the missing bytes, and return the Content-Type. Raise _Retry, or as `fetch` does."""
     about = partial.about
     if about and partial.size == about["total"]:  # the process was killed after the last byte
         return str(about["content_type"])
@@ -103,7 +103,7 @@ def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout
     try:
         with _open_with_limits(_request(url, headers), timeout) as response:
             _check_length(url, response.headers)
-            total = _prepare(response, partial)
+            total = _prepare_partial(response, partial)
             _check_size(url, total or 0, max_bytes, partial)
             while chunk := response.read1(_CHUNK_BYTES):
                 _check_size(url, partial.size + len(chunk), max_bytes, partial)
@@ -125,15 +125,15 @@ def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout
 
 
 def _check_length(url: str, headers: Message) -> None:
-    """Raise WorkError if a server states two lengths: Python would take the first and lose the rest silently."""
+    """Raise WorkError if a server states two lengths: Python would use the first and silently drop bytes."""
     lengths = sorted(set(headers.get_all("Content-Length", [])))
     if len(lengths) > 1:
         raise WorkError.at(url, f"the server says {len(lengths)} lengths: {', '.join(lengths)}", _FIX_ADDRESS)
 
 
-def _prepare(response: http.client.HTTPResponse, partial: PartialDownload) -> int | None:
-    """Prepare for the rest of the body, or for all of it if the content changed. Return the total size, if stated."""
-    validator = _validator(response.headers)
+def _prepare_partial(response: http.client.HTTPResponse, partial: PartialDownload) -> int | None:
+    """Prepare for the missing bytes, or for the full body if the content changed. Return the total size, if stated."""
+    validator = _read_validator(response.headers)
     if response.status == 206:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
         total = int(content_range[2]) if content_range and content_range[2] != "*" else partial.about.get("total")
@@ -149,7 +149,7 @@ def _prepare(response: http.client.HTTPResponse, partial: PartialDownload) -> in
     return total
 
 
-def _validator(headers: Message) -> str:
+def _read_validator(headers: Message) -> str:
     """Return the value for If-Range: a header that changes with the content. Empty if there is none."""
     etag = headers.get("ETag", "").strip()
     if etag:
@@ -159,7 +159,7 @@ def _validator(headers: Message) -> str:
         age = (email.utils.parsedate_to_datetime(headers.get("Date", "")) - modified).total_seconds()
     except (TypeError, ValueError):
         return ""
-    # Within the same minute a time in seconds may stand for two contents (RFC 9110, 8.8.2.2).
+    # Within the same minute, one time in seconds may belong to two contents (RFC 9110, 8.8.2.2).
     return str(headers["Last-Modified"]) if age >= 60 else ""
 
 

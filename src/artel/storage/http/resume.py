@@ -36,7 +36,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class PartialDownload:
-    """The first `size` bytes of a download, and `about`: how to resume it; empty if it cannot be resumed."""
+    """The first `size` bytes of a download. `about` has the facts to resume it, or is empty if that is impossible."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.path, self._mark_path = folder / f"{key}.body", folder / f"{key}.json"
@@ -67,9 +67,9 @@ class PartialDownload:
     def write(self, data: bytes) -> None:
         """Append bytes. Raise as `disk_errors` does."""
         with disk_errors(self._folder):
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         self._digest.update(data)
         self.size += len(data)
         now = time.monotonic()
@@ -123,8 +123,8 @@ class PartialDownload:
 def fetch_once(cache: Path, key: str, download: Callable[[PartialDownload], dict[str, Any]]) -> Path:
     """Return the folder CACHE/KEY with `body` and `headers.json`, which `download` fills if it does not exist.
 
-    `download` resumes the partial download that it is given, and returns the headers. One process downloads a key at a
-    time; others wait for it. Raise as `download` and `disk_errors` do.
+    `download` receives the partial download, resumes it and returns the headers. One process downloads a key at a
+    time; other processes wait for it. Raise as `download` and `disk_errors` do.
     """
     folder = cache / key
     if _is_complete(folder):
@@ -158,7 +158,7 @@ def _is_complete(folder: Path) -> bool:
 
 @functools.cache
 def remove_stale(cache: Path) -> None:
-    """Remove what killed downloads left in a cache folder at least a week ago; done once per process."""
+    """Remove partial downloads older than a week from a cache folder, once per process."""
     folder = cache / UNFINISHED
     remove_leftovers(cache)
     remove_leftovers(folder)

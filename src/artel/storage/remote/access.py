@@ -85,7 +85,7 @@ def remote_errors(path: str, *permissions: str) -> Iterator[None]:
     except ArtelError:
         raise
     except Exception as error:
-        raise _as_artel_error(path, error, permissions or (LIST, READ)) from error
+        raise _to_artel_error(path, error, permissions or (LIST, READ)) from error
 
 
 def error_kind(error: Exception) -> str:
@@ -112,7 +112,7 @@ def error_kind(error: Exception) -> str:
     return "reach" if is_failing or any(status and status >= 500 for status in statuses) else "other"
 
 
-def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -> ArtelError:
+def _to_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -> ArtelError:
     service, kind = scheme(path), error_kind(error)
     message = " ".join(str(error).split())[:300]
     permission_text = " and ".join(permissions)

@@ -3,8 +3,8 @@
 S3 has no rename, so one file is the commit: it is written last, and a folder without it is unfinished. Files of a
 folder that was pushed in part stay there, and the next push skips them. If the upload of one large file was
 interrupted, its parts stay invisible until the bucket's lifecycle rule (AbortIncompleteMultipartUpload) removes them.
-Two processes that push to one address at the same time must push the same content; if they do not, the checksums in
-the manifest fail for whoever pulls.
+Two processes that push to one address at the same time must push the same content. Otherwise pulling fails at the
+checksums of the manifest.
 """
 
 from __future__ import annotations
@@ -189,9 +189,13 @@ def _list_folder(files: Any, address: str) -> dict[str, RemoteFile]:
 
 def _upload(files: Any, file: Path, address: str, digest: str) -> None:
     size = file.stat().st_size
-    part = max(_PART_BYTES, -(-size // _MAX_PARTS))
-    options: dict[str, Any] = {"chunksize": part, "max_concurrency": _CONCURRENT_PARTS, "Metadata": {_CHECKSUM: digest}}
-    if size < 2 * part:  # it is uploaded in one request
+    part_bytes = max(_PART_BYTES, -(-size // _MAX_PARTS))
+    options: dict[str, Any] = {
+        "chunksize": part_bytes,
+        "max_concurrency": _CONCURRENT_PARTS,
+        "Metadata": {_CHECKSUM: digest},
+    }
+    if size < 2 * part_bytes:  # one request
         md5 = hashlib.md5(file.read_bytes(), usedforsecurity=False).digest()
         options["ContentMD5"] = base64.b64encode(md5).decode()
     # Not `with files.open(…, "wb")`: an error inside it commits what was written so far.

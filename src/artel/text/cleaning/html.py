@@ -75,7 +75,7 @@ def html_to_text(data: bytes, content_type: str = "", profile: str = "none", enc
     # Without events for scripts, parsing is twice as fast.
     tree = LexborHTMLParser(code, options=LexborDocumentOptions.WO_EVENTS)
     root = tree.body or tree.root
-    return _lines(_marked_text(root)) if root is not None else ""
+    return _split_lines(_mark_text(root)) if root is not None else ""
 
 
 def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> bytes:
@@ -84,17 +84,17 @@ def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> 
     if any(mark in code for mark in _MARKS):
         code = code.translate(None, _MARKS)
     if profile == "lib.ru":
-        code = _work_of_lib_ru(code)
+        code = _extract_lib_ru_work(code)
     # Removed before parsing, since an unclosed comment would swallow the rest of the page.
-    code = _without_comments(code)
-    if _parser_limit(code) is not None:
-        code = _without_scripts(code)
-        if (error := _parser_limit(code)) is not None:
+    code = _remove_comments(code)
+    if _find_parser_limit(code) is not None:
+        code = _remove_scripts(code)
+        if (error := _find_parser_limit(code)) is not None:
             raise error
     return code
 
 
-def _parser_limit(code: bytes) -> BadRecord | None:
+def _find_parser_limit(code: bytes) -> BadRecord | None:
     """Return the error for a page that would take the parser minutes or all memory; None for other pages."""
     if len(code) > MAX_TAGS and (tags := code.count(b"<")) > MAX_TAGS:  # counting takes 6 % of a small page's time
         what = f"has {tags:,} tags, more than the maximum of {MAX_TAGS:,}; split it, or remove it"
@@ -109,7 +109,7 @@ def _parser_limit(code: bytes) -> BadRecord | None:
     return None
 
 
-def _without_scripts(code: bytes) -> bytes:
+def _remove_scripts(code: bytes) -> bytes:
     """Return the page without the content of scripts and styles, which is not text and may look like tags."""
     chunks: list[bytes] = []
     offset = 0
@@ -150,7 +150,7 @@ def encoding_in_header(content_type: str) -> str:
     return match[1] if match else ""
 
 
-def _without_comments(code: bytes) -> bytes:
+def _remove_comments(code: bytes) -> bytes:
     if b"<!--" not in code:
         return code
     chunks: list[bytes] = []
@@ -162,7 +162,7 @@ def _without_comments(code: bytes) -> bytes:
     return b"".join(chunks) + code[position:].replace(b"<!--", b"")
 
 
-def _work_of_lib_ru(code: bytes) -> bytes:
+def _extract_lib_ru_work(code: bytes) -> bytes:
     """Return the work between the marks of the site; the full page if they are missing."""
     for begin, end in _LIB_RU:
         first = begin.search(code)
@@ -202,7 +202,7 @@ def _flatten(code: bytes) -> bytes:
     return _TAGS.sub(flatten_tag, code)
 
 
-def _marked_text(root: LexborNode) -> str:
+def _mark_text(root: LexborNode) -> str:
     """Return the visible text, with marks at line ends and around preformatted text."""
     hidden: list[LexborNode] = []
     blocks: list[LexborNode] = []
@@ -244,7 +244,7 @@ def _next_ends_line(node: LexborNode) -> bool:
     return neighbour is not None and neighbour.tag_id in _BLOCK_IDS
 
 
-def _lines(marked_text: str) -> str:
+def _split_lines(marked_text: str) -> str:
     """Return the non-empty lines of a marked text. White space is folded, except in <pre>."""
     lines: list[str] = []
     preformatted = 0
@@ -258,11 +258,11 @@ def _lines(marked_text: str) -> str:
 
 def _fold_preformatted(line: str) -> str:
     """Fold white space of a line of <pre>, except spaces, tabs and line feeds."""
-    for stand_in, space in _PRE_SPACES:
-        line = line.replace(space, stand_in)
+    for placeholder, space in _PRE_SPACES:
+        line = line.replace(space, placeholder)
     line = " ".join(line.split())
-    for stand_in, space in _PRE_SPACES:
-        line = line.replace(stand_in, space)
+    for placeholder, space in _PRE_SPACES:
+        line = line.replace(placeholder, space)
     return line
 
 

@@ -55,12 +55,12 @@ _MAX_SECTION_NUMBER = 30  # four numbers up to this are a section, such as 4.2.1
 
 def mask_pii(text: str, rules: PiiConfig, changes: Counter[str]) -> str:
     """Replace personal data by placeholders such as [EMAIL]. Add their number to `changes["pii_email"]`."""
-    parts, position = [], 0
+    chunks, position = [], 0
     for start, end, kind in find_pii(text, rules.mask):
-        parts += [text[position:start], f"[{kind.upper()}]"]
+        chunks += [text[position:start], f"[{kind.upper()}]"]
         position = end
         changes[f"pii_{kind}"] += 1
-    return "".join([*parts, text[position:]]) if parts else text
+    return "".join([*chunks, text[position:]]) if chunks else text
 
 
 def find_pii(text: str, kinds: Sequence[PiiKind]) -> list[tuple[int, int, PiiKind]]:
@@ -110,7 +110,7 @@ def _find_emails(text: str, _: list[Span]) -> Iterator[Span]:
 
 def _find_cards(text: str, regions: list[Span]) -> Iterator[Span]:
     for match in _find_matches(_CARD, text, regions):
-        digits = _digits(match[0])
+        digits = _keep_digits(match[0])
         if _has_payment_prefix(digits) and _passes_luhn(digits):
             yield match.span()
 
@@ -134,7 +134,7 @@ def _passes_luhn(digits: str) -> bool:
 def _find_snils(text: str, regions: list[Span]) -> Iterator[Span]:
     for match in _find_matches(_SNILS, text, regions):
         group = "bare" if match["bare"] else 0
-        digits = _digits(match[group])
+        digits = _keep_digits(match[group])
         check = sum(int(digit) * weight for digit, weight in zip(digits, range(9, 0, -1), strict=False)) % 101 % 100
         if check == int(digits[9:]) and digits[:9] > "001001998":
             yield match.span(group)
@@ -157,7 +157,7 @@ def _find_inn(text: str, regions: list[Span]) -> Iterator[Span]:
 
 def _find_passports(text: str, regions: list[Span]) -> Iterator[Span]:
     for match in _PASSPORT.finditer(text):  # the words before it are enough; "номер" may separate its digits
-        year = int(_digits(match[1])[2:4])  # in which the form was printed, from 1997 on
+        year = int(_keep_digits(match[1])[2:4])  # in which the form was printed, from 1997 on
         if year <= 40 or year >= 97:
             yield match.span(1)
 
@@ -178,7 +178,7 @@ def _find_phones(text: str, regions: list[Span]) -> Iterator[Span]:
 
 def _is_russian_form(number_text: str) -> bool:
     """True for 8 and a code, or a code in parentheses. Bare digits only for mobile and toll-free numbers from 8."""
-    digits = _digits(number_text)
+    digits = _keep_digits(number_text)
     if len(digits) == 11:
         return digits[0] in "78" and (number_text != digits or digits.startswith(("89", "8800")))
     return len(digits) == 10 and number_text.startswith("(")
@@ -186,8 +186,8 @@ def _is_russian_form(number_text: str) -> bool:
 
 def _find_addresses(text: str, _: list[Span]) -> Iterator[Span]:
     for match in _IP_4.finditer(text) if "." in text else ():
-        parts = match[0].split(".")
-        is_section = all(int(part) <= _MAX_SECTION_NUMBER for part in parts) or _SECTION.search(
+        numbers = match[0].split(".")
+        is_section = all(int(number) <= _MAX_SECTION_NUMBER for number in numbers) or _SECTION.search(
             text[: match.start()][-20:]
         )
         if not is_section and _is_public(match[0]):
@@ -205,7 +205,7 @@ def _is_public(address: str) -> bool:
         return False
 
 
-def _digits(text: str) -> str:
+def _keep_digits(text: str) -> str:
     return "".join(re.findall("[0-9]", text))
 
 

@@ -171,7 +171,7 @@ def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
 
     Raise InputError at `data.clean.languages` if py3langid is not installed or does not know one of them.
     """
-    identifier, known_codes = _identifier()
+    identifier, known_codes = _load_identifier()
     unknown_codes = [code for code in languages if code not in known_codes]
     if unknown_codes:
         what = f"{', '.join(unknown_codes)}: unknown language"
@@ -185,7 +185,7 @@ def language_probability(text: str, languages: tuple[str, ...]) -> float | None:
 
 
 @cache
-def _identifier() -> tuple[Any, list[str]]:
+def _load_identifier() -> tuple[Any, list[str]]:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:

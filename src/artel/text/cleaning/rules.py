@@ -1,4 +1,4 @@
-"""Cleaning rules. Cleaning twice gives the same text as cleaning once."""
+"""Cleaning rules for characters and lines. Cleaning twice gives the same text as cleaning once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact duplicates by 128-bit hashes (xxh3-128): of equal documents, lines or paragraphs the first is kept."""
+"""Exact deduplication by 128-bit hashes (xxh3-128). The first of equal documents, lines or paragraphs is kept."""
 
 from __future__ import annotations
 

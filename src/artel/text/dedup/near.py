@@ -231,7 +231,7 @@ class Signatures:
 def find_similar_pairs(
     signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _MAX_COMPARISONS
 ) -> NDArray[np.int64]:
-    """Return int64 (pairs, 2): documents at least this similar that share a key, enough to connect each cluster."""
+    """Return int64 (pairs, 2): documents that share a key and reach the threshold, enough to connect each cluster."""
     clusters = _Clusters(len(signatures))
     pairs: list[tuple[int, int]] = []
     for band in bands:
@@ -336,10 +336,10 @@ def _join_similar(
     return pairs
 
 
-def _are_similar(signatures: Signatures, number: int, other: int, threshold: float) -> bool:
-    first, second = signatures.shingles(number), signatures.shingles(other)
-    smaller, larger = sorted((first.size, second.size))
-    return smaller / larger >= threshold and jaccard(first, second) >= threshold
+def _are_similar(signatures: Signatures, first: int, second: int, threshold: float) -> bool:
+    first_set, second_set = signatures.shingles(first), signatures.shingles(second)
+    smaller, larger = sorted((first_set.size, second_set.size))
+    return smaller / larger >= threshold and jaccard(first_set, second_set) >= threshold
 
 
 def _minhash() -> Callable[..., Any]:

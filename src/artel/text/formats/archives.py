@@ -31,7 +31,7 @@ _RELATIONS_FILE = "_rels/.rels"
 _BREAKS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 _CONTAINER_FILE, _ENCRYPTION_FILE = "META-INF/container.xml", "META-INF/encryption.xml"
 _PAGE_TYPE = "application/xhtml+xml"
-# In XHTML <title/> is an empty element. In HTML, as which it is read, it would hide the text after it.
+# In XHTML <title/> is an empty element. The page is read as HTML, where it would hide the text after it.
 _EMPTY_ELEMENT = re.compile(
     rb"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)([A-Za-z]\w*)((?:\s[^<>]*)?)/>"
 )
@@ -95,7 +95,7 @@ def _parse_xml(content: bytes, name: str, **handlers: Callable[..., object]) -> 
         raise BadRecord("bad_xml", f"{name} is not valid XML: {error}; save it again") from None
 
 
-def _elements(content: bytes, name: str) -> Iterator[tuple[str, Attributes]]:
+def _parse_elements(content: bytes, name: str) -> Iterator[tuple[str, Attributes]]:
     """Yield (name, attributes) of all elements, both without prefixes."""
     elements: list[tuple[str, Attributes]] = []
 
@@ -116,18 +116,18 @@ def read_docx(file: SourceFile) -> Items:
         if stream.read(len(_OLE_MAGIC)) == _OLE_MAGIC:
             raise BadRecord("encrypted", "is encrypted, or a .doc; save it as .docx without a password")
     with _open_archive(file.path, "DOCX", file.max_bytes) as document:
-        relations = _elements(document.read(_RELATIONS_FILE), _RELATIONS_FILE)
+        relations = _parse_elements(document.read(_RELATIONS_FILE), _RELATIONS_FILE)
         targets = (
             attributes.get("Target", "")
             for _, attributes in relations
             if attributes.get("Type", "").endswith("/officeDocument")
         )
         name = next(targets, "word/document.xml").lstrip("/")
-        text = "\n".join(line for line in _paragraphs(document.read(name), name) if line.strip())
+        text = "\n".join(line for line in _read_paragraphs(document.read(name), name) if line.strip())
     yield from split_text_records(text, file.origin, file)
 
 
-def _paragraphs(content: bytes, name: str) -> list[str]:
+def _read_paragraphs(content: bytes, name: str) -> list[str]:
     paragraphs: list[str] = []
     open_paragraphs: list[list[str]] = []  # a text box is a paragraph within one
     open_elements: list[str] = []
@@ -160,8 +160,8 @@ def _paragraphs(content: bytes, name: str) -> list[str]:
 def read_epub(file: SourceFile) -> Items:
     """Yield a record per file of the spine, as `book.epub[number] name`. A book with encrypted chapters is rejected."""
     with _open_archive(file.path, "EPUB", file.max_bytes) as book:
-        chapters = _chapters(book)
-        if _encrypted_members(book) & set(chapters):
+        chapters = _list_chapters(book)
+        if _find_encrypted_members(book) & set(chapters):
             raise BadRecord("encrypted", "is protected (DRM), and its chapters cannot be read; remove it")
         for number, name in enumerate(chapters):
             origin = f"{file.origin}[{number}] {name}"
@@ -174,13 +174,13 @@ def read_epub(file: SourceFile) -> Items:
                     return
 
 
-def _chapters(book: _Archive) -> list[str]:
+def _list_chapters(book: _Archive) -> list[str]:
     """Return the members that the spine names, in its order, each once."""
-    elements = _elements(book.read(_CONTAINER_FILE), _CONTAINER_FILE)
+    elements = _parse_elements(book.read(_CONTAINER_FILE), _CONTAINER_FILE)
     package = next((attributes.get("full-path", "") for name, attributes in elements if name == "rootfile"), "")
     pages: dict[str, str] = {}
     spine: list[str] = []
-    for name, attributes in _elements(book.read(package), package):
+    for name, attributes in _parse_elements(book.read(package), package):
         if name == "item" and attributes.get("media-type") in (_PAGE_TYPE, "text/html", "text/x-oeb1-document"):
             path = posixpath.join(posixpath.dirname(package), unquote(attributes.get("href", "").partition("#")[0]))
             pages[attributes.get("id", "")] = posixpath.normpath(path)
@@ -192,11 +192,11 @@ def _chapters(book: _Archive) -> list[str]:
     return chapters
 
 
-def _encrypted_members(book: _Archive) -> set[str]:
+def _find_encrypted_members(book: _Archive) -> set[str]:
     """Return the members that encryption.xml names."""
     if _ENCRYPTION_FILE not in book:
         return set()
-    elements = _elements(book.read(_ENCRYPTION_FILE), _ENCRYPTION_FILE)
+    elements = _parse_elements(book.read(_ENCRYPTION_FILE), _ENCRYPTION_FILE)
     return {unquote(attributes.get("URI", "")) for name, attributes in elements if name == "CipherReference"}
 
 

@@ -63,12 +63,12 @@ def build_record(fields: Conversation | Preference, origin: str, set_name: str) 
     """
     if isinstance(fields, Conversation):
         question = next(message.content for message in fields.messages if message.role == "user")
-        return Record(_text_of(fields.messages), origin, set_name, fields, group=question)
+        return Record(_join_texts(fields.messages), origin, set_name, fields, group=question)
     answers = [answer for answer in (fields.chosen, fields.rejected) if answer is not None]
-    return Record(_text_of((*fields.prompt, *answers)), origin, set_name, fields, group=_text_of(fields.prompt))
+    return Record(_join_texts((*fields.prompt, *answers)), origin, set_name, fields, group=_join_texts(fields.prompt))
 
 
-def _text_of(messages: Iterable[Message]) -> str:
+def _join_texts(messages: Iterable[Message]) -> str:
     return "\n\n".join(text for message in messages for text in message.texts)
 
 
@@ -140,17 +140,17 @@ class Converter:
             try:
                 if isinstance(turns, BadRecord):
                     raise turns
-                yield path, _conversation(self._reader.messages(turns), tools, lists_all)
+                yield path, _build_conversation(self._reader.messages(turns), tools, lists_all)
             except BadRecord as error:
                 yield path, error
 
     def _turns(self, row: dict[str, Any]) -> Iterable[PathTurns]:
         if self._function is not None:
             return [("", self._reader.turns(row.get("messages"), f"what {self._name} returned"))]
-        return FORMS[_form_of(row) if self._name == "auto" else self._name](self._reader, row)
+        return FORMS[_detect_form(row) if self._name == "auto" else self._name](self._reader, row)
 
 
-def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Conversation:
+def _build_conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Conversation:
     messages, tools, changes = extract_tools(messages, tools)
     if not messages:
         raise BadRecord("empty_conversation", "has no messages; remove it")
@@ -167,7 +167,7 @@ def _conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Con
     return Conversation(kept_messages, tools, changes | ({"turns_left_out": num_dropped} if num_dropped else {}))
 
 
-def _form_of(row: dict[str, Any]) -> str:
+def _detect_form(row: dict[str, Any]) -> str:
     """Return the converter of a row, by its fields."""
     for form, names in (
         ("messages", ("messages",)),
@@ -194,10 +194,10 @@ def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     if isinstance(row.get("role"), list):
         columns = {name: row[name] for name in ("role", "content") if name in row}
         return [("", [*reader.system(row), *reader.turns(columns, "the row")])]
-    return _turns_of_field(reader, row, "messages", "conversation", "conversations")
+    return _read_field_turns(reader, row, "messages", "conversation", "conversations")
 
 
-def _turns_of_field(reader: RowReader, row: dict[str, Any], *names: str) -> Iterable[PathTurns]:
+def _read_field_turns(reader: RowReader, row: dict[str, Any], *names: str) -> Iterable[PathTurns]:
     """Return the turns in the first of the fields `names` that the row has."""
     name = next((name for name in names if row.get(name) is not None), None)
     if name is None:
@@ -213,7 +213,9 @@ def _alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
         return {"role": "assistant", "content": reader.text(fields, "output", path), **thought}
 
     if "instances" in row:  # self-instruct: one instruction with several inputs and outputs
-        return _conversations_in(row, "instances", lambda item, path: [*reader.question(row, item), answer(item, path)])
+        return _split_conversations(
+            row, "instances", lambda item, path: [*reader.question(row, item), answer(item, path)]
+        )
     return [("", [*reader.question(row), answer(row)])]
 
 
@@ -241,7 +243,7 @@ def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     text = "\n\n".join(text for text in ("" if name in context else name, context) if text.strip())
     system = [{"role": "system", "content": text}]
     if row.get("dialogues"):
-        return _conversations_in(
+        return _split_conversations(
             row, "dialogues", lambda item, path: [*system, *reader.turns(item.get("chat"), f"{path}.chat")]
         )
     if not row.get("example_dialogue"):
@@ -273,7 +275,7 @@ def _rank(reply: dict[str, Any]) -> float:
     return float(rank) if isinstance(rank, int | float) else float("inf")
 
 
-def _conversations_in(
+def _split_conversations(
     row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str], list[Turn]]
 ) -> Iterator[PathTurns]:
     """Yield the conversations of a list in a row. A bad one costs only itself."""
@@ -293,9 +295,9 @@ def _conversations_in(
 
 
 FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
-    "messages": lambda reader, row: _turns_of_field(reader, row, "messages"),
+    "messages": lambda reader, row: _read_field_turns(reader, row, "messages"),
     "alpaca": _alpaca,
-    "sharegpt": lambda reader, row: _turns_of_field(reader, row, "conversations", "conversation"),
+    "sharegpt": lambda reader, row: _read_field_turns(reader, row, "conversations", "conversation"),
     "dialog": _dialog,
     "character": _character,
     "oasst": _oasst,

@@ -42,7 +42,7 @@ def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per sentence. Its origin is the line of the first word."""
     is_universal = file_name(file.origin).endswith(_UNIVERSAL_SUFFIXES)
     in_document, group = False, ""
-    for sentence in _sentences(file, is_universal):
+    for sentence in _read_sentences(file, is_universal):
         if sentence.first_error is None and sentence.rows and sentence.rows[0][1][0] == _DOCUMENT_START:
             in_document, group = True, ""
             continue
@@ -57,7 +57,7 @@ def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
                 origin = f"{file.origin}:{number}"
                 _check_columns(row, sentence.rows[0][1], file.source)
             origin = f"{file.origin}:{sentence.number}"
-            record = _record(sentence, file, origin, is_universal=is_universal)
+            record = _build_record(sentence, file, origin, is_universal=is_universal)
         except BadRecord as error:
             yield file.reject(origin, error)
             continue
@@ -65,7 +65,7 @@ def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
         yield record._replace(group=group) if in_document else record
 
 
-def _record(sentence: _Sentence, file: SourceFile, origin: str, *, is_universal: bool) -> Record:
+def _build_record(sentence: _Sentence, file: SourceFile, origin: str, *, is_universal: bool) -> Record:
     source, rows = file.source, [row for _, row in sentence.rows]
     word = int(source.words or (_FORM if is_universal else 0))
     tag = int(source.tags or (_UPOS if is_universal else -1))
@@ -87,12 +87,12 @@ def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> No
         raise BadRecord("unequal_columns", f"{what}; separate them by spaces or tabs, or write words and tags: NUMBER")
 
 
-def _sentences(file: SourceFile, is_universal: bool) -> Iterator[_Sentence]:
+def _read_sentences(file: SourceFile, is_universal: bool) -> Iterator[_Sentence]:
     sentence: _Sentence | None = None
     for number, line in file.lines():
         if not isinstance(line, BadRecord) and not line.strip():
             if sentence is not None:
-                yield _without_comments(sentence)
+                yield _remove_comments(sentence)
             sentence = None
             continue
         if isinstance(line, str) and is_universal and line.startswith("#"):
@@ -108,10 +108,10 @@ def _sentences(file: SourceFile, is_universal: bool) -> Iterator[_Sentence]:
         elif not (is_universal and ("-" in row[0] or "." in row[0])):  # a range of words, or an empty word
             sentence.rows.append((number, row))
     if sentence is not None:
-        yield _without_comments(sentence)
+        yield _remove_comments(sentence)
 
 
-def _without_comments(sentence: _Sentence) -> _Sentence:
+def _remove_comments(sentence: _Sentence) -> _Sentence:
     """Return the sentence without leading lines like `# id 5`, which have other columns than its words."""
     rows = sentence.rows
     while len(rows) > 1 and rows[0][1][0].startswith("#") and len(rows[0][1]) != len(rows[-1][1]):

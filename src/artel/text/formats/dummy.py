@@ -37,23 +37,23 @@ def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
         text, spans = "", []
         for sentence in (rng.choice(_PATTERNS) for _ in range(rng.randint(1, 5))):
             text += " " if text else ""
-            for part in sentence:
-                name = _name(part, rng)
-                if name != part:
-                    spans.append((len(text), len(text) + len(name), part))
+            for token in sentence:
+                name = _fill_placeholder(token, rng)
+                if name != token:
+                    spans.append((len(text), len(text) + len(name), token))
                 text += name
         yield build_tagged_record(text, spans, f"dummy:{number}", source.name or "dummy")
 
 
-def _name(part: str, rng: random.Random) -> str:
-    """Return a random name for a placeholder of a pattern, and other parts unchanged."""
-    if part == "PER":
+def _fill_placeholder(token: str, rng: random.Random) -> str:
+    """Return a random name for a placeholder of a pattern. Other tokens are returned unchanged."""
+    if token == "PER":
         return " ".join([rng.choice(_PEOPLE), *([rng.choice(_SURNAMES)] if rng.random() < 0.6 else [])])
-    if part == "LOC":
+    if token == "LOC":
         return rng.choice(_CITIES)
-    if part == "ORG":
+    if token == "ORG":
         return f"{rng.choice(_SURNAMES)} {rng.choice(_FIRMS)} Ltd"
-    return part
+    return token
 
 
 def read_dummy_questions(source: SourceConfig) -> Iterator[Record]:

@@ -21,7 +21,7 @@ from artel.errors import Problem
 from artel.text.formats.conll import COLUMNS, CONLL
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, describe_fields, has_lines, read_rows, require_object
-from artel.text.formats.parquet import SUFFIX, check_parquet_rows, class_names
+from artel.text.formats.parquet import SUFFIX, check_parquet_rows, read_class_names
 from artel.text.reading.files import file_name
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, DroppedRecord, Record, Rejected
@@ -58,7 +58,7 @@ class _EntityReader:
         self._file = file
         self._source = file.source
         tags = [file.source.tags] if file.source.tags else _TAG_FIELDS[file.source.yields]
-        self._names: dict[str, list[str]] = {} if has_lines(file) else class_names(file.path, file.origin, tags)
+        self._names: dict[str, list[str]] = {} if has_lines(file) else read_class_names(file.path, file.origin, tags)
 
     def read(self, row: Any, origin: str) -> Record | DroppedRecord:
         source, set_name = self._source, self._file.set_name
@@ -69,11 +69,11 @@ class _EntityReader:
         if isinstance(answer, str) and answer in _DROP_REASONS:
             return DroppedRecord(_DROP_REASONS[answer], set_name)
         if is_task(entry):
-            text, spans = annotated_spans(entry, source.field)
+            text, spans = read_annotated_spans(entry, source.field)
             if spans is None:
                 return DroppedRecord("not_annotated", set_name)
         elif (
-            (words := _field_of(entry, source.words, _WORD_FIELDS))
+            (words := _find_field(entry, source.words, _WORD_FIELDS))
             and isinstance(entry[words], list)
             and all(isinstance(word, str) for word in entry[words])
         ):
@@ -87,7 +87,7 @@ class _EntityReader:
 
     def _read_words(self, entry: dict[str, Any], words: str) -> tuple[str, list[Span]]:
         kind = self._source.yields
-        field = _field_of(entry, self._source.tags, _TAG_FIELDS[kind])
+        field = _find_field(entry, self._source.tags, _TAG_FIELDS[kind])
         tags = None if field is None else entry[field]
         if field is None or not isinstance(tags, list):
             name = next((name for name, value in entry.items() if isinstance(value, list) and name != words), "NAME")
@@ -97,7 +97,7 @@ class _EntityReader:
             what = f"has {len(entry[words])} {words} and {len(tags)} {field}"
             raise BadRecord("unequal_columns", f"{what}; fix it: each word has one tag")
         names = self._source.tag_names or self._names.get(field, [])
-        return join_tagged_words(entry[words], [_tag_name(tag, names) for tag in tags], kind)
+        return join_tagged_words(entry[words], [_get_tag_name(tag, names) for tag in tags], kind)
 
     def _read_spans(self, entry: dict[str, Any]) -> tuple[str, list[Span]]:
         text = entry.get(self._source.field)
@@ -107,7 +107,7 @@ class _EntityReader:
             name = next((name for name, value in entry.items() if isinstance(value, str) and value.strip()), "NAME")
             fix = f"name it: {self._override_argument('field', name)}"
             raise BadRecord("no_text", f"{what}; {fix}, or words: NAME if it is a list of words")
-        field = _field_of(entry, self._source.tags, _SPAN_FIELDS)
+        field = _find_field(entry, self._source.tags, _SPAN_FIELDS)
         if field is None or not isinstance(entry[field], list):
             what = f"has no list of spans (it has: {describe_fields(entry)})"
             name = next((name for name, value in entry.items() if isinstance(value, list)), "NAME")
@@ -118,12 +118,12 @@ class _EntityReader:
         ]
 
 
-def _field_of(entry: dict[str, Any], setting: str, defaults: Sequence[str]) -> str | None:
+def _find_field(entry: dict[str, Any], setting: str, defaults: Sequence[str]) -> str | None:
     """Return the field that the source names, else the first default field that the entry has."""
     return next((name for name in ([setting] if setting else defaults) if name in entry), None)
 
 
-def _tag_name(tag: Any, names: list[str]) -> str:
+def _get_tag_name(tag: Any, names: list[str]) -> str:
     if isinstance(tag, str):
         return tag
     if not isinstance(tag, int) or isinstance(tag, bool):
@@ -167,7 +167,7 @@ def is_task(entry: dict[str, Any]) -> bool:
     return isinstance(entry.get("data"), dict) and isinstance(entry.get("annotations"), list)
 
 
-def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
+def read_annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
     """Return (text, spans) of a task from its ground-truth annotation, else from the first one not cancelled.
 
     Spans are None without an annotation. Raise BadRecord.
@@ -184,10 +184,10 @@ def annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] 
         return text, None
     annotation = next((item for item in annotations if item.get("ground_truth")), annotations[0])
     results = enumerate(annotation.get("result") or [])
-    return text, [span for number, result in results for span in _result_spans(result, text, f"result[{number}]")]
+    return text, [span for number, result in results for span in _read_result_spans(result, text, f"result[{number}]")]
 
 
-def _result_spans(result: Any, text: str, path: str) -> list[Span]:
+def _read_result_spans(result: Any, text: str, path: str) -> list[Span]:
     """Return the spans of a result; none for results without spans (a relation, a choice for the text)."""
     value = result.get("value") if isinstance(result, dict) else None
     labels = value.get("labels") if isinstance(value, dict) else None
@@ -196,15 +196,15 @@ def _result_spans(result: Any, text: str, path: str) -> list[Span]:
     start, end, marked_text = value.get("start"), value.get("end"), value.get("text")
     if not isinstance(start, int) or not isinstance(end, int) or not all(isinstance(label, str) for label in labels):
         raise BadRecord("no_span", f"{path} has no start, end and labels; export it again as JSON")
-    if isinstance(marked_text, str) and _without_spaces(text[start:end]) != _without_spaces(marked_text):
+    if isinstance(marked_text, str) and _remove_spaces(text[start:end]) != _remove_spaces(marked_text):
         start, end = _count_characters(text, start), _count_characters(text, end)
-        if _without_spaces(text[start:end]) != _without_spaces(marked_text):
+        if _remove_spaces(text[start:end]) != _remove_spaces(marked_text):
             what = f"{path} marks {marked_text[:40]!r}, but the text there is {text[start:end][:40]!r}"
             raise BadRecord("span_outside", f"{what}; export the task again, or remove it")
     return [(start, end, label) for label in labels]
 
 
-def _without_spaces(text: str) -> str:
+def _remove_spaces(text: str) -> str:
     """Return a text without white space, which Label Studio shows folded."""
     return "".join(text.split())
 

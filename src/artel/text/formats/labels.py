@@ -16,7 +16,7 @@ from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES as JSON_SUFFIXES
 from artel.text.formats.jsonl import describe_fields, get_text_field, read_rows, require_object
 from artel.text.formats.parquet import SUFFIX as PARQUET_SUFFIX
-from artel.text.formats.parquet import check_parquet_columns, class_names
+from artel.text.formats.parquet import check_parquet_columns, read_class_names
 from artel.text.formats.table import check_columns, read_csv_rows
 from artel.text.formats.text import read_text
 from artel.text.reading.files import file_name, is_url, with_compressed
@@ -33,22 +33,22 @@ def read_labels(file: SourceFile) -> Iterator[Record | Rejected]:
     if _is_text(file.origin):
         yield from _read_text_file(file)
         return
-    for origin, row in _rows(file):
+    for origin, row in _read_rows(file):
         try:
             if isinstance(row, BadRecord):
                 raise row
             text, second, *values = row
-            yield _record(file, origin, text, second, _labels(values, file.source))
+            yield _build_record(file, origin, text, second, _parse_labels(values, file.source))
         except BadRecord as error:
             yield file.reject(origin, error)
 
 
-def _record(file: SourceFile, origin: str, text: str, second: str, labels: tuple[str, ...]) -> Record:
+def _build_record(file: SourceFile, origin: str, text: str, second: str, labels: tuple[str, ...]) -> Record:
     texts = (text, second) if file.source.second else (text,)
     if not all(map(str.strip, texts)):
         role = "second text" if text.strip() else "text"
         raise BadRecord("empty", f"the {role} is empty; fill it in, or remove the row")
-    fields = LabeledText(text, second, labels, _number(labels))
+    fields = LabeledText(text, second, labels, _parse_number(labels))
     return Record("\n".join(texts), origin, file.set_name, fields, group=text if second else "")
 
 
@@ -60,44 +60,44 @@ def _read_text_file(file: SourceFile) -> Iterator[Record | Rejected]:
             yield item
             continue
         try:
-            yield _record(file, item.origin, item.text, "", (label,))
+            yield _build_record(file, item.origin, item.text, "", (label,))
         except BadRecord as error:
             yield file.reject(item.origin, error)
 
 
-def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
+def _read_rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
     """Yield (origin, (text, second text or "", values of the label columns)) of each row."""
     source = file.source
     if file_name(file.origin).endswith(_TABLE_SUFFIXES):
-        for origin, values in read_csv_rows(file, _columns(source)):
+        for origin, values in read_csv_rows(file, _list_columns(source)):
             if isinstance(values, BadRecord) or source.second:
                 yield origin, values
             else:
                 yield origin, (values[0], "", *values[1:])
         return
-    names = class_names(file.path, file.origin, source.label) if _is_parquet(file.origin) else {}
+    names = read_class_names(file.path, file.origin, source.label) if _is_parquet(file.origin) else {}
     for origin, row in read_rows(file):
         try:
             entry = require_object(row)
             second = get_text_field(entry, source.second, file.key, "second") if source.second else ""
-            labels = [_field(entry, name, names, file.key) for name in source.label]
+            labels = [_get_field(entry, name, names, file.key) for name in source.label]
             yield origin, (get_text_field(entry, source.field, file.key), second, *labels)
         except BadRecord as error:
             yield origin, error
 
 
-def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source_key: str) -> Any:
+def _get_field(entry: dict[str, Any], name: str, names: dict[str, list[str]], source_key: str) -> Any:
     if name not in entry:
         what = f"has no field {name!r} (it has: {describe_fields(entry)})"
         raise BadRecord("no_field", f"{what}; write {column_fix('label', source_key)}")
     value = entry[name]
-    return _class_name(value, name, names[name]) if name in names else value
+    return _get_class_name(value, name, names[name]) if name in names else value
 
 
-def _class_name(value: Any, column: str, names: list[str]) -> Any:
+def _get_class_name(value: Any, column: str, names: list[str]) -> Any:
     """Return the name of a class number, as stored by `datasets`. -1 is a row without a label."""
     if isinstance(value, list):
-        return [_class_name(item, column, names) for item in value]
+        return [_get_class_name(item, column, names) for item in value]
     if not isinstance(value, int) or value == -1:
         return None
     if not 0 <= value < len(names):
@@ -106,7 +106,7 @@ def _class_name(value: Any, column: str, names: list[str]) -> Any:
     return names[value]
 
 
-def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
+def _parse_labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
     """Return the labels of a row from the values of its label columns. Raise BadRecord."""
     if len(source.label) > 1:
         return tuple(name for name, value in zip(source.label, values, strict=True) if _parse_mark(name, value))
@@ -116,7 +116,7 @@ def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
     else:
         items = value if isinstance(value, list) else [value]
         _check_items(value, source.label[0])
-    return tuple(dict.fromkeys(_label(item, source.label[0]) for item in items))
+    return tuple(dict.fromkeys(_parse_label(item, source.label[0]) for item in items))
 
 
 def _check_items(value: Any, column: str) -> None:
@@ -138,7 +138,7 @@ def _parse_mark(name: str, value: Any) -> bool:
     return mark
 
 
-def _label(value: Any, column: str) -> str:
+def _parse_label(value: Any, column: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -151,7 +151,7 @@ def _label(value: Any, column: str) -> str:
     return value.strip()
 
 
-def _number(labels: tuple[str, ...]) -> float | None:
+def _parse_number(labels: tuple[str, ...]) -> float | None:
     """Return the only label as a finite number; None if it is not one."""
     if len(labels) != 1:
         return None
@@ -162,7 +162,7 @@ def _number(labels: tuple[str, ...]) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _columns(source: SourceConfig) -> list[tuple[str, str]]:
+def _list_columns(source: SourceConfig) -> list[tuple[str, str]]:
     """Return (key of the source, name in the header) of each column to read."""
     second = [("second", source.second)] if source.second else []
     return [("field", source.field), *second, *(("label", name) for name in source.label)]
@@ -186,8 +186,8 @@ def _has_lines(file: SourceFile) -> bool:
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return a problem for each column that a table or parquet file lacks."""
     if file_name(str(path)).endswith(_TABLE_SUFFIXES):
-        return check_columns(path, source, key, data, _columns(source))
-    return check_parquet_columns(path, key, _columns(source)) if _is_parquet(str(path)) else []
+        return check_columns(path, source, key, data, _list_columns(source))
+    return check_parquet_columns(path, key, _list_columns(source)) if _is_parquet(str(path)) else []
 
 
 LABELS = Format(

@@ -50,46 +50,46 @@ def read_matches(file: SourceFile) -> Items:
     """Yield a record per row, per question of SQuAD, or per group of lines."""
     name = file_name(file.origin)
     if name.endswith(_TABLE_SUFFIXES):
-        yield from _rows(file, read_csv_objects(file))
+        yield from _read_rows(file, read_csv_objects(file))
     elif not name.endswith((*SUFFIXES, SUFFIX)):
         for is_blank, lines in groupby(file.lines(), key=lambda item: isinstance(item[1], str) and not item[1].strip()):
             if not is_blank:
                 yield _group_record(file, list(lines))
     elif _is_squad(file):
-        yield from map(_from_question, read_squad(file))
+        yield from map(_question_record, read_squad(file))
     else:
-        yield from _rows(file, read_rows(file))
+        yield from _read_rows(file, read_rows(file))
 
 
-def _rows(file: SourceFile, rows: Iterator[tuple[str, Any]]) -> Iterator[Record | Rejected]:
+def _read_rows(file: SourceFile, rows: Iterator[tuple[str, Any]]) -> Iterator[Record | Rejected]:
     reader = RowReader(file.source)
     for origin, row in rows:
         try:
-            yield _record(_match_of_row(reader.rename_fields(row), file.key), origin, file.set_name)
+            yield _build_record(_parse_match(reader.rename_fields(row), file.key), origin, file.set_name)
         except BadRecord as error:
             yield file.reject(origin, error)
 
 
-def _record(match: Match, origin: str, set_name: str, group: str = "") -> Record:
+def _build_record(match: Match, origin: str, set_name: str, group: str = "") -> Record:
     """Return the record of a match. Matches of one query go into the same split, unless there is a `group`."""
     return Record("\n".join(match.texts), origin, set_name, match, group=group or match.query)
 
 
-def _match_of_row(row: dict[str, Any], key: str) -> Match:
+def _parse_match(row: dict[str, Any], key: str) -> Match:
     """Return the match of a row with renamed fields. `key`: key of the source in the run file. Raise BadRecord."""
     queries, positives, negatives = (
-        _texts(row, names) for names in (_QUERY_FIELDS, _POSITIVE_FIELDS, _NEGATIVE_FIELDS)
+        _get_texts(row, names) for names in (_QUERY_FIELDS, _POSITIVE_FIELDS, _NEGATIVE_FIELDS)
     )
     field_names = describe_fields(row)
     if len(queries) > 1:
         raise BadRecord("no_query", f"has {len(queries)} queries (its fields: {field_names}); write a row for each")
     if not queries:
-        fix = _missing_fix(row, key, ["query"] if positives else ["query", "positive"])
+        fix = _suggest_fields(row, key, ["query"] if positives else ["query", "positive"])
         raise BadRecord("no_query", f"has no query (its fields: {field_names}); {fix}")
     if not positives:
-        fix = _missing_fix(row, key, ["positive"])
+        fix = _suggest_fields(row, key, ["positive"])
         raise BadRecord("no_positive", f"has no text that matches the query (its fields: {field_names}); {fix}")
-    score = _score(row)
+    score = _parse_score(row)
     if score is not None and (len(positives) > 1 or negatives):
         what = f"has a score with {len(positives)} positives and {len(negatives)} negatives"
         raise BadRecord("score_of_several", f"{what}; a score is of a pair: write a row for each")
@@ -98,7 +98,7 @@ def _match_of_row(row: dict[str, Any], key: str) -> Match:
     return Match(queries[0], positives, negatives, score)
 
 
-def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
+def _suggest_fields(row: dict[str, Any], key: str, roles: list[str]) -> str:
     """Return how to name the fields of missing roles: overrides with the fields that have texts but no role."""
     empty = next((name for name in _ROLE_FIELDS[roles[0]] if name in row), None)
     if empty is not None:
@@ -111,7 +111,7 @@ def _missing_fix(row: dict[str, Any], key: str, roles: list[str]) -> str:
     return f"name {'it' if len(roles) == 1 else 'them'}: {' '.join(overrides)}"
 
 
-def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
+def _get_texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the distinct texts of the first of these fields that the row has, and of numbered fields."""
     present_fields = [name for name in names if row.get(name) is not None][:1]
     present_fields += [name for name in row if (match := _NUMBERED_FIELD.fullmatch(name)) and match[1] in names]
@@ -128,7 +128,7 @@ def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _score(row: dict[str, Any]) -> float | None:
+def _parse_score(row: dict[str, Any]) -> float | None:
     """Return the score of a row; None if it has none. Raise BadRecord."""
     name = next((name for name in _SCORE_FIELDS if row.get(name) is not None), None)
     if name is None:
@@ -158,7 +158,7 @@ def _is_squad(file: SourceFile) -> bool:
     return isinstance(row.get("data"), list)
 
 
-def _from_question(item: Record | Rejected) -> Record | Rejected | DroppedRecord:
+def _question_record(item: Record | Rejected) -> Record | Rejected | DroppedRecord:
     """Return the record of a question. Questions of one paragraph go into the same split."""
     if isinstance(item, Rejected):
         return item
@@ -166,7 +166,7 @@ def _from_question(item: Record | Rejected) -> Record | Rejected | DroppedRecord
     if not item.fields.answers:
         return DroppedRecord("unanswerable", item.set_name)
     match = Match(item.fields.question, (item.fields.context,))
-    return _record(match, item.origin, item.set_name, item.fields.context)
+    return _build_record(match, item.origin, item.set_name, item.fields.context)
 
 
 def _group_record(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record | Rejected:
@@ -181,7 +181,7 @@ def _group_record(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) ->
         error = BadRecord("group_too_large", f"begins {len(texts):,} lines without a blank one between them; {fix}")
     if error is not None:
         return file.reject(origin, error)
-    return _record(Match(texts[0], texts[1:]), origin, file.set_name)
+    return _build_record(Match(texts[0], texts[1:]), origin, file.set_name)
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:

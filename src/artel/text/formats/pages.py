@@ -67,7 +67,7 @@ def read_warc(file: SourceFile) -> Items:
     origin = file.origin
     with open_decompressed(file.path, file.origin) as stream:
         try:
-            for number, entry in enumerate(_entries(stream)):
+            for number, entry in enumerate(_read_entries(stream)):
                 address = entry.headers.get("warc-target-uri", "").strip("<>")
                 origin = f"{file.origin}[{number}] {address}".rstrip()
                 try:
@@ -78,7 +78,7 @@ def read_warc(file: SourceFile) -> Items:
                     if _media_type(content_type) in _PAGE_TYPES:
                         yield from read_page_records(content, content_type, origin, file)
                     else:
-                        text = _plain_text(content, content_type, file.source.encoding)
+                        text = _decode_text(content, content_type, file.source.encoding)
                         yield from split_text_records(text, origin, file)
                 except BadRecord as error:
                     yield file.reject(origin, error)
@@ -115,7 +115,7 @@ class _Entry:
         return data
 
 
-def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
+def _read_entries(stream: io.BufferedReader) -> Iterator[_Entry]:
     """Yield the records of an archive, skipping unread bytes of the previous record."""
     while True:
         line = stream.readline(_MAX_HEADER_BYTES)
@@ -162,7 +162,7 @@ def _read_page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
         return None
     body = _read_rest(entry, start[end.end() :], max_bytes)
     if "chunked" in headers.get("transfer-encoding", "").lower():
-        body = _without_chunks(body)
+        body = _join_chunks(body)
     return content_type, _decode_body(body, headers.get("content-encoding", "").strip().lower(), max_bytes)
 
 
@@ -196,7 +196,7 @@ def _is_text(content_type: str) -> bool:
     return _media_type(content_type) in (*_PAGE_TYPES, "text/plain")
 
 
-def _without_chunks(body: bytes) -> bytes:
+def _join_chunks(body: bytes) -> bytes:
     """Join a chunked body. Many crawlers store it already joined, but keep the header."""
     chunks: list[bytes] = []
     position = 0
@@ -238,7 +238,7 @@ def _inflate(body: bytes, window_bits: int, max_bytes: int) -> bytes:
     return content
 
 
-def _plain_text(content: bytes, content_type: str, encoding: str) -> str:
+def _decode_text(content: bytes, content_type: str, encoding: str) -> str:
     """Decode a text with the encoding of the source, else of the header, else the detected one."""
     if encoding == "auto":
         name = encoding_in_header(content_type)

@@ -33,8 +33,8 @@ def read_pairs(file: SourceFile) -> Iterator[Record | Rejected]:
         with require_unchanged(outputs):
             yield from _read_two_files(file, replace(file, path=outputs, origin=source.outputs))
         return
-    for origin, row in _rows(file, [("input", source.input), ("output", source.output)]):
-        yield file.reject(origin, row) if isinstance(row, BadRecord) else _pair(file, origin, *row)
+    for origin, row in _read_rows(file, [("input", source.input), ("output", source.output)]):
+        yield file.reject(origin, row) if isinstance(row, BadRecord) else _build_pair(file, origin, *row)
 
 
 def _read_two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Record | Rejected]:
@@ -42,8 +42,8 @@ def _read_two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterat
     if not outputs_file.path.is_file():
         fix = "name the file of outputs: outputs: FILE"
         raise InputError.at(outputs_file.origin, "there is no such file", fix)
-    inputs = _rows(inputs_file, [("input", inputs_file.source.input)])
-    outputs = _output_rows(outputs_file)
+    inputs = _read_rows(inputs_file, [("input", inputs_file.source.input)])
+    outputs = _read_outputs(outputs_file)
     for count, (input_row, output_row) in enumerate(zip_longest(inputs, outputs)):
         if input_row is None or output_row is None:
             longer_count = count + 1 + sum(1 for _ in (outputs if input_row is None else inputs))
@@ -51,32 +51,32 @@ def _read_two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterat
             what = f"has {counts[0]:,} rows and {outputs_file.origin} has {counts[1]:,}: they do not match row for row"
             fix = "put the output of each input into the same row of the other file"
             raise InputError.at(inputs_file.origin, what, fix)
-        (origin, left), (output_origin, right) = input_row, output_row
-        if isinstance(left, BadRecord):
-            yield inputs_file.reject(origin, left)
-        elif isinstance(right, BadRecord):
-            yield inputs_file.reject(output_origin, right)
+        (origin, input_values), (output_origin, output_values) = input_row, output_row
+        if isinstance(input_values, BadRecord):
+            yield inputs_file.reject(origin, input_values)
+        elif isinstance(output_values, BadRecord):
+            yield inputs_file.reject(output_origin, output_values)
         else:
-            yield _pair(inputs_file, origin, left[0], right[0])
+            yield _build_pair(inputs_file, origin, input_values[0], output_values[0])
 
 
-def _output_rows(file: SourceFile) -> Iterator[Row]:
+def _read_outputs(file: SourceFile) -> Iterator[Row]:
     try:
-        yield from _rows(file, [("output", file.source.output)])
+        yield from _read_rows(file, [("output", file.source.output)])
     except BadRecord as error:  # binary data
         what = f"{error.detail}; its inputs have no outputs"
         raise InputError.at(file.origin, what, "name the file of outputs: outputs: FILE") from None
 
 
-def _pair(file: SourceFile, origin: str, input_text: str, output_text: str) -> Record | Rejected:
-    for side, text in (("input", input_text), ("output", output_text)):
+def _build_pair(file: SourceFile, origin: str, input_text: str, output_text: str) -> Record | Rejected:
+    for name, text in (("input", input_text), ("output", output_text)):
         if not text.strip():
-            detail = f"the {side} is empty; fill it in, or remove the row"
+            detail = f"the {name} is empty; fill it in, or remove the row"
             return file.reject(origin, BadRecord("empty_side", detail))
     return Record(output_text, origin, file.set_name, Pair(input_text, output_text), group=input_text)
 
 
-def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
+def _read_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]:
     """Yield the values of the columns, given as (key of the source, name of the column), row by row."""
     name = file_name(file.origin)
     if name.endswith(_COMPRESSED_TABLE_SUFFIXES):

@@ -36,16 +36,16 @@ def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
     source = file.source
     columns = [source.field]
     with _open(file.path, file.origin) as table:
-        problem = _column_problem(table, source)
+        problem = _find_column_problem(table, source)
         if problem:
             raise InputError.at(file.origin, problem, _FIX_COLUMN)
-        encoding = _encoding(table.schema_arrow.field(source.field).type, source)
+        encoding = _choose_encoding(table.schema_arrow.field(source.field).type, source)
         if set_column(source) in table.schema_arrow.names and set_column(source) not in columns:
             columns.append(set_column(source))
         row = 0
-        for batch in table.iter_batches(_batch_rows(file.path, table, columns), columns=columns):
-            fields = _rows(batch.drop_columns([source.field])) if len(columns) > 1 else None
-            for value in _stored_bytes(batch.column(source.field)):
+        for batch in table.iter_batches(_choose_batch_rows(file.path, table, columns), columns=columns):
+            fields = _split_batch(batch.drop_columns([source.field])) if len(columns) > 1 else None
+            for value in _read_bytes(batch.column(source.field)):
                 origin = f"{file.origin}[{row}]"
                 row += 1
                 entry = next(fields) if fields else {}
@@ -76,14 +76,14 @@ def parquet_rows(file: SourceFile) -> Iterator[tuple[str, Any]]:
     """Yield (`file[row]`, the row as a dictionary of all its columns, or a BadRecord if a value cannot be read)."""
     with _open(file.path, file.origin) as table:
         row = 0
-        for batch in table.iter_batches(_batch_rows(file.path, table, table.schema_arrow.names)):
-            for entry in _rows(batch):
+        for batch in table.iter_batches(_choose_batch_rows(file.path, table, table.schema_arrow.names)):
+            for entry in _split_batch(batch):
                 yield f"{file.origin}[{row}]", entry
                 row += 1
         _check_count(row, table, file.origin)
 
 
-def class_names(path: Path, origin: str, columns: Sequence[str]) -> dict[str, list[str]]:
+def read_class_names(path: Path, origin: str, columns: Sequence[str]) -> dict[str, list[str]]:
     """Return {column: names of its classes} if Hugging Face `datasets` wrote the file and stores class numbers."""
     with _open(path, origin) as table:
         metadata_json = (table.schema_arrow.metadata or {}).get(b"huggingface")
@@ -102,17 +102,17 @@ def class_names(path: Path, origin: str, columns: Sequence[str]) -> dict[str, li
 
 def check_parquet(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return the problems of a parquet file, without reading rows. `key`: key of the source in the run file."""
-    return _check(path, key, lambda table: _column_problem(table, source))
+    return _check(path, key, lambda table: _find_column_problem(table, source))
 
 
 def check_parquet_rows(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Return the problems of a file whose rows are read with all their columns; none if it is not parquet."""
-    return _check(path, key, _duplicate_column) if file_name(str(path)).endswith(SUFFIX) else []
+    return _check(path, key, _find_duplicate_column) if file_name(str(path)).endswith(SUFFIX) else []
 
 
 def check_parquet_columns(path: Path, key: str, columns: Sequence[tuple[str, str]]) -> list[Problem]:
     """Return the problems of a file, with one for each (key of the source, name) of `columns` that it lacks."""
-    if problems := _check(path, key, _duplicate_column):
+    if problems := _check(path, key, _find_duplicate_column):
         return problems
     with _open(path, str(path)) as table:
         names = table.schema_arrow.names
@@ -148,7 +148,7 @@ def _open(path: Path, origin: str) -> Iterator[Any]:
         raise _damage_error(origin, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
-def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
+def _choose_batch_rows(path: Path, table: Any, columns: list[str]) -> int:
     """Return the number of rows per batch: about _BATCH_BYTES if rows have equal sizes, and never far more."""
     rows = _MAX_BATCH_ROWS
     with path.open("rb", buffering=0) as file:
@@ -162,7 +162,7 @@ def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
                 if chunk.path_in_schema.partition(".")[0] in columns
             ]
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
-            dictionary_bytes = sum(_dictionary_size(file, chunk) for chunk in chunks)
+            dictionary_bytes = sum(_read_dictionary_size(file, chunk) for chunk in chunks)
             rows = min(
                 rows,
                 max(1, _BATCH_BYTES * group.num_rows // max(size, 1)),
@@ -171,7 +171,7 @@ def _batch_rows(path: Path, table: Any, columns: list[str]) -> int:
     return rows
 
 
-def _dictionary_size(file: IO[bytes], chunk: Any) -> int:
+def _read_dictionary_size(file: IO[bytes], chunk: Any) -> int:
     """Return the bytes of the dictionary page of a column chunk, whose values all rows may repeat; 0 if it has none.
 
     The page header is a Thrift struct in compact form; it begins with the fields type and uncompressed_page_size:
@@ -202,25 +202,25 @@ def _damage_error(origin: str, what: str) -> InputError:
     return InputError.at(origin, f"cannot be read as parquet: {what}", fix)
 
 
-def _column_problem(table: Any, source: SourceConfig) -> str:
+def _find_column_problem(table: Any, source: SourceConfig) -> str:
     """Return why the column of the source cannot be read as text; empty if it can."""
     schema = table.schema_arrow
     if schema.names.count(source.field) > 1:
-        return _duplicate_column(table)
+        return _find_duplicate_column(table)
     if source.field not in schema.names:
         return f"has no column {source.field!r} (it has: {', '.join(schema.names) or 'none'})"
     kind = schema.field(source.field).type
-    return "" if _encoding(kind, source) else f"has {kind}, not text, in the column {source.field!r}"
+    return "" if _choose_encoding(kind, source) else f"has {kind}, not text, in the column {source.field!r}"
 
 
-def _duplicate_column(table: Any) -> str:
+def _find_duplicate_column(table: Any) -> str:
     """Return the problem of several columns with the same name; empty if there is none."""
     names = table.schema_arrow.names
     name = next((name for name in names if names.count(name) > 1), None)
     return "" if name is None else f"has {names.count(name)} columns {name!r}; rename them"
 
 
-def _encoding(kind: Any, source: SourceConfig) -> str:
+def _choose_encoding(kind: Any, source: SourceConfig) -> str:
     """Return the encoding of a column type: UTF-8 for text, that of the source for bytes; empty for other types.
 
     A column of nulls only (a shard without any text) has the null type. Its rows are rejected one by one.
@@ -233,7 +233,7 @@ def _encoding(kind: Any, source: SourceConfig) -> str:
     return source.encoding if types.is_binary(kind) or types.is_large_binary(kind) else ""
 
 
-def _stored_bytes(column: Any) -> Iterator[bytes | None]:
+def _read_bytes(column: Any) -> Iterator[bytes | None]:
     """Yield the stored bytes of each value of a column."""
     import pyarrow
 
@@ -244,7 +244,7 @@ def _stored_bytes(column: Any) -> Iterator[bytes | None]:
         yield value.as_buffer().to_pybytes() if value.is_valid else None
 
 
-def _rows(batch: Any) -> Iterator[Any]:
+def _split_batch(batch: Any) -> Iterator[Any]:
     """Yield the rows of a batch one by one, so that a value that cannot be decoded costs only its row."""
     for number in range(batch.num_rows):
         try:

@@ -77,15 +77,15 @@ class PreferenceReader:
         if len(chosen) == len(rejected) == 1:
             prompt = self._prompt(row)
         else:  # full conversations
-            common = _common_beginning(chosen, rejected)
+            common = _find_common_beginning(chosen, rejected)
             prompt = [*self._rows.messages(self._rows.system(row)), *common]
             chosen, rejected = chosen[len(common) :], rejected[len(common) :]
-        better, worse = _single_answer(chosen, "chosen"), _single_answer(rejected, "rejected")
+        better, worse = _require_single_answer(chosen, "chosen"), _require_single_answer(rejected, "rejected")
         prompt, tools, _ = extract_tools(prompt, self._rows.tools(row))
         better, worse = _extract_calls(better, tools), _extract_calls(worse, tools)
         if _comparison_key(better) == _comparison_key(worse):
             raise BadRecord("equal_answers", "chosen and rejected are the same; remove the row")
-        return Preference(_check_prompt(prompt), better, worse, tools, _margin(row))
+        return Preference(_check_prompt(prompt), better, worse, tools, _parse_margin(row))
 
     def _read_unpaired(self, row: dict[str, Any]) -> Preference:
         label = row["label"]
@@ -94,7 +94,7 @@ class PreferenceReader:
             raise BadRecord("bad_label", f"label is {repr(label)[:80]}; {fix}")
         prompt = self._prompt(row)
         if row.get("completion") is not None:
-            answer = _single_answer(self._answer(row, "completion"), "completion")
+            answer = _require_single_answer(self._answer(row, "completion"), "completion")
         elif prompt and prompt[-1].role == "assistant":
             answer = prompt.pop()
         else:
@@ -105,7 +105,7 @@ class PreferenceReader:
         return Preference(_check_prompt(prompt), answer if label else None, None if label else answer, tools)
 
     def _answer(self, row: dict[str, Any], name: str) -> list[Message]:
-        turns = _transcript(row[name]) or self._turns(row[name], name, "assistant")
+        turns = _parse_transcript(row[name]) or self._turns(row[name], name, "assistant")
         messages = self._rows.messages(turns, f"{name}: ")
         if not messages:
             raise BadRecord("no_answer", f"{name} is empty; write an answer, or remove the row")
@@ -131,7 +131,7 @@ class PreferenceReader:
         return self._rows.turns([value] if is_message else value, name)
 
 
-def _margin(row: dict[str, Any]) -> float:
+def _parse_margin(row: dict[str, Any]) -> float:
     margin = row.get("margin")
     if margin is None:
         return 0.0
@@ -149,21 +149,21 @@ def _extract_calls(answer: Message, tools: Tools) -> Message:
     return extract_tools([answer], tools)[0][0]
 
 
-def _transcript(text: Any) -> list[Turn]:
+def _parse_transcript(text: Any) -> list[Turn]:
     """Return the turns of a text like "Human: … Assistant: …" (Anthropic HH); empty for other texts."""
     if not isinstance(text, str) or not text.lstrip("\n").startswith("Human:"):
         return []
-    _, *parts = _SPEAKER.split(text.lstrip("\n"))
-    return [{"role": role.lower(), "content": content} for role, content in zip(parts[::2], parts[1::2], strict=True)]
+    _, *turns = _SPEAKER.split(text.lstrip("\n"))  # roles at even indices, contents at odd ones
+    return [{"role": role.lower(), "content": content} for role, content in zip(turns[::2], turns[1::2], strict=True)]
 
 
-def _common_beginning(chosen: list[Message], rejected: list[Message]) -> list[Message]:
+def _find_common_beginning(chosen: list[Message], rejected: list[Message]) -> list[Message]:
     """Return the common beginning of two conversations. Their last messages, the answers, never belong to it."""
     pairs = zip(chosen[:-1], rejected[:-1], strict=False)
     return [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
-def _single_answer(answer: list[Message], name: str) -> Message:
+def _require_single_answer(answer: list[Message], name: str) -> Message:
     if len(answer) != 1 or answer[0].role != "assistant":
         roles = ", ".join(message.role for message in answer) or "nothing"
         fix = "cut both conversations off after the first answer in which they differ"

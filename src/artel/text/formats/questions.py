@@ -28,7 +28,9 @@ def read_nq(file: SourceFile) -> Iterator[Record | Rejected]:
     """
     for origin, row in read_rows(file):
         try:
-            yield _record(_nq_question(require_object(row), origin.rpartition(":")[2]), origin, file.set_name)
+            yield _build_record(
+                _parse_nq_question(require_object(row), origin.rpartition(":")[2]), origin, file.set_name
+            )
         except BadRecord as error:
             yield file.reject(origin, error)
 
@@ -38,15 +40,15 @@ def read_squad(file: SourceFile) -> Iterator[Record | Rejected]:
     fix = "write a larger data.max_document, or cut data up into several files"
     text = file.text(file.max_bytes, fix)
     positions = _Positions(text, file.origin)
-    for path, paragraph, entry in _squad_entries(parse_full(text, file.origin)):
+    for path, paragraph, entry in _walk_squad_entries(parse_full(text, file.origin)):
         origin = positions.find(entry, path)
         try:
-            yield _record(_squad_question(path, paragraph, entry), origin, file.set_name)
+            yield _build_record(_parse_squad_question(path, paragraph, entry), origin, file.set_name)
         except BadRecord as error:
             yield file.reject(origin, error)
 
 
-def _record(question: Question, origin: str, set_name: str) -> Record:
+def _build_record(question: Question, origin: str, set_name: str) -> Record:
     """Return the record of a question. Questions of one document go into the same split: it has their answers."""
     for name, text in (("question", question.question), ("document", question.context)):
         if not text.strip():
@@ -55,7 +57,7 @@ def _record(question: Question, origin: str, set_name: str) -> Record:
     return Record(text, origin, set_name, question, group=question.context)
 
 
-def _field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "") -> Any:
+def _require_field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "") -> Any:
     """Return a required field of a type (or of several). `path`: position of `entry` in the line or file."""
     owner = path or "the line"
     if not isinstance(entry, dict):
@@ -74,31 +76,31 @@ def _field(entry: Any, name: str, kind: type | tuple[type, ...], path: str = "")
     return value
 
 
-def _nq_question(entry: dict[str, Any], number: str) -> Question:
-    document = _nq_document(entry)
-    question = _field(entry, "question_text", str)
+def _parse_nq_question(entry: dict[str, Any], number: str) -> Question:
+    document = _read_nq_document(entry)
+    question = _require_field(entry, "question_text", str)
     if "annotations" in entry:
-        answer_class, answers = _official_answer(entry, document)
+        answer_class, answers = _choose_official_answer(entry, document)
     elif "answers" in entry:
-        answer_class, answers = _find_texts(_field(entry, "answers", list), document)
+        answer_class, answers = _find_texts(_require_field(entry, "answers", list), document)
     else:
         raise _annotations_error("it has neither annotations nor answers")
     id_field = next((name for name in ("example_id", "id") if name in entry), None)
-    question_id = number if id_field is None else str(_field(entry, id_field, (str, int)))
-    return Question(question_id, question, document, answers, answer_class, _candidates(entry))
+    question_id = number if id_field is None else str(_require_field(entry, id_field, (str, int)))
+    return Question(question_id, question, document, answers, answer_class, _read_candidates(entry))
 
 
-def _nq_document(entry: dict[str, Any]) -> str:
+def _read_nq_document(entry: dict[str, Any]) -> str:
     """Return the text of the document.
 
     The original format (the official dev set) has words. They are joined by spaces, and a space inside a word becomes
     an underscore, as in the official simplification, so that the indices of words stay the same.
     """
     if "document_text" in entry or "document_tokens" not in entry:
-        return str(_field(entry, "document_text", str))
-    tokens = enumerate(_field(entry, "document_tokens", list))
+        return str(_require_field(entry, "document_text", str))
+    tokens = enumerate(_require_field(entry, "document_tokens", list))
     return " ".join(
-        _field(token, "token", str, f"document_tokens[{number}]").replace(" ", "_") for number, token in tokens
+        _require_field(token, "token", str, f"document_tokens[{number}]").replace(" ", "_") for number, token in tokens
     )
 
 
@@ -106,14 +108,15 @@ def _annotations_error(what: str) -> BadRecord:
     return BadRecord("no_annotations", f"{what}: there is nothing to learn or compare with; use a set with answers")
 
 
-def _official_answer(entry: dict[str, Any], document: str) -> _Answers:
+def _choose_official_answer(entry: dict[str, Any], document: str) -> _Answers:
     """Return the answer by the official rule: at least two annotators (or the only one) gave an answer."""
-    annotations = _field(entry, "annotations", list)
+    annotations = _require_field(entry, "annotations", list)
     if not annotations:
         raise _annotations_error("its annotations are empty")
     words = _Words(document)
     answers = [
-        _annotation(annotation, entry, words, f"annotations[{number}]") for number, annotation in enumerate(annotations)
+        _parse_annotation(annotation, entry, words, f"annotations[{number}]")
+        for number, annotation in enumerate(annotations)
     ]
     answered = [answer for answer in answers if answer[0] != "unknown"]
     if len(answered) < min(2, len(answers)):
@@ -146,39 +149,42 @@ class _Words:
         return span
 
 
-def _annotation(annotation: Any, entry: dict[str, Any], words: _Words, path: str) -> _Answers:
-    yes_no = _field(annotation, "yes_no_answer", str, path).upper()
+def _parse_annotation(annotation: Any, entry: dict[str, Any], words: _Words, path: str) -> _Answers:
+    yes_no = _require_field(annotation, "yes_no_answer", str, path).upper()
     if yes_no not in ("YES", "NO", "NONE"):
         raise BadRecord("no_field", f"yes_no_answer of {path} is {yes_no!r}; write YES, NO or NONE")
-    short_answers = _field(annotation, "short_answers", list, path)
+    short_answers = _require_field(annotation, "short_answers", list, path)
     if yes_no == "NONE" and short_answers:
         return "short", tuple(
-            _token_span(answer, words, f"{path}.short_answers[{number}]") for number, answer in enumerate(short_answers)
+            _parse_token_span(answer, words, f"{path}.short_answers[{number}]")
+            for number, answer in enumerate(short_answers)
         )
-    long_answer = _long_answer(annotation, entry, words, path)
+    long_answer = _parse_long_answer(annotation, entry, words, path)
     if yes_no == "NONE":
         return ("long", long_answer) if long_answer else ("unknown", ())
     return ("yes" if yes_no == "YES" else "no"), long_answer
 
 
-def _long_answer(annotation: Any, entry: dict[str, Any], words: _Words, path: str) -> tuple[Span, ...]:
+def _parse_long_answer(annotation: Any, entry: dict[str, Any], words: _Words, path: str) -> tuple[Span, ...]:
     """Return the span of the long answer, if any: from its words, else from its candidate."""
-    long_answer = _field(annotation, "long_answer", dict, path)
+    long_answer = _require_field(annotation, "long_answer", dict, path)
     path = f"{path}.long_answer"
-    index = _field(long_answer, "candidate_index", int, path) if "candidate_index" in long_answer else -1
+    index = _require_field(long_answer, "candidate_index", int, path) if "candidate_index" in long_answer else -1
     if "start_token" not in long_answer and index >= 0:
-        candidates = _field(entry, "long_answer_candidates", list)
+        candidates = _require_field(entry, "long_answer_candidates", list)
         if index >= len(candidates):
             what = f"candidate_index of {path} is {index} but there are {len(candidates)} long_answer_candidates"
             raise BadRecord("answer_not_in_document", f"{what}; fix it, or remove the line")
-        return (_token_span(candidates[index], words, f"long_answer_candidates[{index}]"),)
-    if index < 0 and _field(long_answer, "start_token", int, path) < 0:
+        return (_parse_token_span(candidates[index], words, f"long_answer_candidates[{index}]"),)
+    if index < 0 and _require_field(long_answer, "start_token", int, path) < 0:
         return ()
-    return (_token_span(long_answer, words, path),)
+    return (_parse_token_span(long_answer, words, path),)
 
 
-def _token_span(entry: Any, words: _Words, path: str) -> Span:
-    return words.span(_field(entry, "start_token", int, path), _field(entry, "end_token", int, path), path)
+def _parse_token_span(entry: Any, words: _Words, path: str) -> Span:
+    return words.span(
+        _require_field(entry, "start_token", int, path), _require_field(entry, "end_token", int, path), path
+    )
 
 
 def _find_texts(answers: list[Any], document: str) -> _Answers:
@@ -198,36 +204,36 @@ def _find_texts(answers: list[Any], document: str) -> _Answers:
     return ("short", tuple(dict.fromkeys(spans))) if spans else ("unknown", ())
 
 
-def _candidates(entry: dict[str, Any]) -> tuple[Span, ...]:
+def _read_candidates(entry: dict[str, Any]) -> tuple[Span, ...]:
     """Return the candidates, top-level ones first, so that the first one with an answer is the largest."""
     if "long_answer_candidates" not in entry:
         return ()
     candidates = []
-    for number, candidate in enumerate(_field(entry, "long_answer_candidates", list)):
+    for number, candidate in enumerate(_require_field(entry, "long_answer_candidates", list)):
         path = f"long_answer_candidates[{number}]"
-        span = (_field(candidate, "start_token", int, path), _field(candidate, "end_token", int, path))
+        span = (_require_field(candidate, "start_token", int, path), _require_field(candidate, "end_token", int, path))
         candidates.append((not candidate.get("top_level", True), span))
     return tuple(span for _, span in sorted(candidates, key=lambda item: item[0]))
 
 
-def _squad_entries(content: Any) -> Iterator[tuple[str, Any, Any]]:
+def _walk_squad_entries(content: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (path of the question, its paragraph, the question), or a BadRecord for a paragraph or question."""
     fix = 'SQuAD is one object: {"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         have = (", ".join(content) or "no fields") if isinstance(content, dict) else type(content).__name__
         raise BadRecord("bad_json", f"has no list 'data' (it has: {have}); {fix}")
     for number, article in enumerate(content["data"]):
-        for paragraph_path, paragraph in _items(article, "paragraphs", f"data[{number}]"):
-            for path, entry in _items(paragraph, "qas", paragraph_path):
+        for paragraph_path, paragraph in _walk_items(article, "paragraphs", f"data[{number}]"):
+            for path, entry in _walk_items(paragraph, "qas", paragraph_path):
                 yield path, paragraph, entry
 
 
-def _items(owner: Any, name: str, path: str) -> Iterator[tuple[str, Any]]:
+def _walk_items(owner: Any, name: str, path: str) -> Iterator[tuple[str, Any]]:
     """Yield (path, item) of a list in an object, or one BadRecord if there is no such list."""
     try:
         if isinstance(owner, BadRecord):
             raise owner
-        items = _field(owner, name, list, path)
+        items = _require_field(owner, name, list, path)
     except BadRecord as error:
         yield path, error
         return
@@ -235,20 +241,20 @@ def _items(owner: Any, name: str, path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path}.{name}[{number}]", item
 
 
-def _squad_question(path: str, paragraph: Any, entry: Any) -> Question:
+def _parse_squad_question(path: str, paragraph: Any, entry: Any) -> Question:
     if isinstance(entry, BadRecord):
         raise entry
-    context = _field(paragraph, "context", str, path.rsplit(".", 1)[0])
-    question_id = str(_field(entry, "id", (str, int), path))
-    question = _field(entry, "question", str, path)
-    is_impossible = "is_impossible" in entry and _field(entry, "is_impossible", bool, path)
-    answers = [] if is_impossible else _field(entry, "answers", list, path)
-    spans = [_squad_span(answer, context, f"{path}.answers[{number}]") for number, answer in enumerate(answers)]
+    context = _require_field(paragraph, "context", str, path.rsplit(".", 1)[0])
+    question_id = str(_require_field(entry, "id", (str, int), path))
+    question = _require_field(entry, "question", str, path)
+    is_impossible = "is_impossible" in entry and _require_field(entry, "is_impossible", bool, path)
+    answers = [] if is_impossible else _require_field(entry, "answers", list, path)
+    spans = [_parse_squad_span(answer, context, f"{path}.answers[{number}]") for number, answer in enumerate(answers)]
     return Question(question_id, question, context, tuple(dict.fromkeys(spans)), "short" if spans else "unknown")
 
 
-def _squad_span(answer: Any, context: str, path: str) -> Span:
-    text, start = _field(answer, "text", str, path), _field(answer, "answer_start", int, path)
+def _parse_squad_span(answer: Any, context: str, path: str) -> Span:
+    text, start = _require_field(answer, "text", str, path), _require_field(answer, "answer_start", int, path)
     end = start + len(text)
     if not text.strip():
         fix = "write answers: [] for a question without an answer"

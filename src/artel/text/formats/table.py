@@ -54,7 +54,7 @@ def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Itera
     The delimiter is a comma, or a tab in .tsv files. Raise BadRecord for binary data, InputError for a wrong header, a
     damaged compressed file, and a quote that is never closed inside a row.
     """
-    return _rows(file, lambda origin, names: _column_indices(origin, names, columns, file.key))
+    return _read_rows(file, lambda origin, names: _column_indices(origin, names, columns, file.key))
 
 
 def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | BadRecord]]:
@@ -65,7 +65,7 @@ def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | B
         names.extend(header)
         return _column_indices(origin, names, [("mapping", name) for name in names], file.key)
 
-    for origin, row in _rows(file, all_columns):
+    for origin, row in _read_rows(file, all_columns):
         yield origin, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
 
 
@@ -75,27 +75,27 @@ def check_columns(
     """Return the problems in the header of a table if `columns` (default: all) are to be read."""
     file = SourceFile(path, str(path), "", source, data, key=settings_key(key))
     try:
-        with suppress(BadRecord), _table(file) as (_, header, origin):
+        with suppress(BadRecord), _open_table(file) as (_, header, origin):
             _column_indices(origin, header, columns or [("mapping", name) for name in header], file.key)
     except InputError as error:
         return list(error.problems)
     return []
 
 
-def _rows(file: SourceFile, columns: Callable[[str, list[str]], list[int]]) -> Iterator[Row]:
+def _read_rows(file: SourceFile, columns: Callable[[str, list[str]], list[int]]) -> Iterator[Row]:
     """Yield the values of some columns. `columns` returns their indices for the origin of the header and its names."""
     encoding = line_encoding(file.path, file.origin, file.source.encoding)
     trusts_quotes = cache(lambda: _is_quoted(file))
-    with _table(file, trusts_quotes) as (rows, header, origin):
+    with _open_table(file, trusts_quotes) as (rows, header, origin):
         indices = columns(origin, header)
         is_literal = _is_tsv(file) and _has_quotes(file) and not trusts_quotes()
         for number, row in rows.without_quoting() if is_literal else rows:
             origin = f"{file.origin}:{number}"
-            yield origin, row if isinstance(row, BadRecord) else _values(row, len(header), indices, encoding)
+            yield origin, row if isinstance(row, BadRecord) else _select_values(row, len(header), indices, encoding)
 
 
 @contextmanager
-def _table(
+def _open_table(
     file: SourceFile, trusts_quotes: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[TableRows, list[str], str]]:
     """Open a table: its rows after the header, the names in the header, and the origin of the header."""
@@ -106,7 +106,7 @@ def _table(
         open_decompressed(file.path, file.origin) as stream,
         TextIOWrapper(stream, encoding, errors="surrogateescape", newline="") as text,
     ):
-        lines = _lines(text, file.origin, file.max_bytes)
+        lines = _read_lines(text, file.origin, file.max_bytes)
         rows = TableRows(lines, file.origin, "\t" if _is_tsv(file) else ",", file.max_bytes, trusts_quotes)
         number, header = next(iter(rows), (1, []))
         origin = f"{file.origin}:{number}"
@@ -128,11 +128,11 @@ def _has_quotes(file: SourceFile) -> bool:
 
 def _is_quoted(file: SourceFile) -> bool:
     """Apply `is_quoted` to all rows, reading the file once more."""
-    with _table(file) as (rows, _, _):
+    with _open_table(file) as (rows, _, _):
         return is_quoted(rows)
 
 
-def _lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[str]:
+def _read_lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[str]:
     """Yield the lines of a table. Raise InputError for a line that is too long for memory."""
     number = 0
     try:
@@ -165,7 +165,7 @@ def _column_indices(origin: str, names: list[str], columns: Sequence[tuple[str, 
     return [names.index(name) for _, name in columns]
 
 
-def _values(row: list[str], width: int, indices: list[int], encoding: str) -> tuple[str, ...] | BadRecord:
+def _select_values(row: list[str], width: int, indices: list[int], encoding: str) -> tuple[str, ...] | BadRecord:
     if len(row) != width:
         fix = "fix the row; put texts with the delimiter in quotes"
         return BadRecord("bad_row", f"has {len(row)} columns, but the header has {width}; {fix}")

@@ -54,9 +54,9 @@ def read_text(file: SourceFile) -> Iterator[Record | Rejected]:
     if file.source.document in ("auto", "file") and not file.is_cut:
         yield _read_file(file)
     elif file.source.document == "line":
-        yield from _group_by_chapter(file, _lines(file))
+        yield from _group_by_chapter(file, _read_lines(file))
     else:
-        yield from _group_by_chapter(file, _paragraphs(file))
+        yield from _group_by_chapter(file, _read_paragraphs(file))
 
 
 def _group_by_chapter(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterator[Record | Rejected]:
@@ -69,8 +69,8 @@ def _group_by_chapter(file: SourceFile, items: Iterator[Record | Rejected]) -> I
         yield item._replace(group=chapters.assign_chapter(item.text)) if isinstance(item, Record) else item
 
 
-def _lines(file: SourceFile) -> Iterator[Record | Rejected]:
-    for number, line in _work_lines(file):
+def _read_lines(file: SourceFile) -> Iterator[Record | Rejected]:
+    for number, line in _read_work_lines(file):
         origin = f"{file.origin}:{number}"
         if isinstance(line, BadRecord):
             yield file.reject(origin, line)
@@ -98,40 +98,40 @@ def _read_file(file: SourceFile) -> Record:
     text = decode(content, encoding)
     if file.source.profile == "gutenberg":
         text = "\n".join(
-            line for _, line in _without_gutenberg_frame(enumerate(text.split("\n"), 1)) if isinstance(line, str)
+            line for _, line in _remove_gutenberg_frame(enumerate(text.split("\n"), 1)) if isinstance(line, str)
         )
     return Record(text, file.origin, file.set_name)
 
 
-def _work_lines(file: SourceFile) -> Lines:
-    return _without_gutenberg_frame(file.lines()) if file.source.profile == "gutenberg" else file.lines()
+def _read_work_lines(file: SourceFile) -> Lines:
+    return _remove_gutenberg_frame(file.lines()) if file.source.profile == "gutenberg" else file.lines()
 
 
-def _without_gutenberg_frame(lines: Lines) -> Iterator[tuple[int, str | BadRecord]]:
+def _remove_gutenberg_frame(lines: Lines) -> Iterator[tuple[int, str | BadRecord]]:
     """Yield the lines between the Project Gutenberg header and licence; all lines of a text without the marks."""
-    rest = iter(lines)
+    remaining = iter(lines)
     header: list[tuple[int, str | BadRecord]] = []
-    for item in islice(rest, _MAX_GUTENBERG_HEADER_LINES):
+    for item in islice(remaining, _MAX_GUTENBERG_HEADER_LINES):
         header.append(item)
         if isinstance(item[1], str) and _GUTENBERG_START.search(item[1]):
             header = []
             if not item[1].rstrip().endswith("***"):  # a long title
-                next((line for _, line in rest if str(line).rstrip().endswith("***")), None)
-            rest = dropwhile(lambda item: isinstance(item[1], str) and not item[1].strip(), rest)
+                next((line for _, line in remaining if str(line).rstrip().endswith("***")), None)
+            remaining = dropwhile(lambda item: isinstance(item[1], str) and not item[1].strip(), remaining)
             break
     yield from header
-    for number, line in rest:
+    for number, line in remaining:
         if isinstance(line, str) and _GUTENBERG_END.search(line):
             return
         yield number, line
 
 
-def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
+def _read_paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
     """Join lines up to a blank line; if the file is cut, up to about CUT_CHARACTERS."""
     lines: list[str] = []
     first, length = 1, 0
     try:
-        for number, line in _work_lines(file):
+        for number, line in _read_work_lines(file):
             if isinstance(line, BadRecord):
                 yield file.reject(f"{file.origin}:{number}", line)
                 continue

@@ -28,7 +28,7 @@ _TYPES = {
 }  # fmt: skip
 # Instructions for calling, up to the end of a system message (Hermes, Qwen).
 _CALL_INSTRUCTIONS = re.compile(r"You are a function calling AI model\b.*|#+ Tools\s*\n.*<tools>.*", re.DOTALL)
-# Single lines of such instructions (variants of Hermes, ToolACE, Glaive).
+# Single lines of instructions for calling (variants of Hermes, ToolACE, Glaive).
 _CALLING_LINE = re.compile(
     r"</?tools>|<tool_call>|list of functions in JSON format|\[func(?:_name)?1?\(|NO other text MUST be included|"
     r"only return the function call|with access to the following functions|с доступом к следующим функциям",
@@ -51,44 +51,44 @@ def parse_tools(value: Any, where: str) -> Tools:
         except (ValueError, RecursionError) as error:
             raise BadRecord("bad_tools", f"{where} are not JSON: {error}; {_FIX_TOOLS}") from None
     items = [] if value is None else value if isinstance(value, list) else [value]
-    return tuple(_tool(item, f"{where}[{number}]") for number, item in enumerate(items))
+    return tuple(_parse_tool(item, f"{where}[{number}]") for number, item in enumerate(items))
 
 
-def _tool(item: Any, where: str) -> dict[str, Any]:
+def _parse_tool(item: Any, where: str) -> dict[str, Any]:
     if isinstance(item, str):
         (item,) = parse_tools(item, where) or ({},)
     function = item.get("function", item) if isinstance(item, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise BadRecord("bad_tools", f"{where} is {repr(item)[:80]}, not a function; {_FIX_TOOLS}")
     if "parameters" in function:
-        function = {**function, "parameters": _schema(function["parameters"])}
-    rest = {name: value for name, value in item.items() if name != "type"} if "function" in item else {}
-    return {"type": "function", **rest, "function": function}
+        function = {**function, "parameters": _to_schema(function["parameters"])}
+    other_fields = {name: value for name, value in item.items() if name != "type"} if "function" in item else {}
+    return {"type": "function", **other_fields, "function": function}
 
 
-def _schema(parameters: Any) -> Any:
+def _to_schema(parameters: Any) -> Any:
     """Return parameters as JSON Schema. Some data sets list only the properties, with Python names of types."""
     if not isinstance(parameters, dict):
         return {"type": "object", "properties": {}}
     is_schema = not parameters or "properties" in parameters or isinstance(parameters.get("type"), str)
     if is_schema:
-        return _with_json_types(parameters)
+        return _convert_types(parameters)
     required = [
         name
-        for name, what in parameters.items()
-        if isinstance(what, dict) and "default" not in what and "optional" not in str(what.get("type"))
+        for name, parameter in parameters.items()
+        if isinstance(parameter, dict) and "default" not in parameter and "optional" not in str(parameter.get("type"))
     ]
-    schema = {"type": "object", "properties": _with_json_types(parameters)}
+    schema = {"type": "object", "properties": _convert_types(parameters)}
     return schema | ({"required": required} if required else {})
 
 
-def _with_json_types(value: Any) -> Any:
+def _convert_types(value: Any) -> Any:
     if isinstance(value, list):
-        return [_with_json_types(item) for item in value]
+        return [_convert_types(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        name: _json_type(item) if name == "type" and isinstance(item, str) else _with_json_types(item)
+        name: _json_type(item) if name == "type" and isinstance(item, str) else _convert_types(item)
         for name, item in value.items()
     }
 
@@ -107,7 +107,7 @@ def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message],
     """
     counts = {}
     if messages and messages[0].role == "system":
-        text, described_tools = _without_descriptions(messages[0].content, tools)
+        text, described_tools = _extract_descriptions(messages[0].content, tools)
         if text != messages[0].content:
             tools = tools or described_tools
             messages = [*([replace(messages[0], content=text)] if text else []), *messages[1:]]
@@ -132,7 +132,7 @@ def _parse_message(message: Message, tools: Tools, number: int) -> Iterable[Mess
     return [message]
 
 
-def _without_descriptions(text: str, tools: Tools) -> tuple[str, Tools]:
+def _extract_descriptions(text: str, tools: Tools) -> tuple[str, Tools]:
     """Return a system message without functions and instructions for calling, and the functions that it describes."""
     descriptions: list[Any] = []
     kept_texts, end = [], 0
@@ -151,19 +151,19 @@ def _without_descriptions(text: str, tools: Tools) -> tuple[str, Tools]:
             end = stop
     if not descriptions:
         return text, ()
-    rest = _CALL_INSTRUCTIONS.sub("", "".join([*kept_texts, text[end:]]))
-    lines = [line for line in rest.split("\n") if not _CALLING_LINE.search(line) and line.strip(" \t,.;") != ""]
+    remaining = _CALL_INSTRUCTIONS.sub("", "".join([*kept_texts, text[end:]]))
+    lines = [line for line in remaining.split("\n") if not _CALLING_LINE.search(line) and line.strip(" \t,.;") != ""]
     return "\n".join(lines).strip(), parse_tools(descriptions, "the functions of the system message")
 
 
 def _is_description(value: Any, names: set[str]) -> bool:
-    what = value.get("function", value) if isinstance(value, dict) else None
-    if not isinstance(what, dict) or not isinstance(what.get("name"), str):
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return False
-    return isinstance(what.get("parameters"), dict) or (what["name"] in names and "description" in what)
+    return isinstance(function.get("parameters"), dict) or (function["name"] in names and "description" in function)
 
 
-def turn_calls(turn: dict[str, Any], where: str) -> tuple[ToolCall, ...]:
+def read_turn_calls(turn: dict[str, Any], where: str) -> tuple[ToolCall, ...]:
     """Return the calls in `tool_calls` or `function_call` of a turn. Raise BadRecord."""
     value = turn.get("tool_calls") or turn.get("function_call") or []
     try:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from artel.config import SourceConfig
 from artel.text.formats.jsonl import describe_fields, get_nested_field, require_object
-from artel.text.formats.tool_rows import parse_tools, tools_field, turn_calls
+from artel.text.formats.tool_rows import parse_tools, read_turn_calls, tools_field
 from artel.text.records import BadRecord, Message, Tools
 
 Turn = dict[str, Any]
@@ -130,9 +130,9 @@ class RowReader:
             source, call_id = (turn.get(name) for name in ("name", "tool_call_id"))
             texts = (value if isinstance(value, str) else "" for value in (source, call_id))
             return Message(role, self._fill_in(_result_text(turn["content"], where)), "", None, (), *texts)
-        content = self._fill_in(_text_of(turn["content"], f"the content of {where}"))
+        content = self._fill_in(_content_text(turn["content"], f"the content of {where}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
-        thought = self._fill_in(_text_of(thought, f"the thought of {where}"))
+        thought = self._fill_in(_content_text(thought, f"the thought of {where}"))
         if role == "assistant" and "</think>" in content and "<think>" not in content:
             content = f"<think>{content}"  # the generation prompt had the opening tag
         if role == "assistant" and content.lstrip().startswith("<think>"):
@@ -140,7 +140,7 @@ class RowReader:
             if match is None:
                 raise BadRecord("open_thought", f"{where} begins with <think>, which is never closed; write </think>")
             thought, content = match[1] or thought, content[match.end() :]
-        calls = turn_calls(turn, where) if role == "assistant" else ()
+        calls = read_turn_calls(turn, where) if role == "assistant" else ()
         return Message(role, content, thought if thought.strip() else "", _is_trained(turn, where), calls)
 
     def _fill_in(self, text: str) -> str:
@@ -208,13 +208,13 @@ def _join_messages(first: Message, second: Message, where: str) -> Message:
 
 def _result_text(content: Any, where: str) -> str:
     """Return the text of a tool result. Values other than texts become JSON."""
-    is_parts = isinstance(content, list) and all(isinstance(item, dict) and "type" in item for item in content)
-    if content is None or isinstance(content, str) or (is_parts and content):
-        return _text_of(content, f"the content of {where}")
+    has_types = isinstance(content, list) and all(isinstance(item, dict) and "type" in item for item in content)
+    if content is None or isinstance(content, str) or (has_types and content):
+        return _content_text(content, f"the content of {where}")
     return json.dumps(content, ensure_ascii=False)
 
 
-def _text_of(content: Any, where: str) -> str:
+def _content_text(content: Any, where: str) -> str:
     """Return the text of a content, which may be a list of texts. Null is the empty text."""
     items = content if isinstance(content, list) else ["" if content is None else content]
     texts = []

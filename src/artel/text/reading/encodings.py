@@ -1,4 +1,4 @@
-"""Detection of encodings: a byte order mark, else UTF-8, else the Cyrillic encoding that gives the best Russian."""
+"""Detect encodings: by a byte order mark, else UTF-8, else the Cyrillic encoding that gives the best Russian."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def detect_stream_encoding(read: Callable[[int], bytes]) -> str:
         return "windows-1252"
     sample = sample[:_DECISIVE_BYTES] if _non_ascii_count(sample[:_DECISIVE_BYTES]) > _MIN_REJECTED_BYTES else sample
     _check_cyrillic(sample)
-    return _encoding_of_most_lines(sample)
+    return _detect_majority_encoding(sample)
 
 
 def detect_wide_encoding(head: bytes) -> str:
@@ -136,10 +136,10 @@ def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
     size = count = 0
     while block:
         if not block.isascii():
-            rest = bytearray()  # up to an ASCII byte, which is never inside a character
-            while (rest or block)[-1] >= 0x80 and len(rest) < SAMPLE_BYTES and (more := read(1)):
-                rest += more
-            block += rest
+            tail = bytearray()  # up to an ASCII byte, which is never inside a character
+            while (tail or block)[-1] >= 0x80 and len(tail) < SAMPLE_BYTES and (byte := read(1)):
+                tail += byte
+            block += tail
             non_ascii_lines = [line for line in block.split(b"\n") if not line.isascii()]
             lines += non_ascii_lines
             size += sum(map(len, non_ascii_lines))
@@ -152,9 +152,9 @@ def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
 
 def _check_western(sample: bytes) -> None:
     """Raise BadRecord if over two fifths of the letters are not ASCII: it is an encoding of two bytes per character."""
-    others, latin = _non_ascii_count(sample), len(_LATIN.findall(sample))
-    if others >= _MIN_REJECTED_BYTES and 3 * others > 2 * latin:
-        raise _unknown_encoding()
+    non_ascii, latin = _non_ascii_count(sample), len(_LATIN.findall(sample))
+    if non_ascii >= _MIN_REJECTED_BYTES and 3 * non_ascii > 2 * latin:
+        raise _unknown_encoding_error()
 
 
 def _check_cyrillic(sample: bytes) -> None:
@@ -166,13 +166,13 @@ def _check_cyrillic(sample: bytes) -> None:
     count, score = 0, 0.0
     for line in sample.split(b"\n"):
         if not line.isascii():
-            letters, line_score = _best_words(line)
+            letters, line_score = _best_words_score(line)
             count, score = count + letters, score + line_score
     if count >= _MIN_REJECTED_BYTES and score < 0:
-        raise _unknown_encoding()
+        raise _unknown_encoding_error()
 
 
-def _best_words(line: bytes) -> tuple[int, float]:
+def _best_words_score(line: bytes) -> tuple[int, float]:
     """Return the best `_words_score` per letter among the encodings that give the line the most letters."""
     scores = [_words_score(line.decode(name, "replace")) for name in _CYRILLIC_ENCODINGS]
     max_letters = max(letters for letters, _ in scores)
@@ -191,34 +191,34 @@ def _words_score(text: str) -> tuple[int, float]:
     return len(letters), likelihood - 2 * sum(len(_ODDITIES.findall(word)) for word in words)
 
 
-def _unknown_encoding() -> BadRecord:
+def _unknown_encoding_error() -> BadRecord:
     supported = "UTF-8, UTF-16, UTF-32, windows-1251, koi8-r, cp866, windows-1252"
     detail = f"has an unknown encoding (recognized are {supported}); name it in the source: encoding: gb18030"
     return BadRecord("unknown_encoding", detail)
 
 
-def _encoding_of_most_lines(sample: bytes) -> str:
+def _detect_majority_encoding(sample: bytes) -> str:
     """Return the encoding of most non-ASCII bytes. A file may have lines in several encodings."""
-    best = _best_cyrillic(sample)
-    doubtful = sum(_non_ascii_count(line) for _, line in _doubtful_lines(sample, best))
+    best = _choose_cyrillic(sample)
+    doubtful = sum(_non_ascii_count(line) for _, line in _find_suspect_lines(sample, best))
     if 4 * doubtful < _non_ascii_count(sample):
         return best
     votes: Counter[str] = Counter()
     for line in sample.split(b"\n"):
         if not line.isascii():
-            votes[_encoding_of_line(line)] += _non_ascii_count(line)
+            votes[_detect_line_encoding(line)] += _non_ascii_count(line)
     return votes.most_common(1)[0][0]
 
 
-def _encoding_of_line(line: bytes) -> str:
+def _detect_line_encoding(line: bytes) -> str:
     try:
         line.decode()
         return "utf-8"
     except UnicodeDecodeError:
-        return _best_cyrillic(line)
+        return _choose_cyrillic(line)
 
 
-def _best_cyrillic(data: bytes) -> str:
+def _choose_cyrillic(data: bytes) -> str:
     return max(_CYRILLIC_ENCODINGS, key=lambda name: _russian_score(data.decode(name, "replace")))
 
 
@@ -252,15 +252,15 @@ def make_line_check(encoding: str) -> Callable[[bytes], str] | None:
         return None
     cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
     if cyrillic is None:
-        return _utf_8_or_empty
+        return _detect_utf_8
     common = _COMMON_BYTES[cyrillic]
 
     def check(line: bytes) -> str:
         letters = line.translate(None, _ASCII)
         count = len(letters)
-        if 2 * len(line.translate(None, common)) <= count:  # as in `_doubtful_lines`
+        if 2 * len(line.translate(None, common)) <= count:  # as in `_find_suspect_lines`
             return ""
-        if _utf_8_or_empty(line):
+        if _detect_utf_8(line):
             return "utf-8"
         if count < _MIN_LETTERS or len(set(letters)) < _MIN_LETTERS // 2:
             return ""
@@ -272,7 +272,7 @@ def make_line_check(encoding: str) -> Callable[[bytes], str] | None:
     return check
 
 
-def _utf_8_or_empty(line: bytes) -> str:
+def _detect_utf_8(line: bytes) -> str:
     """Return `utf-8` if a line has at least two UTF-8 characters (one may be a letter and a sign), else empty."""
     if not line.isascii() and _UTF_8_CHARACTER.search(line) is not None:
         with suppress(UnicodeDecodeError):
@@ -291,13 +291,13 @@ def find_lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
         return {}
     cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
     if cyrillic is not None:
-        lines = _doubtful_lines(block, cyrillic)
+        lines = _find_suspect_lines(block, cyrillic)
     else:
         lines = enumerate(block.split(b"\n")) if _UTF_8_CHARACTER.search(block) else iter(())
     return {number: other for number, line in lines if (other := check(line))}
 
 
-def _doubtful_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
+def _find_suspect_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) for each line in which under half of the non-ASCII letters are common ones.
 
     In Russian text three quarters of the letters are common; in another language or encoding fewer.

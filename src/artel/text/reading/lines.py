@@ -56,7 +56,7 @@ def read_lines(
     if not _has_line_feed_byte(name):
         if span is not None:
             raise ValueError(f"{origin} in {name} cannot be divided")
-        yield from _multibyte_lines(file, origin, name, max_bytes)
+        yield from _read_multibyte_lines(file, origin, name, max_bytes)
         return
     lines = read_byte_lines(file, origin, max_bytes, span)
     if is_single_byte(name):
@@ -77,7 +77,7 @@ def _decode_single_byte(
     lines: Iterator[tuple[int, bytes | BadRecord]], encoding: str
 ) -> Iterator[tuple[int, str | BadRecord]]:
     """Decode lines of a single-byte encoding, a block at a time. Lines in another encoding are bad."""
-    for block in _blocks(lines):
+    for block in _group_blocks(lines):
         content = b"".join(line for _, line in block if isinstance(line, bytes))
         others = find_lines_in_other_encoding(content, encoding)
         texts: list[str] = []
@@ -94,8 +94,8 @@ def _decode_single_byte(
                 yield number, line if isinstance(line, BadRecord) else _decode_line(line, encoding)
 
 
-def _blocks(lines: Iterator[tuple[int, bytes | BadRecord]]) -> Iterator[list[tuple[int, bytes | BadRecord]]]:
-    """Group lines into blocks of about BLOCK bytes. An error of `lines` is raised after the lines before it."""
+def _group_blocks(lines: Iterator[tuple[int, bytes | BadRecord]]) -> Iterator[list[tuple[int, bytes | BadRecord]]]:
+    """Group lines into blocks of about BLOCK_BYTES. Raise an error of `lines` after yielding the lines before it."""
     block: list[tuple[int, bytes | BadRecord]] = []
     size = 0
     try:
@@ -132,7 +132,7 @@ def read_byte_lines(
                 return
             if len(line) > max_bytes:
                 lines_before = count_lines(file, Span(0, span.start)) if span else 0
-                raise _line_too_long(origin, lines_before + number, max_bytes)
+                raise _long_line_error(origin, lines_before + number, max_bytes)
             position += len(line)
             yield number, line
 
@@ -143,16 +143,16 @@ def line_encoding(file: Path, origin: str, encoding: str) -> str:
         return encoding
     status = file.stat()
     if status.st_size <= SAMPLE_BYTES:
-        return _detected_encoding(file, origin)
-    return _detected_encoding_of_large(file, origin, status.st_size, status.st_mtime_ns)
+        return _detect_encoding(file, origin)
+    return _detect_large_encoding(file, origin, status.st_size, status.st_mtime_ns)
 
 
-@lru_cache(maxsize=1024)  # each span of a large file asks for it
-def _detected_encoding_of_large(file: Path, origin: str, size: int, mtime: int) -> str:
-    return _detected_encoding(file, origin)
+@lru_cache(maxsize=1024)  # called for each span of a large file
+def _detect_large_encoding(file: Path, origin: str, size: int, mtime: int) -> str:
+    return _detect_encoding(file, origin)
 
 
-def _detected_encoding(file: Path, origin: str) -> str:
+def _detect_encoding(file: Path, origin: str) -> str:
     with open_decompressed(file, origin) as stream:
 
         def read(count: int) -> bytes:
@@ -218,7 +218,9 @@ def _has_line_feed_byte(encoding: str) -> bool:
         return False
 
 
-def _multibyte_lines(file: Path, origin: str, encoding: str, max_bytes: int) -> Iterator[tuple[int, str | BadRecord]]:
+def _read_multibyte_lines(
+    file: Path, origin: str, encoding: str, max_bytes: int
+) -> Iterator[tuple[int, str | BadRecord]]:
     """Yield lines of UTF-16 or UTF-32. They end up to 8 KB before the first character that cannot be decoded."""
     number = 0
     with open_decompressed(file, origin) as stream, io.TextIOWrapper(stream, encoding, newline="\n") as text:
@@ -235,11 +237,11 @@ def _multibyte_lines(file: Path, origin: str, encoding: str, max_bytes: int) -> 
             if not line:
                 return
             if len(line) > max_bytes:
-                raise _line_too_long(origin, number, max_bytes)
+                raise _long_line_error(origin, number, max_bytes)
             yield number, normalize_line_ends(line.rstrip("\r\n"))
 
 
-def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:
+def _long_line_error(origin: str, number: int, max_bytes: int) -> InputError:
     what = f"the line is over {max_bytes:,} bytes (data.max_document)"
     return InputError.at(f"{origin}:{number}", what, "write a larger data.max_document")
 
@@ -254,7 +256,7 @@ def read_full(file: Path, origin: str, max_bytes: int) -> bytes:
     with open_decompressed(file, origin) if is_compressed else file.open("rb", buffering=0) as stream:
         size = -1 if is_compressed else os.fstat(stream.fileno()).st_size
         if size > max_bytes:
-            raise _file_too_large(origin, f"{size:,} bytes are", max_bytes)
+            raise _large_file_error(origin, f"{size:,} bytes are", max_bytes)
         chunks: list[bytes] = []
         read = 0
         try:
@@ -263,7 +265,7 @@ def read_full(file: Path, origin: str, max_bytes: int) -> bytes:
                 read += len(chunk)
                 if read > max_bytes:
                     what = "its unpacked bytes are" if is_compressed else "its bytes are"
-                    raise _file_too_large(origin, what, max_bytes)
+                    raise _large_file_error(origin, what, max_bytes)
         except DECOMPRESSION_ERRORS as error:
             if not is_compressed:
                 raise
@@ -271,6 +273,6 @@ def read_full(file: Path, origin: str, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _file_too_large(origin: str, size: str, max_bytes: int) -> InputError:
+def _large_file_error(origin: str, size: str, max_bytes: int) -> InputError:
     fix = "write a larger data.max_document, or cut it up (document: line or paragraph)"
     return InputError.at(origin, f"{size} more than data.max_document ({max_bytes:,}) allows in one document", fix)

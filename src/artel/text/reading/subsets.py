@@ -40,7 +40,7 @@ def check_rows(source: SourceConfig, key: str) -> list[Problem]:
         return []
     if _SLICE_PATTERN.fullmatch(source.rows.strip()) is None:
         return [Problem(f"{key}.rows", f"{source.rows!r} is not a slice of records", _FIX_ROWS)]
-    start, stop = _bounds(source.rows)
+    start, stop = _parse_bounds(source.rows)
     if any(bound is not None and bound.is_percent and abs(bound.value) > 100 for bound in (start, stop)):
         return [Problem(f"{key}.rows", f"{source.rows!r} has more than 100%", _FIX_ROWS)]
     if stop is not None:
@@ -57,7 +57,7 @@ def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], 
     Percents and negative numbers need the number of records. A first pass, `count_pass`, counts them without keeping
     them in memory. Raise InputError if the source has no record in the slice.
     """
-    start, stop = _bounds(source.rows)
+    start, stop = _parse_bounds(source.rows)
     if any(bound is not None and (bound.is_percent or bound.value < 0) for bound in (start, stop)):
         count = sum(1 for item in count_pass() if not isinstance(item, DroppedRecord))
         first = start.index(count) if start else 0
@@ -81,7 +81,7 @@ def slice_rows(source: SourceConfig, key: str, count_pass: Callable[[], Items], 
         raise InputError.at(f"{key}.rows", f"{source.rows} selects no record of {name}", "write a wider slice")
 
 
-def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
+def _parse_bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:
     match = _SLICE_PATTERN.fullmatch(rows.strip())
     if match is None:
         raise ValueError(f"{rows!r} did not pass check_rows")

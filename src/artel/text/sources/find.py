@@ -36,7 +36,7 @@ _IGNORED_NAMES = frozenset("thumbs.db desktop.ini readme license licence copying
 _MAX_LISTED_SUFFIXES = 10  # in a message
 
 
-def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
+def list_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
     """Yield (key in the run file, source). Validation texts with a path come first, with settings of source 0."""
     if isinstance(data.validation, str):
         has_files = bool(data.sources) and FORMATS[data.sources[0].format].has_files
@@ -50,7 +50,7 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
 def check_sources(data: DataConfig) -> None:
     """Raise InputError with every path that is missing or unreadable, and every wrong setting of a source."""
     problems: list[Problem] = []
-    for key, source in all_sources(data):
+    for key, source in list_sources(data):
         if source.encoding != "auto" and not is_text_encoding(source.encoding):
             what = f"unknown encoding {source.encoding!r}"
             problems.append(Problem(f"{key}.encoding", what, "use utf-8, windows-1251 …"))
@@ -137,14 +137,14 @@ def resolve_local_path(path: str, key: str) -> Path:
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     location = resolve_local_path(path, key)
     if location.is_dir():
-        suffixes = _suffixes(source)
+        suffixes = _list_suffixes(source)
         entries = (entry for entry in walk_files(location) if entry.name.lower().endswith(suffixes))
         files = unique_files(entry for entry in entries if entry.is_file())
         if not files:
             unread = _find_unread(location, suffixes)
-            others = f", but {_describe_suffixes(unread)}" if unread else ""
-            what = f"the folder {path} holds no file with {_suffix_text(suffixes)}{others}"
-            raise InputError.at(key, what, _fix_for_folder(unread))
+            unread_text = f", but {_describe_suffixes(unread)}" if unread else ""
+            what = f"the folder {path} holds no file with {_suffix_text(suffixes)}{unread_text}"
+            raise InputError.at(key, what, _suggest_for_folder(unread))
         return files
     if location.exists():
         return [location]
@@ -159,7 +159,7 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     return files
 
 
-def _suffixes(source: SourceConfig) -> tuple[str, ...]:
+def _list_suffixes(source: SourceConfig) -> tuple[str, ...]:
     """Return the suffixes of the files that a source reads in a folder."""
     source_format = FORMATS[source.format]
     formats = detected_formats() if source_format.goes_by_suffix else [source_format]
@@ -168,20 +168,20 @@ def _suffixes(source: SourceConfig) -> tuple[str, ...]:
 
 def unread_files(data: DataConfig) -> Iterator[tuple[str, SourceConfig, str, list[Path]]]:
     """Yield (key, source, folder, unread files in it) for each folder with unread files, except hidden ones."""
-    for key, source in all_sources(data):
+    for key, source in list_sources(data):
         for path in source.path if FORMATS[source.format].has_files else []:
             if not is_remote(path) and not is_url(path):
                 with suppress(InputError, OSError):  # reported by `check_sources`
                     location = resolve_local_path(path, key)
-                    if location.is_dir() and (files := _find_unread(location, _suffixes(source))):
+                    if location.is_dir() and (files := _find_unread(location, _list_suffixes(source))):
                         yield key, source, path, files
 
 
 def unread_notes(unread: Iterable[tuple[str, SourceConfig, str, list[Path]]]) -> list[str]:
     """Return a note for the user about each folder in `unread_files`."""
     return [
-        f"{path}: not read: {_describe_suffixes(files)}; {source.format} reads {_suffix_text(_suffixes(source))}; "
-        f"{_fix_for_folder(files)}"
+        f"{path}: not read: {_describe_suffixes(files)}; {source.format} reads {_suffix_text(_list_suffixes(source))}; "
+        f"{_suggest_for_folder(files)}"
         for _, source, path, files in unread
     ]
 
@@ -202,15 +202,15 @@ def _describe_suffixes(files: list[Path]) -> str:
     return ", ".join([*counts_by_suffix, *([f"{num_others:,} others"] if num_others else [])])
 
 
-def _fix_for_folder(files: list[Path]) -> str:
-    """Return how to read the files, by their most frequent suffix that has a remedy."""
+def _suggest_for_folder(files: list[Path]) -> str:
+    """Return advice on reading the files, by their most frequent suffix with a known fix."""
     for suffix, _ in Counter(file.suffix.lower() for file in files).most_common():
         if suffix in _FIXES:
-            return f"to read {suffix} files, {_fix_for_suffix(suffix)}"
+            return f"to read {suffix} files, {_suggest_for_suffix(suffix)}"
     return "to read them, set the format of the source, or use a glob: folder/*"
 
 
-def _fix_for_suffix(suffix: str) -> str:
+def _suggest_for_suffix(suffix: str) -> str:
     reading = (f"write format: {name}" for name in FORMATS.names if suffix in FORMATS[name].suffixes)
     return next(reading, _FIXES[suffix])
 
@@ -265,9 +265,9 @@ def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
         fix = "write it as JSON lines, an object a line with a field for each column"
         return [Problem(f"{key}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
     suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - for every file, as above
-    if suffix not in _FIXES or suffix in _suffixes(source):
+    if suffix not in _FIXES or suffix in _list_suffixes(source):
         return []
-    return [Problem(f"{key}.path", f"{name} is not text", _fix_for_suffix(suffix))]
+    return [Problem(f"{key}.path", f"{name} is not text", _suggest_for_suffix(suffix))]
 
 
 def _check_regular(file: Path, key: str) -> list[Problem]:

@@ -26,7 +26,7 @@ from artel.text.reading.lines import Span, can_be_divided, line_encoding
 from artel.text.reading.source_file import Items, SourceFile, settings_key
 from artel.text.reading.subsets import filter_sets, slice_rows
 from artel.text.records import BadRecord
-from artel.text.sources.find import all_sources, list_files, resolve_local_path
+from artel.text.sources.find import list_files, list_sources, resolve_local_path
 from artel.text.sources.walk import may_match_inside
 
 OnEncoding = Callable[[str, str], object]
@@ -80,7 +80,7 @@ class InputShard:
 
 def find_source(data: DataConfig, key: str) -> SourceConfig:
     """Return the source at a key of the run file."""
-    return next(source for source_key, source in all_sources(data) if source_key == key)
+    return next(source for source_key, source in list_sources(data) if source_key == key)
 
 
 def list_inputs(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Input]:
@@ -99,9 +99,9 @@ def list_inputs(source: SourceConfig, key: str, data: DataConfig) -> Iterator[In
                 yield Input(path, str(local), status.st_size, str(status.st_mtime_ns))
 
 
-def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input]]]:
+def list_all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input]]]:
     """Yield (key in the run file, source, its files) for all sources. Sets `is_cut` of texts to cut into documents."""
-    sources = [(key, source, list(list_inputs(source, key, data))) for key, source in all_sources(data)]
+    sources = [(key, source, list(list_inputs(source, key, data))) for key, source in list_sources(data)]
     total = sum(entry.size for _, _, inputs in sources for entry in inputs)
     min_bytes = max(MIN_CUT_BYTES, data.held_out * total) if data.held_out else math.inf
     for key, source, inputs in sources:
@@ -134,7 +134,7 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
     with `rows` is one shard, since its records must be counted.
     """
     shards: list[InputShard] = []
-    for key, source, inputs in all_inputs(data):
+    for key, source, inputs in list_all_inputs(data):
         if source.rows or not FORMATS[source.format].has_files:
             shards.append(InputShard(key, tuple(inputs), bool(source.rows)))
             continue
@@ -144,7 +144,7 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
             is_one_span = size is None or (
                 data.splits_by_chapter and choose_format(source, entry.address).is_plain_text
             )
-            spans = [] if size is None or is_one_span else _spans(entry, source, size)
+            spans = [] if size is None or is_one_span else _divide_file(entry, source, size)
             if group and (spans or size is None or group_bytes + entry.size > size):
                 shards.append(InputShard(key, tuple(group)))
                 group, group_bytes = [], 0
@@ -161,7 +161,7 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
 def source_fingerprint(data: DataConfig) -> list[Any]:
     """Return path, size and version of each file of the sources, with modules of converters and outputs of pairs."""
     facts: list[Any] = []
-    for key, source in all_sources(data):
+    for key, source in list_sources(data):
         for entry in list_inputs(source, key, data):
             is_local = not (is_url(entry.address) or is_remote(entry.address))
             facts.append([str(Path(entry.address).resolve()) if is_local else entry.address, entry.size, entry.version])
@@ -171,7 +171,7 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
     return facts
 
 
-def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
+def _divide_file(entry: Input, source: SourceConfig, size: int) -> list[Input]:
     """Divide a file into spans of about `size` bytes; empty if it cannot be divided."""
     if entry.size <= size or not choose_format(source, entry.address).can_be_divided(source):
         return []
@@ -214,7 +214,7 @@ class SourcePath:
 
 def source_paths(data: DataConfig) -> Iterator[SourcePath]:
     """Yield each local path of each source, except missing ones, which other checks report."""
-    for source_key, source in all_sources(data):
+    for source_key, source in list_sources(data):
         key = source_key if source_key == "data.validation" else f"{source_key}.path"
         for path in source.path if FORMATS[source.format].has_files else []:
             if not is_url(path) and not is_remote(path):

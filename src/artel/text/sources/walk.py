@@ -13,8 +13,8 @@ from pathlib import Path
 def walk_files(folder: Path, *, include_hidden: bool = True) -> Iterator[Path]:
     """Yield the files in a folder and its subfolders.
 
-    Linked folders are entered once, after folders that need no link. Links to a parent folder are ignored: a glob would
-    follow them until the kernel stops it. Links to higher folders are ignored too: they have far more files than meant.
+    Linked folders are entered once, after folders that need no link. Links to the folders above are ignored: a glob
+    would follow a link to the parent until the kernel stops it, and higher folders have many unrelated files.
     Without `include_hidden`, names that begin with a dot are skipped.
     """
     folders, links = [os.fspath(folder)], list[str]()
