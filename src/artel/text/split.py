@@ -43,7 +43,7 @@ def is_held_out(hash_value: int, fraction: float) -> bool:
 
 
 def smallest_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
-    """Return the smallest fraction that holds out about `fraction` of the documents: at least one, not all. Else None."""
+    """Return the smallest fraction that holds out about `fraction` of the documents, but not none or all; else None."""
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
         return None
