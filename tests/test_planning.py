@@ -221,7 +221,7 @@ def test_memory_is_what_is_held_at_a_step(changes, world, on_host, bytes_each, m
     run = described(changes)
     grid = read_parallel_dims(run.parallel, world, on_host)
     monkeypatch.setattr(machine_limits, "local_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(machine_limits, "swap", lambda: 0)
+    monkeypatch.setattr(machine_limits, "swap_bytes", lambda: 0)
     monkeypatch.setattr(machine_limits, "memory", lambda: Memory(2 * needed, 0, needed))
     check_memory(model, run, grid, on_host)
     monkeypatch.setattr(machine_limits, "memory", lambda: Memory(2 * needed, 0, needed - world))
@@ -237,7 +237,7 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
     nf4 = merged(lora, {"model": {"quantize": "nf4"}})
     grid = read_parallel_dims(described({}).parallel, 1, 1)
     monkeypatch.setattr(machine_limits, "local_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(machine_limits, "swap", lambda: 0)
+    monkeypatch.setattr(machine_limits, "swap_bytes", lambda: 0)
     for changes, dtype, needed in (
         (lora, torch.bfloat16, 4 * count), (nf4, torch.bfloat16, count // 2), (lora, torch.float32, 0)
     ):  # fmt: skip
