@@ -85,8 +85,8 @@ def write_contaminated(
     template = "{count:,} documents share words with benchmarks and are left out: {rows}"
     note = Phrase(template, count=total, rows=[_describe_rows(name, count) for name, count in counts.items()])
     if total:
-        template = "{note}; each is listed in {file}, the first: {origin} has {words!r} of {place}"
-        note = Phrase(template, note=note, file=file.name, **first)
+        listed_template = "{note}; each is listed in {file}, the first: {origin} has {words!r} of {place}"
+        note = Phrase(listed_template, note=note, file=file.name, **first)
     return counts, note
 
 
