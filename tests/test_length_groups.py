@@ -54,7 +54,7 @@ def test_logits_of_rows_do_not_depend_on_those_beside_them(model, types, count):
 def test_rows_begin_where_they_are_said_to():
     """In the groups, flattened and joined; three groups have half of the padding of one."""
     grouped = group_rows(ROWS, 3, 0)
-    joined = torch.cat([group.of(grouped.tensors["input_ids"]).flatten() for group in grouped.groups]).numpy()
+    joined = torch.cat([group.slice(grouped.tensors["input_ids"]).flatten() for group in grouped.groups]).numpy()
     for row, start in zip(ROWS, grouped.starts, strict=True):
         assert (joined[start : start + len(row)] == row).all()
     assert len(joined) == sum(group.positions for group in grouped.groups)

@@ -49,14 +49,14 @@ def test_half_is_tried_next_and_then_all_computed_again(fitting, share, expected
 
 def test_the_lowest_limit_of_all_processes_holds(tmp_path):
     limit, fitting = MemoryLimit(tmp_path, {"world": 2}), MicroBatchPlan(64, "selective")
-    assert limit.keep(fitting, lambda mine: mine) is fitting
-    assert limit.keep(fitting, lambda mine: min(mine, 2 * 16 + 1)) == MicroBatchPlan(16, "selective")
+    assert limit.apply(fitting, lambda mine: mine) is fitting
+    assert limit.apply(fitting, lambda mine: min(mine, 2 * 16 + 1)) == MicroBatchPlan(16, "selective")
     limit.lower(MicroBatchPlan(8, "selective"))
-    assert MemoryLimit(tmp_path, {"world": 2}).keep(fitting, lambda mine: mine) == MicroBatchPlan(8, "selective")
-    assert MemoryLimit(tmp_path, {"world": 4}).keep(fitting, lambda mine: mine) is fitting
-    assert limit.keep(MicroBatchPlan(4, "none"), lambda mine: mine) == MicroBatchPlan(4, "none")
+    assert MemoryLimit(tmp_path, {"world": 2}).apply(fitting, lambda mine: mine) == MicroBatchPlan(8, "selective")
+    assert MemoryLimit(tmp_path, {"world": 4}).apply(fitting, lambda mine: mine) is fitting
+    assert limit.apply(MicroBatchPlan(4, "none"), lambda mine: mine) == MicroBatchPlan(4, "none")
     limit.lower(MicroBatchPlan(1, "full"))
-    assert limit.keep(fitting, lambda mine: mine) == MicroBatchPlan(1, "full")
+    assert limit.apply(fitting, lambda mine: mine) == MicroBatchPlan(1, "full")
 
 
 class Ended(Exception):
