@@ -129,7 +129,7 @@ def kind_of(name, **config):
 
 
 def targets(kind, rows):
-    return kind.target(np.array([kind.numbers(row) for row in rows]))
+    return kind.decode_targets(np.array([kind.encode_target(row) for row in rows]))
 
 
 ROWS = {
@@ -155,8 +155,8 @@ def test_class_weights_focal_loss_and_smoothing():
     torch.manual_seed(0)
     logits = torch.randn(5, 3)
     kind = kind_of("single", class_weights="balanced")
-    numbers = np.array([kind.numbers(row) for row in ROWS["single"]])
-    target = torch.from_numpy(kind.target(numbers))
+    numbers = np.array([kind.encode_target(row) for row in ROWS["single"]])
+    target = torch.from_numpy(kind.decode_targets(numbers))
     kind.balance(numbers)
     weights = torch.tensor(compute_class_weight("balanced", classes=np.arange(3), y=numbers[:, 0])).float()
     expected = torch.nn.functional.cross_entropy(logits, target, weight=weights, reduction="none")
@@ -169,8 +169,8 @@ def test_class_weights_focal_loss_and_smoothing():
     torch.testing.assert_close(smooth, expected)
 
     kind = kind_of("multi", class_weights="balanced")
-    numbers = np.array([kind.numbers(row) for row in ROWS["multi"]])
-    target = torch.from_numpy(kind.target(numbers))
+    numbers = np.array([kind.encode_target(row) for row in ROWS["multi"]])
+    target = torch.from_numpy(kind.decode_targets(numbers))
     kind.balance(numbers)
     positive = target.sum(dim=0)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(

@@ -172,7 +172,7 @@ def test_the_folder_of_a_dry_run_is_the_whole_model(trained):
 
 def test_a_checkpoint_is_a_model_of_its_step(trained):
     early, last = dry_run(trained, "early", step=2), dry_run(trained, "last", step="latest")
-    assert "after step 2 of its training" in early.text
+    assert "after step 2 of training" in early.text
     assert "| steps | 2 of 6 |" in early.text
     assert 'revision="step-2"' in code(early, "python")
     assert early.data.eval_results[0].metric_value > last.data.eval_results[0].metric_value
@@ -295,7 +295,7 @@ def test_folders_that_are_no_run_with_a_model(run):
     (run / "result.json").unlink()
     shutil.rmtree(run / "model")
     assert "has no model yet: the run is not complete\n    push a checkpoint: --step 6" in refused(run, "me/novel")
-    assert "after step 6 of its training" in dry_run(run, step="latest").text
+    assert "after step 6 of training" in dry_run(run, step="latest").text
 
 
 def test_a_model_that_artel_did_not_write(run):

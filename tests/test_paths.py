@@ -192,7 +192,7 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path):
         check_sources_and_outputs(parse_run(tree, {}, {(): "run.yaml"}))
     run = run_of(tmp_path, data={"sources": [{"path": "texts"}]})
     check_overlaps(run, [("DIR", Path("exported"))])
-    with pytest.raises(InputError, match=r"DIR: the folder texts/exported \(really .*\) lies in texts"):
+    with pytest.raises(InputError, match=r"DIR: the folder texts/exported \(really .*\) is in texts"):
         check_overlaps(run, [("DIR", Path("texts/exported"))])
 
 

@@ -272,7 +272,7 @@ def test_runs_of_different_objectives_have_plots_of_their_own(run, tmp_path):
     other = make_run(tmp_path / "answers", objective="span_qa", metric="exact_match")
     html = Page().html(read_runs([str(run), str(other)]))
     tree = LexborHTMLParser(html)
-    assert "learn different things (causal, span_qa)" in texts(tree, "header .notice")[0]
+    assert "have different objectives (causal, span_qa)" in texts(tree, "header .notice")[0]
     titles = texts(tree, ".plot-card h3")
     assert titles[:2] == ["Loss · causal", "Perplexity · causal"]
     assert "Loss · span_qa" in titles
@@ -289,7 +289,7 @@ def test_a_run_that_has_not_begun_is_a_page(tmp_path):
     (folder / "config.yaml").write_text("run: new\nobjective: causal\n")
     tree = LexborHTMLParser(Page().html([read_run(folder)]))
     assert texts(tree, ".state") == ["not begun"]
-    assert "The run has not begun" in texts(tree, ".verdict")[0]
+    assert "The run has not started" in texts(tree, ".verdict")[0]
     assert "Nothing is logged yet." in tree.css_first("#curves").text()
 
 
