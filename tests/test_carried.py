@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BertConfig, BertF
 from artel.config import ModelConfig, TokenizerTraining
 from artel.inference import export
 from artel.models.loading.build import build_model
-from artel.models.loading.carried import carried_tensors
+from artel.models.loading.extra_tensors import get_extra_tensors
 from artel.models.loading.materialize import materialize
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
@@ -106,7 +106,7 @@ def test_masks_and_positions_that_earlier_versions_saved_are_not(tokenizer, tmp_
     buffers |= {"h.0.attention.bias": mask.clone(), "embeddings.position_ids": torch.arange(16)[None]}
     buffers |= {"layers.0.rotary_emb.inv_freq": torch.ones(8)}
     save_file({**saved, **buffers, **extra}, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
-    carried = carried_tensors(built(tmp_path / "base", tokenizer).model)
+    carried = get_extra_tensors(built(tmp_path / "base", tokenizer).model)
     assert (carried.names if carried else ()) == tuple(extra)
 
 
@@ -151,8 +151,8 @@ def test_rows_of_a_smaller_vocabulary_are_left_out(base_of, tokenizer, tmp_path)
     )
     made = built(folder, larger)
     assert any("left out" in note and "becomes 0" in note for note in made.notes)
-    assert carried_tensors(made.model) is None
-    assert carried_tensors(built(folder, tokenizer).model) is not None
+    assert get_extra_tensors(made.model) is None
+    assert get_extra_tensors(built(folder, tokenizer).model) is not None
 
 
 def test_a_source_that_has_gone_is_told(base_of, tokenizer, tmp_path, caplog):

@@ -17,7 +17,7 @@ from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import compile_layers
 from artel.models.cpu import attention_dropout as module
 from artel.models.cpu.attention import kernels_available
-from artel.models.cpu.attention_dropout import dropout_attention, padding_of
+from artel.models.cpu.attention_dropout import dropout_attention, padding_from_mask
 from support.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(
@@ -108,17 +108,19 @@ def test_the_share_that_is_dropped():
 def test_padding_of_a_mask():
     """Padding before or behind; a mask of its own for each query and holes are none of this."""
     keys = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0]]).bool()
-    found = padding_of(keys[:, None, None].expand(4, 1, 4, 4), causal=True)
+    found = padding_from_mask(keys[:, None, None].expand(4, 1, 4, 4), causal=True)
     assert found.keys.tolist() == keys.long().tolist()
     assert not found.causal
     before = torch.ones(4, 4, dtype=torch.bool).tril()
-    found = padding_of(keys[[0, 2], None, None] & before, causal=True)
+    found = padding_from_mask(keys[[0, 2], None, None] & before, causal=True)
     assert found.keys.tolist() == keys[[0, 2]].long().tolist()
     assert found.causal
-    assert padding_of(before[None, None], causal=False) is None
-    assert padding_of(keys[1:2, None, None] & before, causal=True) is None  # padding before
-    assert padding_of(before[None, None].roll(1, -1), causal=True) is None
-    assert padding_of(torch.tensor([[1, 0, 1, 1]]).bool()[:, None, None].expand(1, 1, 4, 4), causal=False) is None
+    assert padding_from_mask(before[None, None], causal=False) is None
+    assert padding_from_mask(keys[1:2, None, None] & before, causal=True) is None  # padding before
+    assert padding_from_mask(before[None, None].roll(1, -1), causal=True) is None
+    assert (
+        padding_from_mask(torch.tensor([[1, 0, 1, 1]]).bool()[:, None, None].expand(1, 1, 4, 4), causal=False) is None
+    )
 
 
 @pytest.mark.parametrize(("causal", "groups", "dropout"), [(True, 2, 0.0), (False, 1, 0.0), (True, 1, DROPOUT)])

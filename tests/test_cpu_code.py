@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from artel.models.cpu import build as cpu_code
-from artel.models.cpu.build import library
+from artel.models.cpu.build import load_library
 from artel.models.cpu.cross_entropy import supports_logits
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_without_a_working_compiler_the_operators_do_it_and_the_reason_is_said_o
         monkeypatch.delenv("CXX")
         monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.warns(UserWarning, match="no compiler here" if what == "fails" else "no C.. compiler") as said:
-        result = [supports_logits(CPU, torch.float32), supports_logits(CPU, torch.float32), library("attention")]
+        result = [supports_logits(CPU, torch.float32), supports_logits(CPU, torch.float32), load_library("attention")]
     assert result == [False, False, None]
     assert [str(each.message).partition(" ")[0] for each in said] == ["cross_entropy.cpp", "attention.cpp"]
     assert not list(tmp_path.glob("cache/built/*"))
@@ -46,7 +46,7 @@ def test_processes_that_build_it_at_once_do_not_see_each_other_s_half(tmp_path, 
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
     line = (
         "import sys, warnings; warnings.simplefilter('error'); from artel.models.cpu.build import *; "
-        "sys.exit(library('cross_entropy') is None)"
+        "sys.exit(load_library('cross_entropy') is None)"
     )
     together = [subprocess.Popen([sys.executable, "-c", line]) for _ in range(3)]
     assert [each.wait(120) for each in together] == [0, 0, 0]

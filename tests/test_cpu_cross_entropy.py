@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 HERE = torch.backends.cpu.get_cpu_capability()
 KINDS = ["DEFAULT", "AVX2", "AVX512"]  # each processor can do what stands before it, too
 
-pytestmark = pytest.mark.skipif(build.library("cross_entropy") is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(build.load_library("cross_entropy") is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(params=KINDS)

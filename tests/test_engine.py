@@ -26,7 +26,7 @@ from artel.inference.engine.make import SequentialEngine, make_engine
 from artel.inference.engine.paged import BatchingEngine
 from artel.inference.engine.slot_model import Chunk, SlotModel, SlotsUnsupported
 from artel.inference.engine.slots import SlotEngine
-from artel.models.cpu.build import library
+from artel.models.cpu.build import load_library
 from artel.models.cpu.packed import pack, packable_bytes
 from artel.models.sampler import Sampler, SamplingOptions
 from support.chat_models import trained_tokenizer
@@ -239,7 +239,7 @@ def test_packed_layers_multiply_as_before_and_are_undone():
 def test_a_model_whose_packed_weights_have_no_room_stays_as_it_was():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = nn.Parameter(torch.zeros(1).expand(10**8, 10**8), requires_grad=False)  # 40 PB, if it were copied
-    if library("packed") is None or not packable_bytes(model):
+    if load_library("packed") is None or not packable_bytes(model):
         pytest.skip("nothing is packed on this processor, or without a C++ compiler")
     with pytest.raises(RuntimeError):
         pack(model)

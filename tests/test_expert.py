@@ -21,7 +21,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 from artel.models.activation_checkpointing import recompute
 from artel.models.compile import repeated_layers
 from artel.models.experts import find_experts
-from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
+from artel.models.router_aux_loss import attach_loss, get_router_aux_loss
 from artel.objectives.causal import Causal
 from artel.objectives.chat import shift_rows
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums
@@ -115,7 +115,7 @@ def test_balance_is_that_of_transformers_for_one_row_and_one_layer() -> None:
     torch.testing.assert_close(sums[3], expected.detach(), rtol=1e-6, atol=0)
     # The loss stays that of the tokens; its gradient is that of both.
     plain = model_of("mixtral", num_hidden_layers=1, router_aux_loss_coef=0.0)
-    assert router_aux_loss_of(plain) is None
+    assert get_router_aux_loss(plain) is None
     alike = sums_of(plain, batch)
     assert alike[0] == sums[0]
     assert alike[3] == 0
@@ -169,7 +169,7 @@ def test_a_stage_carries_its_part() -> None:
 
 def _part_of_rows(rank: int) -> float:
     """Rows split over two processes: the parts of the loss add up, and have the gradients of the whole."""
-    balance = router_aux_loss_of(model_of("mixtral", num_hidden_layers=2))
+    balance = get_router_aux_loss(model_of("mixtral", num_hidden_layers=2))
     assert balance is not None
     batch = batch_of(range(8), 12)
     targets, real = batch.tensors["targets"], batch.tensors["real"]

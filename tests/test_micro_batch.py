@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.host import memory, process_memory
-from artel.models.activation_checkpointing import NotSelective, recompute
+from artel.models.activation_checkpointing import SelectiveUnsupported, recompute
 from artel.objectives import build_objective
 from artel.preparing import prepare
 from artel.tokens import train_tokenizer
@@ -212,14 +212,14 @@ def test_what_only_one_process_remembers_is_tried_anew():
 def test_a_mode_that_a_model_cannot_do_is_passed_over():
     def attempt(rows, how):
         if how == "selective":
-            raise NotSelective([])
+            raise SelectiveUnsupported([])
         if rows > {"full": 16, "none": 0}[how]:
             raise torch.OutOfMemoryError
 
     assert find(attempt, 64, **AS_ON_A_GPU) == MicroBatchPlan(16, "full")
     planned = MicroBatchPlan(1, "none")
     assert find(attempt, 1, key={"planned": 1}, planned=planned, **AS_ON_A_GPU) == MicroBatchPlan(1, "full")
-    with pytest.raises(NotSelective):
+    with pytest.raises(SelectiveUnsupported):
         find(attempt, 64, ("selective",), key={"other": 1})
 
 

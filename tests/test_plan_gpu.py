@@ -9,7 +9,7 @@ from transformers.activations import NewGELUActivation
 
 from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import repeated_layers
-from artel.planning.plan.gpu_trace import SavedAsCompiled, cuda_autocast, save_as_compiled
+from artel.planning.plan.gpu_trace import CompiledSaving, cuda_autocast, save_as_compiled
 from artel.planning.plan.live_bytes import ACTIVATIONS, LiveBytes, bytes_by_kind
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 384,
@@ -72,7 +72,7 @@ def test_layers_keep_what_the_compilers_partitioner_keeps(config):
 
     def imitating(forward):
         def saving(*args, **kwargs):
-            calls.append(SavedAsCompiled((args, kwargs)))
+            calls.append(CompiledSaving((args, kwargs)))
             with calls[-1]:
                 return forward(*args, **kwargs)
 

@@ -9,7 +9,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import parse_run
-from artel.models.quantization import loading_options, num_weights, quantize_structure, scales, shrink_weights
+from artel.models.quantization import (
+    loading_options,
+    num_weights,
+    quantization_scales,
+    quantize_structure,
+    shrink_weights,
+)
 from artel.parallel import World
 from artel.planning.plan.batches import plan_data
 from artel.planning.plan.fake_run import Trace, trace_steps
@@ -38,7 +44,7 @@ def structure(folder: Path) -> LlamaForCausalLM:
 def sizes(model: torch.nn.Module) -> dict[str, Any]:
     """Of each parameter, and of what scales them."""
     found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in model.named_parameters()}
-    return found | {"scales": [(tensor.dtype, tuple(tensor.shape)) for tensor in scales(model)]}
+    return found | {"scales": [(tensor.dtype, tuple(tensor.shape)) for tensor in quantization_scales(model)]}
 
 
 @pytest.mark.parametrize("quantize", KINDS)

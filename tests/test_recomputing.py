@@ -18,7 +18,7 @@ from transformers import (
     XLNetConfig,
 )
 
-from artel.models.activation_checkpointing import NotSelective, recompute
+from artel.models.activation_checkpointing import SelectiveUnsupported, recompute
 from artel.models.attention_switch import use_artel_attention
 from artel.models.compile import compile_layers
 from support.kept_memory import bytes_kept
@@ -192,7 +192,7 @@ def test_layers_that_write_into_what_selective_keeps_are_refused_not_trained_wro
     """Falcon adds attention in place to the result of a bias-free product; PyTorch would not notice it."""
     model = build(AutoModelForCausalLM, FalconConfig(**SIZES))
     recompute(model, "selective")
-    with pytest.raises(NotSelective, match=r"train.activation_checkpointing: selective: .*add_"):
+    with pytest.raises(SelectiveUnsupported, match=r"train.activation_checkpointing: selective: .*add_"):
         step(model)
 
 

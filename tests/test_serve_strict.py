@@ -59,7 +59,7 @@ class Answer:
             self._take(token)
             if sampler.is_over:
                 break
-        self.text += self._reader.add(self._stream.rest()) + self._reader.flush()
+        self.text += self._reader.add(self._stream.flush()) + self._reader.flush()
 
     def _take(self, token):
         self.text += self._reader.add(self._stream.add(token).text)
@@ -135,7 +135,7 @@ def test_stop_texts_end_the_text_and_no_call():
         stopped = [piece.stopped for piece in pieces]
         assert any(stopped) == (shown != text)
         kept = pieces[: stopped.index(True) + 1] if any(stopped) else pieces
-        rest = "" if any(stopped) else stream.rest()
+        rest = "" if any(stopped) else stream.flush()
         assert "".join(piece.text for piece in kept) + rest == shown
 
 

@@ -41,7 +41,7 @@ def written(tokenizer, end, form, tools, seed, *, parallel_calls=False):
         if sampler.is_over:
             break
     assert sampler.is_over
-    yield stream.rest()
+    yield stream.flush()
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls and family.describes])

@@ -23,7 +23,7 @@ def tokenizer():
 
 def streamed(tokenizer, prompt, tokens):
     stream = TextStream(tokenizer, prompt, ())
-    return "".join(stream.add(token).text for token in tokens) + stream.rest()
+    return "".join(stream.add(token).text for token in tokens) + stream.flush()
 
 
 def test_bytes_that_are_no_text_end_nothing(tokenizer):

@@ -19,7 +19,7 @@ from artel.models.document_mask import check_documents
 from artel.models.generate import Sampling, generate_text
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model, check_pretrained
-from artel.models.loading.language_part import multimodal_of
+from artel.models.loading.language_part import get_multimodal
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.models.quantization import set_compute_precision
@@ -84,7 +84,7 @@ def planned_bytes(run):
     config = parse_run(run, {}, {})
     data = plan_data(config)
     outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
-    return disk_bytes(config, outline.build("fp32"), multimodal_of(outline.whole), data, None)["model"]
+    return disk_bytes(config, outline.build("fp32"), get_multimodal(outline.full_model), data, None)["model"]
 
 
 @pytest.mark.slow

@@ -95,9 +95,9 @@ def open(name: str | os.PathLike[str], *, device: str | None = None) -> Model:
 
     quiet_libraries()
     from artel.inference import open_model
-    from artel.models.device import device_named
+    from artel.models.device import parse_device
 
-    return Model(open_model(os.fspath(name), None if device is None else device_named(device)))
+    return Model(open_model(os.fspath(name), None if device is None else parse_device(device)))
 
 
 class Model:

@@ -37,7 +37,7 @@ from artel.inference.open import open_fresh, open_objective
 from artel.messages import logger
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.pretrained import read_generation_config
-from artel.models.loading.structure import without_weights
+from artel.models.loading.structure import build_without_weights
 from artel.objectives import build_objective
 from artel.parallel.deepspeed.checkpoint import AVERAGES, ZeroCheckpoint, model_files, read_zero_checkpoint
 from artel.preparing import PreparedText
@@ -75,7 +75,7 @@ def assemble_model(folder: Path) -> AssembledModel:
     tokenizer = load_tokenizer(str(model_folder), where=str(folder))
     objective = open_objective(str(model_folder), None, tokenizer)
     config, _ = read_config(str(model_folder))
-    model = without_weights(config, objective.auto_class, objective.heads).float()
+    model = build_without_weights(config, objective.auto_class, objective.heads).float()
     read_generation_config(model, str(model_folder))
     return AssembledModel(model, tokenizer, _match_model(model, read_zero_checkpoint(folder), folder))
 

@@ -13,7 +13,7 @@ from artel.config import ModelConfig, RunConfig, find_similar_name, load_run
 from artel.config.model_name import check_model_name, is_in_hub_cache
 from artel.errors import InputError
 from artel.messages import logger
-from artel.models.device import own_device, pick_precision
+from artel.models.device import current_device, pick_precision
 from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
@@ -73,7 +73,7 @@ def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
     defaults to the GPU of this process, or else the CPU. Raise InputError if there is no such model.
     """
     opened = _open(name)
-    move_to_device(opened, device or own_device())
+    move_to_device(opened, device or current_device())
     return opened
 
 
@@ -139,7 +139,7 @@ def open_untrained(run: RunConfig) -> OpenedModel:
     """Open a run's model before its first step, on its device. Prepare the run's text if necessary."""
     prepared = prepare(run)
     opened = open_fresh(prepared.config, prepared)
-    move_to_device(opened, own_device())
+    move_to_device(opened, current_device())
     return opened
 
 

@@ -1,6 +1,6 @@
 """Hugging Face models: building, loading, saving, attention, losses. Any architecture goes in and out unchanged.
 
-Import the rest from its modules: preparing text needs few of them, and importing PyTorch takes seconds.
+Import everything else from its module: preparing text needs few of them, and importing PyTorch takes seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Choice:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode inside the block, without gradients and without compiled layers.
 
     Inputs may have any length here, and compiled layers would be compiled again for each.

@@ -22,34 +22,34 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from artel.errors import InputError
 from artel.messages import Phrase
-from artel.models.half_base import forget_rounded
+from artel.models.half_base import free_rounded
 
 Recompute = Literal["none", "selective", "full"]
 
-# `selective` keeps matrix products and attention of any library, matched by the end of the operator's name
+# `selective` saves matmuls and attention of any library, matched by the end of the operator's name
 # (aten::addmm, aten::_scaled_mm, aten::_scaled_dot_product_flash_attention_for_cpu, flash_attn::_flash_attn_forward).
 _SAVED_OPERATORS = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
-# Except products with an inner side of at most _MAX_NARROW_COLUMNS and a quarter of both output sides: those of an
-# adapter cost no more than an elementwise operation, and their result is as large as that of the layer.
+# Except matmuls whose inner dimension is at most _MAX_NARROW_COLUMNS and a quarter of both output dimensions. An
+# adapter's matmul costs no more than an elementwise operation, and its result is as large as that of the layer.
 _MAX_NARROW_COLUMNS = 64
 _HOOK_ATTRIBUTE = "_artel_recompute_hook"
 
 
-class NotSelective(InputError):
-    """Raised for a model whose layers modify in place what `selective` would keep."""
+class SelectiveUnsupported(InputError):
+    """Raised for a model whose layers modify in place a result that `selective` saves."""
 
 
 def recompute(model: PreTrainedModel, mode: Recompute) -> str:
-    """Set what a model's layers recompute in the backward pass. Return a description.
+    """Choose what a model's layers recompute in the backward pass. Return a description.
 
-    `none` keeps everything. `selective` keeps the results of matrix products and attention, and recomputes elementwise
-    operations and adapters. `full` keeps only the input of each layer. Call it before the layers are compiled; a later
+    `none` saves everything. `selective` saves the results of matmuls and attention, and recomputes elementwise
+    operations and adapters. `full` saves only the input of each layer. Call it before the layers are compiled; a later
     call replaces an earlier one. If transformers marks an architecture as not supporting it, nothing changes and the
     description begins with `none`.
 
     Loss and gradients are the same in every mode, also with dropout and with frozen embeddings. Without gradients
-    (validation, generation) nothing changes. If uncompiled layers modify in place a result that `selective` keeps, the
-    first forward pass raises NotSelective.
+    (validation, generation) nothing changes. If uncompiled layers modify in place a result that `selective` saves, the
+    first forward pass raises SelectiveUnsupported.
     """
     layers = _layers(model)
     for layer in layers:
@@ -61,11 +61,11 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     if not layers:
         return Phrase("none ({model} does not support it)", model=model.config.model_type)
     for layer in layers:
-        layer.forward = MethodType(_with_recomputation(type(layer).forward, mode), layer)
+        layer.forward = MethodType(_make_forward(type(layer).forward, mode), layer)
     if "use_cache" in inspect.signature(model.forward).parameters:
-        model.__dict__[_HOOK_ATTRIBUTE] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
+        model.__dict__[_HOOK_ATTRIBUTE] = model.register_forward_pre_hook(_disable_cache, with_kwargs=True)
     if mode == "selective":
-        logging.getLogger("torch._higher_order_ops.wrap").addFilter(_keep_line)
+        logging.getLogger("torch._higher_order_ops.wrap").addFilter(_drop_in_place_warning)
     return Phrase("{mode}, {count} layers", mode=mode, count=len(layers))
 
 
@@ -78,81 +78,81 @@ def _layers(model: PreTrainedModel) -> list[nn.Module]:
     )
 
 
-def _keep_line(line: logging.LogRecord) -> bool:
+def _drop_in_place_warning(record: logging.LogRecord) -> bool:
     """Drop PyTorch's warning about in-place operations in compiled layers: the results are correct (tested)."""
-    return "context_fn" not in str(line.msg)
+    return "context_fn" not in str(record.msg)
 
 
-def _without_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _disable_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Disable the KV cache: a layer that runs twice would append its keys twice. Encoder-decoders use it by default."""
     return args, {"use_cache": False, **kwargs} if torch.is_grad_enabled() else kwargs
 
 
 @cache  # one function for all layers of a class, so that they compile to one graph
-def _with_recomputation(plain: Callable[..., Any], mode: Recompute) -> Callable[..., Any]:
-    options: dict[str, Any] = {"context_fn": _selective} if mode == "selective" else {}
+def _make_forward(forward: Callable[..., Any], mode: Recompute) -> Callable[..., Any]:
+    options: dict[str, Any] = {"context_fn": _make_selective_contexts} if mode == "selective" else {}
 
-    def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def checkpointed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return plain(layer, *args, **kwargs)
+            return forward(layer, *args, **kwargs)
         if mode == "selective" and not torch.compiler.is_compiling():
             # With weights that autocast cached earlier, this pass would have no cast where the recomputation has one,
             # and PyTorch compares the operators of both.
             torch.clear_autocast_cache()
-        output = checkpoint(partial(plain, layer, **kwargs), *args, use_reentrant=False, **options)
+        output = checkpoint(partial(forward, layer, **kwargs), *args, use_reentrant=False, **options)
         if not torch.compiler.is_compiling():
-            forget_rounded((*args, *kwargs.values()))  # kept inputs; the backward pass rounds them again
+            free_rounded((*args, *kwargs.values()))  # inputs stay in memory; the backward pass rounds them again
         return output
 
-    return forward
+    return checkpointed
 
 
-def _selective() -> Any:
+def _make_selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(_Policy())
 
 
-_selective.cache_hash = f"artel:{_SAVED_OPERATORS.pattern}:{_MAX_NARROW_COLUMNS}"  # type: ignore[attr-defined]  # without it the compiler does not cache on disk
+_make_selective_contexts.cache_hash = f"artel:{_SAVED_OPERATORS.pattern}:{_MAX_NARROW_COLUMNS}"  # type: ignore[attr-defined]  # without it the compiler does not cache on disk
 
 
 class _Policy:
-    """Decides which results of one run of a layer are kept.
+    """Decides which results of one run of a layer are saved.
 
-    It refuses operators that modify a kept result in place. PyTorch checks version counters, but the result of a linear
-    layer without bias gets a new counter (`_unsafe_view`), so the gradients would use overwritten values.
+    It refuses operators that modify a saved result in place. PyTorch checks version counters, but the result of a
+    linear layer without bias gets a new counter (`_unsafe_view`), so the gradients would use overwritten values.
     """
 
     def __init__(self) -> None:
-        self._kept: set[int] = set()
+        self._saved: set[int] = set()
 
     def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if is_product(operator) and not _is_narrow(operator, args):
-            self._kept |= _storages(context.op_output)
+        if is_matmul_or_attention(operator) and not _is_narrow(operator, args):
+            self._saved |= _storages(context.op_output)
             return CheckpointPolicy.MUST_SAVE
-        if _writes(operator) and not torch.compiler.is_compiling() and self._kept & _storages(args[0]):
+        if _is_in_place(operator) and not torch.compiler.is_compiling() and self._saved & _storages(args[0]):
             what = f"selective: this model modifies the result of a matrix product in place ({operator})"
-            raise NotSelective.at("train.activation_checkpointing", what, "write full, or train.compile: on")
+            raise SelectiveUnsupported.at("train.activation_checkpointing", what, "write full, or train.compile: on")
         return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @cache
-def is_product(operator: Any) -> bool:
-    """True for a matrix product or attention, by its name without the overload: aten::mm for aten::mm.out."""
+def is_matmul_or_attention(operator: Any) -> bool:
+    """True for a matmul or attention, by the operator's name without its overload: aten::mm for aten::mm.out."""
     return _SAVED_OPERATORS.search(operator.name().partition(".")[0]) is not None
 
 
 def _is_narrow(operator: Any, args: tuple[Any, ...]) -> bool:
-    """True for a product of two matrices (rows, side) and (side, columns) with a narrow inner side."""
-    if operator not in _PRODUCTS:
+    """True for a matmul of (rows, inner) and (inner, columns) with a small inner dimension."""
+    if operator not in _MATMULS:
         return False
-    (rows, side), columns = args[-2].shape, args[-1].shape[1]
-    return side <= min(_MAX_NARROW_COLUMNS, rows // 4, columns // 4)
+    (rows, inner), columns = args[-2].shape, args[-1].shape[1]
+    return inner <= min(_MAX_NARROW_COLUMNS, rows // 4, columns // 4)
 
 
-_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+_MATMULS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 @cache
-def _writes(operator: Any) -> bool:
+def _is_in_place(operator: Any) -> bool:
     return isinstance(operator, torch._ops.OpOverload) and operator._schema.is_mutable
 
 

@@ -2,8 +2,8 @@
 
 For decoders it is registered in `AttentionInterface` only. So transformers builds no T×T mask, and PyTorch's fast path
 for causal attention stays available (with the mask, attention took 133 ms per step instead of 46 on an H200 with a
-Llama of 1.5 billion parameters). The mask of a sliding window is built here. transformers passes on artel's own masks
-unchanged: bool masks (rows, 1, length, length), to which the window is added here; document numbers
+Llama of 1.5 billion parameters). The mask of a sliding window is built here. transformers passes artel's own
+masks through unchanged: bool masks (rows, 1, length, length), to which the window is added here; document numbers
 (rows, 1, 1, length); document and branch numbers (rows, 1, 2, length); block masks of FlexAttention. Encoders, whose
 rows may have padding, get the masks of transformers.
 
@@ -18,7 +18,7 @@ Kernels:
     branches on a CPU               one at a time, each after its document's shared prefix
 
 Under context parallelism (`parallel/context_parallel.py`) each process holds a part of every sequence. An `Exchange`
-then gets what the kernels need from the other processes.
+then fetches keys and values from the other processes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from artel.models.cpu.attention import cpu_attention, is_supported, repeat_heads, supports_heads, supports_training
-from artel.models.cpu.attention_dropout import Padding, dropout_attention, padding_of
+from artel.models.cpu.attention_dropout import Padding, dropout_attention, padding_from_mask
 from artel.models.cpu.documents import document_attention
 
 _FLEX_GRAPHS = 64
 NAME = "artel"
 MASKED_NAME = "artel_masked"
-"""The same function with the masks of transformers, for encoders, whose rows may have padding."""
+"""The name with the masks of transformers, for encoders, whose rows may have padding."""
 
 
 class AttentionOptions(NamedTuple):
-    """The options of one layer's attention."""
+    """Options of one layer's attention."""
 
     mask: torch.Tensor | BlockMask | None
     """bool (rows, 1, queries, keys): the visible keys of each query, in place of `causal`. Or int64 (rows, 1, 1,
@@ -123,7 +123,7 @@ def attend(
     """Attention of query (rows, heads, queries, size) to key and value (rows, key heads, length, size).
 
     `query_ranges`: the positions of the queries in the sequence of the keys (default: all). For each range only the
-    keys that it may see are read. Return a tensor of query's shape.
+    keys visible to it are read. Return a tensor of query's shape.
     """
     if isinstance(options.mask, BlockMask):
         flex = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled_flex()
@@ -143,7 +143,7 @@ def attend(
             query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
         )
     if query_ranges is None:
-        padding = _padding(query, key, value, options)
+        padding = _find_padding(query, key, value, options)
         if padding is not None:
             return dropout_attention(
                 query,
@@ -169,7 +169,9 @@ def attend(
     return torch.cat(outputs, dim=2)
 
 
-def _padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> Padding | None:
+def _find_padding(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+) -> Padding | None:
     """Return the visible keys if `dropout_attention` applies: with dropout, or a mask that only hides padding.
 
     None otherwise, also for a mask whose values would have to be read while layers are compiled.
@@ -185,7 +187,7 @@ def _padding(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, option
         return Padding(keys, options.causal) if drops else None
     if torch.compiler.is_compiling() or mask.shape[2:] != (length, length):
         return None
-    padding = padding_of(mask, causal=options.causal)
+    padding = padding_from_mask(mask, causal=options.causal)
     return None if padding is None else padding._replace(keys=padding.keys.expand(rows, -1))
 
 
@@ -229,7 +231,7 @@ def _attend_branches(
     outputs = []
     for row, numbers in enumerate(options.mask[:, 0]):
         row_query, row_key, row_value = (tensor[row : row + 1] for tensor in (query, key, value))
-        pieces: list[torch.Tensor] = []
+        span_outputs: list[torch.Tensor] = []
         documents, branches = numbers
         # One number for both, since unique_consecutive compares column by column. There are fewer branches than tokens.
         stride = len(branches) + 1
@@ -240,17 +242,17 @@ def _attend_branches(
             span = slice(start, start + length)
             start += length
             if not document:  # padding
-                pieces.append(torch.zeros_like(row_query[:, :, span]))
+                span_outputs.append(torch.zeros_like(row_query[:, :, span]))
                 continue
             if document != current or not branch:  # the shared prefix comes before the branches
                 current, shared = document, slice(span.start, span.start if branch else span.stop)
             spans = [shared, span] if branch else [span]
-            keys, values = (torch.cat([each[:, :, part] for part in spans], dim=2) for each in (row_key, row_value))
+            keys, values = (torch.cat([heads[:, :, part] for part in spans], dim=2) for heads in (row_key, row_value))
             positions = range(keys.shape[2])
-            pieces.append(
+            span_outputs.append(
                 _attend_range(row_query[:, :, span], keys, values, None, options, positions[-length:], positions)
             )
-        outputs.append(torch.cat(pieces, dim=2))
+        outputs.append(torch.cat(span_outputs, dim=2))
     return torch.cat(outputs)
 
 
@@ -269,15 +271,15 @@ def _attend_range(
     queries: range,
     keys: range,
 ) -> torch.Tensor:
-    """`attend` for queries and keys at the given positions, with their part of the mask."""
+    """`attend` for the queries and keys of two position ranges. `mask` covers only these."""
     grouped = query.shape[1] != key.shape[1]
     window = options.window if options.window is not None and options.window < len(keys) else None
-    at_end = options.causal and mask is None and queries.start > keys.start
-    if at_end and window is None and _flash_takes(query, key, value, options.dropout, grouped):
+    is_suffix = options.causal and mask is None and queries.start > keys.start
+    if is_suffix and window is None and _supports_flash(query, key, value, options.dropout, grouped):
         # This operator aligns the causal mask with the end of the keys, scaled_dot_product_attention with their start.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, options.dropout, True, scale=options.scale)[0]
-    if window is not None or at_end:
+    if window is not None or is_suffix:
         distance = _positions(queries, query.device)[:, None] - _positions(keys, query.device)[None, :]
         if window is None:
             visible = distance >= 0
@@ -288,9 +290,9 @@ def _attend_range(
     if mask is None and is_supported(query, key, value, options.dropout):
         return cpu_attention(query, key, value, causal=causal, scale=options.scale)
     if mask is not None and grouped and query.device.type == "cuda":  # the kernel for masks has no groups
-        key, value = (repeat_heads(each, query) for each in (key, value))
+        key, value = (repeat_heads(heads, query) for heads in (key, value))
         grouped = False
-    with _kernels(query, mask):
+    with _select_kernels(query, mask):
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -303,14 +305,14 @@ def _attend_range(
         )
 
 
-def _kernels(query: torch.Tensor, mask: torch.Tensor | None) -> AbstractContextManager[None]:
+def _select_kernels(query: torch.Tensor, mask: torch.Tensor | None) -> AbstractContextManager[None]:
     """Exclude cuDNN with a mask on a GPU: its backward pass may give NaN (pytorch issue 196678)."""
     if mask is None or query.device.type != "cuda":
         return nullcontext()
     return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-def _flash_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, grouped: bool) -> bool:
+def _supports_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, grouped: bool) -> bool:
     """True if FlashAttention 2 supports these heads: on a GPU, in half precision, of supported size."""
     if query.device.type != "cuda" or query.shape[-1] % 8:
         return False
@@ -332,7 +334,7 @@ def query_positions(part: int, device: torch.device) -> torch.Tensor:
 
 @cache
 def _compiled_flex() -> Any:
-    """Return compiled FlexAttention, for layers that are not compiled: only compiled it is a single kernel.
+    """Return compiled FlexAttention, for layers that are not compiled: uncompiled it is not a single kernel.
 
     The second length compiles a kernel for any length, as in transformers (`WrappedFlexAttention`). One row or several,
     one block or several, with or without gradients: about ten graphs. Beyond PyTorch's limit of 8 it would fall back to

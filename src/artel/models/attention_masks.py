@@ -1,4 +1,4 @@
-"""The kind of mask a model gets for several documents, or several answers to one prompt, in a row."""
+"""Which kind of mask a model gets for rows with several documents, or several answers to one prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK_MASKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:
-    """Return which kernel computes attention in training, and why. `documents`: tokens see only their own document."""
+    """Choose the attention kernel for training, with the reason. `documents`: tokens see only their own document."""
     implementation = model.config._attn_implementation
     if implementation != NAME:
         if implementation == MASKED_NAME:
@@ -97,8 +97,8 @@ def attention_dropout(model: PreTrainedModel) -> float:
 
 
 def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
-    """Decide for this model whether it gets block masks, on any device. It gets no document numbers from now on.
+    """Override the choice of block masks for this model, on any device. It gets no document numbers from now on.
 
-    False if its code modifies masks in a way that only bool masks support; True to run forward passes on a CPU.
+    Pass False if its code modifies masks in a way that only bool masks support, True to run forward passes on a CPU.
     """
     _BLOCK_MASKS[model] = allowed

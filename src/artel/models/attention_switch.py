@@ -1,4 +1,4 @@
-"""Switching a model to artel's attention, if that computes the same as the model's own.
+"""Switching a model to artel's attention, if the result is the same as with the model's own.
 
 A decoder then gets no masks: visibility follows from `is_causal` and the window that each layer passes. The masks of
 some architectures contain more (chunks, a window that layers do not pass); other architectures read the mask or select
@@ -14,7 +14,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from artel.models import evaluating
+from artel.models import evaluation_mode
 from artel.models.attention import MASKED_NAME, NAME, attention
 
 _PROBE_NAME = "artel_probe"
@@ -66,32 +66,32 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
     """True if a decoder's masks follow from `is_causal` and its layers' windows. Runs it on a few tokens.
 
     Shapes are enough, so it runs on the meta device, which takes no time. If that fails (code that reads values) or
-    layers are quantized (they keep state from their inputs), it runs on its own device. A model that does not run at
-    all is judged by its layer types; without these it keeps its masks.
+    layers are quantized (they keep state from their inputs), it runs on its real device. If the model does not
+    run here either, its layer types decide; without them it keeps its masks.
     """
     old_implementation = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     attempts = [tensors]
     if not getattr(model, "is_quantized", False):
-        attempts.insert(0, {name: _on_meta(tensor) for name, tensor in tensors.items()})
-    for attempt in attempts:
+        attempts.insert(0, {name: _to_meta(tensor) for name, tensor in tensors.items()})
+    for attempt_tensors in attempts:
         probe = _Probe()
         AttentionInterface.register(_PROBE_NAME, probe.attention)
         AttentionMaskInterface.register(_PROBE_NAME, probe.mask)
         model.set_attn_implementation(_PROBE_NAME)
         try:
-            _run(model, attempt)
+            _run(model, attempt_tensors)
             return probe.fits
         except Exception:  # an architecture may raise anything; training will show the error
             continue
         finally:
             model.set_attn_implementation(old_implementation)
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return bool(kinds) and set(kinds) <= _PLAIN_TYPES
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return bool(layer_types) and set(layer_types) <= _PLAIN_TYPES
 
 
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to the meta device. Floats become bf16: grouped products of experts support nothing else there."""
+def _to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to the meta device. Floats become bf16: grouped matmuls of experts support nothing else there."""
     return tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
 
 
@@ -101,7 +101,7 @@ def _run(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     device = next(iter(tensors.values())).device
     ids = vocabulary // 2 + torch.arange(min(_PROBE_TOKENS, vocabulary // 2), device=device)[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    with evaluating(model):
+    with evaluation_mode(model):
         torch.func.functional_call(model, tensors, (), inputs)
 
 
@@ -113,11 +113,11 @@ class _Probe:
         self._masks: list[tuple[torch.Tensor, int | None]] = []
 
     def mask(
-        self, *arguments: Any, local_size: int | None = None, allow_is_causal_skip: bool = True, **more: Any
+        self, *arguments: Any, local_size: int | None = None, allow_is_causal_skip: bool = True, **options: Any
     ) -> torch.Tensor:
         """Build a mask like transformers. A mask that may not be skipped is needed."""
         self.fits &= allow_is_causal_skip
-        mask = sdpa_mask(*arguments, local_size=local_size, allow_is_causal_skip=False, **more)
+        mask = sdpa_mask(*arguments, local_size=local_size, allow_is_causal_skip=False, **options)
         assert mask is not None
         self._masks.append((mask, local_size))
         return mask
@@ -142,6 +142,6 @@ class _Probe:
 
 
 def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """True for the same mask. Values do not tell: for a few tokens chunks of 8,192 look like full attention."""
+    """True for the same storage. Equal values are not enough: a few tokens look the same with chunks of 8,192."""
     is_view = first.untyped_storage()._cdata == second.untyped_storage()._cdata
     return is_view and first.shape == second.shape and first.dtype == second.dtype

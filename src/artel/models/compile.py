@@ -17,16 +17,16 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from artel.models import Choice
-from artel.models.cpu.build import library, uninterrupted_compilers
+from artel.models.cpu.build import load_library, uninterrupted_compilers
 
 OFF = "off"
-_MIN_STEPS, _MIN_SECONDS = 1000, 300  # of a run on a CPU that is worth compiling
+_MIN_STEPS, _MIN_SECONDS = 1000, 300  # shorter runs on a CPU are not worth compiling
 _CPU_OPTIONS: dict[str, Any] = {
     # tanh from exponentials: GPT-2's GELU took 2.7 ms forward and 4.9 backward instead of 6.5 and 6.3 (2,048 x 1,536 in
     # bf16, two cores with AVX-512), with the same error against GELU in float64.
     "cpp.use_decompose_tanh": True,
-    # Trust the processor's flags for AVX2 and AVX-512. Otherwise every process tests whether the C++ compiler supports
-    # them, as every compiler that can build against PyTorch does. Newer instructions are still tested.
+    # Trust the processor's flags for AVX2 and AVX-512. Otherwise every process tests the C++ compiler for them, and
+    # every compiler that can build against PyTorch supports them. Newer instructions are still tested.
     "cpp.vec_isa_ok": True,
 }
 
@@ -37,7 +37,7 @@ _COMPILED: WeakSet[nn.Module] = WeakSet()
 def compile_choice(
     requested: str, device: torch.device, steps: int | None, budget: float | None = None, quantize: str = "none"
 ) -> Choice:
-    """Return `layers` or `off`, and why, for `train.compile` in a run of `steps`, or of `budget` seconds.
+    """Choose `layers` or `off`, with the reason, for `train.compile` in a run of `steps`, or of `budget` seconds.
 
     `quantize` is the value of `model.quantize`.
 
@@ -95,7 +95,7 @@ def has_compiled_layers(model: nn.Module) -> bool:
 
 
 def _warm_up(options: dict[str, Any]) -> None:
-    """While PyTorch traces the layers, compute in threads what it would wait for later.
+    """Precompute slow values in threads while PyTorch traces the layers.
 
     To read its cache PyTorch needs a hash of its own files (0.5 s) and the newer instructions available (with AMX six
     processes of 0.2 s, one after another). It caches both, and computes them itself if a thread fails. The threads also
@@ -107,15 +107,15 @@ def _warm_up(options: dict[str, Any]) -> None:
         with suppress(Exception), config.patch(options):
             task()
 
-    kernels = (partial(library, name) for name in ("cross_entropy", "attention"))
+    kernels = (partial(load_library, name) for name in ("cross_entropy", "attention"))
     for task in (codecache.torch_key, cpu_vec_isa.pick_vec_isa, *kernels):
         threading.Thread(target=run, args=(task,), daemon=True).start()
 
 
-def try_compiled(model: PreTrainedModel, step: Callable[[], object], forget: Callable[[], object]) -> str | None:
-    """Run `step` (forward and backward), which compiles the layers. If it fails, call `forget` and run it uncompiled.
+def try_compiled(model: PreTrainedModel, step: Callable[[], object], discard_step: Callable[[], object]) -> str | None:
+    """Run `step` (forward and backward), which compiles the layers. If it fails, discard it and run it uncompiled.
 
-    Return why compiling failed, or None. Raise an error that also occurs without compiling.
+    Return the reason if compiling failed, else None. Raise an error that also occurs without compiling.
     """
     try:
         with uninterrupted_compilers():
@@ -125,7 +125,7 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object], forget: Cal
     else:
         return None
     _COMPILED.discard(model)
-    forget()
+    discard_step()
     for layer in repeated_layers(model):
         layer._compiled_call_impl = None
         if isinstance(layer, FSDPModule):
@@ -142,5 +142,5 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
         for stack in model.modules()
         if isinstance(stack, nn.ModuleList)
         for layer in stack
-        if names & {kind.__name__ for kind in type(layer).__mro__}  # fully_shard puts its own class first
+        if names & {cls.__name__ for cls in type(layer).__mro__}  # fully_shard puts its own class first
     ]

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 
 from artel.models import IGNORED
 
-_ENTROPY_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # logits whose float32 copy is in memory at a time
-_BLOCK = 128  # columns whose maximum is found first on a CPU
+_ENTROPY_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # logits that are copied to float32 at a time
+_BLOCK = 128  # columns per block in `row_max` on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class VocabularyShard:
     def all_gather(self, logits: torch.Tensor) -> torch.Tensor:
         """Gather the logits of all ids, (count, vocabulary), from the local (count, ids)."""
         local = F.pad(logits, (0, self.max_ids - logits.shape[1])).contiguous()
-        parts = [torch.empty_like(local) for _ in range(self.size)]
-        dist.all_gather(parts, local, group=self.group)
-        return torch.cat(parts, dim=1)[:, : self.vocabulary]
+        shards = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(shards, local, group=self.group)
+        return torch.cat(shards, dim=1)[:, : self.vocabulary]
 
     def all_reduce_max(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maximum over all processes and its id, from the local maximum, float32 (count,), and its id."""
@@ -99,8 +99,8 @@ def row_entropies(logits: torch.Tensor, shard: VocabularyShard | None) -> torch.
     logits (count, ids). With `shard` they are those of its ids, and the entropy covers the ids of all processes.
     """
     rows = max(1, _ENTROPY_LOGITS.get(logits.device.type, 2**22) // logits.shape[1])
-    parts = [_moments(piece) for piece in logits.detach().split(rows)]
-    best, total, weighted = torch.cat(parts, dim=1)
+    chunks = [_moments(chunk) for chunk in logits.detach().split(rows)]
+    best, total, weighted = torch.cat(chunks, dim=1)
     if shard is not None:
         highest, _ = shard.all_reduce_max(best, torch.zeros_like(best))
         below = best - highest

@@ -1,10 +1,10 @@
-"""Devices: the one a process uses, the precisions it supports, the row counts it likes, and CPU threads.
+"""The device of a process: its precisions, its row multiple, and its CPU threads.
 
-Why only one thread of a process computes on all cores: each thread that computes gets OpenMP workers of its own, one
-for each other core, and keeps them until it ends. Once a process has more workers than cores, those of GNU OpenMP sleep
+Only one thread of a process computes on all cores. Each thread that computes gets its own OpenMP workers, one for each
+other core, and keeps them until it ends. Once a process has more workers than cores, those of GNU OpenMP sleep
 instead of spinning between operations (gomp_managed_threads in libgomp/team.c). Waking them made a training step on two
-cores 1.4 to 1.5 times as long (benchmarks/NOTES.md). So one thread computes; the others stay on one core or release
-their workers.
+cores 1.4 to 1.5 times as long (benchmarks/NOTES.md). So one thread computes; all other threads stay on one core
+or release their workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROW_MULTIPLE = 32
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: keeps the number of threads that was set
 
 
-def own_device() -> torch.device:
+def current_device() -> torch.device:
     """Return the current GPU of this process, or the CPU if there is no GPU.
 
     With several processes, `parallel.local_device` picks the GPU by rank.
@@ -30,7 +30,7 @@ def own_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def device_named(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
     """Return the device of that name (cuda:1). Raise InputError if there is none."""
     try:
         device = torch.device(name)
@@ -50,7 +50,7 @@ def autocast_is_on(device_type: str) -> bool:
 
 
 def bf16_is_native(device: torch.device) -> bool:
-    """True if matrix products in bf16 run in hardware.
+    """True if matmuls in bf16 run in hardware.
 
     On a CPU without such instructions PyTorch emulates them at 0.3 GFLOP/s, where float32 reaches 115 (two cores of a
     server processor with AVX2 only).
@@ -67,7 +67,7 @@ def bf16_is_native(device: torch.device) -> bool:
 
 
 def pick_precision(requested: str, device: torch.device, weights: str = "fp32") -> str:
-    """Return what layers compute in: fp32, bf16, fp16 or fp8.
+    """Return the precision in which layers compute: fp32, bf16, fp16 or fp8.
 
     `auto` is bf16 if the device multiplies it natively or the `weights` are bf16, else fp32. Every device supports bf16
     and fp16, some by emulation. Raise InputError if fp8 is not supported.
@@ -99,10 +99,10 @@ def _check_float8(device: torch.device) -> None:
 
 
 def row_multiple(device: torch.device, dtype: torch.dtype) -> int:
-    """Return the multiple to which to pad the rows of products whose row count changes every step; 1 for no padding.
+    """Return the multiple to which matmuls pad their rows if the row count changes every step; 1 for no padding.
 
     In bf16 on a CPU oneDNN compiles a kernel for each shape and keeps the last 1,024. Without padding, a step with a
-    mixture's groups of tokens took a third longer, and each new number of targets cost the three products of the output
+    mixture's groups of tokens took a third longer, and each new number of targets cost the three matmuls of the output
     head 1.8 MiB and 10 ms once (512 wide, 8,000 ids; benchmarks/NOTES.md).
     """
     return _ROW_MULTIPLE if device.type == "cpu" and dtype == torch.bfloat16 else 1

@@ -1,8 +1,8 @@
 """Model inputs that keep the documents of a block, or the branches behind a shared prefix, from seeing one another.
 
 transformers passes a four-dimensional mask unchanged to every attention layer of any architecture, so a mask and
-positions are enough for attention. Layers with a recurrent state run one document at a time (`hybrid_state.py`). Every
-model is tested before training: does it respect the mask?
+positions are enough for attention. Layers with a recurrent state run one document at a time (`hybrid_state.py`). Before
+training, every model is tested for whether it respects the mask.
 
 Sequences with a shared prefix (a prompt and its answers) can be one row: the prefix is computed once, and each branch
 sees it as if it came directly after it. vLLM's prefix caching does so for generation, "prefix sharing" (Wang and Hegde
@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models import evaluating
+from artel.models import evaluation_mode
 from artel.models.attention import MASKED_NAME, NAME, block_mask, query_positions
 from artel.models.attention_masks import allow_block_masks, takes_block_masks, takes_branches, takes_document_numbers
 from artel.models.half_base import hidden_dtype
@@ -39,10 +39,10 @@ from artel.models.loading.model_folder import read_config
 from artel.models.loading.structure import outline, position_limit
 
 _WINDOW = "sliding_attention"
-MASKED = {"full_attention", _WINDOW}
+MASKED_LAYERS = {"full_attention", _WINDOW}
 """Layer types in which the mask alone decides which tokens see each other."""
 _PREFIX, _BRANCH = 3, 2
-"""Tokens of the shared prefix and of each branch when a model is tested."""
+"""Tokens of the shared prefix and of each branch in the test of a model."""
 _FIX = "set data.document_mask: false, or use another architecture"
 
 
@@ -97,7 +97,7 @@ def _masks(
     if not layers:
         return windowed
     masks = {"full_attention": _bool_or_additive(visible, model.dtype, implementation), _WINDOW: windowed}
-    return dict.fromkeys(layers - MASKED) | masks
+    return dict.fromkeys(layers - MASKED_LAYERS) | masks
 
 
 def _bool_or_additive(visible: torch.Tensor, dtype: torch.dtype, implementation: str) -> torch.Tensor:
@@ -120,21 +120,21 @@ def first_position(model: PreTrainedModel) -> int:
 def document_problems(model: ModelConfig, auto_class: str) -> list[Problem]:
     """Return a problem if the configuration shows that an architecture cannot keep documents apart.
 
-    This runs before any text is read. It reports no other problems; `check_documents` later tests the model itself.
+    This runs before any text is read. `check_documents` later tests the model itself.
     """
-    config = _configuration(model)
+    config = _find_config(model)
     if config is None:
         return []
     try:
         stateful = model_class(config, auto_class, {}, runs_code=model.runs_code)._is_stateful
-    except KeyError:  # it has no such head
+    except KeyError:  # the architecture has no such head
         return []
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - MASKED
-    if auto_class == "AutoModelForCausalLM" and (stateful or kinds & STATE_LAYERS):
+    state_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - MASKED_LAYERS
+    if auto_class == "AutoModelForCausalLM" and (stateful or state_layers & STATE_LAYERS):
         model_on_meta = outline(model, auto_class)
         if model_on_meta is not None and state_modules(model_on_meta):
-            kinds, stateful = kinds - STATE_LAYERS - NO_MIXER_LAYERS, False
-    obstacles = ["layers with a state"] if stateful else sorted(kinds)
+            state_layers, stateful = state_layers - STATE_LAYERS - NO_MIXER_LAYERS, False
+    obstacles = ["layers with a state"] if stateful else sorted(state_layers)
     if getattr(config, "attention_type", "") == "block_sparse":  # BigBird obeys a mask only where inputs are short
         obstacles = ["block_sparse attention"]
     if not obstacles:
@@ -143,13 +143,13 @@ def document_problems(model: ModelConfig, auto_class: str) -> list[Problem]:
     return [Problem("data.document_mask", what, _FIX)]
 
 
-def _configuration(model: ModelConfig) -> PreTrainedConfig | None:
+def _find_config(model: ModelConfig) -> PreTrainedConfig | None:
     """Return the configuration from the run file or folder; None for the default model, a hub id or an invalid one."""
     if model.config is not None:
         values = dict(model.config)
         try:
             return CONFIG_MAPPING[values.pop("model_type")](**values)
-        except Exception:  # each configuration checks in its own way; building the model reports it
+        except Exception:  # configurations raise various errors; building the model reports them
             return None
     if model.from_ is None or not Path(model.from_).is_dir():
         return None
@@ -183,11 +183,11 @@ def _check_isolation(model: PreTrainedModel, causal: bool) -> None:
     ids = vocabulary // 2 + numbers  # from the middle of the vocabulary: no special tokens
     documents, positions = 1 + numbers // length, numbers % length
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             block_logits = model(input_ids=ids, **document_inputs(model, documents, positions, causal=causal)).logits
-            parts = ids.split([length, second], dim=1)
-            separate = torch.cat([model(input_ids=document).logits for document in parts], dim=1)
-    except Exception as error:  # an architecture without such masks may raise anything
+            document_ids = ids.split([length, second], dim=1)
+            separate = torch.cat([model(input_ids=document).logits for document in document_ids], dim=1)
+    except Exception as error:  # an architecture that rejects these masks may raise anything
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} does not accept a mask of documents: {first}"
         raise InputError.at("data.document_mask", what, _FIX) from None
@@ -204,7 +204,9 @@ def _relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _tolerance(model: PreTrainedModel) -> float:
-    """Rounding gives 1e-6 in float32, 1e-2 in bfloat16 or quantized; a visible document changes logits by more."""
+    """Return the largest relative difference that is only rounding.
+
+    Rounding gives 1e-6 in float32, and 1e-2 in bfloat16 or quantized. A visible document changes logits by more."""
     exact = hidden_dtype(model) == torch.float32 and not getattr(model, "is_quantized", False)
     return 1e-4 if exact else 0.05
 
@@ -258,11 +260,11 @@ def obeys_shared_prefixes(model: PreTrainedModel) -> bool:
     branches = torch.tensor([0] * _PREFIX + [1] * _BRANCH + [2] * _BRANCH, device=device)[None]
     positions = torch.tensor([*range(_PREFIX + _BRANCH), *range(_PREFIX, _PREFIX + _BRANCH)], device=device)[None]
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             inputs = shared_prefix_inputs(model, torch.ones_like(branches), branches, positions)
             block_logits = model(input_ids=ids[None], use_cache=False, **inputs).logits[0]
             sequences = torch.stack([torch.cat([prefix, branch]) for branch in suffixes])
             separate = model(input_ids=sequences, use_cache=False).logits
-    except Exception:  # an architecture without such masks may raise anything
+    except Exception:  # an architecture that rejects these masks may raise anything
         return False
     return _relative_difference(block_logits, torch.cat([separate[0], separate[1, _PREFIX:]])) < _tolerance(model)

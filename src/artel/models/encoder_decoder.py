@@ -25,12 +25,12 @@ def decoder_inputs(model: PreTrainedModel, targets: torch.Tensor) -> torch.Tenso
     The model chooses the first token, usually `decoder_start_token_id`. mBART starts with the last target, so each row
     needs one: a padding row gets an arbitrary one.
     """
-    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if own is not None:
+    shift_targets = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shift_targets is not None:
         first = torch.arange(targets.shape[1], device=targets.device) == 0
-        some_id = int(model.config.pad_token_id == 0)  # any id except padding
+        any_id = int(model.config.pad_token_id == 0)  # any id except padding
         empty = (targets == IGNORED).all(dim=1, keepdim=True)
-        shifted: torch.Tensor = own(targets.masked_fill(empty & first, some_id))
+        shifted: torch.Tensor = shift_targets(targets.masked_fill(empty & first, any_id))
         return shifted
     inputs = targets.new_empty(targets.shape)
     inputs[:, 1:] = targets[:, :-1]
@@ -56,7 +56,7 @@ def generate_rows(
     and end tokens). Padding follows the end token. The state of the random generators does not change.
 
     The encoder runs through the full model's forward, where sharded weights are gathered. `with_other_ranks`: all ranks
-    call this together, each with its own rows, and continue until the last one has finished. Generation stops when
+    call this together, each with different rows, and continue until the last one has finished. Generation stops when
     `should_stop`, called after each token, returns True. `on_row` gets a single row after each token, int64 (tokens so
     far,); it is not called in beam search, where no beam is final before the end.
     """
@@ -71,11 +71,11 @@ def generate_rows(
     if sampling.repetition_penalty != 1.0:
         settings["repetition_penalty"] = sampling.repetition_penalty
     beams = settings.get("num_beams", getattr(model.generation_config, "num_beams", None)) or 1
-    criteria = StoppingCriteriaList([] if should_stop is None else [_StopWhen(should_stop)])
+    criteria = StoppingCriteriaList([] if should_stop is None else [_ExternalStop(should_stop)])
     if on_row is not None and beams == 1 and len(ids) == 1:
-        criteria.append(_CallAfterToken(on_row))
+        criteria.append(_TokenCallback(on_row))
     try:
-        with torch.compiler.set_stance("force_eager"), _seeded(sampling.seed, ids.device):
+        with torch.compiler.set_stance("force_eager"), _fix_seed(sampling.seed, ids.device):
             start = torch.zeros_like(ids[:, :1])
             output = model(input_ids=ids, attention_mask=attention_mask, decoder_input_ids=start, use_cache=False)
             generated: torch.Tensor = model.generate(
@@ -91,7 +91,7 @@ def generate_rows(
     return generated[:, 1:]  # without the decoder's start token
 
 
-class _StopWhen(StoppingCriteria):
+class _ExternalStop(StoppingCriteria):
     """Ends all rows when `should_stop` returns True."""
 
     def __init__(self, should_stop: Callable[[], bool]) -> None:
@@ -102,7 +102,7 @@ class _StopWhen(StoppingCriteria):
         return cast("torch.BoolTensor", ended)
 
 
-class _CallAfterToken(StoppingCriteria):
+class _TokenCallback(StoppingCriteria):
     """Passes the row generated so far to `on_row`. Never stops."""
 
     def __init__(self, on_row: Callable[[torch.Tensor], None]) -> None:
@@ -114,7 +114,7 @@ class _CallAfterToken(StoppingCriteria):
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+def _fix_seed(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

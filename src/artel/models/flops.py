@@ -1,13 +1,13 @@
 """Definitions of training speed: FLOPs per token, tokens per second, MFU, and the peak of each device.
 
-**FLOPs per token**: the floating-point operations (a multiply-add is two) of the matrix products and convolutions for
-training on one input token: 3 times those of the forward pass, since the backward pass takes twice as many (Kaplan et
+**FLOPs per token**: the floating-point operations (a multiply-add is two) of the matmuls and convolutions for training
+on one input token. They are 3 times those of the forward pass, since the backward pass takes twice as many (Kaplan et
 al. 2020, section 2.1). Attention counts the pairs of tokens that may see each other, so a causal model counts half of
 an encoder. Embedding lookups count nothing, and by convention neither do norms, activations, softmax and the optimizer.
 Activation checkpointing does not count: that work belongs to the implementation, not the model (Chowdhery et al. 2022,
 "PaLM", appendix B). For a dense transformer this is PaLM's 6N + 12·L·H·Q·T, but with half of the second term under a
 causal mask, which PaLM counts in full. N is the number of weights that multiply a token: all except lookup tables. The
-output head counts, also if it is tied to the input embeddings.
+output head counts, even if it is tied to the input embeddings.
 
 **tokens/s**: input tokens, without padding, over elapsed seconds of wall-clock time.
 
@@ -37,12 +37,12 @@ def estimate_flops_per_token(config: PreTrainedConfig, auto_class: str, length: 
 
     `auto_class`: the transformers class with its head (`AutoModelForCausalLM`); the head counts at every token. The
     forward pass runs on the meta device, and PyTorch counts. A mixture counts the experts that a token goes to. An
-    architecture with its own attention (BLOOM, MPT, GPT-J) counts the full square, which it computes. All weights count
+    architecture with custom attention (BLOOM, MPT, GPT-J) counts the full square, which it computes. All weights count
     as trained. An encoder-decoder reads `length` tokens and predicts as many.
     """
     for attention, masked in _ATTEMPTS:
         try:
-            model = _on_meta(config, auto_class, attention)
+            model = _build_on_meta(config, auto_class, attention)
             tokens = 2 * length if model.config.is_encoder_decoder else length
             return 3 * _forward_flops(model, length, masked) / tokens
         except Exception:  # an architecture may raise anything
@@ -76,7 +76,7 @@ def peak_flops(name: str, precision: str) -> float | None:
     Dense, accumulated in fp32, from the vendors' data sheets (half of a number given only with sparsity): NVIDIA's data
     sheets of H100, H200, B200 (HGX), GH200, A100, A40, A30, A10, L40S, L40, L4, T4 and V100; the white papers "GA102"
     (RTX 3090, A6000), "Ada" (RTX 4090, 6000 Ada) and "RTX Blackwell" (RTX 5090); AMD's data sheet of the MI300X. Names
-    must match exactly: a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
+    must match exactly, so a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
     """
     teraflops = data_sheet(name).get(precision)
     return None if teraflops is None else teraflops * 1e12
@@ -87,11 +87,11 @@ def data_sheet(name: str) -> dict[str, float]:
     return _TERAFLOPS.get(name.removeprefix("NVIDIA "), {})
 
 
-def _on_meta(config: PreTrainedConfig, auto_class: str, attention: str) -> PreTrainedModel:
+def _build_on_meta(config: PreTrainedConfig, auto_class: str, attention: str) -> PreTrainedModel:
     config = copy.deepcopy(config)
     config.use_cache = False
     options: dict[str, Any] = {"attn_implementation": attention}
-    # Multiplies each token with as many experts as it goes to; which ones is unknown on the meta device.
+    # Multiplies each token with its number of experts. The meta device does not know which ones.
     options["experts_implementation"] = "batched_mm"
     with torch.device("meta"):
         model = model_class(config, auto_class, {})._from_config(config, **options)
@@ -119,16 +119,16 @@ def _counted_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention on meta tensors, for the counter: two products over the number of visible pairs."""
+    """Attention on meta tensors, for the counter: two matmuls over the number of visible pairs."""
     rows, heads, length, size = query.shape
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    pairs = _pairs(length, key.shape[2], causal, sliding_window)
+    pairs = _count_pairs(length, key.shape[2], causal, sliding_window)
     torch.bmm(query.new_empty(rows * heads, 1, size), query.new_empty(rows * heads, size, pairs))
     torch.bmm(query.new_empty(rows * heads, 1, pairs), query.new_empty(rows * heads, pairs, value.shape[3]))
     return query.new_empty(rows, length, heads, value.shape[3]), None
 
 
-def _pairs(queries: int, keys: int, causal: bool, window: int | None) -> int:
+def _count_pairs(queries: int, keys: int, causal: bool, window: int | None) -> int:
     """Return the number of visible (query, key) pairs. In a window they are less than `window` tokens apart."""
     reach = keys if window is None else min(window, keys)
     before = reach * (reach + 1) // 2 + (queries - reach) * reach if queries == keys else queries * reach

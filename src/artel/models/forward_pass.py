@@ -1,4 +1,4 @@
-"""Around a forward and backward pass: named ranges in a profile, errors in plain words, cleanup after a failure."""
+"""Helpers for a forward and backward pass: profiler ranges, readable errors, cleanup after a failure."""
 
 from __future__ import annotations
 
@@ -33,27 +33,29 @@ def profiler_range(name: str) -> AbstractContextManager[object]:
 def architecture_error(error: Exception, model: PreTrainedModel) -> InputError | None:
     """Return an InputError for an error from a model's code in transformers; None for any other error.
 
-    An architecture may need more than token ids, and only its authors know what. Errors of other libraries that it
-    calls count too: a shape mismatch in torch still comes from that code.
+    An architecture may need inputs other than token ids, which only its authors know. Errors of libraries that it calls
+    count too: a shape mismatch in torch still comes from that code.
     """
-    place = None
+    location = None
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
         if file.is_relative_to(_TRANSFORMERS):
-            place = f"{file.name}, line {frame.lineno}"
+            location = f"{file.name}, line {frame.lineno}"
         elif file.is_relative_to(_ARTEL):
-            place = None
-    if place is None:
+            location = None
+    if location is None:
         return None
-    words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    what = f"{model.config.model_type} cannot be trained on this: its code in transformers fails ({place}): {words}"
+    message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    what = (
+        f"{model.config.model_type} cannot be trained on this: its code in transformers fails ({location}): {message}"
+    )
     return InputError.at("model", what, "check its sizes, or use another architecture")
 
 
 def forget_failed_pass(model: nn.Module, within: Iterable[nn.Module] | None = None) -> None:
-    """After an error in the forward or backward pass: drop the gradients and reset fully_shard's state.
+    """Drop the gradients and reset fully_shard's state, after an error in the forward or backward pass.
 
-    Otherwise fully_shard would take the next backward pass for the rest of this one and exchange no gradients.
+    Otherwise fully_shard would treat the next backward pass as the remainder of this one, and exchange no gradients.
     `within`: the modules that ran, if not the model itself. For a pipeline these are its stages, each a root module
     of fully_shard.
     """

@@ -76,22 +76,22 @@ def generate_from_ids(
 ) -> Generator[str, None, bool]:
     """Continue `ids`. Yield text like `write`, and return True if it ended within the limit.
 
-    Neither the tokens and texts of `stop` nor parts of them are yielded: text that may become a stop text is held back.
-    Special tokens are left out of the text unless `special_tokens`.
+    Never yields the tokens and texts of `stop`: text that may become a stop text is held back. Special tokens are left
+    out of the text unless `special_tokens`.
     """
     stream = TextStream(tokenizer, ids, stop.texts, special_tokens=special_tokens)
     count, finished = 0, True
     with closing(generate_tokens(model, tokenizer, ids, sampling, window, stop.ids)) as tokens:
         for token in tokens:
             count += 1
-            piece = stream.add(token)
-            if piece.text:
-                yield piece.text
-            if piece.stopped:
+            chunk = stream.add(token)
+            if chunk.text:
+                yield chunk.text
+            if chunk.stopped:
                 return True
             finished = count < sampling.new_tokens
-    if rest := stream.rest():
-        yield rest
+    if held_back := stream.flush():
+        yield held_back
     return finished
 
 
@@ -128,7 +128,7 @@ def continue_ids(
     check_embedded(model, tokenizer, ids)
     ids = list(ids)
     vocabulary = tokenizer.vocabulary
-    start = seen = 0  # the first token in the window; the number of tokens that were read
+    start = seen = 0  # the window's first token; the number of tokens already in the cache
     cache = DynamicCache(config=model.config)
     parameters = inspect.signature(type(model).forward).parameters
     cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)  # None for RWKV and Reformer
@@ -137,7 +137,7 @@ def continue_ids(
     try:
         for _ in range(new_tokens):
             if window is not None and len(ids) - start > window:
-                # The window is full: drop its older half and read the rest again. That happens once in many tokens.
+                # The window is full: drop its older half and read the newer half again. That is rare.
                 start = seen = len(ids) - max(1, window // 2)
                 cache = DynamicCache(config=model.config)
             new_ids = torch.tensor([ids[seen:]], device=device)
@@ -170,9 +170,9 @@ def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int])
 
 def end_ids(model: PreTrainedModel) -> set[int]:
     """Return the end tokens in a model's generation_config.json. Llama 3 has several."""
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    end = getattr(model.generation_config, "eos_token_id", None)
+    numbers = end if isinstance(end, list) else [] if end is None else [end]
     if not all(isinstance(number, int) for number in numbers):
-        what = f"its generation_config.json has eos_token_id {str(ends)[:100]}, which is not a token id"
+        what = f"its generation_config.json has eos_token_id {str(end)[:100]}, which is not a token id"
         raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
     return set(numbers)

@@ -1,9 +1,9 @@
 """Frozen weights under adapters, kept in the half precision of the checkpoint.
 
 A frozen matrix gets no updates, so it needs no float32 copy. The layers compute the same as with float32 copies: under
-autocast these would be rounded back to bf16 for each product; without autocast, a matrix is converted to float32 for
-the product, forward and backward, and the copy is freed. Embedding rows become float32 when they are looked up, so
-hidden states are float32. Biases, norms and everything else that is not a matrix stay float32.
+autocast these would be rounded back to bf16 for each matmul. Without autocast, a matrix is converted to float32 for
+the matmul, forward and backward, and the copy is freed. Embedding rows become float32 when they are looked up, so
+hidden states are float32. Biases, norms and all other parameters that are not matrices stay float32.
 
 peft, axolotl, LLaMA-Factory and ms-swift also keep the base in the dtype of the checkpoint, and adapters in float32.
 """
@@ -29,24 +29,26 @@ _ROUNDED_ATTRIBUTE = "_artel_rounded"
 
 def hold_in_half(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Convert the matrices of `model` (linear layers, experts, embeddings) to `dtype`. It may be on the meta device."""
-    owners: dict[nn.Parameter, list[bool]] = {}
+    can_be_half_by_use: dict[nn.Parameter, list[bool]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(parameter, []).append(_half_class(module) is not None)
+            can_be_half_by_use.setdefault(parameter, []).append(_find_half_class(module) is not None)
     for module in find_experts(model).values():
-        owners |= {parameter: [True] for parameter in module.parameters(recurse=False) if parameter.ndim == 3}
-    matrices = {parameter for parameter, can_be_half in owners.items() if all(can_be_half)}
+        can_be_half_by_use |= {
+            parameter: [True] for parameter in module.parameters(recurse=False) if parameter.ndim == 3
+        }
+    matrices = {parameter for parameter, can_be_half in can_be_half_by_use.items() if all(can_be_half)}
     for parameter in matrices:
         parameter.data = parameter.data.to(dtype)
     for module in model.modules():
-        kind = _half_class(module)
-        if kind is not None and module.weight in matrices:
-            module.__class__ = kind
+        layer_class = _find_half_class(module)
+        if layer_class is not None and module.weight in matrices:
+            module.__class__ = layer_class
 
 
 def hidden_dtype(model: PreTrainedModel) -> torch.dtype:
     """Return the dtype of hidden states outside autocast: that of the weights; float32 with a half-precision base."""
-    return torch.float32 if any(isinstance(module, _Half) for module in model.modules()) else model.dtype
+    return torch.float32 if any(isinstance(module, _HalfLayer) for module in model.modules()) else model.dtype
 
 
 def linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -71,16 +73,16 @@ class _Linear(torch.autograd.Function):
         return grad_output @ weight.to(grad_output.dtype), None, None
 
 
-class _Half(nn.Module):
+class _HalfLayer(nn.Module):
     """A layer whose matrix may be in half precision without changing its output dtype."""
 
 
-class HalfLinear(_Half, nn.Linear):
+class HalfLinear(_HalfLayer, nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(input, self.weight, self.bias)
 
 
-class HalfConv1D(_Half, Conv1D):
+class HalfConv1D(_HalfLayer, Conv1D):
     weight: torch.Tensor
     bias: torch.Tensor
 
@@ -91,31 +93,31 @@ class HalfConv1D(_Half, Conv1D):
         return linear(x, self.weight.T, self.bias)
 
 
-class HalfEmbedding(_Half, nn.Embedding):
+class HalfEmbedding(_HalfLayer, nn.Embedding):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input).float()
 
 
-def _half_class(module: nn.Module) -> type[nn.Module] | None:
+def _find_half_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the half-precision class for a module, or None if there is none."""
-    kind = type(module)
-    if kind not in _CLASSES and isinstance(module, nn.Embedding):
-        takes_only_ids = len(inspect.signature(kind.forward).parameters) == 2
-        _CLASSES[kind] = _embedding_of(kind) if takes_only_ids else None
-    return _CLASSES.get(kind)
+    layer_class = type(module)
+    if layer_class not in _HALF_CLASSES and isinstance(module, nn.Embedding):
+        takes_only_ids = len(inspect.signature(layer_class.forward).parameters) == 2
+        _HALF_CLASSES[layer_class] = _make_half_embedding(layer_class) if takes_only_ids else None
+    return _HALF_CLASSES.get(layer_class)
 
 
-_CLASSES: dict[type[nn.Module], type[nn.Module] | None] = {
+_HALF_CLASSES: dict[type[nn.Module], type[nn.Module] | None] = {
     nn.Linear: HalfLinear,
     Conv1D: HalfConv1D,
     nn.Embedding: HalfEmbedding,
 }
 
 
-def _embedding_of(kind: type[nn.Module]) -> type[nn.Module]:
+def _make_half_embedding(layer_class: type[nn.Module]) -> type[nn.Module]:
     """Return the class for an embedding that does more than a lookup (Gemma scales by a factor in the weight's dtype).
 
-    Its own forward pass runs on a table of the selected rows, in float32.
+    The original forward pass runs on a table of the selected rows, in float32.
     """
 
     def forward(self: Any, input_ids: torch.Tensor) -> torch.Tensor:
@@ -124,13 +126,13 @@ def _embedding_of(kind: type[nn.Module]) -> type[nn.Module]:
             self.weight = F.embedding(input_ids, table).float().flatten(0, -2)
             self.padding_idx = None
             rows = torch.arange(input_ids.numel(), device=input_ids.device).view(input_ids.shape)
-            looked_up: torch.Tensor = kind.forward(self, rows)
+            looked_up: torch.Tensor = layer_class.forward(self, rows)
             return looked_up
         finally:
             vars(self).pop("weight", None)
             self._parameters["weight"], self.padding_idx = table, padding
 
-    return type(f"Half{kind.__name__}", (_Half, kind), {"forward": forward})
+    return type(f"Half{layer_class.__name__}", (_HalfLayer, layer_class), {"forward": forward})
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -149,7 +151,7 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return copy
 
 
-def forget_rounded(tensors: Iterable[object]) -> None:
+def free_rounded(tensors: Iterable[object]) -> None:
     """Free the copies made by `rounded`, for tensors that stay in memory longer than the copies are needed."""
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and hasattr(tensor, _ROUNDED_ATTRIBUTE):

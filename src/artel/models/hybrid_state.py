@@ -1,5 +1,4 @@
-"""Layers with a recurrent state, which must be reset at the start of each document: Mamba, Gated DeltaNet, short
-convolutions and similar.
+"""Layers with a recurrent state, such as Mamba, Gated DeltaNet and short convolutions, on rows with several documents.
 
 Such a layer reads a row from left to right, and no mask stops the state from crossing documents. On a CPU transformers'
 code ignores `seq_idx` and `cu_seq_lens_q`, which tell GPU kernels where documents start. So the module with the state
@@ -26,14 +25,14 @@ STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 NO_MIXER_LAYERS = {"moe", "mlp"}
 """Layer types in which tokens do not see each other."""
 SPLIT = "document_split"
-"""The argument of a model's forward, and the attribute of its modules with a state."""
+"""Name of the argument of a model's forward, and of the attribute of its modules with a state."""
 _MIN_LENGTH_RATIO = 0.75
 """Documents in a batch are at least this fraction of the longest; they are padded to its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSplit:
-    """The positions of documents in a batch (rows, length), which it splits into batches of documents."""
+    """Splits a batch (rows, length) into batches of documents of similar length."""
 
     rows: int
     length: int
@@ -57,7 +56,7 @@ class DocumentSplit:
         return value.flatten(0, 1)[group]
 
     def join(self, parts: list[Any]) -> Any:
-        """Undo `split` for tensors or tuples of them. Of other values return the first."""
+        """Undo `split` for tensors or tuples of them. For other values return the first."""
         if isinstance(parts[0], tuple):
             return tuple(self.join(list(values)) for values in zip(*parts, strict=True))
         if not all(
@@ -70,7 +69,7 @@ class DocumentSplit:
 
 
 def document_split(documents: torch.Tensor) -> DocumentSplit | None:
-    """Split a batch into documents. None if every row is one document, or if the tensors have no values (planning).
+    """Split a batch into documents. Return None if every row is one document, or if tensors have no values (planning).
 
     documents int64 (rows, length): each token's document number.
     """
@@ -90,8 +89,8 @@ def document_split(documents: torch.Tensor) -> DocumentSplit | None:
         longest = sizes[order[begin]]
         end = begin + int(np.searchsorted(-sizes[order[begin:]], -_MIN_LENGTH_RATIO * longest, side="right"))
         group_rows = order[begin:end]
-        places = np.minimum(np.arange(longest), sizes[group_rows, None] - 1)
-        group = starts[group_rows, None] + places
+        offsets = np.minimum(np.arange(longest), sizes[group_rows, None] - 1)
+        group = starts[group_rows, None] + offsets
         is_token = np.arange(longest) < sizes[group_rows, None]
         inverse[group[is_token]] = num_grouped + np.flatnonzero(is_token)
         groups.append(torch.from_numpy(group).to(documents.device))
@@ -103,14 +102,14 @@ def state_modules(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules with a state: linear attention, or a convolution over tokens."""
     state_layers: list[nn.Module] = []
 
-    def look(module: nn.Module) -> None:
+    def visit(module: nn.Module) -> None:
         if _has_state(module):
             state_layers.append(module)
             return
         for child in module.children():
-            look(child)
+            visit(child)
 
-    look(model)
+    visit(model)
     return state_layers
 
 
@@ -129,8 +128,8 @@ def enable_document_split(model: PreTrainedModel) -> bool:
     if model not in _CHANGED_MODELS:
         modules = state_modules(model)
         for module in modules:
-            kind: Any = type(module)
-            module.__class__ = _by_documents(kind)
+            layer_class: Any = type(module)
+            module.__class__ = _make_document_class(layer_class)
         if modules:
             model.register_forward_pre_hook(functools.partial(_set_split, modules), with_kwargs=True)
         _CHANGED_MODELS[model] = bool(modules)
@@ -149,7 +148,7 @@ def _set_split(modules: list[nn.Module], _: nn.Module, args: Any, kwargs: dict[s
 
 
 @functools.cache
-def _by_documents(base: Any) -> type[Any]:
+def _make_document_class(base: Any) -> type[Any]:
     """Return a subclass of the same name whose forward runs one document per row if a split is set."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,17 +163,17 @@ def _by_documents(base: Any) -> type[Any]:
 def _run_by_documents(forward: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module's `forward` on each group of documents and join the outputs.
 
-    Masks of whole rows are dropped. The split is read here and is not an argument, since compiled layers would be
+    Masks of whole rows are dropped. The split is an attribute and not an argument: compiled layers would be
     compiled again for each number of groups.
     """
     split: DocumentSplit = module.__dict__[SPLIT]
     args = tuple(None if _is_mask(value) else value for value in args)
     kwargs = {name: None if name == "attention_mask" else value for name, value in kwargs.items()}
-    parts = []
+    outputs = []
     for group in split.groups:
         group_kwargs = {name: split.split(value, group) for name, value in kwargs.items()}
-        parts.append(forward(module, *split.split(args, group), **group_kwargs))
-    return split.join(parts)
+        outputs.append(forward(module, *split.split(args, group), **group_kwargs))
+    return split.join(outputs)
 
 
 def _is_mask(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """Losses other than cross-entropy, computed from the logits of a few thousand positions at a time.
 
 `loss.py` knows the gradient of cross-entropy. Here autograd finds the gradient of any loss of the logits of one chunk,
-already in the forward pass: logits are neither kept nor computed twice, and never exist for all positions. With a head
-sharded by vocabulary, each process computes the logits of its own ids and then gathers those of all ids of the chunk.
+already in the forward pass: logits are neither saved nor computed twice, and never exist for all positions at once.
+With a head sharded by vocabulary, each process computes the logits of its own ids and then gathers those of all ids of
+the chunk.
 
 `target_log_probs` gives preference losses the log-probability of each target, with its own gradient.
 """
@@ -20,13 +21,13 @@ from transformers import PreTrainedModel
 from artel.models.compile import has_compiled_layers
 from artel.models.cross_entropy_grad import row_entropies
 from artel.models.forward_pass import profiler_range
-from artel.models.loss import ChunkedHead, Products, head_arguments
+from artel.models.loss import ChunkedHead, HeadSettings, head_arguments
 from artel.models.output_head import hidden_states_as_logits, output_head
 
-LossOfLogits = Callable[[torch.Tensor, slice], torch.Tensor]
+LogitsLoss = Callable[[torch.Tensor, slice], torch.Tensor]
 """(logits, float32 (count, vocabulary); their slice of the positions) → sums, float32 (size,), the loss first."""
 
-# Bytes of float32 logits at a time. The loss makes about eight tensors of that size.
+# Bytes of float32 logits at a time. The loss allocates about eight tensors of that size.
 _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 64 * 2**20}
 
 
@@ -36,10 +37,10 @@ class PositionLogits:
     The output head must stay available until then: under FSDP its weights are gathered only while the model runs.
     """
 
-    def __init__(self, model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor) -> None:
-        """Run `model` on `inputs`. `places`, int64 (count,): the positions in the flattened rows."""
+    def __init__(self, model: PreTrainedModel, inputs: dict[str, Any], positions: torch.Tensor) -> None:
+        """Run `model` on `inputs`. `positions`, int64 (count,): indices into the flattened rows."""
         with torch.no_grad():
-            self._outputs, head = _at_places(model, inputs, places)
+            self._outputs, head = _run_at_positions(model, inputs, positions)
             self._head = None
             if head is not None:
                 self._head = ChunkedHead(*_arguments(self._outputs, head), (False, False, False))
@@ -57,57 +58,57 @@ class PositionLogits:
 
 
 def loss_of_logits(
-    model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor, loss: LossOfLogits, size: int
+    model: PreTrainedModel, inputs: dict[str, Any], positions: torch.Tensor, loss: LogitsLoss, size: int
 ) -> torch.Tensor:
     """Run `model` on `inputs` and return the sums of `loss` over the positions, float32 (`size`,).
 
-    Only the first sum has a gradient. `places`, int64 (count,): the positions in the flattened rows. A model without a
+    Only the first sum has a gradient. `positions`, int64 (count,): indices into the flattened rows. A model without a
     plain output head computes all its logits at once.
     """
-    outputs, head = _at_places(model, inputs, places)
+    outputs, head = _run_at_positions(model, inputs, positions)
     with profiler_range("artel: loss"):
         if head is None:
             return loss(outputs.float(), slice(0, len(outputs)))
-        sums: torch.Tensor = _LossOfLogits.apply(*_arguments(outputs, head), loss, size)
+        sums: torch.Tensor = _LogitsLoss.apply(*_arguments(outputs, head), loss, size)
         return sums
 
 
-def _at_places(
-    model: PreTrainedModel, inputs: dict[str, Any], places: torch.Tensor
+def _run_at_positions(
+    model: PreTrainedModel, inputs: dict[str, Any], positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.nn.Linear | None]:
     """Return the hidden states at the positions and the head to apply, or the logits and None; (count, …)."""
     head = output_head(model)
     with hidden_states_as_logits(head):
         outputs = model(**inputs).logits
-    return outputs.flatten(0, 1)[places], head
+    return outputs.flatten(0, 1)[positions], head
 
 
 def _arguments(
     hidden: torch.Tensor, head: torch.nn.Linear
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Products]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, HeadSettings]:
     """Return the first arguments of `ChunkedHead`: hidden states, weight, bias, settings of the head's matmul."""
     chunk_bytes = _CHUNK_BYTES.get(hidden.device.type, 2**24)
     no_targets = hidden.new_empty(0)
-    states, weight, bias, _, products = head_arguments(hidden, head.weight, head.bias, no_targets, False, chunk_bytes)
-    if products.shard is not None:  # a chunk has the logits of all processes
-        products = replace(products, chunk_bytes=chunk_bytes // products.shard.size)
-    return states, weight, bias, products
+    states, weight, bias, _, settings = head_arguments(hidden, head.weight, head.bias, no_targets, False, chunk_bytes)
+    if settings.shard is not None:  # a chunk has the logits of all processes
+        settings = replace(settings, chunk_bytes=chunk_bytes // settings.shard.size)
+    return states, weight, bias, settings
 
 
-class _LossOfLogits(torch.autograd.Function):
+class _LogitsLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        products: Products,
-        loss: LossOfLogits,
+        settings: HeadSettings,
+        loss: LogitsLoss,
         size: int,
     ) -> torch.Tensor:
         total = torch.zeros(size, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            head = ChunkedHead(hidden, weight, bias, products, ctx.needs_input_grad[:3])
+            head = ChunkedHead(hidden, weight, bias, settings, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 logits = head.logits(chunk)
                 if not head.needs_grad:
@@ -134,19 +135,19 @@ def target_log_probs(
     model: PreTrainedModel,
     inputs: dict[str, Any],
     targets: torch.Tensor,
-    places: torch.Tensor,
+    positions: torch.Tensor,
     *,
     with_entropies: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run `model` on `inputs`. Return (log-probability of each target, entropy of its prediction), in nats.
+    """Run `model` on `inputs`. Return (log-probability of each target, entropy of the prediction), in nats.
 
     Both are float32 (count,). Entropies have no gradient; None without `with_entropies`, as they take twice as long as
     the log-probabilities.
 
-    targets int64 (count,). `places`, int64 (count,): the positions in the flattened rows that predict them. A position
-    may predict several.
+    targets int64 (count,). `positions`, int64 (count,): indices into the flattened rows that predict the targets. One
+    position may predict several.
     """
-    outputs, head = _at_places(model, inputs, places)
+    outputs, head = _run_at_positions(model, inputs, positions)
     with profiler_range("artel: loss"):
         if head is None:
             logits = outputs.float()
@@ -170,10 +171,11 @@ def linear_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (log-probability of each target, 0 where there is none; entropy at each position), in nats.
 
-    Both are float32 (count,); arguments as for `linear_cross_entropy`. There the gradient is known up to one common
-    factor. Here every position has its own factor, which only the backward pass knows. With a frozen head, the forward
-    pass computes the gradient of hidden for a factor of 1. Otherwise the backward pass computes the logits again, since
-    the gradient of weight is a sum over positions. Entropies have no gradient; None without `with_entropies`.
+    Both are float32 (count,); arguments as for `linear_cross_entropy`. In that function the gradient is known up to one
+    common factor. Here every position has a different factor, known only in the backward pass. With a frozen head, the
+    forward pass computes the gradient of hidden for a factor of 1. Otherwise the backward pass computes the logits
+    again, since the gradient of weight is a sum over positions. Entropies have no gradient; None without
+    `with_entropies`.
     """
     arguments = head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
     log_probs, entropies = _LinearLogProbs.apply(*arguments, with_entropies)
@@ -188,15 +190,15 @@ class _LinearLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        products: Products,
+        settings: HeadSettings,
         with_entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        needs_hidden, *needs_of_head = ctx.needs_input_grad[:3]
-        ctx.computes_again = any(needs_of_head)
+        needs_hidden, *head_needs = ctx.needs_input_grad[:3]
+        ctx.computes_again = any(head_needs)
         log_probs = torch.empty(len(targets), device=hidden.device)
         entropies = torch.empty(len(targets) if with_entropies else 0, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            head = ChunkedHead(hidden, weight, bias, products, (needs_hidden and not ctx.computes_again, False, False))
+            head = ChunkedHead(hidden, weight, bias, settings, (needs_hidden and not ctx.computes_again, False, False))
             for chunk in head.chunks():
                 losses, _, grad_logits = head.losses(chunk, targets[chunk], entropies if with_entropies else None)
                 log_probs[chunk] = -losses
@@ -205,7 +207,7 @@ class _LinearLogProbs(torch.autograd.Function):
             ctx.grad_hidden = head.gradients()[0]
         if ctx.computes_again:
             ctx.save_for_backward(hidden, weight, bias, targets)
-            ctx.products = products
+            ctx.settings = settings
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -216,7 +218,7 @@ class _LinearLogProbs(torch.autograd.Function):
             return (ctx.grad_hidden * factors).to(ctx.grad_hidden.dtype), None, None, None, None, None
         hidden, weight, bias, targets = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
-            head = ChunkedHead(hidden, weight, bias, ctx.products, ctx.needs_input_grad[:3])
+            head = ChunkedHead(hidden, weight, bias, ctx.settings, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 _, _, grad_logits = head.losses(chunk, targets[chunk])
                 grad_logits[: len(factors[chunk])].mul_(factors[chunk])

@@ -34,31 +34,31 @@ from artel.models.device import autocast_is_on, row_multiple
 from artel.models.forward_pass import profiler_range
 from artel.models.output_head import hidden_states_as_logits, output_head
 
-# Bytes of float32 logits in memory at a time. On a GPU products must be worth a kernel launch. On two CPU cores chunks
+# Bytes of float32 logits in memory at a time. On a GPU a matmul must be worth a kernel launch. On two CPU cores chunks
 # of 128 MB took 1.5 s and chunks of 8 MB 2.5 s (2,048 positions, 384 wide, 16,384 ids), since each chunk adds to the
 # gradient of the head. A frozen head has none, and a quarter takes no longer (benchmarks/results.md).
 _CHUNK_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
 _FROZEN_CHUNK_BYTES = {"cpu": 32 * 2**20, "cuda": 512 * 2**20}
 # On a GPU the head's rows are padded to a multiple of this if its matrix is copied to another precision anyway: with
-# GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
+# GPT-2's 50,257 rows the matmuls would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
 
 
 def model_losses(
-    model: PreTrainedModel, inputs: dict[str, Any], targets: torch.Tensor, places: torch.Tensor | None = None
+    model: PreTrainedModel, inputs: dict[str, Any], targets: torch.Tensor, positions: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run `model` on `inputs`. Return (loss in nats, summed over targets that are not `IGNORED`, float32; guesses).
 
-    targets int64 (rows, length). `places`, int64 (count,): the positions in the flattened rows that have a target; None
-    if most have one. guesses, int64: the most likely id at `places` (count,), or at all positions (rows, length).
+    targets int64 (rows, length). `positions`, int64 (count,): the flattened positions that have a target; None if most
+    have one. guesses, int64: the most likely id at `positions` (count,), or everywhere (rows, length).
     """
     head = output_head(model)
     with hidden_states_as_logits(head):
         outputs = model(**inputs).logits
     with profiler_range("artel: loss"):
         outputs, labels = outputs.flatten(0, 1), targets.flatten()
-        if places is not None:
-            outputs, labels = outputs[places], labels[places]
+        if positions is not None:
+            outputs, labels = outputs[positions], labels[positions]
         if head is None:
             logits = outputs.float()
             loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
@@ -66,7 +66,7 @@ def model_losses(
         else:
             compiled = has_compiled_layers(model)
             loss, guesses = linear_cross_entropy(outputs, head.weight, head.bias, labels, compiled=compiled)
-    return loss, guesses if places is not None else guesses.view_as(targets)
+    return loss, guesses if positions is not None else guesses.view_as(targets)
 
 
 def linear_cross_entropy(
@@ -81,8 +81,8 @@ def linear_cross_entropy(
     """Return the cross-entropy of `hidden` @ `weight`.T + `bias`: (sum in nats, float32; most likely ids (count,)).
 
     hidden (count, size), weight (vocabulary, size), bias (vocabulary,), targets int64 (count,) with `IGNORED` for none.
-    Products are computed in autocast's precision, the rest in float32. The forward pass computes the gradients
-    (softmax - target), so logits are neither kept nor computed twice (Hsu et al. 2024, "Liger Kernel").
+    Matmuls are computed in autocast's precision, the rest in float32. The forward pass computes the gradients
+    (softmax - target), so logits are neither saved nor computed twice (Hsu et al. 2024, "Liger Kernel").
 
     `weight` and `bias` may be DTensors sharded by id over a mesh on which hidden and targets are replicated. Then loss,
     ids and the gradient of hidden are the same on all processes of the mesh.
@@ -98,8 +98,8 @@ def linear_cross_entropy(
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
-    """The settings of the head's products."""
+class HeadSettings:
+    """The settings of the head's matmuls."""
 
     dtype: torch.dtype
     shard: VocabularyShard | None
@@ -114,8 +114,8 @@ def head_arguments(
     targets: torch.Tensor,
     compiled: bool,
     chunk_bytes: int | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Products]:
-    """Prepare the arguments of `ChunkedHead` and its autograd functions: local shards of DTensors, and `Products`."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, HeadSettings]:
+    """Prepare the arguments of `ChunkedHead` and its autograd functions. DTensors become their local shards."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if autocast_is_on(device) else hidden.dtype
     shard = None
@@ -124,9 +124,9 @@ def head_arguments(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad only reflects requires_grad
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    by_device = _CHUNK_BYTES if weight.requires_grad else _FROZEN_CHUNK_BYTES
-    products = Products(dtype, shard, compiled, chunk_bytes or by_device.get(device, 2**25))
-    return hidden, weight, bias, targets, products
+    default_bytes = _CHUNK_BYTES if weight.requires_grad else _FROZEN_CHUNK_BYTES
+    settings = HeadSettings(dtype, shard, compiled, chunk_bytes or default_bytes.get(device, 2**25))
+    return hidden, weight, bias, targets, settings
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -137,12 +137,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        products: Products,
+        settings: HeadSettings,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         loss = torch.zeros((), device=hidden.device)
         guesses = torch.empty_like(targets)
         with torch.autocast(hidden.device.type, enabled=False):  # everything already has the right precision
-            head = ChunkedHead(hidden, weight, bias, products, ctx.needs_input_grad[:3])
+            head = ChunkedHead(hidden, weight, bias, settings, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 losses, guesses[chunk], grad_logits = head.losses(chunk, targets[chunk])
                 loss += losses.sum()
@@ -161,7 +161,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class ChunkedHead:
-    """Computes the head's products for a chunk of positions at a time, and accumulates its gradients.
+    """Computes the head's matmuls one chunk of positions at a time, and accumulates its gradients.
 
     `head_arguments` prepares the arguments.
     """
@@ -171,33 +171,33 @@ class ChunkedHead:
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        products: Products,
+        settings: HeadSettings,
         needs: Sequence[bool],
     ) -> None:
         """`needs`: which gradients `add` computes (hidden, weight, bias)."""
         self.needs_grad = any(needs)
-        self._count, self._multiple = len(hidden), row_multiple(hidden.device, products.dtype)
-        device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
+        self._count, self._multiple = len(hidden), row_multiple(hidden.device, settings.dtype)
+        device, self._vocabulary, self._shard = hidden.device, weight.shape[0], settings.shard
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
-        self._matrix = _pad_rows(weight, products.dtype)
-        self._inputs = hidden.to(products.dtype)
+        self._matrix = _pad_rows(weight, settings.dtype)
+        self._inputs = hidden.to(settings.dtype)
         if padding := -self._count % self._multiple:
             self._inputs = F.pad(self._inputs, (0, 0, 0, padding))
         rows = self._matrix.shape[0]
-        self._bias = None if bias is None else F.pad(bias.to(products.dtype), (0, rows - self._vocabulary))
+        self._bias = None if bias is None else F.pad(bias.to(settings.dtype), (0, rows - self._vocabulary))
         self._grad_hidden = torch.empty_like(self._inputs) if self._needs_hidden else None
         self._grad_weight: torch.Tensor | None = None
         self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
         # All processes of a sharded vocabulary need the same chunks, and the last one may have fewer ids.
         columns = rows if self._shard is None else self._shard.max_ids
-        self._size = max(128, products.chunk_bytes // (4 * columns) // self._multiple * self._multiple)
-        self._add_product = _add_product
+        self._size = max(128, settings.chunk_bytes // (4 * columns) // self._multiple * self._multiple)
+        self._add_matmul = _add_matmul
         self._cross_entropy: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-        if products.compiled and any(needs) and self._shard is None and supports_logits(device, products.dtype):
+        if settings.compiled and any(needs) and self._shard is None and supports_logits(device, settings.dtype):
             self._cross_entropy = cpu_cross_entropy_with_grad
-            if products.dtype == torch.bfloat16 and hidden.shape[1] <= self._vocabulary:
-                self._add_product = add_transposed_product
+            if settings.dtype == torch.bfloat16 and hidden.shape[1] <= self._vocabulary:
+                self._add_matmul = add_transposed_product
         else:
             self._cross_entropy = partial(
                 cross_entropy_with_grad, vocabulary=self._vocabulary, shard=self._shard, needs_grad=any(needs)
@@ -248,7 +248,7 @@ class ChunkedHead:
         if self._grad_hidden is not None:
             torch.mm(grad_logits, self._matrix, out=self._grad_hidden[padded])
         if self._needs_weight:
-            self._grad_weight = self._add_product(self._grad_weight, grad_logits, self._inputs[padded])
+            self._grad_weight = self._add_matmul(self._grad_weight, grad_logits, self._inputs[padded])
         if self._grad_bias is not None:
             self._grad_bias += grad_logits.float().sum(dim=0)
 
@@ -267,7 +267,7 @@ class ChunkedHead:
         )
 
 
-def _add_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+def _add_matmul(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     """Return `total` + grad_logits.T @ inputs, in float32. `total` may be None for 0."""
     if total is None:
         return (grad_logits.T @ inputs).float()
@@ -286,7 +286,7 @@ def _pad_rows(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def loss_choice(model: PreTrainedModel) -> Choice:
-    """Return how the loss is computed, and why. Runs the model, which must have its weights."""
+    """Choose how the loss is computed, with the reason. Runs the model, which must have its weights."""
     if output_head(model) is None:
         return Choice("cross-entropy of all logits", f"{model.config.model_type} has no plain output head")
     return Choice("head and cross-entropy in one", "logits are held for some thousand positions at a time")

@@ -1,7 +1,7 @@
 """The output head of a model, if the loss can apply it instead of the model (`loss.py`).
 
 The head's forward is replaced by the identity, so the model's "logits" are its last hidden states. That is correct only
-if everything after the head may as well come before it, which is tested once per model. A model that bounds its logits
+if whatever follows the head could also precede it. Each model is tested once. A model that bounds its logits
 (Gemma 2) fails the test and computes its logits as usual.
 """
 
@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
-from artel.models import evaluating
+from artel.models import evaluation_mode
 from artel.models.half_base import HalfLinear, linear
 
 _TESTED_HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
@@ -28,14 +28,14 @@ _PLAIN_CLASSES = (nn.Linear, HalfLinear)
 def output_head(model: PreTrainedModel) -> nn.Linear | None:
     """Return the model's output head if the logits are its plain output, else None. Each model is tested once."""
     if model not in _TESTED_HEADS:
-        _TESTED_HEADS[model] = _tested_head(model)
+        _TESTED_HEADS[model] = _test_head(model)
     return _TESTED_HEADS[model]
 
 
 def trust_output_head(model: PreTrainedModel) -> None:
     """Accept the model's output head without a test, for a model that is traced for a plan and has no values."""
     head = model.get_output_embeddings()
-    _TESTED_HEADS[model] = head if type(head) in _PLAIN_CLASSES and not _is_biased_later(model, head) else None
+    _TESTED_HEADS[model] = head if type(head) in _PLAIN_CLASSES and not _has_logits_buffer(model, head) else None
 
 
 @contextmanager
@@ -44,23 +44,23 @@ def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
     if head is None:
         yield
         return
-    with _forward_replaced(head, lambda hidden: hidden):
+    with _replace_forward(head, lambda hidden: hidden):
         yield
 
 
-def _is_biased_later(model: PreTrainedModel, head: nn.Linear) -> bool:
+def _has_logits_buffer(model: PreTrainedModel, head: nn.Linear) -> bool:
     """True if the model adds a buffer of vocabulary size to the logits (BART's final_logits_bias)."""
     return any(buffer.shape[-1:] == head.weight.shape[:1] for buffer in model.buffers())
 
 
-def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
+def _test_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
     if type(head) not in _PLAIN_CLASSES:  # quantized, with an adapter, or the model's own class
         return None
-    if _is_biased_later(model, head):
+    if _has_logits_buffer(model, head):
         return None
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             # With large values too: a bound (Gemma 2's tanh) hardly changes the small logits of an untrained model.
             largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # the maximum of float16 is 65,504
             return head if all(_is_linear_after(model, head, factor) for factor in (1.0, largest)) else None
@@ -69,7 +69,7 @@ def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
 
 
 def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
-    """True if the head can be applied last, after what follows it in the model, for hidden states scaled by `factor`.
+    """True if the head can be applied after everything else in the model, for hidden states scaled by `factor`.
 
     A scale after the head (Granite, Cohere) can move before it, unless the head has a bias, which is scaled as well.
     """
@@ -77,13 +77,13 @@ def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> 
     batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     inputs: list[torch.Tensor] = []
 
-    def scaled_head(hidden: torch.Tensor) -> torch.Tensor:
+    def apply_scaled(hidden: torch.Tensor) -> torch.Tensor:
         inputs.append(hidden * factor)
         return linear(inputs[-1], head.weight, head.bias)  # DTensors if the head is sharded
 
-    with _forward_replaced(head, scaled_head):
+    with _replace_forward(head, apply_scaled):
         logits = model(**batch).logits
-    with _forward_replaced(head, lambda hidden: hidden * factor):
+    with _replace_forward(head, lambda hidden: hidden * factor):
         hidden = model(**batch).logits
     if hidden.shape != (*ids.shape, head.weight.shape[1]) or (
         head.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
@@ -109,7 +109,7 @@ def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _forward_replaced(head: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def _replace_forward(head: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     head.forward = forward  # type: ignore[method-assign,assignment]
     try:
         yield

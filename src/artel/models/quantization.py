@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from artel.errors import InputError, missing_extra
 from artel.models.compile import repeated_layers
-from artel.models.device import autocast_dtype, own_device
+from artel.models.device import autocast_dtype, current_device
 from artel.models.lora.adapters import is_adapted
 
 _BLOCK, _NESTED_BLOCK = 64, 256
@@ -55,7 +55,7 @@ def loading_options(quantize: str, reference: PreTrainedModel, in_full: Sequence
         options |= {"load_in_8bit": True}
     else:
         options |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": own_device()}}
+    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": current_device()}}
 
 
 def quantize_structure(model: PreTrainedModel, quantize: str) -> None:
@@ -87,7 +87,7 @@ def shrink_weights(model: PreTrainedModel, device: torch.device) -> None:
         elif isinstance(layer, Linear4bit):
             size = layer.out_features * layer.in_features
             weight = _frozen(torch.empty((size + 1) // 2, 1, dtype=torch.uint8, device=device))
-            weight.quant_state = layer.quant_state = _state_of_4_bits(layer, device)
+            weight.quant_state = layer.quant_state = _make_4bit_state(layer, device)
             layer.weight = weight
 
 
@@ -95,7 +95,7 @@ def _frozen(tensor: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-def _state_of_4_bits(layer: Any, device: torch.device) -> Any:
+def _make_4bit_state(layer: Any, device: torch.device) -> Any:
     """Return the scales of a 4-bit layer, with double quantization."""
     from bitsandbytes.functional import QuantState
 
@@ -118,7 +118,7 @@ def _state_of_4_bits(layer: Any, device: torch.device) -> Any:
     )
 
 
-def scales(model: nn.Module) -> Iterator[torch.Tensor]:
+def quantization_scales(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the scales of a model's quantized weights, as they are before the first step."""
     for layer in _linear_layers(model):
         weight = layer.weight

@@ -32,7 +32,7 @@ _KEY = "router_aux_loss_coef"
 _LOGITS_ATTRIBUTE = "_artel_logits"
 
 
-def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
+def get_router_aux_loss(model: PreTrainedModel) -> RouterAuxLoss | None:
     """Return the model's router loss, or None if its configuration has no coefficient. Always the same object.
 
     Call it before a model is split into pipeline stages, so that all of its layers count.
@@ -51,7 +51,7 @@ def router_aux_loss_of(model: PreTrainedModel) -> RouterAuxLoss | None:
 
 def share_router_aux_loss(model: PreTrainedModel, models: list[PreTrainedModel]) -> None:
     """Use the router loss of `model` for `models`, which consist of its modules."""
-    _LOSSES.update(dict.fromkeys(models, router_aux_loss_of(model)))
+    _LOSSES.update(dict.fromkeys(models, get_router_aux_loss(model)))
 
 
 class RouterAuxLoss:

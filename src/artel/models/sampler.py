@@ -54,11 +54,11 @@ class Token:
     """The most likely tokens (id, logprob)."""
 
 
-class GrammarFailed(Exception):
+class GrammarError(Exception):
     """The grammar allows no next token, or takes too long."""
 
 
-class BrokenLogits(Exception):
+class LogitsError(Exception):
     """The logits are NaN or infinite, so no token is likelier than another."""
 
 
@@ -82,7 +82,7 @@ class Sampler:
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.long)
-        self._written: Counter[int] = Counter()
+        self._counts: Counter[int] = Counter()
         self._generator = torch.Generator()
         if options.seed is None:
             self._generator.seed()
@@ -90,17 +90,17 @@ class Sampler:
             self._generator.manual_seed(options.seed)
 
     def choose(self, logits: torch.Tensor) -> Token:
-        """Sample the next token from float32 logits (rows,), modified in place. Raise BrokenLogits or GrammarFailed."""
+        """Sample the next token from float32 logits (rows,), modified in place. Raise LogitsError or GrammarError."""
         options = self._options
         logits = logits[: self._vocabulary].cpu()
         if not math.isfinite(logits.max()):
-            raise BrokenLogits("its logits are NaN or infinite, so no token can be chosen")
+            raise LogitsError("its logits are NaN or infinite, so no token can be chosen")
         logprobs = logits.log_softmax(-1) if options.logprobs is not None else None
         if self._forced:
             return self._with_logprobs(self._forced.popleft(), logprobs)
         scores = self._apply_mask(self._apply_penalties(logits))
         token_id = int(scores.argmax()) if options.temperature < _MIN_TEMPERATURE else self._sample(scores)
-        self._written[token_id] += 1
+        self._counts[token_id] += 1
         if self._matcher is not None:
             self._matcher.consume_token(token_id)
             self._check_grammar()
@@ -122,13 +122,13 @@ class Sampler:
     def _apply_penalties(self, logits: torch.Tensor) -> torch.Tensor:
         options = self._options
         if options.repetition_penalty != 1:
-            seen = torch.cat([self._prompt, torch.tensor(list(self._written), dtype=torch.long)]).unique()
+            seen = torch.cat([self._prompt, torch.tensor(list(self._counts), dtype=torch.long)]).unique()
             seen = seen[seen < len(logits)]
             values, penalty = logits[seen], options.repetition_penalty
             logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-        if self._written and (options.presence_penalty or options.frequency_penalty):
-            counts = torch.tensor(list(self._written.values()), dtype=torch.float32)
-            logits[list(self._written)] -= options.presence_penalty + options.frequency_penalty * counts
+        if self._counts and (options.presence_penalty or options.frequency_penalty):
+            counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
+            logits[list(self._counts)] -= options.presence_penalty + options.frequency_penalty * counts
         for token, bias in options.logit_bias.items():
             logits[token] += bias
         return logits
@@ -147,9 +147,9 @@ class Sampler:
         return logits.masked_fill(torch.from_numpy(~allowed), -torch.inf)
 
     def _check_grammar(self) -> None:
-        """Raise GrammarFailed if the matcher has failed. It then reports that the answer is complete."""
+        """Raise GrammarError if the matcher has failed. It then reports that the answer is complete."""
         if error := self._matcher.get_error():
-            raise GrammarFailed(error.splitlines()[0][:300])
+            raise GrammarError(error.splitlines()[0][:300])
 
     def _sample(self, scores: torch.Tensor) -> int:
         options = self._options

@@ -18,7 +18,7 @@ _REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """The text that a token adds."""
 
     text: str
@@ -55,7 +55,7 @@ class TextStream:
         self._run_text: str | None = ""  # the last characters of the run; None if its bytes are not UTF-8
         self._utf_8 = getincrementaldecoder("utf-8")()
 
-    def add(self, token: int) -> Piece:
+    def add(self, token: int) -> TextChunk:
         """Return the text that is final after this token.
 
         A run of byte tokens is decoded when it ends: if it is not UTF-8, all of it becomes U+FFFD. A stop text in the
@@ -69,11 +69,11 @@ class TextStream:
                 self._pending = []
             self._run, self._run_text = [], ""
             self._utf_8.reset()
-        end, stopped = up_to_stop(self._held, self._stop)
+        end, stopped = find_stop(self._held, self._stop)
         if stopped and self._stop_until and self._held.startswith(self._stop_until, end):
             self._stop, end, stopped = (), len(self._held), False
         text, self._held = self._held[:end], self._held[end:]
-        return Piece(text, stopped)
+        return TextChunk(text, stopped)
 
     def _ends_within_run(self, token: int) -> bool:
         """True if a stop text ends with the character that this byte completes."""
@@ -95,7 +95,7 @@ class TextStream:
             self._stream = DecodeStream(ids=list(self._pending), skip_special_tokens=self._skips)
         return text
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return the text held back so far, at the end of an answer. An incomplete character becomes U+FFFD."""
         return self._held + self._decode(self._pending)
 
@@ -108,7 +108,7 @@ def _fallback_bytes(backend: Any) -> dict[int, int]:
     return {token: byte for token, byte in tokens.items() if token is not None}
 
 
-def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
+def find_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
     """Return how many characters of `text` may be shown, and True if one of `stops` follows."""
     positions = [at for stop in stops if (at := text.find(stop)) >= 0]
     if positions:

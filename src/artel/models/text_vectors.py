@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 
-def folder_of(name: str) -> Path:
+def find_model_folder(name: str) -> Path:
     """Return the folder of a model. For a hub id: its snapshot in the hub's cache, if there is one."""
     if Path(name).is_dir():
         return Path(name)
@@ -30,10 +30,10 @@ def module_folders(folder: Path) -> list[str]:
     return [path for path in paths if path and "/" not in path and path != ".." and (folder / path).is_dir()]
 
 
-def pools_texts(name: str) -> bool:
+def has_pooling_layer(name: str) -> bool:
     """True if the `modules.json` of a folder or hub id has a pooling layer."""
     try:
-        modules = json.loads((folder_of(name) / "modules.json").read_text(encoding="utf-8"))
+        modules = json.loads((find_model_folder(name) / "modules.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(modules, list) and any(".Pooling" in str(module) for module in modules)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from artel.config import RunConfig
-from artel.models.text_vectors import pools_texts
+from artel.models.text_vectors import has_pooling_layer
 from artel.objectives.length_groups import group_count
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ModelHooks:
 
         `folder` is a folder or a hub id. The first objective in the registry that claims a model gets it.
         """
-        return architecture.endswith(cls.auto_class.removeprefix("AutoModel")) and not pools_texts(folder)
+        return architecture.endswith(cls.auto_class.removeprefix("AutoModel")) and not has_pooling_layer(folder)
 
     @classmethod
     def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from artel.config import RunConfig
-from artel.models import IGNORED, evaluating
+from artel.models import IGNORED, evaluation_mode
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
@@ -180,7 +180,7 @@ class InsertionTagging(Objective, Decoding):
 
         encoded = next(self.tokenizer.encode_with_offsets([text]))
         ids = torch.tensor([[*self._frame.before, *encoded.ids.tolist(), *self._frame.after]], device=model.device)
-        with evaluating(model):
+        with evaluation_mode(model):
             guesses = model(input_ids=ids).logits[0].argmax(dim=-1).cpu().numpy()
         guesses = guesses[len(self._frame.before) :][: len(encoded.ids)]
         pieces, end = [], 0

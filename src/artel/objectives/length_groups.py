@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from artel.models import evaluating
+from artel.models import evaluation_mode
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +169,7 @@ def predict_logits(
     if not rows:
         return np.zeros((0, model.config.num_labels))
     logits: dict[int, np.ndarray] = {}
-    with evaluating(model):
+    with evaluation_mode(model):
         for indices in batches_by_length([len(row) for row in rows]):
             batch_types = None if types is None else [types[row] for row in indices]
             grouped = group_rows([rows[row] for row in indices], 1, pad_id, batch_types)

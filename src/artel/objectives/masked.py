@@ -16,7 +16,7 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import IGNORED, evaluating
+from artel.models import IGNORED, evaluation_mode
 from artel.objectives.base import Objective, directions
 from artel.objectives.collate import Texts, document_tensors, target_tensors
 from artel.objectives.decoding import Decoding, python_literal
@@ -194,7 +194,7 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
     limit = position_limit(model)
     if limit is not None and ids.shape[1] > limit:
         raise InputError.at("--prompt", f"{ids.shape[1]} tokens are more than the model's {limit}", "shorten it")
-    with evaluating(model):
+    with evaluation_mode(model):
         logits = model(input_ids=ids).logits[0, positions].float()
     probabilities = logits.softmax(dim=-1)
     probabilities[:, tokenizer.special_ids] = 0  # not renormalized, as in transformers' pipeline

@@ -57,9 +57,9 @@ def with_balance(model: PreTrainedModel, batch: Batch, compute: Callable[[], tor
     """
     import torch
 
-    from artel.models.router_aux_loss import router_aux_loss_of
+    from artel.models.router_aux_loss import get_router_aux_loss
 
-    balance = router_aux_loss_of(model)
+    balance = get_router_aux_loss(model)
     if balance is None or not model.training:
         sums = compute()
         return torch.cat([sums, sums.new_zeros(1)])

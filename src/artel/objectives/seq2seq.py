@@ -112,9 +112,9 @@ class SequenceToSequence(Objective, Decoding):
             return super().model_request(model, block, seed)
         request = super().model_request(model, max(block, self._framing.max_output_tokens), seed)
         from artel.models.loading.model_config import decoder_start_id
-        from artel.models.loading.structure import config_values
+        from artel.models.loading.structure import model_config_values
 
-        values = config_values(model, self.auto_class)
+        values = model_config_values(model, self.auto_class)
         if "decoder_start_token_id" in values:
             return request
         start = decoder_start_id(values["model_type"], self.tokenizer)

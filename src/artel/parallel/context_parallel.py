@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
-from artel.models import IGNORED, Choice, evaluating
+from artel.models import IGNORED, Choice, evaluation_mode
 from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_exchange
 from artel.models.attention_masks import attention_dropout
-from artel.models.document_mask import MASKED, first_position
+from artel.models.document_mask import MASKED_LAYERS, first_position
 from artel.models.half_base import hidden_dtype
 from artel.models.output_head import output_head
 from artel.objectives import Batch
@@ -177,7 +177,7 @@ def _exchange_problems(
 def _reason_not_shardable(model: PreTrainedModel) -> str | None:
     """Return a reason in the model's configuration or code why its sequences cannot be sharded, or None."""
     config = model.config.get_text_config()
-    other_layer_types = sorted(set(getattr(config, "layer_types", None) or ()) - MASKED)
+    other_layer_types = sorted(set(getattr(config, "layer_types", None) or ()) - MASKED_LAYERS)
     if model.config.is_encoder_decoder:
         return "has an encoder and a decoder, with sequences of their own"
     if getattr(model, "_is_stateful", False) or other_layer_types:
@@ -208,7 +208,7 @@ def check_context(model: PreTrainedModel) -> None:
     ids = model.config.get_text_config().vocab_size // 2 + torch.arange(length, device=device)[None]  # no special ids
     order = torch.cat([SequenceShard(rank, 2, shard.balanced).positions(length // 2, device) for rank in range(2)])
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             expected = model(input_ids=ids).logits[:, order]
             with attention_exchange(_BothShards(shard)):
                 positions = order[None] + first_position(model)

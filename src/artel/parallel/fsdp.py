@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from artel.models.compile import repeated_layers
 from artel.models.quantization import make_shardable
-from artel.models.router_aux_loss import router_aux_loss_of
+from artel.models.router_aux_loss import get_router_aux_loss
 from artel.objectives import Batch, Objective
 from artel.parallel.base import Strategy, local_shard, sharded_norm
 from artel.parallel.context_parallel import check_context, exchanging, is_causal, split_batch
@@ -111,7 +111,7 @@ class ShardedSequences:
         self.rank, self._size = mesh.get_local_rank(), mesh.size()
         self._model, self._group, self._exchange = model, mesh.get_group(), exchange
         self._causal = is_causal(model)
-        aux_loss = router_aux_loss_of(model)
+        aux_loss = get_router_aux_loss(model)
         if aux_loss is not None:
             aux_loss.context = self._group
 

@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 
 from artel.models.forward_pass import forget_failed_pass, profiler_range
 from artel.models.half_base import hidden_dtype
-from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
+from artel.models.router_aux_loss import attach_loss, get_router_aux_loss
 from artel.objectives import Batch, Objective
 from artel.parallel.base import Strategy, local_shard, sharded_norm
 from artel.parallel.mesh import ParallelDims
@@ -220,7 +220,7 @@ class PipelineParallel(Strategy):
                 self._sums += sums.detach()
             return sums
 
-        aux_loss = None if stage.is_last else router_aux_loss_of(stage.model)  # the last stage's objective adds it
+        aux_loss = None if stage.is_last else get_router_aux_loss(stage.model)  # the last stage's objective adds it
         if aux_loss is None or "balance" not in self._objective.sums:
             return Task(call)
 

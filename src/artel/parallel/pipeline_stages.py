@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
-from artel.models.router_aux_loss import router_aux_loss_of, share_router_aux_loss
+from artel.models.router_aux_loss import get_router_aux_loss, share_router_aux_loss
 from artel.parallel.pipeline_structure import (
     OUTPUT_FORMS,
     ModelStructure,
@@ -162,7 +162,7 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
         raise InputError.at("parallel.pipeline", what, "set 1 and parallel.data: fsdp") from None
     ranges = _balance(*_layer_costs(model, structure), stages)
     plan = _plan_parameters(model, structure, ranges)
-    router_aux_loss_of(model)  # while it has all its layers
+    get_router_aux_loss(model)  # while it has all its layers
     if len(indices) == 1:
         return [Stage(model, indices[0], stages, ranges[indices[0]], plan)]
     copies = [_partial_copy(model, "", plan.parameters[index]) for index in indices]

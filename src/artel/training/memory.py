@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from artel.host import memory, process_memory
-from artel.models.cpu.build import library as build_library
+from artel.models.cpu.build import load_library
 
 RETAINED_FRACTION = 0.35
 """Extra memory of a step when freed memory is kept, as a fraction. The largest measured was 0.33."""
@@ -97,7 +97,7 @@ def _tensor_range(size: int) -> ctypes.CDLL | None:
 def _library() -> ctypes.CDLL | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the library is optional
-        return build_library("memory")
+        return load_library("memory")
 
 
 def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:

@@ -26,7 +26,7 @@ import artel
 from artel.config import RunConfig, Section
 from artel.errors import InputError
 from artel.host import memory, process_memory, reset_peak_memory
-from artel.models.activation_checkpointing import NotSelective, Recompute
+from artel.models.activation_checkpointing import Recompute, SelectiveUnsupported
 from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
@@ -293,7 +293,7 @@ class _Trials:
             try:
                 candidates, is_ample = self._within_host_memory(candidates, mode)
                 size = candidates[-1] if is_ample else self._largest(candidates, mode)
-            except NotSelective:
+            except SelectiveUnsupported:
                 if last:
                     raise
                 continue
@@ -303,7 +303,7 @@ class _Trials:
 
     def first_that_fits(self, plans: Sequence[MicroBatchPlan]) -> MicroBatchPlan | None:
         for plan in plans:
-            with suppress(NotSelective):
+            with suppress(SelectiveUnsupported):
                 if self._fits(plan.size, plan.recompute):
                     return plan
         return None

@@ -33,7 +33,7 @@ def write_text(
                 yield chunk.text
             if chunk.stopped:
                 return "stop"
-        if remaining_text := stream.rest():
+        if remaining_text := stream.flush():
             yield remaining_text
         return generation.finish_reason
     finally:
@@ -81,7 +81,7 @@ def write_texts(
     def finish(index: int, reason: FinishReason) -> None:
         job = running.pop(index)
         engine.cancel(job.generation)
-        text = job.text if job.is_stopped else job.text + job.stream.rest()
+        text = job.text if job.is_stopped else job.text + job.stream.flush()
         finished_texts[index] = GeneratedText(text, reason, job.tokens)
 
     try:

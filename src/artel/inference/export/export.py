@@ -23,11 +23,11 @@ from artel.inference.export import open_exporter
 from artel.inference.open import OpenedModel, check_was_trained, open_checkpoint, open_model, open_objective
 from artel.messages import logger
 from artel.models.loading.build import load_model
-from artel.models.loading.check import check_whole
+from artel.models.loading.check import check_complete_folder
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
 from artel.models.loading.safetensors_files import saved_dtypes
 from artel.models.loading.save import write_model
-from artel.models.lora.adapter_folder import name_base, read_adapter
+from artel.models.lora.adapter_folder import read_adapter, set_base_model
 from artel.models.lora.adapters import is_adapted
 from artel.models.text_vectors import module_folders
 from artel.preparing import check_overlaps, prepare_silently
@@ -138,12 +138,12 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
         return folder
     adapter = read_adapter(str(source))
     if adapter is None:
-        check_whole(str(source))
+        check_complete_folder(str(source))
     for file in source.iterdir():
         if file.is_file():
             shutil.copy2(file, folder)
     if adapter is not None and adapter.base != adapter.config.base_model_name_or_path:
-        name_base(folder, str(Path(adapter.base).resolve()))
+        set_base_model(folder, str(Path(adapter.base).resolve()))
     for name in module_folders(source):
         shutil.copytree(source / name, folder / name)
     return folder

@@ -16,11 +16,11 @@ from safetensors import safe_open
 from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.inference.open import check_was_trained, open_checkpoint
-from artel.models.loading.check import check_whole
+from artel.models.loading.check import check_complete_folder
 from artel.models.loading.language_part import is_multimodal
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.save import write_model
-from artel.models.lora.adapter_folder import CONFIG, name_base, read_adapter
+from artel.models.lora.adapter_folder import CONFIG, read_adapter, set_base_model
 from artel.objectives import Objective, build_objective
 from artel.preparing import prepare_silently
 from artel.registry import OBJECTIVES
@@ -149,7 +149,7 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
     _check_model(folder)
     adapter = read_adapter(str(folder.model))
     if adapter is None:
-        check_whole(str(folder.model))
+        check_complete_folder(str(folder.model))
     else:
         base = options.base_model or _hub_id(adapter.base)
         if not base:
@@ -233,7 +233,7 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
         _copy(_files_by_artel(model.folder), folder, links=links)
         skipped = [path.name for path in model.folder.foreign_model_files() if path.name != CARD or path.is_symlink()]
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
-        name_base(folder, model.base_model)
+        set_base_model(folder, model.base_model)
     card_file = model.folder.model / CARD
     has_user_card = (
         card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_model_files()

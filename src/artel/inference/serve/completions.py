@@ -143,9 +143,9 @@ async def generate_deltas(
                     if chunk.text:
                         yield Delta(chunk.text, pending)
                         pending = []
-        yield Delta(stream.rest(), pending, generation.finish_reason)
+        yield Delta(stream.flush(), pending, generation.finish_reason)
     except TimeoutError:
-        yield Delta(stream.rest(), pending, "length")
+        yield Delta(stream.flush(), pending, "length")
     except EngineError as error:
         if matcher is not None and matcher.is_error():
             what = f"the schema cannot be satisfied after {usage.completion_tokens} tokens: {grammar_error(error)}"

@@ -27,7 +27,7 @@ from artel.inference.serve.access import TimedProtocol, is_loopback
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, get_api_name
 from artel.messages import logger
-from artel.models.device import own_device
+from artel.models.device import current_device
 from artel.models.loading.language_part import renamed_for_language_part
 from artel.models.lora.adapter_folder import load_adapter, read_adapter
 from artel.models.lora.adapters import is_adapted
@@ -105,7 +105,7 @@ def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
     """Return the model, and the model with each adapter. Raise InputError if one cannot be served."""
     opened = open_model(name, torch.device("cpu"))
     cast_weights(opened.model, options.precision, name)
-    move_to_device(opened, own_device())  # after the cast: bf16 takes half of the memory there
+    move_to_device(opened, current_device())  # after the cast: bf16 takes half of the memory there
     if options.adapters:
         _check_supports_adapters(opened, options.adapters)
     with_adapters = {label: _with_adapter(opened, label, path) for label, path in options.adapters.items()}

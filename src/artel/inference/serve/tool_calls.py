@@ -14,7 +14,7 @@ from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.call_grammars import UnsupportedParameters, optional_calls_grammar, required_calls_grammar
 from artel.inference.serve.schema import AllowedToolChoice, ChatRequest, NamedTool
 from artel.inference.serve.served import ServedModel
-from artel.models.text_stream import up_to_stop
+from artel.models.text_stream import find_stop
 from artel.text import Tools
 from artel.text.tool_calls import CallReader
 from artel.tokens.tokenizer.template_calls import NUMBER, CallForm
@@ -287,7 +287,7 @@ class _CallsAfterText(CallDeltas):
     def _text_end(self, pending: str) -> tuple[int, bool]:
         """Return (end of the text that is certainly no call, True if calls follow)."""
         if not self._no_text:
-            return up_to_stop(pending, (self._mark,))
+            return find_stop(pending, (self._mark,))
         stripped = pending.lstrip()
         if self._in_text or not self._mark.startswith(stripped[: len(self._mark)]):
             self._in_text = True

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from artel.models.cpu.build import library, pointer
+from artel.models.cpu.build import load_library, pointer
 
 
-class Dropping(NamedTuple):
+class DropoutParameters(NamedTuple):
     """Dropout of attention weights: `Dropout` in attention.cpp."""
 
     threshold: int
@@ -36,7 +36,7 @@ class Dropping(NamedTuple):
         return ctypes.c_uint32(self.threshold), ctypes.c_float(self.factor), ctypes.c_uint64(self.seed)
 
 
-NOTHING_DROPPED = Dropping(0, 1.0, 0)
+NO_DROPOUT = DropoutParameters(0, 1.0, 0)
 
 
 def is_supported(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
@@ -72,7 +72,7 @@ torch.compiler.assume_constant_result(kernels_available)  # torch.compile calls 
 
 @cache
 def _kernels_available() -> bool:
-    functions = library("attention")
+    functions = load_library("attention")
     return functions is not None and bool(functions.attention_works())
 
 
@@ -101,7 +101,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the log-sum-exp of each query's scores, float32 (rows, heads, length)."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    query, key, value = map(with_rows, (query, key, value))  # the kernel assumes a stride of 1 within a head
+    query, key, value = map(with_contiguous_rows, (query, key, value))  # the kernel assumes a stride of 1 within a head
     return kernel(query, repeat_heads(key, query), repeat_heads(value, query), 0.0, causal, scale=scale)
 
 
@@ -123,14 +123,14 @@ def _attention_backward(
     """Return the gradients of query, key and value."""
     grads = (empty_heads(query), empty_heads(key), empty_heads(value))
     rows, length = query.shape[0], query.shape[2]
-    backward_of_documents(
+    documents_backward(
         grad_output, (query, key, value), output, log_sums, grads, [(row, 0, length) for row in range(rows)],
         causal=causal, scale=scale,
     )  # fmt: skip
     return grads
 
 
-def backward_of_documents(
+def documents_backward(
     grad_output: torch.Tensor,
     heads: Sequence[torch.Tensor],
     output: torch.Tensor,
@@ -140,7 +140,7 @@ def backward_of_documents(
     *,
     causal: bool,
     scale: float,
-    dropping: Dropping = NOTHING_DROPPED,
+    dropout: DropoutParameters = NO_DROPOUT,
     every_query: bool = False,
 ) -> None:
     """Write the gradients of `heads` (query, key and value in bf16) into `grads`, which `empty_heads` creates.
@@ -148,25 +148,25 @@ def backward_of_documents(
     `documents` are (row, start, length); tokens see only their own document. Gradients outside of documents are not
     written. With `every_query`, each row has at most one document: its keys, which all queries of the row see.
     """
-    functions = library("attention")
+    functions = load_library("attention")
     assert functions is not None
-    grad_output = with_rows(grad_output)
+    grad_output = with_contiguous_rows(grad_output)
     output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
     computed = functions.attention_backward(
-        *_shape_arguments(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
+        *_shape_arguments(heads := [*map(with_contiguous_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         pointer(output),
         pointer(log_sums),
         pointer(grad_output),
         _strides(grad_output),
-        *dropping.arguments,
+        *dropout.arguments,
         ctypes.c_int(torch.get_num_threads()),
         *map(pointer, grads),
     )
     _check(computed)
 
 
-def forward_of_documents(
+def documents_forward(
     heads: Sequence[torch.Tensor],
     output: torch.Tensor,
     log_sums: torch.Tensor,
@@ -174,20 +174,20 @@ def forward_of_documents(
     *,
     causal: bool,
     scale: float,
-    dropping: Dropping,
+    dropout: DropoutParameters,
     every_query: bool,
 ) -> None:
     """Write the attention of `heads` (query, key and value in bf16) with dropout into `output` and `log_sums`.
 
     `empty_heads` creates output; log_sums is float32 (rows, heads, length). `documents` and `every_query` as for
-    `backward_of_documents`, which needs the documents in the same order.
+    `documents_backward`, which needs the documents in the same order.
     """
-    functions = library("attention")
+    functions = load_library("attention")
     assert functions is not None
     computed = functions.attention_forward(
-        *_shape_arguments(heads := [*map(with_rows, heads)], documents, causal, every_query, scale),
+        *_shape_arguments(heads := [*map(with_contiguous_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
-        *dropping.arguments,
+        *dropout.arguments,
         ctypes.c_int(torch.get_num_threads()),
         pointer(output),
         pointer(log_sums),
@@ -216,7 +216,7 @@ def _shape_arguments(
     return sizes, positions, ctypes.c_int64(len(documents)), *flags, ctypes.c_float(scale)
 
 
-def with_rows(tensor: torch.Tensor) -> torch.Tensor:
+def with_contiguous_rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor with a stride of 1 within each head."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 

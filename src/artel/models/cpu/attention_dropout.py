@@ -17,14 +17,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from artel.models.cpu.attention import (
-    Dropping,
-    backward_of_documents,
+    DropoutParameters,
     compute_dtype,
+    documents_backward,
+    documents_forward,
     empty_heads,
     fake_grads,
-    forward_of_documents,
 )
-from artel.models.cpu.documents import Document, documents_of
+from artel.models.cpu.documents import Document, find_documents
 
 
 class Padding(NamedTuple):
@@ -36,7 +36,7 @@ class Padding(NamedTuple):
     """True if a query sees no keys after itself. The visible keys then start at the beginning of the row."""
 
 
-def padding_of(mask: torch.Tensor, *, causal: bool) -> Padding | None:
+def padding_from_mask(mask: torch.Tensor, *, causal: bool) -> Padding | None:
     """Convert a mask, bool (rows, 1, length, length), if it only hides padding. None for any other mask.
 
     `causal`: it may also hide the keys after each query. A mask without values (in a plan) is assumed to be padding.
@@ -99,9 +99,9 @@ def _attention(
     if sum(length for *_, length in documents) < numbers.numel():  # padding
         output.zero_()
         log_sums.zero_()
-    forward_of_documents(
+    documents_forward(
         (query, key, value), output, log_sums, documents,
-        causal=causal, scale=scale, dropping=_dropout_arguments(dropout, seed), every_query=every_query,
+        causal=causal, scale=scale, dropout=_dropout_arguments(dropout, seed), every_query=every_query,
     )  # fmt: skip
     return output, log_sums
 
@@ -117,12 +117,12 @@ def _empty_result(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _longest_first(numbers: torch.Tensor) -> Sequence[Document]:
     """Return the documents, the longest first, since each thread takes the next one when it is free."""
-    return sorted(documents_of(numbers), key=lambda document: -document[2])
+    return sorted(find_documents(numbers), key=lambda document: -document[2])
 
 
-def _dropout_arguments(dropout: float, seed: torch.Tensor) -> Dropping:
+def _dropout_arguments(dropout: float, seed: torch.Tensor) -> DropoutParameters:
     threshold = min(round(dropout * 2**32), 2**32 - 1)
-    return Dropping(threshold, 1 / (1 - threshold / 2**32), int(seed))
+    return DropoutParameters(threshold, 1 / (1 - threshold / 2**32), int(seed))
 
 
 @torch.library.custom_op("artel::cpu_attention_dropout_backward", mutates_args=(), device_types="cpu")
@@ -146,9 +146,9 @@ def _attention_backward(
     if sum(length for *_, length in documents) < numbers.numel():  # padding
         for grad in grads:
             grad.zero_()
-    backward_of_documents(
+    documents_backward(
         grad_output, (query, key, value), output, log_sums, grads, documents,
-        causal=causal, scale=scale, dropping=_dropout_arguments(dropout, seed), every_query=every_query,
+        causal=causal, scale=scale, dropout=_dropout_arguments(dropout, seed), every_query=every_query,
     )  # fmt: skip
     return grads
 

@@ -39,10 +39,10 @@ _BUILD_TIMEOUT = 120  # seconds
 _build_lock = threading.Lock()
 
 
-def library(name: str) -> ctypes.CDLL | None:
+def load_library(name: str) -> ctypes.CDLL | None:
     """Return the functions of `name`.cpp, built at the first call. None, with a warning, if the build fails."""
     with _build_lock:
-        return _library(name)
+        return _load_library(name)
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
 
 
 @cache
-def _library(name: str) -> ctypes.CDLL | None:
+def _load_library(name: str) -> ctypes.CDLL | None:
     source = _SOURCES / f"{name}.cpp"
     names = (os.environ.get("CXX", ""), "g++", "clang++")
     compiler = next((path for name in names if (path := shutil.which(name))), "")

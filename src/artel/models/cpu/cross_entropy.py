@@ -13,7 +13,7 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 
 from artel.models import IGNORED
-from artel.models.cpu.build import library, pointer
+from artel.models.cpu.build import load_library, pointer
 
 _NAME = "artel::cpu_cross_entropy"
 _FUNCTIONS = {torch.float32: "cross_entropy_float32", torch.bfloat16: "cross_entropy_bfloat16"}
@@ -21,7 +21,7 @@ _FUNCTIONS = {torch.float32: "cross_entropy_float32", torch.bfloat16: "cross_ent
 
 def supports_logits(device: torch.device, dtype: torch.dtype) -> bool:
     """True if `cpu_cross_entropy_with_grad` supports these logits. Builds the C++; warns once if that fails."""
-    return device.type == "cpu" and dtype in _FUNCTIONS and library("cross_entropy") is not None
+    return device.type == "cpu" and dtype in _FUNCTIONS and load_library("cross_entropy") is not None
 
 
 def cpu_cross_entropy_with_grad(
@@ -44,7 +44,7 @@ def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.T
     smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
     if largest >= logits.shape[1] or (smallest < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
         raise IndexError(f"targets from {smallest} to {largest} among {logits.shape[1]} ids")
-    functions = library("cross_entropy")
+    functions = load_library("cross_entropy")
     assert functions is not None
     assert logits.is_contiguous()
     targets = targets.contiguous()
@@ -83,7 +83,7 @@ def add_transposed_product(total: torch.Tensor | None, grad_logits: torch.Tensor
 @torch.library.custom_op("artel::cpu_add_transposed", mutates_args={"total"}, device_types="cpu")
 def _add_transposed(total: torch.Tensor, product: torch.Tensor, overwrite: bool) -> None:
     """Add product (width, vocabulary), bf16, to total (vocabulary, width), float32, or write it there."""
-    functions = library("cross_entropy")
+    functions = load_library("cross_entropy")
     assert functions is not None
     assert total.is_contiguous()
     assert product.is_contiguous()

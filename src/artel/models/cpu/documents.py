@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from artel.models.cpu.attention import (
-    backward_of_documents,
     compute_dtype,
+    documents_backward,
     empty_heads,
     fake_grads,
     kernels_available,
     repeat_heads,
-    with_rows,
+    with_contiguous_rows,
 )
 
 Document = tuple[int, int, int]
@@ -63,8 +63,8 @@ def _attention(
     output, log_sums = _empty_result(query, numbers)
     output.zero_()
     log_sums.zero_()
-    query, key, value = map(with_rows, (query, key, value))
-    for document in documents_of(numbers):
+    query, key, value = map(with_contiguous_rows, (query, key, value))
+    for document in find_documents(numbers):
         queries, keys, values = (_tokens(heads, document) for heads in (query, key, value))
         mask = _window_mask(document, window, causal, query)
         _tokens(output, document)[:], _tokens(log_sums, document)[:] = _FORWARD(
@@ -98,15 +98,15 @@ def _attention_backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value."""
-    heads, documents = (query, key, value), list(documents_of(numbers))
+    heads, documents = (query, key, value), list(find_documents(numbers))
     grads = (empty_heads(query).zero_(), empty_heads(key).zero_(), empty_heads(value).zero_())
-    by_artel = [document for document in documents if _takes_document(document, query, window)]
+    by_artel = [document for document in documents if _supports_document(document, query, window)]
     if by_artel:
         by_artel.sort(key=lambda document: -document[2])  # longest first: a free thread takes the next one
-        backward_of_documents(grad_output, heads, output, log_sums, grads, by_artel, causal=causal, scale=scale)
-    adjacent = [with_rows(each) for each in (grad_output, *heads)]
+        documents_backward(grad_output, heads, output, log_sums, grads, by_artel, causal=causal, scale=scale)
+    adjacent = [with_contiguous_rows(each) for each in (grad_output, *heads)]
     for document in documents:
-        if _takes_document(document, query, window):
+        if _supports_document(document, query, window):
             continue
         mask = _window_mask(document, window, causal, query)
         pieces = [_tokens(each, document) for each in (*adjacent, output, log_sums)]
@@ -137,7 +137,7 @@ _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def documents_of(numbers: torch.Tensor) -> Iterator[Document]:
+def find_documents(numbers: torch.Tensor) -> Iterator[Document]:
     """Yield the documents of numbers (rows, length), without padding (0)."""
     for row, line in enumerate(numbers):
         documents, lengths = torch.unique_consecutive(line, return_counts=True)
@@ -154,7 +154,7 @@ def _tokens(tensor: torch.Tensor, document: Document) -> torch.Tensor:
     return tensor[row : row + 1, :, start : start + length]
 
 
-def _takes_document(document: Document, query: torch.Tensor, window: int | None) -> bool:
+def _supports_document(document: Document, query: torch.Tensor, window: int | None) -> bool:
     """True if artel's own backward pass supports the document."""
     is_whole = window is None or document[2] <= window
     return is_whole and query.dtype == torch.bfloat16 and query.shape[3] % 2 == 0 and kernels_available()

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from artel.models.cpu.build import library, pointer
+from artel.models.cpu.build import load_library, pointer
 
 _PANEL = 32
 """Outputs whose weights are stored together: `kPanel` in packed.cpp."""
@@ -41,7 +41,7 @@ def pack(model: nn.Module) -> Callable[[], None]:
 
     Later changes of the weights have no effect. Does nothing if the C++ cannot be built.
     """
-    linears = _linears(model) if library("packed") is not None else []
+    linears = _linears(model) if load_library("packed") is not None else []
     panels = [_panels(linear.weight.detach()) for linear in linears]  # all first, since memory may not suffice
     for linear, weights in zip(linears, panels, strict=True):
         linear.forward = partial(_multiply, linear, weights)
@@ -77,7 +77,7 @@ def _multiply(linear: nn.Linear, panels: torch.Tensor, inputs: torch.Tensor) -> 
     rows = inputs.numel() // linear.in_features
     if rows > _MAX_ROWS or inputs.dtype != torch.float32:
         return F.linear(inputs, linear.weight, linear.bias)
-    functions = library("packed")
+    functions = load_library("packed")
     assert functions is not None
     inputs = inputs.contiguous()
     outputs = inputs.new_empty(*inputs.shape[:-1], linear.out_features)

@@ -25,7 +25,7 @@ from artel.models.loading.pretrained import load_pretrained, plan_pretrained
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.models.lora.adapter_folder import load_adapter, merge_adapter, note_changed_base, read_adapter
-from artel.models.lora.adapters import add_adapters, first_weights, freeze
+from artel.models.lora.adapters import add_adapters, draw_first_weights, freeze
 from artel.tokens import Tokenizer
 
 
@@ -99,8 +99,8 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
             if must_load_full(config) is not None:
                 _load_weights(built)
         check_positions(built.model, request.block)
-    built.notes += name_ends(built.model, request, tokenizer)
-    make_repeatable(built.model)
+    built.notes += set_end_tokens(built.model, request, tokenizer)
+    make_reproducible(built.model)
     _choose_trainable(built, request)
     if not on_meta and built.weights is not None:
         _load_weights(built)
@@ -119,7 +119,7 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     config = request.config.model_copy(update={"from_": adapter.base})
     base = replace(request, config=config, base_config=adapter.base_config)
     model = load_pretrained(base, tokenizer, for_training=False, adapter_modules=adapter.full_modules).model
-    name_ends(model, request, tokenizer)
+    set_end_tokens(model, request, tokenizer)
     with renamed_for_language_part(model, adapter) as renamed_adapter:
         if merge:
             return merge_adapter(model, renamed_adapter)
@@ -129,7 +129,7 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     return model
 
 
-def name_ends(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:
+def set_end_tokens(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:
     """Set the end tokens in the model's configurations to those it is trained with, like transformers' Trainer.
 
     config.json gets the tokenizer's end token; generation_config.json gets all of them, added to its own. Return notes
@@ -196,7 +196,7 @@ def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
             seed=request.seed,
         )
         if built.weights is not None:
-            built.weights.adapters = first_weights(built.model)
+            built.weights.adapters = draw_first_weights(built.model)
         built.notes.append(f"{description}: {built.num_trainable:,} parameters are trained")
         if changes_context(config):
             note_changed_base(built.model)
@@ -205,7 +205,7 @@ def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
         built.notes.append(f"{built.num_trainable:,} parameters are trained, the others stay as they are")
 
 
-def make_repeatable(model: PreTrainedModel) -> None:
+def make_reproducible(model: PreTrainedModel) -> None:
     """Patch architectures whose forward pass depends on more than weights, inputs and PyTorch's random state.
 
     A resumed run must end with bitwise the same weights as an uninterrupted one. Dropout is drawn from a seed per step
@@ -220,7 +220,7 @@ def make_repeatable(model: PreTrainedModel) -> None:
         if hasattr(module, "_init_attention_seed"):  # ReformerLayer
             module._init_attention_seed = partial(_draw_seed, module, "attention_seed")
             module._init_feed_forward_seed = partial(_draw_seed, module, "feed_forward_seed")
-    for module in _with_attention_type(model):
+    for module in _find_attention_setters(model):
         module.set_attention_type = partial(_set_attention_type, module.set_attention_type)
         module.register_forward_pre_hook(partial(_reset_attention_type, module.attention_type))
 
@@ -232,13 +232,13 @@ def _draw_seed(layer: nn.Module, name: str) -> None:
     torch.manual_seed(seed)
 
 
-def _with_attention_type(module: nn.Module) -> Iterator[Any]:
+def _find_attention_setters(module: nn.Module) -> Iterator[Any]:
     """Yield the outermost modules that set the attention of their submodules."""
     if hasattr(module, "set_attention_type"):
         yield module
         return
     for child in module.children():
-        yield from _with_attention_type(child)
+        yield from _find_attention_setters(child)
 
 
 def _set_attention_type(change: Callable[[str], None], name: str) -> None:

@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.loading.heads import check_direction, check_head, check_sizes, model_class, own_classes
+from artel.models.loading.heads import check_direction, check_head, check_sizes, custom_classes, model_class
 from artel.models.loading.language_part import find_language_part, is_multimodal
 from artel.models.loading.model_config import change_context, check_rotary, known_keys
 from artel.models.loading.model_folder import check_folder, read_config
@@ -45,7 +45,7 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
             check_multimodal(config, saved)
             find_language_part(saved, config.from_)
         else:
-            check_head(saved.model_type, auto_class, "model.from", own_classes(saved, runs_code=config.runs_code))
+            check_head(saved.model_type, auto_class, "model.from", custom_classes(saved, runs_code=config.runs_code))
             check_direction(saved, auto_class, "model.from")
         change_context(saved, config)
     if config.rope is not None and (model := outline(config, auto_class)) is not None:
@@ -88,7 +88,7 @@ def check_pretrained(config: ModelConfig, auto_class: str) -> None:
         check_saved(config.from_, saved, kind, for_training=True)
 
 
-def check_whole(name: str) -> None:
+def check_complete_folder(name: str) -> None:
     """Raise InputError if a folder lacks weights of the class in its config.json, if transformers has that class."""
     config, _ = read_config(name)
     kind = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)

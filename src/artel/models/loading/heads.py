@@ -89,7 +89,7 @@ def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> No
         raise InputError.at(where, what, fix)
 
 
-def own_classes(config: PreTrainedConfig, *, runs_code: bool) -> dict[str, str]:
+def custom_classes(config: PreTrainedConfig, *, runs_code: bool) -> dict[str, str]:
     """Return the classes of the model's own code by auto class; none if that code may not run."""
     return dict(getattr(config, "auto_map", None) or {}) if runs_code else {}
 
@@ -119,7 +119,7 @@ def model_class(
     sizes in the configuration.
     """
     check_sizes(config)
-    own = own_classes(config, runs_code=runs_code).get(auto_class)
+    own = custom_classes(config, runs_code=runs_code).get(auto_class)
     if own is not None:
         base = get_class_from_dynamic_module(own, config.name_or_path)
         base.register_for_auto_class(auto_class)  # so that its code is saved with it

@@ -32,7 +32,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from artel.errors import InputError
-from artel.models import evaluating
+from artel.models import evaluation_mode
 from artel.models.loading.conversion import Conversion, LoadingPlan, plan_loading
 from artel.models.loading.on_meta import build_untied
 from artel.models.loading.safetensors_files import TensorFiles
@@ -60,7 +60,7 @@ class MultimodalModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> MultimodalModel:
         return self  # it describes the files, which are the same for copies of the language part
 
-    def name_of(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
         """Return the name in the whole model of a tensor or module of the language part. Keep other names."""
         return _rename_prefix(name, self.prefixes)
 
@@ -94,9 +94,9 @@ def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTraine
     body, head = multimodal.get_decoder(), multimodal.get_output_embeddings()
     paths = {id(module): name for name, module in multimodal.named_modules()}
     if config.is_encoder_decoder or getattr(body.config, "is_encoder_decoder", False):
-        raise _no_part(config, "its text is written by a decoder that reads an encoder")
+        raise _untrainable_error(config, "its text is written by a decoder that reads an encoder")
     if not (isinstance(body, PreTrainedModel) and isinstance(head, nn.Linear)) or id(body) not in paths:
-        raise _no_part(config, "its language part has no output head")
+        raise _untrainable_error(config, "its language part has no output head")
     body_name, head_name = paths[id(body)], paths[id(head)]
     text_config = copy.deepcopy(body.config)
     text_config.name_or_path = source
@@ -105,7 +105,7 @@ def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTraine
         part = build_untied(type(body), text_config)
         prefixes: tuple[tuple[str, str], ...] = (("", f"{body_name}."),)
     else:
-        part = _part_of(multimodal, body, head, text_config)
+        part = _build_part(multimodal, body, head, text_config)
         own_head = next(name for name, module in part.named_modules() if module is part.get_output_embeddings())
         modules = ((part.base_model_prefix, body_name), (own_head, head_name))
         prefixes = (*((f"{name}.", f"{full}.") for name, full in modules), *modules)
@@ -120,7 +120,7 @@ def set_multimodal(model: PreTrainedModel, multimodal: MultimodalModel) -> None:
     model._artel_multimodal = multimodal
 
 
-def multimodal_of(model: nn.Module) -> MultimodalModel | None:
+def get_multimodal(model: nn.Module) -> MultimodalModel | None:
     """Return the multimodal model of a language part; None for a text model."""
     return getattr(model, "_artel_multimodal", None)
 
@@ -130,22 +130,24 @@ def check_language_part(model: PreTrainedModel) -> None:
 
     The other parts have no weights, so a model that needs them for text is refused too.
     """
-    multimodal = multimodal_of(model)
+    multimodal = get_multimodal(model)
     if multimodal is None:
         return
     ids = torch.arange(3, 11, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
     multimodal.model.eval()
     try:
-        with evaluating(model), _inserted_into(model, multimodal):
+        with evaluation_mode(model), _inserted_into(model, multimodal):
             expected = multimodal.model(input_ids=ids, use_cache=False).logits
             logits = model(input_ids=ids, use_cache=False).logits
             same = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
-        raise _no_part(
+        raise _untrainable_error(
             multimodal.config, f"it cannot read text without images ({' '.join(str(error).split())[:200]})"
         ) from error
     if not same:
-        raise _no_part(multimodal.config, "its language part alone computes different logits than the full model")
+        raise _untrainable_error(
+            multimodal.config, "its language part alone computes different logits than the full model"
+        )
 
 
 @contextmanager
@@ -164,7 +166,7 @@ def _inserted_into(model: PreTrainedModel, multimodal: MultimodalModel) -> Itera
             multimodal.model.set_submodule(full, module)
 
 
-def _part_of(
+def _build_part(
     multimodal: PreTrainedModel, body: PreTrainedModel, head: nn.Linear, config: PreTrainedConfig
 ) -> PreTrainedModel:
     """Build the language part on the meta device, with the text class in the whole model's file or a new class."""
@@ -236,10 +238,10 @@ def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
     """Raise InputError unless each tensor of the language part has the same shape in the whole model."""
     shapes = {name: tensor.shape for name, tensor in multimodal.model.state_dict().items()}
     unsupported_names = [
-        name for name, tensor in part.state_dict().items() if shapes.get(multimodal.name_of(name)) != tensor.shape
+        name for name, tensor in part.state_dict().items() if shapes.get(multimodal.full_name(name)) != tensor.shape
     ]
     if unsupported_names:
-        raise _no_part(
+        raise _untrainable_error(
             multimodal.config, f"its language part is not a text model of transformers ({unsupported_names[0]})"
         )
 
@@ -251,7 +253,7 @@ def _rename_prefix(name: str, prefixes: tuple[tuple[str, str], ...], outside: st
     return name if outside is None else outside
 
 
-def _no_part(config: PreTrainedConfig, why: str) -> InputError:
+def _untrainable_error(config: PreTrainedConfig, why: str) -> InputError:
     return InputError.at(
         "model.from", f"{config.model_type} takes images, and {why}: its language part cannot be trained", _FIX
     )
@@ -268,7 +270,7 @@ class PartConversion(Conversion):
     ) -> dict[str, torch.Tensor]:
         """Like `Conversion.convert`."""
         assert self.multimodal is not None
-        inner = Conversion(self.multimodal.name_of(self.first), self.converter, self.sources)
+        inner = Conversion(self.multimodal.full_name(self.first), self.converter, self.sources)
         tensors = inner.convert(self.multimodal.model, files, rows)
         return {self.multimodal.name_in_part(name) or name: tensor for name, tensor in tensors.items()}
 
@@ -305,13 +307,13 @@ def _part_conversion(multimodal: MultimodalModel, entry: Conversion) -> PartConv
 
 def rename_for_multimodal(multimodal: MultimodalModel, folder: Path) -> None:
     """Rename an adapter trained in the language part for the whole model, so that peft and vLLM can load it there."""
-    _rename(folder, multimodal.name_of, dict(multimodal.model.named_modules()))
+    _rename(folder, multimodal.full_name, dict(multimodal.model.named_modules()))
 
 
 @contextmanager
 def renamed_for_language_part(model: nn.Module, adapter: AdapterFolder) -> Iterator[AdapterFolder]:
     """Yield the adapter renamed for `model`, if that is the language part of a multimodal model."""
-    multimodal = multimodal_of(model)
+    multimodal = get_multimodal(model)
     if multimodal is None:
         yield adapter
         return

@@ -22,7 +22,7 @@ from artel.models.loading.materialize import fill_rows
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.safetensors_files import find_files
-from artel.models.loading.structure import without_weights
+from artel.models.loading.structure import build_without_weights
 from artel.printable import join_names
 from artel.tokens import Tokenizer
 
@@ -53,7 +53,7 @@ def check_complete(
     raise InputError.at("model.from", f"{name} has no weights for {join_names(required)}", fix)
 
 
-def heads_of_other_sizes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> set[str]:
+def find_resized_heads(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> set[str]:
     """Return the names of head tensors that have other sizes in a model's files (for other labels)."""
     files = find_files(name, config)
     if not files.have_headers:
@@ -123,7 +123,7 @@ def _body(model: PreTrainedModel) -> set[str]:
     (BERT) are saved without it.
     """
     base, output = model.base_model, model.get_output_embeddings()
-    heads = _modules_beside_body(model) if base is model else set()
+    heads = _find_head_modules(model) if base is model else set()
     body = next(module_name for module_name, module in model.named_modules() if module is base)
     head = next((module_name for module_name, module in model.named_modules() if module is output), None)
     return {
@@ -136,7 +136,7 @@ def _body(model: PreTrainedModel) -> set[str]:
     }
 
 
-def _modules_beside_body(model: PreTrainedModel) -> set[str]:
+def _find_head_modules(model: PreTrainedModel) -> set[str]:
     """Return the modules that the headless architecture does not have, if it has all the others (T5)."""
     base_class = MODEL_MAPPING.get(type(model.config), None)
     if not (isinstance(base_class, type) and issubclass(base_class, PreTrainedModel)) or isinstance(model, base_class):
@@ -187,25 +187,25 @@ def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows 
     if old == new or len(old) == len(new) == 1:  # a single output has no order
         return None
     with find_files(name, saved) as files:
-        tensors = frozenset(_tensors_of_labels(request, config) & set(files.names))
+        tensors = frozenset(_find_label_tensors(request, config) & set(files.names))
     if not tensors:
         return None
-    old_rows = _kept_rows(old, new)
-    return HeadRows(tensors, old_rows, _note(name, old, new, old_rows))
+    old_rows = _match_rows(old, new)
+    return HeadRows(tensors, old_rows, _describe_rows(name, old, new, old_rows))
 
 
 def _labels(config: PreTrainedConfig) -> list[str]:
     return [str(config.id2label[number]) for number in sorted(config.id2label)]
 
 
-def _tensors_of_labels(request: ModelRequest, config: PreTrainedConfig) -> set[str]:
+def _find_label_tensors(request: ModelRequest, config: PreTrainedConfig) -> set[str]:
     """Return the names of parameters that get one more row with one more label."""
     larger = copy.deepcopy(config)
     larger.num_labels = config.num_labels + 1
     shapes = [
         {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         for model in (
-            without_weights(each, request.auto_class, request.heads, request.config.runs_code)
+            build_without_weights(each, request.auto_class, request.heads, request.config.runs_code)
             for each in (config, larger)
         )
     ]
@@ -213,7 +213,7 @@ def _tensors_of_labels(request: ModelRequest, config: PreTrainedConfig) -> set[s
     return {name for name, shape in few.items() if shape and many[name] == (shape[0] + 1, *shape[1:])}
 
 
-def _kept_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
+def _match_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
     """Map each new row with a label of the saved head to the saved row.
 
     Case is ignored, unless labels differ only by it. LABEL_3 is label 3. If the new labels have names, the saved ones
@@ -234,7 +234,7 @@ def _kept_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
     return old_rows
 
 
-def _note(name: str, old: Sequence[str], new: Sequence[str], old_rows: Mapping[int, int]) -> str:
+def _describe_rows(name: str, old: Sequence[str], new: Sequence[str], old_rows: Mapping[int, int]) -> str:
     """Return the note for the user: labels whose rows are kept, initialized and left out."""
     rows = [new[a] if new[a] == old[b] else f"{new[a]} (there {old[b]})" for a, b in old_rows.items()]
     new_labels = [label for number, label in enumerate(new) if number not in old_rows]

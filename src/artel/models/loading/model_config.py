@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artel.config import ModelConfig, RopeConfig
 from artel.errors import InputError, Problem
 from artel.models.loading.heads import check_direction
-from artel.models.loading.model_folder import in_words
+from artel.models.loading.model_folder import format_error
 from artel.tokens import Tokenizer
 
 _VOCABULARY_SIZE_KEYS = {"unpadded_vocab_size"}
@@ -46,7 +46,7 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
     try:
         default_config = CONFIG_MAPPING[model_type]()
     except Exception as error:  # configurations raise various errors
-        what = f"the defaults of {model_type} in transformers are not a valid model: {in_words(error)}"
+        what = f"the defaults of {model_type} in transformers are not a valid model: {format_error(error)}"
         raise InputError.at(
             "model.config.model_type", what, "use a pretrained model of this type: model.from"
         ) from None
@@ -106,7 +106,7 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     try:
         config = CONFIG_MAPPING[model_type](**arguments)
     except Exception as error:  # configurations raise various errors
-        what = f"{model_type} does not accept it: {in_words(error)}"
+        what = f"{model_type} does not accept it: {format_error(error)}"
         raise InputError.at("model.config", what, "check its values") from None
     check_direction(config, auto_class, "model.config.model_type")
     return config
@@ -181,7 +181,7 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
         config.validate_rope()
     except Exception as error:  # configurations raise various errors
         raise InputError.at(
-            _ROPE_KEY, f"{config.model_type} does not accept it: {in_words(error)}", "check its values"
+            _ROPE_KEY, f"{config.model_type} does not accept it: {format_error(error)}", "check its values"
         ) from None
 
 

@@ -32,11 +32,11 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
     folder = Path(name)
     check_regular_in(folder)
     file = folder / "config.json"
-    values = _read(file) if folder.is_dir() else _read_hub(name)
+    values = _read_json(file) if folder.is_dir() else _read_hub_config(name)
     _check_origin(values, name, runs_code)
     try:
         if folder.is_dir() and "model_type" not in values:
-            kind = _kind_by_tensors(folder)
+            kind = _infer_model_type(folder)
             if kind is None:
                 fix = 'add its type, e.g. "model_type": "roberta"'
                 raise InputError.at(str(file), "has no model_type", fix)
@@ -58,7 +58,7 @@ _WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\
 """A configuration's message for a value of the wrong type."""
 
 
-def in_words(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return a library's message in one line of at most 300 characters."""
     message = " ".join(str(error).split()) or type(error).__name__
     match = _WRONG_TYPE.search(message)
@@ -67,7 +67,7 @@ def in_words(error: Exception) -> str:
 
 def loading_error(name: str, error: Exception) -> InputError:
     """Return the error for a model that transformers could not load, with a fix."""
-    first = in_words(error)
+    first = format_error(error)
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     remote = f"a hub id needs network access{offline}; or use a folder"
     fix = "check its config.json and weights" if Path(name).is_dir() else remote
@@ -99,7 +99,7 @@ def check_on_hub(name: str, where: str) -> None:
     except EntryNotFoundError:  # a tokenizer without a model
         pass
     except Exception as error:  # the network and the hub raise various errors
-        message = f"{constants.ENDPOINT} does not answer ({in_words(error)}): whether it has {name} is not known"
+        message = f"{constants.ENDPOINT} does not answer ({format_error(error)}): whether it has {name} is not known"
         logger.warning("%s: %s", where, message)
 
 
@@ -119,10 +119,10 @@ def check_folder(folder: Path) -> None:
     if "config.json" not in names:
         raise InputError.at(where, f"{folder} has no config.json", "use a folder written by save_pretrained")
     for index in sorted(folder.glob("*.index.json")):
-        _check_inside(index, _read(index).get("weight_map"))
+        _check_inside(index, _read_json(index).get("weight_map"))
     if any(name.endswith(".safetensors") for name in names):
         return
-    binaries = _binaries(folder)
+    binaries = _pickle_files(folder)
     if not binaries:
         raise InputError.at(
             where,
@@ -131,7 +131,7 @@ def check_folder(folder: Path) -> None:
         )
     for file in binaries:
         try:
-            _tensors_of(file)
+            _load_on_meta(file)
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise InputError.at(
@@ -144,10 +144,10 @@ def check_folder(folder: Path) -> None:
 def is_sharded_checkpoint(folder: Path) -> bool:
     """True if a folder has no weights except a sharded checkpoint of DeepSpeed, with files of each process."""
     is_deepspeed = (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
-    return is_deepspeed and not any(folder.glob("*.safetensors")) and not _binaries(folder)
+    return is_deepspeed and not any(folder.glob("*.safetensors")) and not _pickle_files(folder)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -157,7 +157,7 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
-def _read_hub(name: str) -> dict[str, Any]:
+def _read_hub_config(name: str) -> dict[str, Any]:
     try:
         return PreTrainedConfig.get_config_dict(name)[0]
     except Exception as error:  # the hub raises various errors
@@ -183,13 +183,13 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
         raise InputError.at("model.from", what, trust_fix(name))
 
 
-def _check_quantization(is_deepspeed: Any, name: str) -> None:
+def _check_quantization(quantization: Any, name: str) -> None:
     """Raise InputError for a quantization that transformers lacks: it would load the weights as unquantized."""
-    if is_deepspeed is None:
+    if quantization is None:
         return
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # slow to import
 
-    method = str(is_deepspeed.get("quant_method", "bitsandbytes") if isinstance(is_deepspeed, dict) else is_deepspeed)
+    method = str(quantization.get("quant_method", "bitsandbytes") if isinstance(quantization, dict) else quantization)
     if method != "bitsandbytes" and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         what = f"{name}: it is quantized by {method[:100]!r}, which transformers does not support"
         raise InputError.at("model.from", what, "remove quantization_config if its weights are not quantized")
@@ -204,21 +204,21 @@ def _check_inside(index: Path, weights: Any) -> None:
             raise InputError.at(str(index), what, "use the folder as it was saved, with all of its files")
 
 
-def _binaries(folder: Path) -> list[Path]:
+def _pickle_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("pytorch_model*.bin"))
 
 
-def _tensors_of(file: Path) -> dict[str, torch.Tensor]:
+def _load_on_meta(file: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a .bin file on the meta device. No code in it runs."""
     return torch.load(file, map_location="meta", weights_only=True, mmap=False)
 
 
-def _kind_by_tensors(folder: Path) -> str | None:
+def _infer_model_type(folder: Path) -> str | None:
     """Return the model type that starts the tensors' names: roberta for `roberta.embeddings.…`."""
     names: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             names |= {name.split(".")[0] for name in tensors.keys()}  # noqa: SIM118  # not a mapping
     if not names:
-        names = {name.split(".")[0] for file in _binaries(folder) for name in _tensors_of(file)}
+        names = {name.split(".")[0] for file in _pickle_files(folder) for name in _load_on_meta(file)}
     return next((name for name in sorted(names) if name in CONFIG_MAPPING), None)

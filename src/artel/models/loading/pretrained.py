@@ -19,16 +19,16 @@ from transformers.utils.loading_report import log_state_dict_report
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.loading.carried import carry_unused, kept_note, leave_out
 from artel.models.loading.conversion import LoadingPlan, plan_loading
+from artel.models.loading.extra_tensors import note_left_out, note_saved_unchanged, remember_unused
 from artel.models.loading.heads import is_unused, model_class
 from artel.models.loading.init_weights import initialize_again
 from artel.models.loading.language_part import (
     MultimodalModel,
     check_language_part,
     find_language_part,
+    get_multimodal,
     is_multimodal,
-    multimodal_of,
     plan_multimodal,
     plan_part,
     set_multimodal,
@@ -41,13 +41,13 @@ from artel.models.loading.missing_weights import (
     check_vocabulary,
     embedding_rows,
     find_head_rows,
-    heads_of_other_sizes,
+    find_resized_heads,
 )
 from artel.models.loading.model_folder import is_quantized, loading_error
 from artel.models.loading.on_meta import build_untied
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
-from artel.models.loading.structure import pretrained_config, without_weights
+from artel.models.loading.structure import build_without_weights, load_pretrained_config
 from artel.models.quantization import keep_trainable_format, loading_options
 from artel.tokens import Tokenizer
 
@@ -65,14 +65,14 @@ def load_pretrained(
     new heads may lack weights, and embeddings grow to the tokenizer's size. May raise InputError.
     """
     name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
-    config, notes = pretrained_config(request)
+    config, notes = load_pretrained_config(request)
     if is_multimodal(config, request.auto_class):
         return _load_language_part(
             request, tokenizer, config, notes, for_training=for_training, adapter_modules=adapter_modules
         )
-    with _refusing(name):
-        reference = without_weights(config, request.auto_class, request.heads, runs_code)
-        new_heads = heads_of_other_sizes(reference, name, config) if for_training else set()
+    with _convert_errors(name):
+        reference = build_without_weights(config, request.auto_class, request.heads, runs_code)
+        new_heads = find_resized_heads(reference, name, config) if for_training else set()
         rows = find_head_rows(request, config) if for_training else None
         check_shapes(reference, name, config, new_heads)
         options = loading_options(quantize, reference, [*adapter_modules]) if quantize != "none" else {}
@@ -90,12 +90,12 @@ def load_pretrained(
     adapter_rows = embedding_rows(model, adapter_modules)
     if not for_training and adapter_rows is None:
         check_vocabulary(model, tokenizer, name)
-        built.notes += _unused_tensors(model, reference, name, config, unexpected, {})
+        built.notes += _remember_unused(model, reference, name, config, unexpected, {})
         return built
     grown = grow_vocabulary(built, tokenizer, adapter_rows or 0)
     if not for_training:
         check_grown(model, grown, name, adapter_modules)
-    built.notes += _unused_tensors(model, reference, name, config, unexpected, grown)
+    built.notes += _remember_unused(model, reference, name, config, unexpected, grown)
     grow_vocabulary(BuiltModel(reference), tokenizer, adapter_rows or 0)
     initialize_again(model, reference, grown | dict.fromkeys(missing, 0), request.seed)
     if rows is not None:
@@ -111,15 +111,15 @@ def plan_pretrained(
     Checks, notes and errors are the same, and need only the headers of the files. May raise InputError.
     """
     name, runs_code = str(request.config.from_), request.config.runs_code
-    config, notes = pretrained_config(request)
+    config, notes = load_pretrained_config(request)
     if is_multimodal(config, request.auto_class):
-        return _on_meta(request, tokenizer, config, notes)
-    with _refusing(name):
+        return _build_language_part(request, tokenizer, config, notes)
+    with _convert_errors(name):
         model = build_untied(model_class(config, request.auto_class, request.heads, runs_code=runs_code), config)
         rows = find_head_rows(request, config)
-        new_heads = heads_of_other_sizes(model, name, config) | (rows.tensors if rows else set())
+        new_heads = find_resized_heads(model, name, config) | (rows.tensors if rows else set())
         check_shapes(model, name, config, new_heads)
-        files, plan = _plan(model, name, config, new_heads)
+        files, plan = _plan_files(model, name, config, new_heads)
         # Like from_pretrained, including errors.
         log_state_dict_report(model, name, False, plan.info, _logger)
         model.config.name_or_path = name
@@ -129,7 +129,7 @@ def plan_pretrained(
     check_complete(model, name, plan.info.missing_keys, for_training=True, adapter_modules=adapter_modules)
     _note_missing(built, name, plan.info.missing_keys, rows)
     grown = grow_vocabulary(built, tokenizer)
-    built.notes += carry_unused(model, name, files, plan.unused, grown)
+    built.notes += remember_unused(model, name, files, plan.unused, grown)
     built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
     if rows is not None:
         built.weights.kept_rows = dict.fromkeys(rows.tensors, rows.old_rows)
@@ -140,12 +140,12 @@ def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_tra
     """Raise InputError if a folder lacks weights of a model class. Reads no weights."""
     if is_quantized(config):
         return  # packed weights have their own names and shapes: loading them shows what is missing
-    with _refusing(name):
+    with _convert_errors(name):
         model = build_untied(model_type, config)
-        new_heads = heads_of_other_sizes(model, name, config) if for_training else set()
+        new_heads = find_resized_heads(model, name, config) if for_training else set()
         if not for_training:
             check_shapes(model, name, config)
-        _, plan = _plan(model, name, config, new_heads)
+        _, plan = _plan_files(model, name, config, new_heads)
     check_complete(model, name, plan.info.missing_keys, for_training=for_training)
 
 
@@ -165,7 +165,7 @@ def plan_language_part(
     """
     name = str(config.from_)
     check_multimodal(config, saved)
-    with _refusing(name):
+    with _convert_errors(name):
         model, multimodal = find_language_part(saved, name)
         files = find_files(name, saved)
         if not files.have_headers:
@@ -178,13 +178,13 @@ def plan_language_part(
         model._adjust_missing_and_unexpected_keys(plan.info)  # like from_pretrained
         read_generation_config(model, name)
     check_complete(model, name, plan.info.missing_keys, for_training=False)
-    with _refusing(name):
+    with _convert_errors(name):
         log_state_dict_report(model, name, False, plan.info, _logger)  # raises for other shapes
     set_multimodal(model, multimodal)
     return model.eval(), files, plan
 
 
-def _on_meta(
+def _build_language_part(
     request: ModelRequest,
     tokenizer: Tokenizer,
     config: PreTrainedConfig,
@@ -199,9 +199,9 @@ def _on_meta(
     kind = model.config.model_type
     built = BuiltModel(model, [*notes, f"{name} takes images: only its language part ({kind}) is trained"])
     if plan.unused:
-        built.notes.append(kept_note(name, plan.unused))
+        built.notes.append(note_saved_unchanged(name, plan.unused))
     grown: dict[str, int] = {}
-    multimodal = multimodal_of(model)
+    multimodal = get_multimodal(model)
     assert multimodal is not None
     rows = embedding_rows(
         model, {multimodal.name_in_part(module) or module: rows for module, rows in adapter_modules.items()}
@@ -224,20 +224,24 @@ def _load_language_part(
     adapter_modules: Mapping[str, int],
 ) -> BuiltModel:
     """Load a language part and test it against the whole model, whose names `adapter_modules` may use."""
-    built = _on_meta(request, tokenizer, config, notes, for_training=for_training, adapter_modules=adapter_modules)
-    multimodal = multimodal_of(built.model)
+    built = _build_language_part(
+        request, tokenizer, config, notes, for_training=for_training, adapter_modules=adapter_modules
+    )
+    multimodal = get_multimodal(built.model)
     assert built.weights is not None
     assert multimodal is not None
     materialize(built.model, built.weights, device="cpu")
     if request.config.quantize != "none":
         in_full = [multimodal.name_in_part(name) or name for name in adapter_modules]
-        built.model = _quantized(built.model, multimodal, built.weights.reference, request.config.quantize, in_full)
+        built.model = _quantize_language_part(
+            built.model, multimodal, built.weights.reference, request.config.quantize, in_full
+        )
     built.weights = None
     check_language_part(built.model)
     return built
 
 
-def _quantized(
+def _quantize_language_part(
     model: PreTrainedModel,
     multimodal: MultimodalModel,
     reference: PreTrainedModel,
@@ -257,7 +261,7 @@ def _quantized(
 
 
 @contextmanager
-def _refusing(name: str) -> Iterator[None]:
+def _convert_errors(name: str) -> Iterator[None]:
     """Convert all errors in loading to InputError: the hub, safetensors and architectures raise various ones."""
     try:
         yield
@@ -267,7 +271,7 @@ def _refusing(name: str) -> Iterator[None]:
         raise loading_error(name, error) from None
 
 
-def _unused_tensors(
+def _remember_unused(
     model: PreTrainedModel,
     reference: PreTrainedModel,
     name: str,
@@ -287,8 +291,8 @@ def _unused_tensors(
             patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
             unused = [key for key in files.names if any(pattern.search(key) for pattern in patterns)]
     if is_quantized(config):
-        return leave_out(model, name, {*unused, *unexpected}) if unused or unexpected else []
-    return carry_unused(model, name, files, unused, grown)
+        return note_left_out(model, name, {*unused, *unexpected}) if unused or unexpected else []
+    return remember_unused(model, name, files, unused, grown)
 
 
 def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRows | None) -> None:
@@ -329,7 +333,7 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, min_rows: int = 0) 
     }
 
 
-def _plan(
+def _plan_files(
     model: PreTrainedModel, name: str, config: PreTrainedConfig, left_out: Collection[str]
 ) -> tuple[TensorFiles, LoadingPlan]:
     """Return a saved model's files and the loading plan of `model` without `left_out`. Tie `model` like the files."""

@@ -29,10 +29,10 @@ from transformers.utils.hub import CHAT_TEMPLATE_FILE, LEGACY_PROCESSOR_CHAT_TEM
 
 from artel.errors import WorkError
 from artel.models.forward_pass import architecture_error
-from artel.models.loading.carried import with_carried
 from artel.models.loading.conversion import Conversion
+from artel.models.loading.extra_tensors import with_extra_tensors
 from artel.models.loading.init_weights import canonical_names
-from artel.models.loading.language_part import MultimodalModel, multimodal_of, plan_multimodal, rename_for_multimodal
+from artel.models.loading.language_part import MultimodalModel, get_multimodal, plan_multimodal, rename_for_multimodal
 from artel.models.loading.safetensors_files import find_files
 from artel.models.lora.adapter_folder import save_adapter
 from artel.models.lora.adapters import is_adapted
@@ -74,7 +74,7 @@ def write_model(
     files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the files of the model and the tokenizer, and `files`, into an existing folder."""
-    multimodal = multimodal_of(model)
+    multimodal = get_multimodal(model)
     if is_adapted(model):
         save_adapter(model, folder, weights)
         if multimodal is not None:
@@ -83,7 +83,7 @@ def write_model(
         save_multimodal(model, multimodal, folder, weights)
     else:
         try:
-            with with_carried(model, weights) as state:
+            with with_extra_tensors(model, weights) as state:
                 model.save_pretrained(str(folder), state_dict=state)
         except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
             if architecture_error(error, model) is None:
@@ -133,28 +133,28 @@ class _Values:
     ) -> None:
         names = canonical_names(model)
         own = model.state_dict() if weights is None else weights
-        self._tensors = {multimodal.name_of(name): tensor for name, tensor in own.items()}
+        self._tensors = {multimodal.full_name(name): tensor for name, tensor in own.items()}
         by_canonical = {names.get(name, name): tensor for name, tensor in own.items()}
         for name, canonical in names.items():  # other names of tied tensors
             if canonical in by_canonical:
-                self._tensors.setdefault(multimodal.name_of(name), by_canonical[canonical])
+                self._tensors.setdefault(multimodal.full_name(name), by_canonical[canonical])
         self._whole = multimodal
         self._is_tied = bool(model.config.tie_word_embeddings)
         self._converted: dict[str, torch.Tensor] = {}
 
-    def of(self, name: str) -> torch.Tensor | None:
+    def get(self, name: str) -> torch.Tensor | None:
         """Return a tensor by its name in the whole model, on the CPU; None if it is not in the language part."""
         tensor = self._tensors.get(name)
         return None if tensor is None else tensor.detach().cpu().contiguous()
 
-    def untied(self, name: str) -> torch.Tensor | None:
+    def get_untied(self, name: str) -> torch.Tensor | None:
         """Return a tensor that the files lack because it was tied; None if it still is."""
-        return None if self._is_tied else self.of(name)
+        return None if self._is_tied else self.get(name)
 
     def get_converted(self, key: str, entry: Conversion) -> torch.Tensor | None:
         """Return the tensor of a key in the files that is part of a converted parameter."""
         if key not in self._converted:
-            tensors = {name: tensor for name in entry.targets if (tensor := self.of(name)) is not None}
+            tensors = {name: tensor for name in entry.targets if (tensor := self.get(name)) is not None}
             if not tensors:
                 return None
             self._converted = revert_weight_conversion(self._whole.model, tensors)
@@ -170,7 +170,7 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
     conversions = {
         key: entry for entry in plan.conversion_of_target.values() for keys in entry.sources.values() for key in keys
     }
-    new_tensors = {name: tensor for name in plan.info.missing_keys if (tensor := values.untied(name)) is not None}
+    new_tensors = {name: tensor for name in plan.info.missing_keys if (tensor := values.get_untied(name)) is not None}
     changed: torch.dtype | None = None
     weight_map: dict[str, str] = {}
     size = 0
@@ -184,7 +184,7 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
         with safe_open(path, framework="pt") as original:
             for key in original.keys():  # noqa: SIM118  # not a mapping
                 tensor = original.get_tensor(key)
-                new = values.of(parameters[key]) if key in parameters else None
+                new = values.get(parameters[key]) if key in parameters else None
                 if key in conversions:
                     new = values.get_converted(key, conversions[key])
                 if new is not None and not (tensor.shape == new.shape and torch.equal(tensor.to(new.dtype), new)):

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.loading.heads import Head, check_direction, check_head, model_class, own_classes
+from artel.models.loading.heads import Head, check_direction, check_head, custom_classes, model_class
 from artel.models.loading.language_part import find_language_part, is_multimodal, set_multimodal
 from artel.models.loading.model_config import change_context, configuration
 from artel.models.loading.model_folder import check_folder, loading_error, read_config
@@ -39,7 +39,7 @@ _ROBERTA = {
 }
 
 
-def config_values(config: ModelConfig, auto_class: str) -> dict[str, Any]:
+def model_config_values(config: ModelConfig, auto_class: str) -> dict[str, Any]:
     """Return the keys of `model.config`, or those of the default model if the run file has none."""
     default = {"AutoModelForCausalLM": _GPT2, "AutoModelForSeq2SeqLM": _T5}.get(auto_class, _ROBERTA)
     return dict(config.config or default)
@@ -50,15 +50,15 @@ def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel
 
     The number of positions defaults to `request.block`. May raise InputError.
     """
-    values = config_values(request.config, request.auto_class)
+    values = model_config_values(request.config, request.auto_class)
     config = with_head(configuration(values, tokenizer, request.auto_class), request.head_config)
     named = {config.attribute_map.get(key, key) for key in values}
     positions = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     try:
         if positions not in named and (getattr(config, "max_position_embeddings", None) or -1) > 0:  # XLNet says -1
-            draft = without_weights(config, request.auto_class, request.heads)
+            draft = build_without_weights(config, request.auto_class, request.heads)
             config.max_position_embeddings = request.block + _position_offset(draft)
-        return without_weights(config, request.auto_class, request.heads)
+        return build_without_weights(config, request.auto_class, request.heads)
     except InputError:
         raise
     except Exception as error:  # architectures raise various errors
@@ -67,16 +67,16 @@ def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel
         raise InputError.at("model.config", what, "check its sizes") from None
 
 
-def pretrained_structure(request: ModelRequest) -> PreTrainedModel:
+def build_pretrained_structure(request: ModelRequest) -> PreTrainedModel:
     """Build the pretrained model on the meta device, without reading weights. May raise InputError."""
     name, runs_code = str(request.config.from_), request.config.runs_code
-    config, _ = pretrained_config(request)
+    config, _ = load_pretrained_config(request)
     try:
         if is_multimodal(config, request.auto_class):
             part, multimodal = find_language_part(config, name)
             set_multimodal(part, multimodal)
             return part
-        return without_weights(config, request.auto_class, request.heads, runs_code)
+        return build_without_weights(config, request.auto_class, request.heads, runs_code)
     except InputError:
         raise
     except Exception as error:  # architectures raise various errors
@@ -94,18 +94,18 @@ def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
         if is_multimodal(hf_config, auto_class):
             return find_language_part(hf_config, config.from_)[0]
     else:
-        values = config_values(config, auto_class)
+        values = model_config_values(config, auto_class)
         try:
             hf_config = CONFIG_MAPPING[values.pop("model_type")](**values)
         except Exception:  # configurations raise various errors
             return None
     try:
-        return without_weights(hf_config, auto_class, {}, config.runs_code)
+        return build_without_weights(hf_config, auto_class, {}, config.runs_code)
     except Exception:
         return None
 
 
-def without_weights(
+def build_without_weights(
     config: PreTrainedConfig, auto_class: str, heads: Mapping[str, Head], runs_code: bool = False
 ) -> PreTrainedModel:
     """Build the model of a configuration on the meta device. `config` is copied, not changed.
@@ -120,7 +120,7 @@ def without_weights(
     return build_on_meta(kind, config)
 
 
-def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str]]:
+def load_pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str]]:
     """Return a pretrained model's configuration, adapted to its head, and notes for the user. May raise InputError."""
     name, runs_code = str(request.config.from_), request.config.runs_code
     folder = Path(name)
@@ -131,7 +131,7 @@ def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str
         raise InputError.at("model.from", f"{name} is not a folder", fix)
     config, notes = read_config(name, runs_code=runs_code)
     if not is_multimodal(config, request.auto_class):
-        check_head(config.model_type, request.auto_class, "model.from", own_classes(config, runs_code=runs_code))
+        check_head(config.model_type, request.auto_class, "model.from", custom_classes(config, runs_code=runs_code))
         check_direction(config, request.auto_class, "model.from")
     if request.base_config is not None:
         config = type(config).from_json_file(request.base_config)

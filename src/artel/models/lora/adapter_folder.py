@@ -130,7 +130,7 @@ def _log_moved_base(base: str, found: str) -> None:
     logger.warning("the base model %s was not found; using %s, near its adapter", base, found)
 
 
-def name_base(folder: Path, base: str) -> None:
+def set_base_model(folder: Path, base: str) -> None:
     """Set the base model in the configuration of the adapter in `folder`."""
     file = folder / CONFIG
     config = json.loads(file.read_bytes())
@@ -187,11 +187,11 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAM
         inject(model, copy.deepcopy(adapter.config), name)
         result = set_peft_model_state_dict(model, state, adapter_name=name)
     except Exception as error:  # safetensors, PyTorch and peft raise various errors
-        raise unfit(adapter, error) from None
-    check_used(adapter, result.unexpected_keys)
+        raise mismatch_error(adapter, error) from None
+    check_all_loaded(adapter, result.unexpected_keys)
 
 
-def check_used(adapter: AdapterFolder, unexpected: list[str]) -> None:
+def check_all_loaded(adapter: AdapterFolder, unexpected: list[str]) -> None:
     """Raise InputError if tensors of an adapter were not loaded: a classifier's head, or those of another model."""
     unknown_tensors = [
         key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)
@@ -204,7 +204,7 @@ def check_used(adapter: AdapterFolder, unexpected: list[str]) -> None:
         raise InputError.at(str(adapter.folder / WEIGHTS), what, fix)
 
 
-def unfit(adapter: AdapterFolder, error: Exception) -> InputError:
+def mismatch_error(adapter: AdapterFolder, error: Exception) -> InputError:
     """Return the error for an adapter that does not fit its base."""
     first = " ".join(str(error).split())[:300]
     fix = f"it belongs to {adapter.base}; is that still the same model?"
@@ -228,13 +228,13 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
             adapted = PeftModel.from_pretrained(model, str(adapter.folder))
             # Load again: from_pretrained does not return the tensors it ignored.
             unused = adapted.load_adapter(str(adapter.folder), adapted.active_adapter).unexpected_keys
-            check_used(adapter, unused)
+            check_all_loaded(adapter, unused)
             _untie_adapted(adapted)
             merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     except InputError:
         raise
     except Exception as error:  # PyTorch and peft raise various errors
-        raise unfit(adapter, error) from None
+        raise mismatch_error(adapter, error) from None
     _check_ties(merged, adapter)
     return merged
 

@@ -103,7 +103,7 @@ def add_adapters(
 
     `base` is the folder or hub id of the model. `new_modules` have weights that are not in its files: they are trained
     in full and saved with the adapter, as are heads that predict labels or scores. `seed` fixes the adapters' first
-    weights (for a model on the meta device call `first_weights`). Raise InputError for wrong names or settings.
+    weights (for a model on the meta device call `draw_first_weights`). Raise InputError for wrong names or settings.
     """
     require_peft()
     from peft import LoraConfig as PeftLora
@@ -125,7 +125,7 @@ def add_adapters(
         r=config.rank,
         lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,  # vLLM needs a whole number
         lora_dropout=config.dropout,
-        target_modules=_shortest(layers, list(modules)),
+        target_modules=_shortest_names(layers, list(modules)),
         # peft matches the ends of names: what follows the number of the layer (mlp.experts.down_proj).
         target_parameters=sorted({re.split(r"\.\d+\.", matrix)[-1] for matrix in matrices}) or None,
         use_rslora=config.rslora,
@@ -199,7 +199,7 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
             module.set_adapter(name)
 
 
-def first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def draw_first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Draw the first weights of adapters on the meta device: by name, float32, on the CPU.
 
     Call it right after `add_adapters`: then the numbers are those of a model in memory. peft draws every matrix before
@@ -274,7 +274,7 @@ def _name_patterns(names: list[str]) -> list[str]:
     return patterns if len(patterns) <= _MAX_NAMES else [*patterns[:_MAX_NAMES], f"… ({len(patterns)} in all)"]
 
 
-def _shortest(layers: list[str], modules: list[str]) -> list[str]:
+def _shortest_names(layers: list[str], modules: list[str]) -> list[str]:
     """Return the last parts of the layers' names, which are easy to read; full names if they match other modules."""
     endings = _endings(layers)
     matched = [name for name in modules if any(_is_named(name, ending) for ending in endings)]

@@ -1,8 +1,8 @@
 """peft's layers with adapters, computed with less memory and fewer copies: linear layers and experts.
 
 Linear layers compute the same as peft's: outputs = x W' + s (x A') B'. Autograd and autocast treat it as seven
-operators: each layer rounds its input to 16 bits twice and keeps its own copy for the gradient of A, though queries,
-keys and values have the same input; scaling and adding are separate passes over the outputs, forward and backward. Here
+operators. Each layer rounds its input to 16 bits twice and keeps a separate copy for the gradient of A, though
+queries, keys and values have the same input. Scaling and adding are separate passes over the outputs. Here
 layers share the copy of their input, and a power-of-two scale, which is exact, is fused into other operations. Outputs
 are bitwise those of peft, and so are the gradients, except for the order of summation in an input's gradient.
 
@@ -23,30 +23,30 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from artel.models.device import autocast_is_on
-from artel.models.experts import LowRank, adds_low_rank, low_rank_change
+from artel.models.experts import LowRank, low_rank_change, uses_experts_forward
 from artel.models.half_base import HalfLinear, rounded
 
 
 def patch_lora_linear(model: nn.Module) -> None:
-    """Compute the linear layers of a model and their adapters in one autograd function, where possible."""
+    """Compute each linear layer and its adapter in one autograd function, if possible."""
     for module in model.modules():
         if type(module) is Linear and type(module.base_layer) in (nn.Linear, HalfLinear):
             module.__class__ = LoraLinear
 
 
 class LoraLinear(Linear):
-    """A linear layer with an adapter. Falls back to peft without gradients, or where `_LoraLinearFunction` cannot run.
+    """A linear layer with an adapter. Falls back to peft without gradients, or if `_LoraLinearFunction` cannot run.
 
     torch.compile traces peft's code: it fuses operators and decides itself what to keep.
     """
 
     def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-        adapter = None if arguments or options else self._plain_adapter()
+        adapter = None if arguments or options else self._find_plain_adapter()
         autocast = autocast_is_on(x.device.type)
         # Without autocast peft computes an adapter in the adapter's own dtype.
         if adapter is None or not (autocast or x.dtype == self.lora_A[adapter].weight.dtype):
-            other: torch.Tensor = super().forward(x, *arguments, **options)
-            return other
+            peft_outputs: torch.Tensor = super().forward(x, *arguments, **options)
+            return peft_outputs
         base = self.base_layer
         dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
         lora_a, lora_b = self.lora_A[adapter].weight, self.lora_B[adapter].weight
@@ -55,7 +55,7 @@ class LoraLinear(Linear):
         )
         return outputs
 
-    def _plain_adapter(self) -> str | None:
+    def _find_plain_adapter(self) -> str | None:
         """Return the adapter's name, if the layer is frozen, unsharded, without hooks and has only one adapter."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.disable_adapters or self.merged:
             return None
@@ -79,7 +79,7 @@ class LoraLinear(Linear):
 
 
 class _LoraLinearFunction(torch.autograd.Function):
-    """LoRA forward and backward. Shapes: x and `rounded`, which is x in the dtype of the products, (…, inputs); weight
+    """LoRA forward and backward. Shapes: x and `rounded`, which is x in the dtype of the matmuls, (…, inputs); weight
     (outputs, inputs); lora_a (rank, inputs).
     """
 
@@ -142,7 +142,7 @@ class ExpertAdapter(ParamWrapper):
     def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
         """Return the experts' output for `x`, with this adapter's update."""
         experts = self.get_base_layer()
-        if self.disable_adapters or self.merged or not adds_low_rank(experts):
+        if self.disable_adapters or self.merged or not uses_experts_forward(experts):
             return super().forward(x, *arguments, **options)
         with ExitStack() as changes:
             for adapter in self.active_adapters:

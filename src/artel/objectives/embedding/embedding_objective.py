@@ -18,7 +18,7 @@ from artel.config import EmbeddingConfig, ModelConfig, RunConfig
 from artel.errors import InputError, Problem
 from artel.messages import Phrase
 from artel.models import IGNORED
-from artel.models.text_vectors import pools_texts
+from artel.models.text_vectors import has_pooling_layer
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_sum, match_keys
@@ -105,7 +105,7 @@ class Embedding(Objective, Decoding):
         if embedding.loss == "triplet" and embedding.negatives == 0:
             what = "is 0, but a triplet needs a negative"
             problems.append(Problem("embedding.negatives", what, "write 1 or more"))
-        if config.model.from_ is not None and pools_texts(config.model.from_):
+        if config.model.from_ is not None and has_pooling_layer(config.model.from_):
             pooling = read_folder(config.model.from_)["embedding"]["pooling"]
             if pooling != embedding.pooling:
                 what = f"{embedding.pooling}, but {config.model.from_} was trained with {pooling}"
@@ -116,11 +116,11 @@ class Embedding(Objective, Decoding):
     def claims(cls, architecture: str, folder: str) -> bool:
         """True for a model without a head, or one saved by sentence-transformers."""
         is_headless = architecture.endswith("Model") and not architecture.endswith("HeadModel")
-        return is_headless or pools_texts(folder)
+        return is_headless or has_pooling_layer(folder)
 
     @classmethod
     def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        return read_folder(folder) if pools_texts(folder) else {}
+        return read_folder(folder) if has_pooling_layer(folder) else {}
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
-from artel.models.text_vectors import folder_of
+from artel.models.text_vectors import find_model_folder
 
 _MODULES = "modules.json"
 _POOLING = "1_Pooling"
@@ -57,7 +57,7 @@ def folder_files(embedding: EmbeddingConfig, size: int, block: int) -> dict[str,
 
 def read_folder(folder: str) -> dict[str, Any]:
     """Return keys of the run file that fit a folder. Raise InputError for unsupported settings."""
-    path = folder_of(folder)
+    path = find_model_folder(folder)
     modules = _read_json(path / _MODULES)
     types = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if types[:2] != list(_MODULE_TYPES[:2]) or types[2:] not in ([], ["Normalize"]):

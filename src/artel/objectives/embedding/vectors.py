@@ -10,7 +10,7 @@ import numpy as np
 
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
-from artel.models import evaluating
+from artel.models import evaluation_mode
 from artel.objectives.embedding.matches import MatchReader
 from artel.objectives.length_groups import (
     LengthGroup,
@@ -187,7 +187,7 @@ def isolates_texts(model: PreTrainedModel, *, causal: bool) -> bool:
 
 def _last_hidden_states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the last hidden states, float32 (rows, length, size), without dropout."""
-    with evaluating(model):
+    with evaluation_mode(model):
         states: torch.Tensor = model(**inputs).last_hidden_state
         return states.float()
 
@@ -237,7 +237,7 @@ class TextEncoder:
             what = f"a vector has {size} numbers, but {dimensions} are requested"
             raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
         result = np.empty((len(rows), dimensions or size), dtype=np.float32)
-        with evaluating(model):
+        with evaluation_mode(model):
             for indices in batches_by_length([len(row) for row in rows]):
                 grouped = group_rows([rows[row] for row in indices], 1, self._tokenizer.pad_id)
                 tensors = {name: tensor.to(model.device) for name, tensor in grouped.tensors.items()}

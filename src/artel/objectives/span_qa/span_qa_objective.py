@@ -11,7 +11,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import IGNORED, evaluating
+from artel.models import IGNORED, evaluation_mode
 from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
@@ -204,7 +204,7 @@ class SpanQA(Objective, Decoding):
         if not isinstance(result, DocumentSamples):
             raise InputError.at("--prompt", result.detail if isinstance(result, Rejected) else result.reason)
         outputs = []
-        with evaluating(model):
+        with evaluation_mode(model):
             for sample in result.samples:
                 rows = single_row(sample)
                 outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())

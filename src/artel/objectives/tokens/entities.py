@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from artel.models import evaluating
+from artel.models import evaluation_mode
 from artel.objectives.length_groups import batches_by_length
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, WordWindows
@@ -142,7 +142,7 @@ def _predict_tags(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the likeliest tags of each sample's words, and their probabilities."""
     tags_and_scores: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    with evaluating(model):
+    with evaluation_mode(model):
         for numbers in batches_by_length([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
             chances = objective.logits(model, objective.batch(rows).to(model.device)).softmax(dim=-1).cpu().numpy()

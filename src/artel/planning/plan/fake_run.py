@@ -27,7 +27,7 @@ from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_artel_attention
 from artel.models.experts import compute_experts_in_autocast
 from artel.models.output_head import trust_output_head
-from artel.models.quantization import scales, set_compute_precision, shrink_weights
+from artel.models.quantization import quantization_scales, set_compute_precision, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.parallel.tensor_styles import clear_mesh_caches
@@ -115,7 +115,7 @@ def trace_steps(
         ):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
-            live.name(scales(model), WEIGHTS)  # buffers if the weights are sharded
+            live.name(quantization_scales(model), WEIGHTS)  # buffers if the weights are sharded
             optimizer = Optimizer(model, config.train, config.seed, None, precision)
             trace.begin = len(live.events)
             for _ in range(_NUM_STEPS):

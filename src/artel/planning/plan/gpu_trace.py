@@ -1,7 +1,7 @@
 """Memory on a GPU, in a trace with the operators of a CPU: what CUDA's autocast and compiled layers do differently.
 
 Compiled layers (`save_as_compiled`) save less for the backward pass. Of what autograd saves in a layer, torch.compile
-saves only what matrix matmuls and attention read and return. The backward pass recomputes the elementwise rest from
+saves only what matmuls and attention read and return. The backward pass recomputes the elementwise rest from
 that, in the kernels that need it. PyTorch's AOTAutograd decides so with a min-cut that bans matmuls from
 recomputation.
 
@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from artel.models.activation_checkpointing import is_product
+from artel.models.activation_checkpointing import is_matmul_or_attention
 from artel.models.compile import repeated_layers
 
 
@@ -41,7 +41,7 @@ def _wrap_forward(original: Callable[..., Any], on_drop: Callable[[torch.Tensor]
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*args, **kwargs)
-        with SavedAsCompiled((args, kwargs), on_drop) as saved:
+        with CompiledSaving((args, kwargs), on_drop) as saved:
             output = original(*args, **kwargs)
             saved.keep_output(output)
             return output
@@ -82,7 +82,7 @@ class _Node:
         return found
 
 
-class SavedAsCompiled(TorchDispatchMode):
+class CompiledSaving(TorchDispatchMode):
     """Wraps one call of a layer. On exit it drops the saved tensors that a compiled layer would recompute.
 
     A tensor is dropped if no matmul reads or returns it, and its unsaved sources are not larger than it.
@@ -101,7 +101,7 @@ class SavedAsCompiled(TorchDispatchMode):
             if tensor.requires_grad:
                 self._add_node(tensor, _Node([], banned=tensor))
 
-    def __enter__(self) -> SavedAsCompiled:
+    def __enter__(self) -> CompiledSaving:
         super().__enter__()
         self._hooks.__enter__()
         return self
@@ -126,7 +126,7 @@ class SavedAsCompiled(TorchDispatchMode):
         read = {_storage_id(tensor) for tensor in inputs}
         parents = [self._nodes[number] for number in read & self._nodes.keys()]
         new = [tensor for tensor in outputs if _storage_id(tensor) not in read]
-        if is_product(func):
+        if is_matmul_or_attention(func):
             for node in parents:
                 node.is_saved = not node.is_repeated_cast
             for tensor in new:

@@ -24,8 +24,8 @@ from artel.training.checkpoint.retention import checkpoint_bytes
 from artel.training.packing import AUTO, choose_by_lengths, choose_packing, with_packing
 from artel.training.schedule import Length, run_length
 
-_PIECE_BYTES = 128 * 1024
-_PIECES = 8
+_SHARD_BYTES = 128 * 1024
+_NUM_SAMPLED_SHARDS = 8
 _MAX_FILE_BYTES = 8 * 2**20
 """Largest file read for an estimate if it cannot be divided (a table, a compressed file)."""
 
@@ -38,7 +38,7 @@ class PlannedLength:
     tokens: float
     """Tokens of all steps, without padding."""
     epoch_tokens: float | None
-    """Tokens in one pass over the training text. None if the length does not depend on it, so nothing was read."""
+    """Tokens in one epoch of the training text. None if the length does not depend on it, so nothing was read."""
     note: str
     """Source of the length, in parentheses in the plan."""
     padding: float = 0.0
@@ -46,7 +46,7 @@ class PlannedLength:
 
 
 def plan_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
-    """Return the length of the run. None if only `artel prepare` can tell, or if `train.budget` ends it."""
+    """Return the length of the run. None if only `artel prepare` can count it, or if `train.budget` ends the run."""
     if config.train.budget is not None:
         return None
     if data.store is not None:
@@ -64,15 +64,15 @@ def plan_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
     sampled = _sample_counts(config, data)
     if sampled is None:
         return None
-    counts, share = sampled
-    tokens = float(counts.sum()) / share
-    note = "counted in the whole text" if share == 1 else f"estimated from {share:.1%} of the text"
+    counts, fraction = sampled
+    tokens = float(counts.sum()) / fraction
+    note = "counted in the whole text" if fraction == 1 else f"estimated from {fraction:.1%} of the text"
     if data.objective.packs_text:
         samples = tokens / config.data.block
     elif data.objective.fills_blocks(config):
-        samples = best_fit(sample_sizes(counts, 1), config.data.block)[1] / share
+        samples = best_fit(sample_sizes(counts, 1), config.data.block)[1] / fraction
     else:
-        samples = len(counts) / share
+        samples = len(counts) / fraction
     length = Length.from_config(config.train, max(1, round(samples)), tokens / samples)
     padding = max(0.0, 1 - tokens / (samples * config.data.block)) if data.objective.fills_blocks(config) else 0.0
     return _from_length(length, tokens, note, padding)
@@ -86,7 +86,7 @@ def _from_length(length: Length, epoch_tokens: float, note: str, padding: float 
 
 
 def with_planned_packing(config: RunConfig) -> RunConfig:
-    """Return the run with `data.packing: auto` resolved, as far as its token store or its text tells."""
+    """Return the run with `data.packing: auto` resolved, if its token store or a sample of its text allows it."""
     if config.data.packing != AUTO or not objective_type(config).packs_samples:
         return config
     data = plan_data(config)
@@ -99,30 +99,30 @@ def with_planned_packing(config: RunConfig) -> RunConfig:
 def _sample_counts(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:
     """Return (tokens of each sample, fraction of the training text that was read).
 
-    Duplicates are not removed. None if no representative part of the text can be read.
+    Duplicates are not removed. None if no representative sample of the text can be read.
     """
     try:
-        num_matmuls = [piece for piece in input_shards(config.data, _PIECE_BYTES) if piece.key != "data.validation"]
-    except InputError:  # the text may be where the run will be: `artel prepare` says so if it is not
+        shards = [shard for shard in input_shards(config.data, _SHARD_BYTES) if shard.key != "data.validation"]
+    except InputError:  # the text may exist only on the machine that trains; `artel prepare` reports a missing file
         return None
-    if not num_matmuls or any(piece.size == 0 for piece in num_matmuls):
+    if not shards or any(shard.size == 0 for shard in shards):
         return None
-    readable = [piece for piece in num_matmuls if piece.size <= _MAX_FILE_BYTES]
-    if {piece.key for piece in readable} != {piece.key for piece in num_matmuls}:
+    readable = [shard for shard in shards if shard.size <= _MAX_FILE_BYTES]
+    if {shard.key for shard in readable} != {shard.key for shard in shards}:
         return None
-    sample_pieces = readable[:: max(1, len(readable) // _PIECES)]
-    documents = list(_documents(config, sample_pieces))
-    share = sum(piece.size for piece in sample_pieces) / sum(piece.size for piece in num_matmuls)
+    sampled_shards = readable[:: max(1, len(readable) // _NUM_SAMPLED_SHARDS)]
+    documents = list(_documents(config, sampled_shards))
+    fraction = sum(shard.size for shard in sampled_shards) / sum(shard.size for shard in shards)
     objective = _with_tokenizer(config, data.objective, documents)
     results = [item for item in objective.samples(documents) if isinstance(item, DocumentSamples)]
     counts = [len(sample.ids) for item in results for sample in item.samples]
-    return (np.array(counts), share) if sum(counts) else None
+    return (np.array(counts), fraction) if sum(counts) else None
 
 
-def _documents(config: RunConfig, num_matmuls: list[InputShard]) -> Iterator[Document]:
-    """Yield the training documents in some num_matmuls of the text."""
-    for piece in num_matmuls:
-        for cleaned in clean_shard(piece, config.data, Ledger()):
+def _documents(config: RunConfig, shards: list[InputShard]) -> Iterator[Document]:
+    """Yield the training documents in some shards of the text."""
+    for shard in shards:
+        for cleaned in clean_shard(shard, config.data, Ledger()):
             if cleaned.document.split == "train":
                 yield cleaned.document
 
@@ -139,21 +139,21 @@ def _with_tokenizer(config: RunConfig, objective: Objective, documents: list[Doc
 def disk_bytes(
     config: RunConfig,
     model: PreTrainedModel,
-    whole: MultimodalModel | None,
+    multimodal: MultimodalModel | None,
     data: PlannedData,
     length: PlannedLength | None,
 ) -> dict[str, int]:
     """Return bytes on disk: `checkpoints` (the kept ones and the one being written), `model`, `store`, `teacher`.
 
-    `teacher` are stored teacher outputs, as if every token were a target. If `model` is the language part of `whole`,
-    it is saved inside of that.
+    `teacher` are stored teacher outputs, as if every token were a target. If `model` is the language part of
+    `multimodal`, it is saved inside the full model.
     """
-    bytes_each = checkpoint_bytes(model, config.train, 1)
+    checkpoint_size = checkpoint_bytes(model, config.train, 1)
     num_checkpoints = config.checkpoint.keep + (config.checkpoint.best is not None) + 1
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    model_bytes = sum(parameter.nbytes for parameter in model.parameters()) + _other_bytes(whole)
+    model_bytes = sum(parameter.nbytes for parameter in model.parameters()) + _other_bytes(multimodal)
     sizes = {
-        "checkpoints": bytes_each * num_checkpoints,
+        "checkpoints": checkpoint_size * num_checkpoints,
         "model": trained if config.model.lora is not None else model_bytes,
     }
     if data.store is not None:
@@ -170,13 +170,15 @@ def disk_bytes(
     return sizes
 
 
-def _other_bytes(whole: MultimodalModel | None) -> int:
+def _other_bytes(multimodal: MultimodalModel | None) -> int:
     """Return the bytes of a multimodal model without its language part, in the dtype of its files."""
-    if whole is None:
+    if multimodal is None:
         return 0
-    dtype = whole.config.dtype or torch.float32
-    other_tensors = [tensor for name, tensor in whole.model.named_parameters() if whole.name_in_part(name) is None]
-    return sum(tensor.numel() * dtype.itemsize for tensor in [*other_tensors, *_saved_buffers(whole.model)])
+    dtype = multimodal.config.dtype or torch.float32
+    other_tensors = [
+        tensor for name, tensor in multimodal.model.named_parameters() if multimodal.name_in_part(name) is None
+    ]
+    return sum(tensor.numel() * dtype.itemsize for tensor in [*other_tensors, *_saved_buffers(multimodal.model)])
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[torch.Tensor]:

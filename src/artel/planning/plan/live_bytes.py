@@ -3,7 +3,7 @@
 A storage counts from the operator that made it until it is freed. Its kind comes from the code that made it, unless
 its owner is known later: a parameter, its gradient, the optimizer's state.
 
-Compiled layers have no storage for a tensor that lives only between two matrix matmuls: TorchInductor's kernels fuse
+Compiled layers have no storage for a tensor that lives only between two matmuls: TorchInductor's kernels fuse
 the elementwise operators there. This is assumed of the whole model, except for lookups and sorts. Outside of the
 layers few tensors are as large as theirs.
 
@@ -29,7 +29,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
-from artel.models.activation_checkpointing import is_product
+from artel.models.activation_checkpointing import is_matmul_or_attention
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer_state"
 ACTIVATIONS, LOSS, COMMUNICATION = "activations", "logits_and_loss", "buffers_and_communication"
@@ -69,11 +69,11 @@ class LiveBytes(TorchDispatchMode):
         """`compiled`: the layers are compiled, so that their elementwise kernels are fused."""
         super().__init__()
         self._compiled = compiled
-        self._products = 0
+        self._num_matmuls = 0
         self.events: list[tuple[Storage, bool]] = []
         """Allocations (True) and frees (False), in order."""
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
-        self._products_before: dict[int, int] = {}
+        self._matmuls_before: dict[int, int] = {}
         """Live storages made by elementwise operators: number of matmuls that ran before."""
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
@@ -97,18 +97,18 @@ class LiveBytes(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor then calls operators on this rank's shard, which are recorded
         result = _run_with_static_shapes(func, args, kwargs or {})
-        is_a_product = self._compiled and is_product(func)
-        self._products += is_a_product
+        writes_result = self._compiled and is_matmul_or_attention(func)
+        self._num_matmuls += writes_result
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
                 key = tensor.untyped_storage()._cdata
                 if (
                     self._compiled
-                    and not is_a_product
+                    and not writes_result
                     and key not in self._live
                     and not _MATERIALIZED.search(func.name())
                 ):
-                    self._products_before[key] = self._products
+                    self._matmuls_before[key] = self._num_matmuls
                 self._add(tensor.untyped_storage(), _kind_of_caller())
         return result
 
@@ -144,7 +144,7 @@ class LiveBytes(TorchDispatchMode):
     def _drop(self, key: int, _: Any = None) -> None:
         if key in self._live:
             record, _ = self._live.pop(key)
-            if self._products_before.pop(key, -1) == self._products and record.kind == ACTIVATIONS:
+            if self._matmuls_before.pop(key, -1) == self._num_matmuls and record.kind == ACTIVATIONS:
                 record.size = 0  # a fused kernel never wrote it to memory
             self.events.append((record, False))
 
@@ -211,7 +211,7 @@ def _run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
     if func not in _VALUE_DEPENDENT or not isinstance(args[0], FakeTensor):
         return func(*args, **kwargs)
     if func is torch.ops.aten._grouped_mm.default:
-        return _grouped_product(*args, **kwargs)
+        return _grouped_matmul(*args, **kwargs)
     if func is torch.ops.aten.index.Tensor:
         indices = [_mask_indices(index) for index in args[1]]
         return func(args[0], [index for group in indices for index in group], **kwargs)
@@ -239,7 +239,7 @@ _VALUE_DEPENDENT = {
 """Operators whose results depend on values, or whose shapes FakeTensorMode does not infer."""
 
 
-def _grouped_product(
+def _grouped_matmul(
     left: torch.Tensor, right: torch.Tensor, groups: torch.Tensor, bias: Any = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Return the result of torch's grouped matmul. FakeTensorMode accepts only bf16, a CPU also float32."""

@@ -17,7 +17,7 @@ from artel.models.half_base import hold_in_half
 from artel.models.loading.build import base_dtype
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
-from artel.models.loading.structure import from_scratch, pretrained_structure, without_weights
+from artel.models.loading.structure import build_pretrained_structure, build_without_weights, from_scratch
 from artel.models.lora.adapters import add_adapters, freeze
 from artel.models.quantization import quantize_structure, shrink_weights
 from artel.objectives import Objective
@@ -31,7 +31,7 @@ class ModelOutline:
 
     config: RunConfig
     objective: Objective
-    whole: PreTrainedModel
+    full_model: PreTrainedModel
     """The model of its configuration, without adapters."""
 
     @classmethod
@@ -39,26 +39,26 @@ class ModelOutline:
         """Build the outline; a new model has as many embeddings as `tokenizer` has ids. Raise InputError."""
         request = objective.model_request(config.model, config.data.block, config.seed)
         is_new = config.model.from_ is None
-        model = from_scratch(request, tokenizer) if is_new else pretrained_structure(request)
+        model = from_scratch(request, tokenizer) if is_new else build_pretrained_structure(request)
         check_positions(model, config.data.block)
         return cls(config, objective, model)
 
     @property
     def layers(self) -> int:
-        return int(self.whole.config.get_text_config().num_hidden_layers)
+        return int(self.full_model.config.get_text_config().num_hidden_layers)
 
     def build(self, precision: str, layers: int | None = None) -> PreTrainedModel:
         """Return the model as it is trained, with adapters and frozen weights, and only its first `layers` layers.
 
         `precision` is what layers compute in: fp32, bf16, fp16 or fp8.
         """
-        model_config = copy.deepcopy(self.whole.config)
+        model_config = copy.deepcopy(self.full_model.config)
         if layers is not None:
             _shorten(model_config, self.layers, layers)
         for part in (model_config, model_config.get_text_config()):
             part.dtype = torch.float32  # loaded so for training, whatever it is saved in
         config, objective = self.config, self.objective
-        model = without_weights(model_config, objective.auto_class, objective.heads, config.model.runs_code)
+        model = build_without_weights(model_config, objective.auto_class, objective.heads, config.model.runs_code)
         if config.model.quantize != "none":
             # First: artel's attention is chosen by a forward pass, and quantized layers do not run on meta.
             use_artel_attention(model, encoders=config.parallel.context > 1)
@@ -92,7 +92,7 @@ class ModelOutline:
         have all kinds `rounds` times, and differ by whole periods and by `group`, so that pipeline stages are equal.
         """
         kinds = self._kinds()
-        if len(kinds) != self.layers or len(repeated_layers(self.whole)) <= _MAX_FULL_LAYERS:
+        if len(kinds) != self.layers or len(repeated_layers(self.full_model)) <= _MAX_FULL_LAYERS:
             return None
         first, period = _find_period(kinds)
         period *= group
@@ -101,7 +101,7 @@ class ModelOutline:
 
     def _kinds(self) -> list[tuple[Any, ...]]:
         """Return the kind of each layer, or of each pair of layers of an encoder and a decoder of equal depth."""
-        model_config, layers = self.whole.config, repeated_layers(self.whole)
+        model_config, layers = self.full_model.config, repeated_layers(self.full_model)
         if (
             model_config.is_encoder_decoder
             and len(layers) == 2 * self.layers == 2 * model_config.get_text_config(decoder=True).num_hidden_layers

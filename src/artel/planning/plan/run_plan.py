@@ -12,10 +12,10 @@ import torch
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.messages import logger
-from artel.models.activation_checkpointing import NotSelective, Recompute
+from artel.models.activation_checkpointing import Recompute, SelectiveUnsupported
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
-from artel.models.loading.language_part import multimodal_of
+from artel.models.loading.language_part import get_multimodal
 from artel.models.quantization import num_weights as count_weights
 from artel.objectives import Objective, objective_type
 from artel.parallel import World
@@ -253,7 +253,7 @@ def _search_micro_batch(
     for mode in modes:
         try:
             largest = plan = plan_rows(sizes[-1], mode)
-        except NotSelective:
+        except SelectiveUnsupported:
             if mode == modes[-1]:
                 raise
             continue
@@ -323,7 +323,7 @@ def _build_plan(
         ranks,
         host,
         hardware.host_memory_bytes,
-        disk_bytes(config, model, multimodal_of(outline.whole), data, length),
+        disk_bytes(config, model, get_multimodal(outline.full_model), data, length),
         data.note + _teacher_note(data.objective),
         config.train.batch * data.row_tokens if average is None else average.tokens,
         _predict_step_time(config, hardware, ranks, model, world_size, on_host, count),

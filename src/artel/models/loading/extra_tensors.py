@@ -33,7 +33,7 @@ GPT-2's mask has four dimensions, a bias has one."""
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedTensors:
+class ExtraTensors:
     """Tensors that are saved with a model but are not part of it."""
 
     source: str
@@ -42,12 +42,12 @@ class CarriedTensors:
     """The files of the source."""
 
 
-def carried_tensors(model: nn.Module) -> CarriedTensors | None:
+def get_extra_tensors(model: nn.Module) -> ExtraTensors | None:
     """Return the additional tensors that are saved with `model`, if any."""
-    return getattr(model, "_artel_carried", None)
+    return getattr(model, "_artel_extra_tensors", None)
 
 
-def carry_unused(
+def remember_unused(
     model: PreTrainedModel, source: str, files: TensorFiles, unused: Collection[str], grown: Mapping[str, int]
 ) -> list[str]:
     """Remember the tensors in `files` that `model` does not use, to save them with it. Return notes for the user.
@@ -65,25 +65,25 @@ def carry_unused(
         return []
     saved_by = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
     if saved_by == type(model).__name__ and not has_vocabulary:
-        model._artel_carried = CarriedTensors(source, names, tuple(files.paths))
-        return [kept_note(source, names)]
-    return leave_out(model, source, names)
+        model._artel_extra_tensors = ExtraTensors(source, names, tuple(files.paths))
+        return [note_saved_unchanged(source, names)]
+    return note_left_out(model, source, names)
 
 
-def kept_note(source: str, names: Collection[str]) -> str:
+def note_saved_unchanged(source: str, names: Collection[str]) -> str:
     """Return the note for the user about tensors that are saved again."""
     return f"in {source} but not part of this model, so not trained; saved again unchanged: {join_names(names)}"
 
 
-def leave_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> list[str]:
+def note_left_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> list[str]:
     """Set the number of layers that predict further tokens to 0 in the configuration. Return notes for the user."""
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
-    zeroed = [key for config in configs for key in _announce_none(config)]
+    zeroed = [key for config in configs for key in _zero_layers_ahead(config)]
     changed = f"; {' and '.join(dict.fromkeys(zeroed))} becomes 0" if zeroed else ""
     return [f"in {source} but not in this model, so left out: {join_names(sorted(names))}{changed}"]
 
 
-def _announce_none(config: PreTrainedConfig) -> list[str]:
+def _zero_layers_ahead(config: PreTrainedConfig) -> list[str]:
     """Set the number of such layers to 0. Return the changed keys."""
     keys = [key for key, value in vars(config).items() if _LAYERS_AHEAD.fullmatch(key) and value]
     for key in keys:
@@ -92,14 +92,14 @@ def _announce_none(config: PreTrainedConfig) -> list[str]:
 
 
 @contextmanager
-def with_carried(
+def with_extra_tensors(
     model: PreTrainedModel, weights: dict[str, torch.Tensor] | None
 ) -> Iterator[dict[str, torch.Tensor] | None]:
     """Yield `weights`, or those of `model`, with the additional tensors, which are memory-mapped.
 
     If the source is gone, they are left out with a warning.
     """
-    source_tensors = carried_tensors(model)
+    source_tensors = get_extra_tensors(model)
     if source_tensors is None:
         yield weights
         return
@@ -108,7 +108,7 @@ def with_carried(
         with files:
             tensors = {name: files.read(name) for name in source_tensors.names}
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        (note,) = leave_out(model, source_tensors.source, source_tensors.names)
+        (note,) = note_left_out(model, source_tensors.source, source_tensors.names)
         reason = " ".join(str(error).split())[:200]
         logger.warning("%s can no longer be read (%s). %s", source_tensors.source, reason, note)
         yield weights
