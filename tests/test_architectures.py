@@ -15,7 +15,7 @@ from artel.models.attention_switch import use_artel_attention
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model
 from artel.models.loading.request import ModelRequest
-from artel.models.loading.structure import from_scratch
+from artel.models.loading.structure import build_from_scratch
 from artel.tokens import train_tokenizer
 from support.runs import losses, succeed, write_run
 
@@ -81,7 +81,7 @@ def test_ids_that_a_configuration_cannot_do_without():
 
     def config(model_type):
         values = ModelConfig(config={"model_type": model_type, **SIZES})
-        return from_scratch(ModelRequest(values, "AutoModelForCausalLM", block=8), bare).config
+        return build_from_scratch(ModelRequest(values, "AutoModelForCausalLM", block=8), bare).config
 
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
     assert [getattr(config("modernbert-decoder"), name) for name in names] == [bare.end_id] * 5

@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def anew():
     """Has the next call build or load the libraries again, and the next test those that are used here."""
-    cpu_code._library.cache_clear()
+    cpu_code._load_library.cache_clear()
     yield
-    cpu_code._library.cache_clear()
+    cpu_code._load_library.cache_clear()
 
 
 @pytest.mark.usefixtures("anew")

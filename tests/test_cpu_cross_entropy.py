@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from artel.models import IGNORED
 from artel.models.cpu import build
 from artel.models.cpu import cross_entropy as module
-from artel.models.cpu.cross_entropy import add_transposed_product, cpu_cross_entropy_with_grad, supports_logits
+from artel.models.cpu.cross_entropy import add_transposed_matmul, cpu_cross_entropy_with_grad, supports_logits
 from artel.models.cross_entropy_grad import cross_entropy_with_grad
 
 CPU = torch.device("cpu")
@@ -23,9 +23,9 @@ def processor(request, monkeypatch):
     if HERE in KINDS and KINDS.index(request.param) > KINDS.index(HERE):
         pytest.skip(f"this processor has no {request.param}")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-    build._library.cache_clear()
+    build._load_library.cache_clear()
     yield
-    build._library.cache_clear()
+    build._load_library.cache_clear()
 
 
 def some(count, vocabulary, dtype):
@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_stays_so(dtype):
 def test_the_sum_with_a_transposed_product_is_that_of_the_operators(count, vocabulary, width):
     random = torch.Generator().manual_seed(count)
     grad_logits, inputs = (torch.randn(count, size, generator=random).bfloat16() for size in (vocabulary, width))
-    total = add_transposed_product(None, grad_logits, inputs)
+    total = add_transposed_matmul(None, grad_logits, inputs)
     expected = (grad_logits.T @ inputs).float()
     assert total.shape == (vocabulary, width)
     assert total.dtype == torch.float32
@@ -96,7 +96,7 @@ def test_the_sum_with_a_transposed_product_is_that_of_the_operators(count, vocab
     near = {"rtol": torch.finfo(torch.bfloat16).eps, "atol": 1e-4}
     torch.testing.assert_close(total, expected, **near)
     product = total.clone()
-    assert add_transposed_product(total, grad_logits, inputs) is total
+    assert add_transposed_matmul(total, grad_logits, inputs) is total
     assert torch.equal(total, 2 * product)
 
 

@@ -36,7 +36,7 @@ from artel.models.hybrid_state import (
 )
 from artel.models.loading.heads import model_class
 from artel.models.loading.model_folder import read_config
-from artel.models.loading.structure import outline, position_limit
+from artel.models.loading.structure import build_outline, position_limit
 
 _WINDOW = "sliding_attention"
 MASKED_LAYERS = {"full_attention", _WINDOW}
@@ -131,7 +131,7 @@ def document_problems(model: ModelConfig, auto_class: str) -> list[Problem]:
         return []
     state_layers = set(getattr(config.get_text_config(), "layer_types", None) or ()) - MASKED_LAYERS
     if auto_class == "AutoModelForCausalLM" and (stateful or state_layers & STATE_LAYERS):
-        model_on_meta = outline(model, auto_class)
+        model_on_meta = build_outline(model, auto_class)
         if model_on_meta is not None and state_modules(model_on_meta):
             state_layers, stateful = state_layers - STATE_LAYERS - NO_MIXER_LAYERS, False
     obstacles = ["layers with a state"] if stateful else sorted(state_layers)

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from artel.models import IGNORED, Choice
 from artel.models.compile import has_compiled_layers
-from artel.models.cpu.cross_entropy import add_transposed_product, cpu_cross_entropy_with_grad, supports_logits
+from artel.models.cpu.cross_entropy import add_transposed_matmul, cpu_cross_entropy_with_grad, supports_logits
 from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad, row_entropies
 from artel.models.device import autocast_is_on, row_multiple
 from artel.models.forward_pass import profiler_range
@@ -197,7 +197,7 @@ class ChunkedHead:
         if settings.compiled and any(needs) and self._shard is None and supports_logits(device, settings.dtype):
             self._cross_entropy = cpu_cross_entropy_with_grad
             if settings.dtype == torch.bfloat16 and hidden.shape[1] <= self._vocabulary:
-                self._add_matmul = add_transposed_product
+                self._add_matmul = add_transposed_matmul
         else:
             self._cross_entropy = partial(
                 cross_entropy_with_grad, vocabulary=self._vocabulary, shard=self._shard, needs_grad=any(needs)

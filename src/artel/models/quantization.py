@@ -1,11 +1,11 @@
 """Low-bit layers: 8- or 4-bit weights under adapters (bitsandbytes), and training in float8 (torchao).
 
 Weights under adapters (QLoRA, Dettmers et al. 2023): int8 is LLM.int8(); nf4 is 4-bit NormalFloat with double
-quantization, 0.52 bytes per weight. Both run on a GPU and, far more slowly, on a CPU. Only layers of the body are
-quantized; embeddings, norms and output heads stay float32. Packed weights are sharded as they are; every process keeps
-all of the scales, which are small.
+quantization, 0.52 bytes per weight. Both run on a GPU, and much more slowly on a CPU. Only layers of the body are
+quantized; embeddings, norms and output heads stay float32. Packed weights are sharded without unpacking. Every process
+keeps all of the scales, which are small.
 
-float8 is for matrix products in training, with dynamic scaling and one scale per tensor.
+float8 is for matmuls in training, with dynamic scaling and one scale per tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from artel.models.lora.adapters import is_adapted
 _BLOCK, _NESTED_BLOCK = 64, 256
 """Weights per scale, and scales per nested scale: the defaults of bitsandbytes."""
 _FLOAT8_MULTIPLE = 16
-"""float8 products on a GPU need matrices whose sides are multiples of it."""
+"""float8 matmuls on a GPU need matrices whose dimensions are multiples of 16."""
 
 
 def require_bitsandbytes() -> None:
@@ -47,7 +47,7 @@ def loading_options(quantize: str, reference: PreTrainedModel, in_full: Sequence
     4-bit layers multiply in float32 until `set_compute_precision` changes that.
     """
     require_bitsandbytes()
-    # It warns at every product that inputs are rounded to float16, which is how LLM.int8() works.
+    # It warns at every matmul that inputs are rounded to float16, which is how LLM.int8() works.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     heads = [name for name, _ in reference.named_children() if name != reference.base_model_prefix]
     options: dict[str, Any] = {"llm_int8_skip_modules": [*heads, *in_full]}  # used for 4 bits too
@@ -59,7 +59,7 @@ def loading_options(quantize: str, reference: PreTrainedModel, in_full: Sequence
 
 
 def quantize_structure(model: PreTrainedModel, quantize: str) -> None:
-    """Replace layers of a model on the meta device by quantized ones, with the quantizer of `from_pretrained`."""
+    """Replace layers of a model on the meta device by quantized ones, using the quantizer of `from_pretrained`."""
     from transformers.quantizers import AutoHfQuantizer
 
     config = loading_options(quantize, model, ())["quantization_config"]
@@ -119,7 +119,7 @@ def _make_4bit_state(layer: Any, device: torch.device) -> Any:
 
 
 def quantization_scales(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the scales of a model's quantized weights, as they are before the first step."""
+    """Yield the scales of a model's quantized weights, before the first step."""
     for layer in _linear_layers(model):
         weight = layer.weight
         if hasattr(weight, "SCB"):
@@ -135,7 +135,7 @@ def quantization_scales(model: nn.Module) -> Iterator[torch.Tensor]:
 def _linear_layers(model: nn.Module) -> list[Any]:
     """Return the linear layers that have weights (not those of another pipeline stage), without peft's wrappers.
 
-    A wrapper's `weight` is that of the layer inside.
+    A wrapper's `weight` is that of the wrapped layer.
     """
     layers = (module for module in model.modules() if isinstance(module, nn.Linear))
     return [layer for layer in layers if getattr(layer, "weight", None) is not None]
@@ -175,11 +175,11 @@ class Shardable4bit(nn.Linear):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(self.compute_dtype)
-        product: torch.Tensor = _Product4bit.apply(input.to(self.compute_dtype), self.weight, bias, self.quant_state)
+        product: torch.Tensor = _Matmul4bit.apply(input.to(self.compute_dtype), self.weight, bias, self.quant_state)
         return product.to(input.dtype)
 
 
-class _Product4bit(torch.autograd.Function):
+class _Matmul4bit(torch.autograd.Function):
     """bitsandbytes' MatMul4Bit, forward and backward, with a frozen bias."""
 
     @staticmethod
@@ -202,9 +202,9 @@ class _Product4bit(torch.autograd.Function):
 
 
 def make_shardable(model: nn.Module) -> None:
-    """Make a model's quantized weights, if any, plain frozen parameters that a strategy can shard.
+    """Convert a model's quantized weights, if any, to plain frozen parameters that a strategy can shard.
 
-    Layers under DoRA stay as they are: peft computes the norms of their weights from bitsandbytes' attributes.
+    Layers under DoRA do not change: peft computes the norms of their weights from bitsandbytes' attributes.
     """
     under_dora = {module.base_layer for module in model.modules() if getattr(module, "lora_variant", None)}
     for layer in _linear_layers(model):
@@ -229,8 +229,8 @@ def make_shardable(model: nn.Module) -> None:
 def keep_trainable_format(model: PreTrainedModel) -> None:
     """Keep 4-bit weights in the format that supports gradients.
 
-    On a CPU with AVX512-BF16, bitsandbytes (0.50) converts them at the first product without gradients (a validation)
-    to a format that has none, and never converts them back.
+    On a CPU with AVX512-BF16, bitsandbytes (0.50) converts them at the first matmul without gradients (a validation)
+    to a format without gradients, and never converts them back.
     """
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -253,10 +253,10 @@ def num_weights(parameter: nn.Parameter) -> int:
 def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
     """Make the linear layers of the repeated layers multiply in float8. Return a description.
 
-    Embeddings and the output head compute in bf16, and so do matrices with a side that is not a multiple of 16 and
-    GPT-2's Conv1D, whose matrix is transposed. Parameters keep their identity, names and dtype: training, saving and
-    loading do not change. Call it before layers are compiled. `emulate` rounds to float8 but multiplies in the weights'
-    dtype, for tests on a CPU.
+    Embeddings and the output head compute in bf16, and so do matrices with a dimension that is not a multiple
+    of 16, and GPT-2's Conv1D, whose matrix is transposed. Parameters keep their identity, names and dtype: training,
+    saving and loading do not change. Call it before layers are compiled. `emulate` rounds to float8 but multiplies in
+    the weights' dtype, for tests on a CPU.
 
     Raise InputError for a model with adapters, whose matrices are too narrow to benefit.
     """
@@ -265,14 +265,14 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
         raise InputError.at("train.precision", what, "write train.precision: bf16")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    # Without padding, the gradient's product fails for a micro-batch whose number of tokens is not a multiple of 16.
+    # Without padding, the gradient's matmul fails for a micro-batch whose number of tokens is not a multiple of 16.
     config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     layers = repeated_layers(model)
     matrices = [module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
     float8_layers = {
         module
         for module in matrices
-        if type(module) is nn.Linear and all(side % _FLOAT8_MULTIPLE == 0 for side in module.weight.shape)
+        if type(module) is nn.Linear and all(size % _FLOAT8_MULTIPLE == 0 for size in module.weight.shape)
     }
     for layer in layers:
         convert_to_float8_training(layer, module_filter_fn=lambda module, _: module in float8_layers, config=config)

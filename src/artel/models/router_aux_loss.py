@@ -1,13 +1,13 @@
 """The load-balancing loss of a mixture of experts, independent of how a batch is split.
 
-A router that prefers a few experts never learns what the others are good for. So the loss gets a term E · Σ f_e · P_e
+A router that prefers a few experts never learns to use the rest. So the loss gets a term E · Σ f_e · P_e
 over the E experts of a layer, where f_e is the fraction of tokens that choose expert e, and P_e the router's mean
 probability for it (Fedus et al. 2021, "Switch Transformers", equations 4 to 6; as in transformers, f sums to the number
 of choices, which is also the loss when the load is balanced).
 
-Both are means over tokens, and a product of means over a micro-batch depends on the micro-batch. So they are means over
-one row ("sequence-wise balance loss": Liu et al. 2024, "DeepSeek-V3", equations 17 to 20) in each layer. The loss is
-the mean over layers, and over rows weighted by their number of targets, times `router_aux_loss_coef`.
+Both are means over tokens. The product of two means over a micro-batch would depend on how the batch is split, so the
+means are over one row ("sequence-wise balance loss": Liu et al. 2024, "DeepSeek-V3", equations 17 to 20) in each layer.
+The loss is the mean over layers, and over rows weighted by their number of targets, times `router_aux_loss_coef`.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class RouterAuxLoss:
 
     @contextmanager
     def recording(self) -> Iterator[list[torch.Tensor]]:
-        """After the block, the list has the logits (tokens, experts) of the routers that ran in it, in order of layers.
+        """Record routers inside the block. Afterwards the list has their logits (tokens, experts), in order of layers.
 
-        Calls without gradient and recomputation in a backward pass are not recorded. A nested block takes what was
+        Calls without gradient and recomputation in a backward pass are not recorded. A nested block takes the logits
         recorded so far and ends the recording.
         """
         logits: list[torch.Tensor] = []
@@ -86,15 +86,15 @@ class RouterAuxLoss:
             recorded = [router.__dict__.pop(_LOGITS_ATTRIBUTE, None) for router in self._routers]
             logits += [tensor for tensor in recorded if tensor is not None]
 
-    def loss(self, logits: list[torch.Tensor], targets: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+    def loss(self, logits: list[torch.Tensor], targets: torch.Tensor, is_real: torch.Tensor | None) -> torch.Tensor:
         """Return the sum over rows of loss times number of targets: a scalar, float32.
 
         `logits`: from `recording`. targets int64 (rows, length), or `IGNORED`: a row without targets (padding) adds
-        nothing. real bool (rows, length): False for padding; None for no padding. With `context` all tensors cover this
-        process's part of each row, and the loss is the sum of the results of all processes. Raise InputError for a
-        router whose output has another form.
+        nothing. is_real bool (rows, length): False for padding; None for no padding. With `context` all tensors cover
+        this process's part of each row, and the loss is the sum of the results of all processes. Raise InputError for a
+        router whose output has an unexpected shape.
         """
-        is_token = torch.ones_like(targets, dtype=torch.float32) if real is None else real.float()
+        is_token = torch.ones_like(targets, dtype=torch.float32) if is_real is None else is_real.float()
         has_target = (targets != IGNORED).float()
         row_sums = [has_target.sum(dim=1, keepdim=True), is_token.sum(dim=1, keepdim=True)]
         probability_sums = []

@@ -1,6 +1,6 @@
-"""Sampling the next token of one answer: penalties, grammar mask, sampling, with its own random generator.
+"""Sampling the next token of one answer, with a separate random generator.
 
-The order is that of transformers' `generate`: penalties, then temperature, top_k, top_p and min_p.
+The order is that of transformers' `generate`: penalties, a grammar's mask, then temperature, top_k, top_p and min_p.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_MIN_TEMPERATURE = 1e-6  # less counts as 0: divided logits would overflow float32
+_MIN_TEMPERATURE = 1e-6  # lower ones count as 0: divided logits would overflow float32
 _MIN_LOGPROB = -9999.0  # as OpenAI does, since JSON has no -inf
 
 
@@ -122,10 +122,10 @@ class Sampler:
     def _apply_penalties(self, logits: torch.Tensor) -> torch.Tensor:
         options = self._options
         if options.repetition_penalty != 1:
-            seen = torch.cat([self._prompt, torch.tensor(list(self._counts), dtype=torch.long)]).unique()
-            seen = seen[seen < len(logits)]
-            values, penalty = logits[seen], options.repetition_penalty
-            logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+            seen_ids = torch.cat([self._prompt, torch.tensor(list(self._counts), dtype=torch.long)]).unique()
+            seen_ids = seen_ids[seen_ids < len(logits)]
+            values, penalty = logits[seen_ids], options.repetition_penalty
+            logits[seen_ids] = torch.where(values > 0, values / penalty, values * penalty)
         if self._counts and (options.presence_penalty or options.frequency_penalty):
             counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
             logits[list(self._counts)] -= options.presence_penalty + options.frequency_penalty * counts
@@ -147,7 +147,7 @@ class Sampler:
         return logits.masked_fill(torch.from_numpy(~allowed), -torch.inf)
 
     def _check_grammar(self) -> None:
-        """Raise GrammarError if the matcher has failed. It then reports that the answer is complete."""
+        """Raise GrammarError if the matcher has failed. A failed matcher reports that the answer is complete."""
         if error := self._matcher.get_error():
             raise GrammarError(error.splitlines()[0][:300])
 

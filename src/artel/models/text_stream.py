@@ -1,4 +1,4 @@
-"""Decoding tokens to text as they are generated: only complete characters, and no part of a stop text."""
+"""Decode tokens to text as they are generated: complete characters only, and never a part of a stop text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 from artel.tokens import Tokenizer
 
 _PROMPT_TOKENS = 8
-"""Prompt tokens given to the decoder first: it drops a space at the beginning of a text."""
+"""Prompt tokens passed to the decoder first, because it drops a space at the beginning of a text."""
 _REPLACEMENT = "\ufffd"
 """The decoding of an incomplete character."""
 
@@ -40,15 +40,17 @@ class TextStream:
     ) -> None:
         """`stop_until`: a text after which `stop` no longer applies. `special_tokens`: True to include them."""
         self._tokenizer: Any = tokenizer.hf.backend_tokenizer
-        self._skips = not special_tokens
-        self._decode = partial(tokenizer.hf.decode, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False)
+        self._skip_special = not special_tokens
+        self._decode = partial(
+            tokenizer.hf.decode, skip_special_tokens=self._skip_special, clean_up_tokenization_spaces=False
+        )
         context_ids = prompt[-_PROMPT_TOKENS:]
-        if self._decode(context_ids).endswith(_REPLACEMENT):  # DecodeStream would return all of it again
+        if self._decode(context_ids).endswith(_REPLACEMENT):  # DecodeStream would return the whole context again
             context_ids = []
-        self._stream = DecodeStream(ids=context_ids, skip_special_tokens=self._skips)
+        self._stream = DecodeStream(ids=context_ids, skip_special_tokens=self._skip_special)
         self._stop = (*stop, stop_until) if stop and stop_until else stop
         self._stop_until = stop_until
-        self._held = ""
+        self._held_back = ""
         self._pending: list[int] = []  # tokens whose characters are incomplete
         self._bytes = _fallback_bytes(self._tokenizer)
         self._run: list[int] = []  # consecutive byte tokens
@@ -65,14 +67,14 @@ class TextStream:
         self._run.append(token)
         if token not in self._bytes or self._ends_within_run(token):
             if text := self._step(self._run):
-                self._held += text
+                self._held_back += text
                 self._pending = []
             self._run, self._run_text = [], ""
             self._utf_8.reset()
-        end, stopped = find_stop(self._held, self._stop)
-        if stopped and self._stop_until and self._held.startswith(self._stop_until, end):
-            self._stop, end, stopped = (), len(self._held), False
-        text, self._held = self._held[:end], self._held[end:]
+        end, stopped = find_stop(self._held_back, self._stop)
+        if stopped and self._stop_until and self._held_back.startswith(self._stop_until, end):
+            self._stop, end, stopped = (), len(self._held_back), False
+        text, self._held_back = self._held_back[:end], self._held_back[end:]
         return TextChunk(text, stopped)
 
     def _ends_within_run(self, token: int) -> bool:
@@ -85,19 +87,19 @@ class TextStream:
             self._run_text = None
             return False
         self._run_text = (self._run_text + text)[-max(map(len, self._stop)) :]
-        return bool(text) and (self._held + self._run_text).endswith(self._stop)
+        return bool(text) and (self._held_back + self._run_text).endswith(self._stop)
 
     def _step(self, tokens: list[int]) -> str | None:
         try:
             text: str | None = self._stream.step(self._tokenizer, tokens)
         except Exception:  # "Invalid prefix" of tokenizers: invalid bytes follow a valid one
             text = self._decode(self._pending)
-            self._stream = DecodeStream(ids=list(self._pending), skip_special_tokens=self._skips)
+            self._stream = DecodeStream(ids=list(self._pending), skip_special_tokens=self._skip_special)
         return text
 
     def flush(self) -> str:
         """Return the text held back so far, at the end of an answer. An incomplete character becomes U+FFFD."""
-        return self._held + self._decode(self._pending)
+        return self._held_back + self._decode(self._pending)
 
 
 def _fallback_bytes(backend: Any) -> dict[int, int]:
@@ -109,11 +111,11 @@ def _fallback_bytes(backend: Any) -> dict[int, int]:
 
 
 def find_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """Return how many characters of `text` may be shown, and True if one of `stops` follows."""
-    positions = [at for stop in stops if (at := text.find(stop)) >= 0]
+    """Return (number of characters of `text` that are final, True if one of `stops` follows them)."""
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
     if positions:
         return min(positions), True
-    held_back = [
+    partial_stops = [
         size for stop in stops for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])
     ]
-    return len(text) - max(held_back, default=0), False
+    return len(text) - max(partial_stops, default=0), False

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: models that turn a text into one vector."""
+"""Folders of sentence-transformers models, which convert a text to one vector."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def find_model_folder(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "modules.json")
+        file = try_to_load_from_cache(name, "modules.json")
     except HFValidationError:  # not a valid hub id
-        found = None
-    return Path(found).parent if isinstance(found, str) else Path(name)
+        file = None
+    return Path(file).parent if isinstance(file, str) else Path(name)
 
 
 def module_folders(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ from artel.errors import InputError
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.request import ModelRequest
-from artel.models.loading.structure import build_pretrained_structure, from_scratch, position_limit
+from artel.models.loading.structure import build_from_scratch, build_pretrained_structure, position_limit
 from artel.models.lora.adapters import freeze
 from artel.objectives import objective_type
 from artel.preparing import has_store, tokenizer_location, tokenizer_name
@@ -62,7 +62,7 @@ def outline_model(config: RunConfig, auto_class: str) -> PreTrainedModel:
     """
     request = ModelRequest(config.model, auto_class, block=config.data.block)
     is_new = config.model.from_ is None
-    model = from_scratch(request, known_tokenizer(config)) if is_new else build_pretrained_structure(request)
+    model = build_from_scratch(request, known_tokenizer(config)) if is_new else build_pretrained_structure(request)
     _check_block(config, model)
     freeze_unused(model)
     if config.model.freeze:

@@ -26,7 +26,7 @@ from artel.models.forward_pass import architecture_error
 from artel.models.loading.build import base_dtype, build_model, must_load_full
 from artel.models.loading.materialize import WeightLoader, materialize
 from artel.models.loading.request import BuiltModel
-from artel.models.loading.structure import outline
+from artel.models.loading.structure import build_outline
 from artel.models.loss import loss_choice
 from artel.models.quantization import set_compute_precision, use_float8
 from artel.objectives import Objective, objective_type
@@ -90,7 +90,7 @@ def check_layout(
         what = "true with sharded int8 weights: peft reads their norms from full layers"
         problems.append(Problem("model.lora.dora", what, "write false, or model.quantize: nf4; or parallel.data: ddp"))
     if model is None:
-        model = outline(config.model, auto_class)
+        model = build_outline(config.model, auto_class)
     if model is not None:
         use_artel_attention(model, encoders=plan.splits_sequences)
         documents = objective_type(config).isolates_documents(config)

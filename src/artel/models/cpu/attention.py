@@ -1,6 +1,6 @@
 """Attention on a CPU in bf16: PyTorch's forward pass with artel's own backward pass (attention.cpp).
 
-PyTorch's backward kernel for CPUs transposes and packs each tile again, and multiplies most of them in small blocks.
+PyTorch's backward kernel for CPUs transposes and packs each tile again, and multiplies most tiles in small blocks.
 For 6 heads of 64, causal, on two cores with AMX, the backward pass took (milliseconds; benchmarks/NOTES.md)
 
     rows x length    16 x 128   8 x 256   4 x 512   1 x 2,048   1 x 4,096
@@ -152,7 +152,7 @@ def documents_backward(
     assert functions is not None
     grad_output = with_contiguous_rows(grad_output)
     output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
-    computed = functions.attention_backward(
+    succeeded = functions.attention_backward(
         *_shape_arguments(heads := [*map(with_contiguous_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         pointer(output),
@@ -163,7 +163,7 @@ def documents_backward(
         ctypes.c_int(torch.get_num_threads()),
         *map(pointer, grads),
     )
-    _check(computed)
+    _check(succeeded)
 
 
 def documents_forward(
@@ -184,7 +184,7 @@ def documents_forward(
     """
     functions = load_library("attention")
     assert functions is not None
-    computed = functions.attention_forward(
+    succeeded = functions.attention_forward(
         *_shape_arguments(heads := [*map(with_contiguous_rows, heads)], documents, causal, every_query, scale),
         *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         *dropout.arguments,
@@ -192,11 +192,11 @@ def documents_forward(
         pointer(output),
         pointer(log_sums),
     )
-    _check(computed)
+    _check(succeeded)
 
 
-def _check(computed: int) -> None:
-    if not computed:
+def _check(succeeded: int) -> None:
+    if not succeeded:
         raise RuntimeError("std::bad_alloc: no memory for the scores of attention")
 
 
@@ -217,14 +217,14 @@ def _shape_arguments(
 
 
 def with_contiguous_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with a stride of 1 within each head."""
+    """Return the tensor with a stride of 1 in its last dimension."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def fake_grads(
     _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Return empty gradients of a backward operator, for the compiler and for plans."""
+    """Allocate the gradients of a backward operator, for the compiler and for plans."""
     return tuple(empty_heads(tensor) for tensor in (query, key, value))
 
 
@@ -246,11 +246,13 @@ _attention.register_autograd(_backward, setup_context=_setup_context)
 def repeat_heads(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Repeat the heads of keys or values for grouped-query attention, to match the heads of `query`."""
     groups = query.shape[1] // key.shape[1]
-    return key if groups == 1 else key.repeat_interleave(groups, dim=1)  # it copies even with groups of 1
+    if groups == 1:
+        return key  # repeat_interleave would copy it
+    return key.repeat_interleave(groups, dim=1)
 
 
 def empty_heads(heads: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor like `heads`, in the memory layout that the model needs: (rows, length, heads, size)."""
+    """Allocate a tensor like `heads`, in the memory layout that the model needs: (rows, length, heads, size)."""
     rows, count, length, size = heads.shape
     return heads.new_empty(rows, length, count, size).transpose(1, 2)
 

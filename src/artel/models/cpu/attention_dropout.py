@@ -1,8 +1,8 @@
 """Attention on a CPU in bf16 with dropout, as BERT, RoBERTa and GPT-2 are trained, or with padding (attention.cpp).
 
 PyTorch's kernel for CPUs has no dropout. Its fallback multiplies in float32, draws a random number for each weight, and
-keeps three tensors of (rows, heads, length, length). Here a hash of the weight's position and of a seed from PyTorch's
-generator decides, so nothing is kept, and recomputed activations are the same.
+saves three tensors of (rows, heads, length, length). Here a hash of the weight's position and of a seed from PyTorch's
+generator decides, so nothing is saved, and recomputed activations are the same.
 
 PyTorch's kernel takes padding as a mask that it adds to all scores. Its gradients take two to four times as long as
 these, which skip padding (benchmarks/NOTES.md).
@@ -39,9 +39,10 @@ class Padding(NamedTuple):
 def padding_from_mask(mask: torch.Tensor, *, causal: bool) -> Padding | None:
     """Convert a mask, bool (rows, 1, length, length), if it only hides padding. None for any other mask.
 
-    `causal`: it may also hide the keys after each query. A mask without values (in a plan) is assumed to be padding.
+    `causal`: the mask may also hide the keys after each query. A mask without values (in a plan) is assumed to be
+    padding.
     """
-    keys = mask[:, 0, -1]  # the last query sees all that any query sees
+    keys = mask[:, 0, -1]  # no query sees more keys than the last one
     if isinstance(mask, FakeTensor):
         return Padding(keys.long(), causal)
     if mask.shape[1] != 1 or mask.dtype != torch.bool:
@@ -70,8 +71,8 @@ def dropout_attention(
     """Attention of query (rows, heads, length, size) within documents, with dropout. Return a tensor of query's shape.
 
     key, value and numbers as for `document_attention`. With `every_query` each row has at most one document, the
-    numbers are those of the keys, and all queries of the row see it; with `causal` as well, the document starts the row
-    and a query sees no keys after itself. The seed comes from PyTorch's generator if `dropout` is above 0.
+    numbers are those of the keys, and all queries of the row see it. If also `causal`, the document starts the row and
+    a query sees no keys after itself. The seed comes from PyTorch's generator if `dropout` is above 0.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -80,7 +81,7 @@ def dropout_attention(
     return _attention(*heads, numbers, seed, causal, every_query, dropout, scale)[0]
 
 
-# Operators, and their names, as explained in attention.py.
+# attention.py explains why these are operators, and how they are named.
 @torch.library.custom_op("artel::cpu_attention_dropout", mutates_args=(), device_types="cpu")
 def _attention(
     query: torch.Tensor,
@@ -95,7 +96,7 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the log-sum-exp of each query's scores (rows, heads, length)."""
     output, log_sums = _empty_result(query)
-    documents = _longest_first(numbers)
+    documents = _sort_documents(numbers)
     if sum(length for *_, length in documents) < numbers.numel():  # padding
         output.zero_()
         log_sums.zero_()
@@ -115,8 +116,8 @@ def _empty_result(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_heads(query), query.new_empty(*query.shape[:3], dtype=torch.float32)
 
 
-def _longest_first(numbers: torch.Tensor) -> Sequence[Document]:
-    """Return the documents, the longest first, since each thread takes the next one when it is free."""
+def _sort_documents(numbers: torch.Tensor) -> Sequence[Document]:
+    """Sort the documents by length, longest first: each thread takes the next document when it is free."""
     return sorted(find_documents(numbers), key=lambda document: -document[2])
 
 
@@ -141,7 +142,7 @@ def _attention_backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value."""
-    documents = _longest_first(numbers)
+    documents = _sort_documents(numbers)
     grads = (empty_heads(query), empty_heads(key), empty_heads(value))
     if sum(length for *_, length in documents) < numbers.numel():  # padding
         for grad in grads:

@@ -1,7 +1,7 @@
 """Building artel's C++ kernels for CPUs: on the machine that runs them, in about two seconds, cached.
 
-Each is built once per type of processor and version of PyTorch, whose headers and functions it may use. If that fails,
-PyTorch's operators are used instead and a warning gives the reason.
+Each kernel is built once per type of processor and version of PyTorch, whose headers and functions it may use. If the
+build fails, PyTorch's operators are used instead and a warning gives the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _build_lock = threading.Lock()
 
 
 def load_library(name: str) -> ctypes.CDLL | None:
-    """Return the functions of `name`.cpp, built at the first call. None, with a warning, if the build fails."""
+    """Load the functions of `name`.cpp, built at the first call. None, with a warning, if the build fails."""
     with _build_lock:
         return _load_library(name)
 
@@ -50,7 +50,7 @@ def uninterrupted_compilers() -> Iterator[None]:
     """Shield C++ compilers from Ctrl-C: they would leave truncated files in PyTorch's cache.
 
     Ctrl-C reaches all processes of a terminal. Compilers inherit the signal mask of the thread that starts them. In
-    this process, which would otherwise end them, the interrupt is delayed until the block ends.
+    this process, which would otherwise end the compilers, the interrupt is delayed until the block ends.
     """
     with delay_interrupts():
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -71,8 +71,8 @@ def _load_library(name: str) -> ctypes.CDLL | None:
     names = (os.environ.get("CXX", ""), "g++", "clang++")
     compiler = next((path for name in names if (path := shutil.which(name))), "")
     command = [compiler, *_FLAGS, *_VECTORS.get(torch.backends.cpu.get_cpu_capability(), ()), str(source), *_LIBRARIES]
-    texts = [source.read_bytes(), *(header.read_bytes() for header in sorted(_SOURCES.glob("*.h")))]
-    key = xxhash.xxh3_64_hexdigest(b"".join(texts) + " ".join([torch.__version__, *command]).encode())
+    sources = [source.read_bytes(), *(header.read_bytes() for header in sorted(_SOURCES.glob("*.h")))]
+    key = xxhash.xxh3_64_hexdigest(b"".join(sources) + " ".join([torch.__version__, *command]).encode())
     file = cache_folder() / "built" / f"{name}-{key}.so"
     try:
         if not file.is_file():

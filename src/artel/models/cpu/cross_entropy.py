@@ -37,7 +37,7 @@ def cpu_cross_entropy_with_grad(
     return losses, guesses, logits
 
 
-# An operator, so that a trace without values knows its shapes. A profile of torch 2.14 does not show their names.
+# An operator gives a trace without values its shapes. A profile of torch 2.14 does not show the names of custom ones.
 @torch.library.custom_op(_NAME, mutates_args={"logits"}, device_types="cpu")
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of each row, float32, and its most likely id, int64 (count,). The gradient overwrites logits."""
@@ -63,14 +63,14 @@ def _(_: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return targets.new_empty(len(targets), dtype=torch.float32), torch.empty_like(targets)
 
 
-def add_transposed_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+def add_transposed_matmul(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     """Return `total` + grad_logits.T @ inputs, float32 (vocabulary, width). `total` may be None for 0.
 
-    grad_logits (count, vocabulary) and inputs (count, width) are bf16, and so is the product before it is added. oneDNN
-    needs twice the time for a transposed left matrix (matmul_pass.py). So the smaller matrix, inputs, is transposed in
-    memory first, and the product is computed transposed. For 16,384 ids, 2,048 positions and a width of 384
-    this took 13.8 ms instead of 17.8; added to a total of 50,257 ids (660 positions, 768 wide) 35 instead of 57 (two
-    cores with AMX).
+    grad_logits (count, vocabulary) and inputs (count, width) are bf16, and so is their product before it is added.
+    oneDNN needs twice the time for a transposed left matrix (matmul_pass.py). So the smaller matrix, inputs, is
+    transposed in memory first, and the result is computed transposed. For 16,384 ids, 2,048 positions and a width of
+    384 this took 13.8 ms instead of 17.8; added to a total of 50,257 ids (660 positions, 768 wide) 35 instead of 57
+    (two cores with AMX).
     """
     product = inputs.T.contiguous() @ grad_logits
     overwrite = total is None

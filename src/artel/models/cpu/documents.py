@@ -1,8 +1,8 @@
 """Attention on a CPU within documents, when several documents share a row.
 
-With a mask, each token is multiplied with every token of its row and hidden results are discarded: length² products per
+With a mask, each token is multiplied with every token of its row and hidden results are discarded: length² scores per
 row. Here documents are computed one at a time, so a row costs the sum of its documents' squared lengths. The operator
-finds the documents from their numbers when it runs, so all batches of one shape share a compiled graph. Forward and
+finds the documents by their numbers when it runs, so all batches of one shape share a compiled graph. Forward and
 backward pass are PyTorch's, except for the backward pass in bf16 (`attention.py`).
 """
 
@@ -48,7 +48,7 @@ def document_attention(
     return _attention(query.to(dtype), key.to(dtype), value.to(dtype), numbers, causal, window, scale)[0]
 
 
-# Operators, and their names, as explained in attention.py.
+# attention.py explains why these are operators, and how they are named.
 @torch.library.custom_op("artel::cpu_attention_documents", mutates_args=(), device_types="cpu")
 def _attention(
     query: torch.Tensor,
@@ -65,9 +65,9 @@ def _attention(
     log_sums.zero_()
     query, key, value = map(with_contiguous_rows, (query, key, value))
     for document in find_documents(numbers):
-        queries, keys, values = (_tokens(heads, document) for heads in (query, key, value))
+        queries, keys, values = (_slice_document(heads, document) for heads in (query, key, value))
         mask = _window_mask(document, window, causal, query)
-        _tokens(output, document)[:], _tokens(log_sums, document)[:] = _FORWARD(
+        _slice_document(output, document)[:], _slice_document(log_sums, document)[:] = _FORWARD(
             queries, repeat_heads(keys, queries), repeat_heads(values, queries), 0.0, causal and mask is None,
             attn_mask=mask, scale=scale,
         )  # fmt: skip
@@ -100,21 +100,22 @@ def _attention_backward(
     """Return the gradients of query, key and value."""
     heads, documents = (query, key, value), list(find_documents(numbers))
     grads = (empty_heads(query).zero_(), empty_heads(key).zero_(), empty_heads(value).zero_())
-    by_artel = [document for document in documents if _supports_document(document, query, window)]
-    if by_artel:
-        by_artel.sort(key=lambda document: -document[2])  # longest first: a free thread takes the next one
-        documents_backward(grad_output, heads, output, log_sums, grads, by_artel, causal=causal, scale=scale)
-    adjacent = [with_contiguous_rows(each) for each in (grad_output, *heads)]
+    supported = [document for document in documents if _supports_document(document, query, window)]
+    if supported:
+        supported.sort(key=lambda document: -document[2])  # longest first: a free thread takes the next one
+        documents_backward(grad_output, heads, output, log_sums, grads, supported, causal=causal, scale=scale)
+    contiguous = [with_contiguous_rows(tensor) for tensor in (grad_output, *heads)]
     for document in documents:
         if _supports_document(document, query, window):
             continue
         mask = _window_mask(document, window, causal, query)
-        pieces = [_tokens(each, document) for each in (*adjacent, output, log_sums)]
-        pieces[2:4] = (repeat_heads(each, pieces[1]) for each in pieces[2:4])
-        gradients = _BACKWARD(*pieces, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
-        for grad, piece in zip(grads, gradients, strict=True):
-            shared = piece.unflatten(1, (grad.shape[1], -1)).sum(2) if grad.shape[1] != piece.shape[1] else piece
-            _tokens(grad, document)[:] = shared
+        tensors = [_slice_document(tensor, document) for tensor in (*contiguous, output, log_sums)]
+        tensors[2:4] = (repeat_heads(tensor, tensors[1]) for tensor in tensors[2:4])
+        document_grads = _BACKWARD(*tensors, 0.0, causal and mask is None, attn_mask=mask, scale=scale)
+        for grad, document_grad in zip(grads, document_grads, strict=True):
+            if grad.shape[1] != document_grad.shape[1]:  # grouped-query attention
+                document_grad = document_grad.unflatten(1, (grad.shape[1], -1)).sum(2)
+            _slice_document(grad, document)[:] = document_grad
     return grads
 
 
@@ -148,16 +149,16 @@ def find_documents(numbers: torch.Tensor) -> Iterator[Document]:
             start += length
 
 
-def _tokens(tensor: torch.Tensor, document: Document) -> torch.Tensor:
+def _slice_document(tensor: torch.Tensor, document: Document) -> torch.Tensor:
     """Return the part of a tensor (rows, heads, length, …) that belongs to a document, with one row."""
     row, start, length = document
     return tensor[row : row + 1, :, start : start + length]
 
 
 def _supports_document(document: Document, query: torch.Tensor, window: int | None) -> bool:
-    """True if artel's own backward pass supports the document."""
-    is_whole = window is None or document[2] <= window
-    return is_whole and query.dtype == torch.bfloat16 and query.shape[3] % 2 == 0 and kernels_available()
+    """True if artel's backward pass supports the document."""
+    fits_window = window is None or document[2] <= window
+    return fits_window and query.dtype == torch.bfloat16 and query.shape[3] % 2 == 0 and kernels_available()
 
 
 def _window_mask(document: Document, window: int | None, causal: bool, query: torch.Tensor) -> torch.Tensor | None:

@@ -1,7 +1,7 @@
 """Linear layers in float32 for few rows (the tokens of several answers), with weights packed once (packed.cpp).
 
 PyTorch multiplies float32 with MKL, which packs the weights in each call; with few rows that costs as much as the
-product. Here they are packed once, in the order in which they are read. Microseconds on one core of an EPYC (Zen 4),
+matmul. Here they are packed once, in the order in which they are read. Microseconds on one core of an EPYC (Zen 4),
 with MKL / oneDNN with packed weights / this kernel:
 
     outputs x inputs     1 row               16 rows             64 rows
@@ -26,14 +26,14 @@ from artel.models.cpu.build import load_library, pointer
 _PANEL = 32
 """Outputs whose weights are stored together: `kPanel` in packed.cpp."""
 _MAX_ROWS = 128
-"""PyTorch multiplies more rows than this."""
+"""Above this number of rows PyTorch multiplies."""
 _CAPABILITIES = {"AVX2", "AVX512"}
 """CPU capabilities, by PyTorch's names. On other processors PyTorch uses other kernels."""
 
 
 def packable_bytes(model: nn.Module) -> int:
     """Return the size of packed copies of the model's weights."""
-    return sum(linear.weight.nbytes for linear in _linears(model))
+    return sum(linear.weight.nbytes for linear in _find_linear_layers(model))
 
 
 def pack(model: nn.Module) -> Callable[[], None]:
@@ -41,8 +41,8 @@ def pack(model: nn.Module) -> Callable[[], None]:
 
     Later changes of the weights have no effect. Does nothing if the C++ cannot be built.
     """
-    linears = _linears(model) if load_library("packed") is not None else []
-    panels = [_panels(linear.weight.detach()) for linear in linears]  # all first, since memory may not suffice
+    linears = _find_linear_layers(model) if load_library("packed") is not None else []
+    panels = [_pack_panels(linear.weight.detach()) for linear in linears]  # all first, since memory may not suffice
     for linear, weights in zip(linears, panels, strict=True):
         linear.forward = partial(_multiply, linear, weights)
 
@@ -53,7 +53,7 @@ def pack(model: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def _linears(model: nn.Module) -> list[Any]:
+def _find_linear_layers(model: nn.Module) -> list[Any]:
     """Return the plain linear layers with float32 weights on a CPU."""
     if torch.backends.cpu.get_cpu_capability() not in _CAPABILITIES:
         return []
@@ -67,7 +67,7 @@ def _linears(model: nn.Module) -> list[Any]:
     ]
 
 
-def _panels(weight: torch.Tensor) -> torch.Tensor:
+def _pack_panels(weight: torch.Tensor) -> torch.Tensor:
     """Rearrange weights (outputs, inputs) to (panels, inputs, outputs per panel), padded with zeros."""
     padding = -len(weight) % _PANEL
     return F.pad(weight, (0, 0, 0, padding)).unflatten(0, (-1, _PANEL)).transpose(1, 2).contiguous()

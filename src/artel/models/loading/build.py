@@ -1,4 +1,4 @@
-"""Building a model: for training, from the run file; for use, from a folder or hub id."""
+"""Building a model: for training from the run file, and for inference from a folder or hub id."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from artel.models.loading.model_config import changes_context
 from artel.models.loading.model_folder import is_quantized, read_config
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
 from artel.models.loading.request import BuiltModel, ModelRequest
-from artel.models.loading.structure import from_scratch
+from artel.models.loading.structure import build_from_scratch
 from artel.models.lora.adapter_folder import load_adapter, merge_adapter, note_changed_base, read_adapter
 from artel.models.lora.adapters import add_adapters, draw_first_weights, freeze
 from artel.tokens import Tokenizer
 
 
 def must_load_full(config: ModelConfig) -> str | None:
-    """Return why a model must be loaded in full before it is sharded, or None. May raise InputError."""
+    """Return the reason why a model must be loaded in full before it is sharded, or None. May raise InputError."""
     if config.quantize != "none":
         return "model.quantize: weights are quantized while they are loaded in full"
     if config.lora is not None and config.lora.dora:
@@ -43,8 +43,9 @@ def must_load_full(config: ModelConfig) -> str | None:
 def base_dtype(config: RunConfig, precision: str) -> torch.dtype | None:
     """Return the dtype of frozen matrices under adapters; None for float32, or if `model.quantize` decides.
 
-    `model.lora.base: auto` keeps the saved dtype if layers compute in 16 bits, which halves the memory. If they compute
-    in float32, each product would have to convert its matrix. DeepSpeed in 16 bits keeps all weights in 16 bits anyway.
+    `model.lora.base: auto` keeps the saved dtype if layers compute in 16 bits, which halves the memory. If layers
+    compute in float32, each matmul would have to convert its matrix. DeepSpeed in 16 bits keeps all weights in 16 bits
+    anyway.
     """
     lora, saved = config.model.lora, saved_dtype(config.model)
     if lora is None or saved is None or config.model.quantize != "none" or config.train.weights == "bf16":
@@ -60,9 +61,9 @@ def saved_dtype(config: ModelConfig) -> torch.dtype | None:
     """Return the dtype in which a pretrained model is saved; None if it is quantized or from scratch."""
     if config.from_ is None:
         return None
-    saved, _ = read_config(config.from_, runs_code=config.runs_code)
-    dtype = saved.dtype or saved.get_text_config().dtype
-    if is_quantized(saved):
+    saved_config, _ = read_config(config.from_, runs_code=config.runs_code)
+    dtype = saved_config.dtype or saved_config.get_text_config().dtype
+    if is_quantized(saved_config):
         return None
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
@@ -70,8 +71,8 @@ def saved_dtype(config: ModelConfig) -> torch.dtype | None:
 def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = False) -> BuiltModel:
     """Build the model of a run: from scratch or pretrained, with adapters and frozen parameters.
 
-    Heads that a pretrained model lacks are initialized. With `on_meta` the model stays on the meta device, so that it
-    can be sharded first; `materialize(model, built.weights)` then loads the shards of each process. May raise
+    Heads that a pretrained model lacks are initialized. With `on_meta` the model stays on the meta device, to be
+    sharded before it has weights; `materialize(model, built.weights)` then loads the shards of each process. May raise
     InputError.
     """
     config = request.config
@@ -81,17 +82,17 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     assert not on_meta or must_load_full(config) is None
     torch.manual_seed(request.seed)
     if config.from_ is None:
-        model = from_scratch(request, tokenizer)
+        model = build_from_scratch(request, tokenizer)
         built = BuiltModel(model, weights=WeightSource(copy.deepcopy(model), request.seed))
         check_positions(model, request.block)
         if not on_meta:
             _initialize(built)
     else:
-        in_full = dict.fromkeys(config.lora.save if config.lora is not None else [], 0)
+        full_modules = dict.fromkeys(config.lora.save if config.lora is not None else [], 0)
         if on_meta or request.base_dtype is not None:
-            built = plan_pretrained(request, tokenizer, adapter_modules=in_full)
+            built = plan_pretrained(request, tokenizer, adapter_modules=full_modules)
         else:
-            built = load_pretrained(request, tokenizer, for_training=True, adapter_modules=in_full)
+            built = load_pretrained(request, tokenizer, for_training=True, adapter_modules=full_modules)
         if request.base_dtype is not None:
             hold_in_half(built.model, request.base_dtype)
             dtype = str(request.base_dtype).removeprefix("torch.")
@@ -108,7 +109,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
 
 
 def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = False) -> PreTrainedModel:
-    """Load the model of the folder or hub id `request.config.from_` for use. All weights must be in its files.
+    """Load the model of the folder or hub id `request.config.from_` for inference. All weights must be in its files.
 
     For an adapter's folder, load its base model with the adapter, or with `merge` with the adapter's updates added to
     its weights. May raise InputError.
@@ -117,8 +118,8 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     if adapter is None:
         return load_pretrained(request, tokenizer, for_training=False).model
     config = request.config.model_copy(update={"from_": adapter.base})
-    base = replace(request, config=config, base_config=adapter.base_config)
-    model = load_pretrained(base, tokenizer, for_training=False, adapter_modules=adapter.full_modules).model
+    base_request = replace(request, config=config, base_config=adapter.base_config)
+    model = load_pretrained(base_request, tokenizer, for_training=False, adapter_modules=adapter.full_modules).model
     set_end_tokens(model, request, tokenizer)
     with renamed_for_language_part(model, adapter) as renamed_adapter:
         if merge:
@@ -130,10 +131,10 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
 
 
 def set_end_tokens(model: PreTrainedModel, request: ModelRequest, tokenizer: Tokenizer) -> list[str]:
-    """Set the end tokens in the model's configurations to those it is trained with, like transformers' Trainer.
+    """Set the end tokens in the model's configurations to those of the run, like transformers' Trainer.
 
-    config.json gets the tokenizer's end token; generation_config.json gets all of them, added to its own. Return notes
-    for the user about changes.
+    config.json gets the tokenizer's end token; generation_config.json gets all of them in addition to the saved ones.
+    Return notes for the user about changes.
     """
     if not request.end_ids:
         return []
@@ -212,9 +213,9 @@ def make_reproducible(model: PreTrainedModel) -> None:
     (`training/loop.py`). Two architectures of transformers 5.24 have other state:
 
     - Reformer's layers draw a seed from the operating system in each forward pass.
-    - BigBird with block-sparse attention switches to full attention at the first batch of short rows, and stays there:
-      a step depends on earlier rows. The switch also draws weights that are discarded. Here each forward pass starts
-      with the configured attention, and the switch draws nothing.
+    - BigBird with block-sparse attention switches to full attention at the first batch of short rows and never switches
+      back, so a step depends on earlier rows. The switch also draws weights that are discarded. The patch starts each
+      forward pass with the configured attention, and the switch draws nothing.
     """
     for module in model.modules():
         if hasattr(module, "_init_attention_seed"):  # ReformerLayer
@@ -241,9 +242,9 @@ def _find_attention_setters(module: nn.Module) -> Iterator[Any]:
         yield from _find_attention_setters(child)
 
 
-def _set_attention_type(change: Callable[[str], None], name: str) -> None:
-    with torch.device("meta"):  # new projections, which are then replaced by the old ones
-        change(name)
+def _set_attention_type(set_type: Callable[[str], None], name: str) -> None:
+    with torch.device("meta"):  # BigBird then replaces these new projections by the old ones
+        set_type(name)
 
 
 def _reset_attention_type(name: str, module: Any, inputs: tuple[Any, ...]) -> None:

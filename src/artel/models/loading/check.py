@@ -1,4 +1,4 @@
-"""Checks of a model before any text is read, and of its files without reading weights."""
+"""Checks of a model's configuration and files, before any text or weights are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from artel.models.loading.language_part import find_language_part, is_multimodal
 from artel.models.loading.model_config import change_context, check_rotary, known_keys
 from artel.models.loading.model_folder import check_folder, read_config
 from artel.models.loading.pretrained import check_multimodal, check_saved, plan_language_part
-from artel.models.loading.structure import outline, position_limit
+from artel.models.loading.structure import build_outline, position_limit
 from artel.models.lora.adapters import adapter_problems, freeze, require_peft
 from artel.models.quantization import require_bitsandbytes
 
@@ -40,15 +40,20 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
         check_direction(draft, auto_class, "model.config.model_type")
     elif config.from_ is not None and Path(config.from_).is_dir():
         check_folder(Path(config.from_))
-        saved, _ = read_config(config.from_, runs_code=config.runs_code)
-        if is_multimodal(saved, auto_class):
-            check_multimodal(config, saved)
-            find_language_part(saved, config.from_)
+        saved_config, _ = read_config(config.from_, runs_code=config.runs_code)
+        if is_multimodal(saved_config, auto_class):
+            check_multimodal(config, saved_config)
+            find_language_part(saved_config, config.from_)
         else:
-            check_head(saved.model_type, auto_class, "model.from", custom_classes(saved, runs_code=config.runs_code))
-            check_direction(saved, auto_class, "model.from")
-        change_context(saved, config)
-    if config.rope is not None and (model := outline(config, auto_class)) is not None:
+            check_head(
+                saved_config.model_type,
+                auto_class,
+                "model.from",
+                custom_classes(saved_config, runs_code=config.runs_code),
+            )
+            check_direction(saved_config, auto_class, "model.from")
+        change_context(saved_config, config)
+    if config.rope is not None and (model := build_outline(config, auto_class)) is not None:
         check_rotary(model)
     if config.lora is not None or config.freeze:
         _check_names(config, auto_class)
@@ -56,7 +61,7 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
 
 def _check_names(config: ModelConfig, auto_class: str) -> None:
     """Raise InputError for names in `lora` and `freeze` that the model does not have."""
-    model = outline(config, auto_class)
+    model = build_outline(config, auto_class)
     if model is None:
         return
     problems = adapter_problems(model, config.lora) if config.lora is not None else []
@@ -80,18 +85,18 @@ def check_positions(model: PreTrainedModel, block: int) -> None:
 def check_pretrained(config: ModelConfig, auto_class: str) -> None:
     """Raise InputError if the folder of a run's pretrained model lacks weights. Reads headers only."""
     if config.from_ is not None and Path(config.from_).is_dir():
-        saved, _ = read_config(config.from_, runs_code=config.runs_code)
-        if is_multimodal(saved, auto_class):
-            plan_language_part(config, saved)
+        saved_config, _ = read_config(config.from_, runs_code=config.runs_code)
+        if is_multimodal(saved_config, auto_class):
+            plan_language_part(config, saved_config)
             return
-        kind = model_class(saved, auto_class, {}, runs_code=config.runs_code)
-        check_saved(config.from_, saved, kind, for_training=True)
+        cls = model_class(saved_config, auto_class, {}, runs_code=config.runs_code)
+        check_saved(config.from_, saved_config, cls, for_training=True)
 
 
 def check_complete_folder(name: str) -> None:
-    """Raise InputError if a folder lacks weights of the class in its config.json, if transformers has that class."""
+    """Raise InputError if a folder lacks weights of the class in its config.json, if transformers has the class."""
     config, _ = read_config(name)
-    kind = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
-    if isinstance(kind, type) and issubclass(kind, PreTrainedModel):
+    cls = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if isinstance(cls, type) and issubclass(cls, PreTrainedModel):
         check_sizes(config)
-        check_saved(name, config, kind, for_training=False)
+        check_saved(name, config, cls, for_training=False)

@@ -1,6 +1,6 @@
-"""A loading plan: which saved tensors make which parameters of a model. It reads no values.
+"""A loading plan maps saved tensors to the parameters of a model. Making it reads no values.
 
-transformers' own table converts names and shapes: most tensors are renamed at most; some are merged (experts saved one
+transformers' conversion table maps names and shapes. Most tensors are only renamed. Some are merged (experts saved one
 by one), split or transposed.
 """
 
@@ -32,7 +32,7 @@ from artel.models.loading.safetensors_files import TensorFiles
 
 @dataclass(slots=True)
 class Conversion:
-    """Saved tensors that together make one or several parameters."""
+    """Saved tensors that are converted together to one or several parameters."""
 
     first: str
     """The full name of the parameter, or of the first one."""
@@ -91,7 +91,7 @@ class Conversion:
 
 @dataclass(slots=True)
 class LoadingPlan:
-    """The source of each saved parameter or buffer, by full name, and what did not fit."""
+    """The source of each saved parameter or buffer, by full name, and the names that did not match."""
 
     same: dict[str, str]
     """Names in the files of parameters and buffers that are saved as one tensor."""
@@ -126,7 +126,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
     unused: list[str] = []
     for key in sorted(files.names, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, tensors)
-        if name not in tensors and key in tensors:  # it already has the new name
+        if name not in tensors and key in tensors:  # the file already uses the new name
             name, pattern = rename_source_key(key, [], [], prefix, tensors)
         if name in tensors and pattern is None:
             same.setdefault(name, key)
@@ -151,6 +151,6 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
         if shape != tuple(tensors[name].shape):
             info.mismatched_keys.add((name, torch.Size(shape), tensors[name].shape))
     conversion_of_target = {name: conversion for conversion in conversions.values() for name in conversion.targets}
-    # Earlier versions of transformers revert all of them.
+    # Earlier versions of transformers revert all entries.
     used_entries = [entry for entry in table if not hasattr(entry, "was_used") or entry.was_used()]
     return LoadingPlan(same, conversion_of_target, info, used_entries, unused)

@@ -1,8 +1,8 @@
 """Tensors in a pretrained model's files that transformers does not load.
 
-For example layers that predict several tokens ahead (DeepSeek-V3, GLM-4.5, Qwen3-Next): transformers ignores them, vLLM
-uses them. They are saved again bit for bit. During training only their names are kept; the values are read from the
-source when the model is saved. If that is impossible, such layers are removed from config.json.
+DeepSeek-V3, GLM-4.5 and Qwen3-Next have layers that predict several tokens ahead: transformers ignores them, vLLM uses
+them. artel saves such tensors again bit for bit. During training it keeps only their names, and reads the values from
+the source when it saves the model. If that is impossible, it removes the layers from config.json.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ExtraTensors:
 
 
 def get_extra_tensors(model: nn.Module) -> ExtraTensors | None:
-    """Return the additional tensors that are saved with `model`, if any."""
+    """Return the extra tensors that are saved with `model`, if any."""
     return getattr(model, "_artel_extra_tensors", None)
 
 
@@ -52,19 +52,19 @@ def remember_unused(
 ) -> list[str]:
     """Remember the tensors in `files` that `model` does not use, to save them with it. Return notes for the user.
 
-    They are left out if the model has another head than `source`, since they may belong to the old head, and if the
-    vocabulary grew (`grown`: old numbers of rows) and they have one row per token.
+    They are left out if the model has another head than `source`, since they may belong to the old head. They are also
+    left out if they have one row per token and the vocabulary grew (`grown`: old numbers of rows).
     """
     buffer_names = {name for name, _ in model.named_buffers()}
-    left = sorted(name for name in {*unused} - buffer_names if not _COMPUTED_NAMES.fullmatch(name))
+    candidates = sorted(name for name in {*unused} - buffer_names if not _COMPUTED_NAMES.fullmatch(name))
     rows = set(grown.values())
-    with files if left else nullcontext():
-        names = tuple(name for name in left if not (_MASK.fullmatch(name) and len(files.shape(name)) == 4))
+    with files if candidates else nullcontext():
+        names = tuple(name for name in candidates if not (_MASK.fullmatch(name) and len(files.shape(name)) == 4))
         has_vocabulary = any(rows.intersection(files.shape(name)[:1]) for name in names)
     if not names:
         return []
-    saved_by = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
-    if saved_by == type(model).__name__ and not has_vocabulary:
+    saved_class = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
+    if saved_class == type(model).__name__ and not has_vocabulary:
         model._artel_extra_tensors = ExtraTensors(source, names, tuple(files.paths))
         return [note_saved_unchanged(source, names)]
     return note_left_out(model, source, names)
@@ -84,7 +84,7 @@ def note_left_out(model: PreTrainedModel, source: str, names: Iterable[str]) -> 
 
 
 def _zero_layers_ahead(config: PreTrainedConfig) -> list[str]:
-    """Set the number of such layers to 0. Return the changed keys."""
+    """Set the number of layers ahead to 0. Return the changed keys."""
     keys = [key for key, value in vars(config).items() if _LAYERS_AHEAD.fullmatch(key) and value]
     for key in keys:
         setattr(config, key, 0)
@@ -95,9 +95,9 @@ def _zero_layers_ahead(config: PreTrainedConfig) -> list[str]:
 def with_extra_tensors(
     model: PreTrainedModel, weights: dict[str, torch.Tensor] | None
 ) -> Iterator[dict[str, torch.Tensor] | None]:
-    """Yield `weights`, or those of `model`, with the additional tensors, which are memory-mapped.
+    """Yield `weights`, or those of `model`, with the extra tensors, which are memory-mapped.
 
-    If the source is gone, they are left out with a warning.
+    If the source is gone, log a warning and leave the extra tensors out.
     """
     source_tensors = get_extra_tensors(model)
     if source_tensors is None:

@@ -41,7 +41,7 @@ Head = int | Callable[[PreTrainedConfig], nn.Module]
 
 _POOLER = "pooler"
 """A layer of headless models (`AutoModel`) that transforms the first token's state. No objective uses it. It stays
-unchanged, so that the saved folder opens as before, and a folder may lack it."""
+unchanged, so the saved folder opens as before. A folder may lack it."""
 
 
 def is_unused(model: PreTrainedModel, key: str) -> bool:
@@ -56,9 +56,9 @@ def freeze_unused(model: PreTrainedModel) -> None:
             parameter.requires_grad = False
 
 
-def check_head(model_type: str, auto_class: str, where: str, own: Collection[str] = ()) -> None:
-    """Raise InputError if an architecture has no such head. `own`: the auto classes of the model's own code."""
-    if auto_class in own:
+def check_head(model_type: str, auto_class: str, where: str, custom: Collection[str] = ()) -> None:
+    """Raise InputError if an architecture has no such head. `custom`: the auto classes of the model's own code."""
+    if auto_class in custom:
         return
     if model_type not in getattr(transformers, auto_class)._model_mapping._model_mapping:
         purpose, examples = _PURPOSE[auto_class]
@@ -82,10 +82,12 @@ def check_direction(config: PreTrainedConfig, auto_class: str, where: str) -> No
     kind = config.model_type
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES or str(MODEL_MAPPING_NAMES.get(kind)).endswith("Encoder"):
         what = f"{kind} is an encoder: it reads in both directions, so it would see the token that it has to predict"
-        place = f"model.config.{key}: true" if where.startswith("model.config") else f'"{key}": true in its config.json'
-        fix = f"write {place} to train it as a decoder"
+        setting = (
+            f"model.config.{key}: true" if where.startswith("model.config") else f'"{key}": true in its config.json'
+        )
+        fix = f"write {setting} to train it as a decoder"
         if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            fix = f"write objective: masked to train it as an encoder, or {place} to train it as a decoder"
+            fix = f"write objective: masked to train it as an encoder, or {setting} to train it as a decoder"
         raise InputError.at(where, what, fix)
 
 
@@ -98,14 +100,14 @@ def check_sizes(config: PreTrainedConfig) -> None:
     """Raise InputError for impossible sizes in a configuration, with the names that its architecture uses."""
     text = config.get_text_config()
     problems = []
-    for name, most in _MAX_SIZES.items():
+    for name, limit in _MAX_SIZES.items():
         try:
             size = getattr(text, name, None)
         except AmbiguousGlobalPerLayerAttributeError:  # it differs between layers
             continue
-        if isinstance(size, bool | str | float) or (isinstance(size, int) and not 0 < size <= most):
-            own = text.attribute_map.get(name, name)
-            problems.append(Problem("model.config", f"{own} is {size!r}", f"write a number from 1 to {most:,}"))
+        if isinstance(size, bool | str | float) or (isinstance(size, int) and not 0 < size <= limit):
+            key = text.attribute_map.get(name, name)
+            problems.append(Problem("model.config", f"{key} is {size!r}", f"write a number from 1 to {limit:,}"))
     if problems:
         raise InputError(problems)
 
@@ -119,20 +121,20 @@ def model_class(
     sizes in the configuration.
     """
     check_sizes(config)
-    own = custom_classes(config, runs_code=runs_code).get(auto_class)
-    if own is not None:
-        base = get_class_from_dynamic_module(own, config.name_or_path)
+    custom = custom_classes(config, runs_code=runs_code).get(auto_class)
+    if custom is not None:
+        base = get_class_from_dynamic_module(custom, config.name_or_path)
         base.register_for_auto_class(auto_class)  # so that its code is saved with it
     else:
         mapping = getattr(transformers, auto_class)._model_mapping
-        model_class = text_class(config) if type(config) not in mapping else None
-        classes = model_class or mapping[type(config)]
+        part_class = text_class(config) if type(config) not in mapping else None
+        classes = part_class or mapping[type(config)]
         base = classes[0] if isinstance(classes, tuple) else classes
-    return _with_heads(base, tuple(heads.items())) if heads else base
+    return _add_heads(base, tuple(heads.items())) if heads else base
 
 
 @functools.cache
-def _with_heads(base: type[PreTrainedModel], heads: tuple[tuple[str, Head], ...]) -> type[PreTrainedModel]:
+def _add_heads(base: type[PreTrainedModel], heads: tuple[tuple[str, Head], ...]) -> type[PreTrainedModel]:
     """Return a subclass of the same name. Its files open as the base class, with the heads as additional tensors."""
 
     def build(self: Any, config: PreTrainedConfig) -> None:

@@ -1,10 +1,10 @@
-"""Initial weights of a model, module by module: a function of the seed and the module's name.
+"""Initial weights of a model, module by module. They depend only on the seed and the module's name.
 
-So they are the same under every parallel strategy. Each process initializes the modules of which it holds a shard, one
-at a time, in full and on the CPU, and keeps its shard. The rules are those of the architecture: `_init_weights` of its
-class, called like in transformers for the module and then for all modules around it, which may overwrite their children
-(GPT-2's attention its last projection, ModernBERT's layers all of theirs). Meanwhile all other tensors are on the meta
-device, where writing takes no time, no memory and no random numbers.
+Therefore they are the same under every parallel strategy. Each process initializes the modules of which it holds a
+shard, one at a time, in full and on the CPU, and keeps its shard. The rules are those of the architecture:
+`_init_weights` of its class, called as in transformers for the module and then for all modules around it, which may
+overwrite their children (GPT-2's attention its last projection, ModernBERT's layers all of theirs). Meanwhile all other
+tensors are on the meta device, where writing takes no time, no memory and no random numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 def initial_values(
     reference: PreTrainedModel, name: str, seed: int, *, only_unsaved: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return the initial values of a module's own parameters and buffers, by their local names, on the CPU.
+    """Return the initial values of a module's direct parameters and buffers, by their local names, on the CPU.
 
     `reference`: the full model on the meta device, unchanged afterwards. A parameter tied to another module's belongs
     to that module and is left out. `only_unsaved`: only buffers that are never saved (positions, frequencies), which
@@ -33,27 +33,27 @@ def initial_values(
     path: list[Any] = [reference]
     for child in name.split(".") if name else ():
         path.append(getattr(path[-1], child))
-    rules = _rules(path)
+    rules = _find_rules(path)
     module = path[-1]
     tied = reference.all_tied_weights_keys
-    on_meta = {own for own in module._parameters if (f"{name}.{own}" if name else own) in tied}
+    on_meta = {local for local in module._parameters if (f"{name}.{local}" if name else local) in tied}
     if only_unsaved:
         on_meta = {*module._parameters, *module._buffers} - module._non_persistent_buffers_set
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _in_memory(module, on_meta):
-        _seed(seed, name)
-        _apply(rules, module)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _allocate_on_cpu(module, on_meta):
+        _seed_for(seed, name)
+        _apply_rules(rules, module)
         if _unset_names(module, on_meta) and hasattr(module, "reset_parameters"):
-            _seed(seed, name)
-            module.reset_parameters()  # PyTorch's rule, if the architecture has none
-            _apply(rules, module)
+            _seed_for(seed, name)
+            module.reset_parameters()  # PyTorch's default if the architecture has no rule
+            _apply_rules(rules, module)
         if unset := _unset_names(module, on_meta):
             built = _construct(reference, seed).get_submodule(name)
             for key in unset:
                 getattr(module, key).copy_(getattr(built, key))
-            _seed(seed, name)
-            _apply(rules, module)
-        own = {**module._parameters, **module._buffers}
-        return {key: value.detach() for key, value in own.items() if value is not None and key not in on_meta}
+            _seed_for(seed, name)
+            _apply_rules(rules, module)
+        tensors = {**module._parameters, **module._buffers}
+        return {key: value.detach() for key, value in tensors.items() if value is not None and key not in on_meta}
 
 
 def initialize_again(model: nn.Module, reference: PreTrainedModel, first_rows: dict[str, int], seed: int) -> None:
@@ -65,8 +65,8 @@ def initialize_again(model: nn.Module, reference: PreTrainedModel, first_rows: d
     rows = {names[name]: row for name, row in first_rows.items()}
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for module in dict.fromkeys(name.rpartition(".")[0] for name in rows):
-        for own, value in initial_values(reference, module, seed).items():
-            name = f"{module}.{own}" if module else own
+        for local_name, value in initial_values(reference, module, seed).items():
+            name = f"{module}.{local_name}" if module else local_name
             if name in rows and tensors[name].shape == value.shape:  # 4-bit weights have another shape
                 tensors[name].data[rows[name] :] = value[rows[name] :]
 
@@ -83,8 +83,8 @@ def canonical_names(reference: PreTrainedModel) -> dict[str, str]:
     return names
 
 
-def _rules(path: list[Any]) -> list[tuple[PreTrainedModel, nn.Module]]:
-    """Return (innermost model around a module, module) pairs, from the inside out: the model's rule applies."""
+def _find_rules(path: list[Any]) -> list[tuple[PreTrainedModel, nn.Module]]:
+    """Return (model, module) pairs from the inside out. `model`, the innermost around the module, has its rule."""
     rules, owner = [], path[0]
     for module in path:
         owner = module if isinstance(module, PreTrainedModel) else owner
@@ -92,18 +92,18 @@ def _rules(path: list[Any]) -> list[tuple[PreTrainedModel, nn.Module]]:
     return rules[::-1]
 
 
-def _apply(rules: list[tuple[PreTrainedModel, nn.Module]], module: nn.Module) -> None:
+def _apply_rules(rules: list[tuple[PreTrainedModel, nn.Module]], module: nn.Module) -> None:
     for owner, child in rules:
         owner._init_weights(child)
 
 
-def _seed(seed: int, name: str) -> None:
+def _seed_for(seed: int, name: str) -> None:
     torch.default_generator.manual_seed(xxhash.xxh3_64_intdigest(f"weights:{seed}:{name}".encode()) >> 1)
 
 
 @contextmanager
-def _in_memory(module: nn.Module, on_meta: set[str]) -> Iterator[None]:
-    """Replace the module's own tensors, except those in `on_meta`, by CPU tensors filled with NaN."""
+def _allocate_on_cpu(module: nn.Module, on_meta: set[str]) -> Iterator[None]:
+    """Replace the module's direct tensors, except those in `on_meta`, by CPU tensors filled with NaN."""
     parameters, buffers = dict(module._parameters), dict(module._buffers)
     try:
         for name, parameter in parameters.items():
@@ -118,25 +118,25 @@ def _in_memory(module: nn.Module, on_meta: set[str]) -> Iterator[None]:
         module._buffers.update(buffers)
 
 
-def _clear_values(like: torch.Tensor) -> torch.Tensor:
-    fill = float("nan") if like.is_floating_point() else 0
-    return torch.full(like.shape, fill, dtype=like.dtype, device="cpu")
+def _clear_values(template: torch.Tensor) -> torch.Tensor:
+    fill = float("nan") if template.is_floating_point() else 0
+    return torch.full(template.shape, fill, dtype=template.dtype, device="cpu")
 
 
 def _unset_names(module: nn.Module, on_meta: set[str]) -> list[str]:
-    own = {**module._parameters, **module._buffers}
+    tensors = {**module._parameters, **module._buffers}
     return [
         name
-        for name, value in own.items()
+        for name, value in tensors.items()
         if value is not None and name not in on_meta and value.is_floating_point() and value.isnan().any()
     ]
 
 
 def _construct(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Return the model as its constructors leave it, for parameters without a rule (a zero bias in Longformer's head).
+    """Build the model with constructors only, for parameters without a rule (a zero bias in Longformer's head).
 
-    Weights of PyTorch's layers stay on the meta device, where drawing costs nothing. The rest is small, except in
-    architectures whose own layers draw in their constructors (OpenAI's first GPT).
+    Weights of PyTorch's layers stay on the meta device, where drawing costs nothing. All other weights are
+    small, except in architectures whose custom layers draw in their constructors (OpenAI's first GPT).
     """
     if reference not in _CONSTRUCTED_MODELS:
         with torch.random.fork_rng(devices=[]), _only_constructors():

@@ -1,9 +1,9 @@
-"""The language part of a multimodal model: trained as a text model, and named as in the whole model's files.
+"""The language part of a multimodal model. It is trained as a text model and saved inside the whole model.
 
 transformers has a text class for some of these models in the same file (Gemma3ForCausalLM, Qwen3_5ForCausalLM). For the
-others (Qwen-VL, Mistral 3, LLaVA) the class is made here: the same body, followed directly by the output head. A text
-class from another file may do more: those of Cohere and Granite scale their logits, but the multimodal models with
-these bodies do not. Either way the text model has no vision tower, and is treated like any text model.
+rest (Qwen-VL, Mistral 3, LLaVA) this module creates the class: the same body, followed directly by the output head. A
+text class from another file may do more: those of Cohere and Granite scale their logits, but the multimodal models with
+these bodies do not. In both cases the text model has no vision tower, and is treated like any text model.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MultimodalModel:
     the two modules themselves."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultimodalModel:
-        return self  # it describes the files, which are the same for copies of the language part
+        return self  # it describes the files, which copies of the language part share
 
     def full_name(self, name: str) -> str:
         """Return the name in the whole model of a tensor or module of the language part. Keep other names."""
@@ -71,7 +71,7 @@ class MultimodalModel:
 
 
 def is_multimodal(config: PreTrainedConfig, auto_class: str) -> bool:
-    """True for a multimodal model whose language part has its own configuration, if it is to predict next tokens."""
+    """True for next-token prediction with a multimodal model whose language part has a separate configuration."""
     return (
         auto_class == "AutoModelForCausalLM"
         and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -89,8 +89,8 @@ def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTraine
 
     The part's configuration has the whole model's `tie_word_embeddings`.
     """
-    kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-    multimodal = build_untied(kind[0] if isinstance(kind, tuple) else kind, config)
+    classes: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    multimodal = build_untied(classes[0] if isinstance(classes, tuple) else classes, config)
     body, head = multimodal.get_decoder(), multimodal.get_output_embeddings()
     paths = {id(module): name for name, module in multimodal.named_modules()}
     if config.is_encoder_decoder or getattr(body.config, "is_encoder_decoder", False):
@@ -106,13 +106,13 @@ def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTraine
         prefixes: tuple[tuple[str, str], ...] = (("", f"{body_name}."),)
     else:
         part = _build_part(multimodal, body, head, text_config)
-        own_head = next(name for name, module in part.named_modules() if module is part.get_output_embeddings())
-        modules = ((part.base_model_prefix, body_name), (own_head, head_name))
+        part_head = next(name for name, module in part.named_modules() if module is part.get_output_embeddings())
+        modules = ((part.base_model_prefix, body_name), (part_head, head_name))
         prefixes = (*((f"{name}.", f"{full}.") for name, full in modules), *modules)
     _CLASSES[type(text_config)] = type(part)
-    found = MultimodalModel(source, config, multimodal, prefixes)
-    _check_names(part, found)
-    return part, found
+    described = MultimodalModel(source, config, multimodal, prefixes)
+    _check_names(part, described)
+    return part, described
 
 
 def set_multimodal(model: PreTrainedModel, multimodal: MultimodalModel) -> None:
@@ -128,7 +128,7 @@ def get_multimodal(model: nn.Module) -> MultimodalModel | None:
 def check_language_part(model: PreTrainedModel) -> None:
     """Raise InputError unless a language part computes the same logits for text as the whole model.
 
-    The other parts have no weights, so a model that needs them for text is refused too.
+    The vision tower has no weights here, so a model that needs it for text is refused too.
     """
     multimodal = get_multimodal(model)
     if multimodal is None:
@@ -170,22 +170,23 @@ def _build_part(
     multimodal: PreTrainedModel, body: PreTrainedModel, head: nn.Linear, config: PreTrainedConfig
 ) -> PreTrainedModel:
     """Build the language part on the meta device, with the text class in the whole model's file or a new class."""
-    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    known = known[0] if isinstance(known, tuple) else known
-    if known is not None and known.__module__ == type(multimodal).__module__:
-        part = build_untied(known, config)
+    text_model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if isinstance(text_model_class, tuple):
+        text_model_class = text_model_class[0]
+    if text_model_class is not None and text_model_class.__module__ == type(multimodal).__module__:
+        part = build_untied(text_model_class, config)
         if type(part.base_model) is type(body) and isinstance(part.get_output_embeddings(), nn.Linear):
             return part
     input_embeddings = body.get_input_embeddings()
     embeddings = next(name for name, module in body.named_modules() if module is input_embeddings)
-    kind: Any = type(body)
-    return build_untied(_text_class(kind, embeddings, head.bias is not None), config)
+    body_class: Any = type(body)
+    return build_untied(_create_text_class(body_class, embeddings, head.bias is not None), config)
 
 
 @functools.cache
-def _text_class(body: Any, embeddings: str, bias: bool) -> type[PreTrainedModel]:
+def _create_text_class(body: Any, embeddings: str, bias: bool) -> type[PreTrainedModel]:
     """Create a text model class like those of transformers: a body with an output head."""
-    parent: Any = next(kind for kind in body.__mro__[1:] if issubclass(kind, PreTrainedModel))
+    parent: Any = next(cls for cls in body.__mro__[1:] if issubclass(cls, PreTrainedModel))
 
     def build(self: Any, config: Any) -> None:
         parent.__init__(self, config)
@@ -214,8 +215,8 @@ def _text_class(body: Any, embeddings: str, bias: bool) -> type[PreTrainedModel]
             use_cache=use_cache,
             **options,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(output.last_hidden_state[:, kept])
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(output.last_hidden_state[:, positions])
         return CausalLMOutputWithPast(logits=logits, cache=output.cache, hidden_states=output.hidden_states)
 
     members = {
@@ -237,12 +238,12 @@ def _text_class(body: Any, embeddings: str, bias: bool) -> type[PreTrainedModel]
 def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
     """Raise InputError unless each tensor of the language part has the same shape in the whole model."""
     shapes = {name: tensor.shape for name, tensor in multimodal.model.state_dict().items()}
-    unsupported_names = [
+    mismatched_names = [
         name for name, tensor in part.state_dict().items() if shapes.get(multimodal.full_name(name)) != tensor.shape
     ]
-    if unsupported_names:
+    if mismatched_names:
         raise _untrainable_error(
-            multimodal.config, f"its language part is not a text model of transformers ({unsupported_names[0]})"
+            multimodal.config, f"its language part is not a text model of transformers ({mismatched_names[0]})"
         )
 
 
@@ -312,7 +313,7 @@ def rename_for_multimodal(multimodal: MultimodalModel, folder: Path) -> None:
 
 @contextmanager
 def renamed_for_language_part(model: nn.Module, adapter: AdapterFolder) -> Iterator[AdapterFolder]:
-    """Yield the adapter renamed for `model`, if that is the language part of a multimodal model."""
+    """Yield the adapter, renamed if `model` is the language part of a multimodal model."""
     multimodal = get_multimodal(model)
     if multimodal is None:
         yield adapter

@@ -1,8 +1,8 @@
-"""Loading weights into a model that was sharded on the meta device: each process reads or draws only its shards.
+"""Loading weights into a model that was sharded on the meta device. Each process reads or draws only its shards.
 
 Saved tensors are read a slice at a time. New tensors are initialized a module at a time (init_weights.py), and the
 process keeps its shard. So a process holds at most its shards and the tensors of one module. An engine that shards
-parameters after they have values (DeepSpeed) gets them one by one.
+parameters with values (DeepSpeed) gets them one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from artel.models.lora.adapters import name_in_base
 
 @dataclass(slots=True)
 class WeightSource:
-    """The source of a model's weights."""
+    """Where a model's weights come from: saved files, the seed, or adapters."""
 
     reference: PreTrainedModel
     """The full model on the meta device, not sharded, without adapters."""
@@ -89,12 +89,12 @@ def materialize(
             for slot in (slot for tied in slots.values() for slot in tied):
                 slot.allocate()
         for name in list(slots):
-            if name in slots:  # else it was filled together with another
+            if name in slots:  # otherwise it was filled together with another name
                 _fill(name, slots, sources, on_parameter, read_values)
     for module in model.modules():
-        for own, buffer in module._buffers.items():
+        for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[own] = buffer.to(device)
+                module._buffers[name] = buffer.to(device)
 
 
 def _fill(
@@ -105,8 +105,8 @@ def _fill(
     read_values: bool,
 ) -> None:
     """Fill the slots of one name and of names read together with it. Full tensors are freed afterwards."""
-    for other, read in sources.find(name, slots.keys()).items():
-        for slot in slots.pop(other):
+    for slot_name, read in sources.find(name, slots.keys()).items():
+        for slot in slots.pop(slot_name):
             parameter = slot.tensor if isinstance(slot.tensor, nn.Parameter) else None
             slot.fill(read if read_values or parameter is None else None)
             if on_parameter is not None and parameter is not None:
@@ -132,31 +132,31 @@ class _Slot:
     """A parameter or buffer on the meta device, and the tensor that replaces it."""
 
     module: nn.Module
-    own_name: str
+    local_name: str
     tensor: torch.Tensor
     device: torch.device | str
-    real: torch.Tensor | None = None
+    allocated: torch.Tensor | None = None
 
     def allocate(self) -> torch.Tensor:
-        if self.real is None:
-            self.real = torch.empty_like(self.tensor, device=self.device)
-        return self.real
+        if self.allocated is None:
+            self.allocated = torch.empty_like(self.tensor, device=self.device)
+        return self.allocated
 
     def fill(self, read: Read | None) -> None:
-        """Replace the tensor, and read the values of the local shard into it, unless it is empty."""
-        real = self.allocate()
-        local = real.to_local() if isinstance(real, DTensor) else real
+        """Replace the tensor on the meta device, and read the values of the local shard unless it is empty."""
+        allocated = self.allocate()
+        local = allocated.to_local() if isinstance(allocated, DTensor) else allocated
         if read is not None and local.numel():
             values = read(local_indices(self.tensor))
             if values.shape != local.shape:
-                raise ValueError(f"{self.own_name}: {tuple(values.shape)} were read for {tuple(local.shape)}")
+                raise ValueError(f"{self.local_name}: {tuple(values.shape)} were read for {tuple(local.shape)}")
             local.copy_(values)
         if isinstance(self.tensor, nn.Parameter):
-            parameter = nn.Parameter(real, requires_grad=self.tensor.requires_grad)
+            parameter = nn.Parameter(allocated, requires_grad=self.tensor.requires_grad)
             parameter.__dict__.update(self.tensor.__dict__)  # attributes set by other code
             torch.utils.swap_tensors(self.tensor, parameter)
         else:
-            self.module._buffers[self.own_name] = real
+            self.module._buffers[self.local_name] = allocated
 
 
 def local_indices(tensor: torch.Tensor) -> list[LocalIndices]:
@@ -169,8 +169,8 @@ def local_indices(tensor: torch.Tensor) -> list[LocalIndices]:
             placement: Any = tensor.placements[mesh_dim]
             groups = 1 if _shards_last(tensor, mesh_dim) else getattr(placement, "split_factor", 1)
             size, rank = tensor.device_mesh.size(mesh_dim), coordinate[mesh_dim]
-            parts = [_chunk(indices[placement.dim], groups, group) for group in range(groups)]
-            indices[placement.dim] = torch.cat([_chunk(part, size, rank) for part in parts])
+            chunks = [_chunk(indices[placement.dim], groups, group) for group in range(groups)]
+            indices[placement.dim] = torch.cat([_chunk(chunk, size, rank) for chunk in chunks])
     return [LocalIndices(dim_indices) for dim_indices in indices]
 
 
@@ -215,12 +215,12 @@ def _meta_slots(
     slots: dict[str, list[_Slot]] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+        for local_name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or not tensor.is_meta or id(tensor) in seen:
                 continue
             seen.add(id(tensor))
-            name = canonical(f"{prefix}.{own}" if prefix else own)
-            slots.setdefault(name, []).append(_Slot(module, own, tensor, device))
+            name = canonical(f"{prefix}.{local_name}" if prefix else local_name)
+            slots.setdefault(name, []).append(_Slot(module, local_name, tensor, device))
     return slots
 
 
@@ -254,24 +254,24 @@ class _Sources:
         if origin is None or name in self._grown:
             prefix = name.rpartition(".")[0]
             new_names = self._new_tensors(prefix, missing)
-            names_in_module = [f"{prefix}.{own}" if prefix else own for own in new_names]
-            make = cache(partial(self._initialize, prefix, new_names))
+            names_in_module = [f"{prefix}.{local_name}" if prefix else local_name for local_name in new_names]
+            compute = cache(partial(self._initialize, prefix, new_names))
         elif isinstance(origin, str):
             return {name: partial(_select, partial(self._read, origin))}
         elif origin.is_stacked:
             return {name: partial(self._stack, origin)}
         else:
             names_in_module = [self.names[target] for target in origin.targets]
-            make = cache(partial(self._convert, origin))
-        return {other: partial(_select, partial(_index, make, other)) for other in names_in_module if other in missing}
+            compute = cache(partial(self._convert, origin))
+        return {key: partial(_select, partial(_index, compute, key)) for key in names_in_module if key in missing}
 
     def _new_tensors(self, prefix: str, missing: Set[str]) -> list[str]:
-        """Return the module's own tensors in `missing` that are not saved, or not with all rows."""
+        """Return the module's direct tensors in `missing` that are not saved, or not with all rows."""
         module = self._reference.get_submodule(prefix)
         start = f"{prefix}." if prefix else ""
         complete = self._saved.keys() - self._grown.keys()
-        own = [*module._parameters, *module._buffers]
-        return [name for name in own if start + name in missing and start + name not in complete]
+        names = [*module._parameters, *module._buffers]
+        return [name for name in names if start + name in missing and start + name not in complete]
 
     def _initialize(self, prefix: str, new: list[str]) -> dict[str, torch.Tensor]:
         """Initialize new tensors of a module, and read their saved rows."""
@@ -279,10 +279,12 @@ class _Sources:
         only_unsaved = set(new) <= self._reference.get_submodule(prefix)._non_persistent_buffers_set
         try:
             values = initial_values(self._reference, prefix, self._seed, only_unsaved=only_unsaved)
-        except Exception as error:  # architectures have their own rules and do not check values
+        except Exception as error:  # architectures have custom rules that do not check values
             first = " ".join(str(error).split())[:300] or type(error).__name__
-            kind = self._reference.config.model_type
-            raise InputError.at("model.config", f"{kind} cannot be initialized: {first}", "check its values") from None
+            model_type = self._reference.config.model_type
+            raise InputError.at(
+                "model.config", f"{model_type} cannot be initialized: {first}", "check its values"
+            ) from None
         tensors = {start + name: values[name] for name in new}
         for name in tensors.keys() & self._grown.keys():
             origin = self._saved[name]
@@ -315,8 +317,8 @@ def fill_rows(tensor: torch.Tensor, saved: torch.Tensor, old_rows: Mapping[int, 
         tensor[list(old_rows)] = saved[list(old_rows.values())].to(tensor)
 
 
-def _index(make: Callable[[], dict[str, torch.Tensor]], name: str, index: tuple[slice, ...]) -> torch.Tensor:
-    return make()[name][index]
+def _index(compute: Callable[[], dict[str, torch.Tensor]], name: str, index: tuple[slice, ...]) -> torch.Tensor:
+    return compute()[name][index]
 
 
 def _select(source: Callable[[tuple[slice, ...]], torch.Tensor], indices: list[LocalIndices]) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Checks that a loaded model is complete, and heads whose labels changed.
+"""Checks that a loaded model has all weights, and moves rows of heads whose labels changed.
 
 Only heads that will be trained may be initialized, and no weight may be NaN. A classification head has one row per
-label. Further training may list the labels in another order or have other labels: rows follow the names of their labels
+label. Further training may list the labels in another order or have other labels. Rows follow the names of their labels
 (`id2label` of both configurations), and only rows of new labels are initialized.
 """
 
@@ -85,7 +85,7 @@ def embedding_rows(model: PreTrainedModel, modules: Mapping[str, int]) -> int | 
 
 
 def check_grown(model: PreTrainedModel, grown: Collection[str], name: str, modules: Collection[str]) -> None:
-    """Raise InputError if a matrix of the base model `name` has `grown` and is not in the adapter's `modules`.
+    """Raise InputError if a matrix of the base model `name` has `grown` but is not in the adapter's `modules`.
 
     Its new rows would be random.
     """
@@ -137,14 +137,14 @@ def _body(model: PreTrainedModel) -> set[str]:
 
 
 def _find_head_modules(model: PreTrainedModel) -> set[str]:
-    """Return the modules that the headless architecture does not have, if it has all the others (T5)."""
+    """Return the modules that the headless architecture lacks, if it has all the remaining ones (T5)."""
     base_class = MODEL_MAPPING.get(type(model.config), None)
     if not (isinstance(base_class, type) and issubclass(base_class, PreTrainedModel)) or isinstance(model, base_class):
         return set()
     with torch.device("meta"):
         body = {name for name, _ in base_class(copy.deepcopy(model.config)).named_children()}
-    own = {name for name, _ in model.named_children()}
-    return own - body if body < own else set()
+    children = {name for name, _ in model.named_children()}
+    return children - body if body < children else set()
 
 
 def _is_inside(key: str, module: str) -> bool:
@@ -205,12 +205,12 @@ def _find_label_tensors(request: ModelRequest, config: PreTrainedConfig) -> set[
     shapes = [
         {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         for model in (
-            build_without_weights(each, request.auto_class, request.heads, request.config.runs_code)
-            for each in (config, larger)
+            build_without_weights(head_config, request.auto_class, request.heads, request.config.runs_code)
+            for head_config in (config, larger)
         )
     ]
-    few, many = shapes
-    return {name for name, shape in few.items() if shape and many[name] == (shape[0] + 1, *shape[1:])}
+    small, large = shapes
+    return {name for name, shape in small.items() if shape and large[name] == (shape[0] + 1, *shape[1:])}
 
 
 def _match_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
@@ -236,11 +236,14 @@ def _match_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
 
 def _describe_rows(name: str, old: Sequence[str], new: Sequence[str], old_rows: Mapping[int, int]) -> str:
     """Return the note for the user: labels whose rows are kept, initialized and left out."""
-    rows = [new[a] if new[a] == old[b] else f"{new[a]} (there {old[b]})" for a, b in old_rows.items()]
+    rows = [
+        new[row] if new[row] == old[old_row] else f"{new[row]} (there {old[old_row]})"
+        for row, old_row in old_rows.items()
+    ]
     new_labels = [label for number, label in enumerate(new) if number not in old_rows]
     left_out = [old[number] for number in sorted({*range(len(old))} - {*old_rows.values()})]
     groups = (("rows kept", rows), ("newly initialized", new_labels), ("left out", left_out))
-    parts = [f"{words}: {join_names(labels, _MAX_LISTED)}" for words, labels in groups if labels]
+    parts = [f"{title}: {join_names(labels, _MAX_LISTED)}" for title, labels in groups if labels]
     note = f"head of {name}, by label: {'; '.join(parts)}"
     if rows and not new_labels and all(_UNNAMED.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
         note += ". Its labels have no names there: if this is not their order, write the labels in it"

@@ -2,7 +2,7 @@
 
 From scratch (`model.config`): keys are checked, and vocabulary size and special ids come from the tokenizer.
 Pretrained: `model.rope` extends the context, `model.attention` sets a window. Both change the configuration before the
-model is built; the weights stay, and transformers opens the saved folder as the model was trained.
+model is built. The weights do not change, and transformers opens the saved folder with the configuration of training.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def check_type(model_type: str) -> None:
 
 
 def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
-    """Return the keys of the model type, and a problem for each wrong key or value in `values`."""
-    keys = {key: value for key, value in values.items() if key != "model_type"}
+    """Return (keys of the model type, a problem for each wrong key or value in `values`)."""
+    settings = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
     check_type(model_type)
     try:
@@ -50,41 +50,41 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
         raise InputError.at(
             "model.config.model_type", what, "use a pretrained model of this type: model.from"
         ) from None
-    valid_keys = {*default_config.to_dict(), *default_config.attribute_map, *_read_by_code(type(default_config))}
+    valid_keys = {*default_config.to_dict(), *default_config.attribute_map, *_find_keys_in_code(type(default_config))}
     problems = []
-    for key in keys.keys() - valid_keys:
+    for key in settings.keys() - valid_keys:
         suggestions = difflib.get_close_matches(key, sorted(valid_keys), 1)
         fix = f"did you mean {suggestions[0]}?" if suggestions else f"see transformers' {type(default_config).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
-    for key in keys.keys() & valid_keys:
+    for key in settings.keys() & valid_keys:
         if key.endswith("_token_id"):  # -1 for none
             continue
-        value, default = keys[key], _default(default_config, key)
+        value, default = settings[key], _get_default(default_config, key)
         if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
             problems.append(Problem(f"model.config.{key}", f"{value} is below zero", f"{default} is its default"))
     return valid_keys, problems
 
 
-def _default(default_config: PreTrainedConfig, key: str) -> Any:
+def _get_default(default_config: PreTrainedConfig, key: str) -> Any:
     try:
         return getattr(default_config, key, None)
     except AmbiguousGlobalPerLayerAttributeError:  # it differs between layers
         return None
 
 
-def _read_by_code(kind: type[PreTrainedConfig]) -> set[str]:
+def _find_keys_in_code(config_class: type[PreTrainedConfig]) -> set[str]:
     """Return keys that a model's code reads without a default in its configuration (Qwen3-MoE's head_dim)."""
-    file = Path(inspect.getfile(kind))
+    file = Path(inspect.getfile(config_class))
     code = file.with_name(file.name.replace("configuration_", "modeling_", 1))
     return set(_GETATTR_KEY.findall(code.read_text("utf-8"))) if code != file and code.is_file() else set()
 
 
-def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
+def build_config(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
     """Create the configuration of `model.config` for a tokenizer (vocabulary, special ids). May raise InputError."""
-    keys = {key: value for key, value in values.items() if key != "model_type"}
+    settings = {key: value for key, value in values.items() if key != "model_type"}
     model_type = values["model_type"]
     valid_keys, problems = known_keys(values)
-    vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
+    vocabulary = settings.get("vocab_size", tokenizer.vocabulary)
     if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
         problems.append(
             Problem(
@@ -93,14 +93,14 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
                 "remove it: the tokenizer's size is used",
             )
         )
-    for key in _VOCABULARY_SIZE_KEYS & valid_keys & keys.keys():
-        if keys[key] > vocabulary:
-            what = f"{keys[key]} is more than the vocabulary's {vocabulary}"
+    for key in _VOCABULARY_SIZE_KEYS & valid_keys & settings.keys():
+        if settings[key] > vocabulary:
+            what = f"{settings[key]} is more than the vocabulary's {vocabulary}"
             problems.append(Problem(f"model.config.{key}", what, "remove it"))
     if problems:
         raise InputError(problems)
     ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], valid_keys)
-    arguments = {**ids, **keys, "vocab_size": vocabulary}
+    arguments = {**ids, **settings, "vocab_size": vocabulary}
     for key in _VOCABULARY_SIZE_KEYS & valid_keys:
         arguments.setdefault(key, vocabulary)
     try:
@@ -124,12 +124,14 @@ def decoder_start_id(model_type: str, tokenizer: Tokenizer) -> int:
     return tokenizer.pad_id
 
 
-def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], valid_keys: set[str]) -> dict[str, int | None]:
+def _special_ids(
+    tokenizer: Tokenizer, config_class: type[PreTrainedConfig], valid_keys: set[str]
+) -> dict[str, int | None]:
     """Return the ids of special tokens. The end token replaces required ones that the tokenizer does not have."""
     ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("bos_token_id", "pad_token_id")}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in valid_keys}
-    fields = getattr(kind, "__dataclass_fields__", {})
+    fields = getattr(config_class, "__dataclass_fields__", {})
     needed = {name for name in ids if name in fields and fields[name].type is int}
     return ids | {name: tokenizer.end_id for name in needed if ids[name] is None}
 
@@ -143,12 +145,12 @@ def change_context(model_config: PreTrainedConfig, config: ModelConfig) -> None:
     """Apply `rope` and `attention` to a pretrained model's configuration. Raise InputError if it supports neither."""
     if changes_context(config) and "vision_config" in model_config.sub_configs:
         key = _ROPE_KEY if config.rope is not None else _ATTENTION_KEY
-        kind = model_config.model_type
-        what = f"{kind} takes images: only the weights of its language part change, not its configuration"
+        model_type = model_config.model_type
+        what = f"{model_type} takes images: only the weights of its language part change, not its configuration"
         raise InputError.at(key, what, "remove it, or use a text-only model")
     text = model_config.get_text_config()
     if config.rope is not None:
-        _extend(text, config.rope)
+        _apply_rope(text, config.rope)
     if config.attention is not None:
         _set_window(text, config.attention.window)
 
@@ -160,23 +162,25 @@ def check_rotary(model: PreTrainedModel) -> None:
         raise InputError.at(_ROPE_KEY, f"{model.config.model_type} {what}", "remove it")
 
 
-def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
+def _apply_rope(config: PreTrainedConfig, rope: RopeConfig) -> None:
     parameters = getattr(config, "rope_parameters", None)
     positions = getattr(config, "max_position_embeddings", None)
     if not parameters or not positions:
         what = f"{config.model_type} has no rotary positions, and only these can be extended"
         raise InputError.at(_ROPE_KEY, what, "remove it, or use a model that has them (llama, qwen3, modernbert)")
-    kinds = config.nested_rope_parameter_keys(parameters)
-    if kinds and (not set(kinds) <= {_FULL_ATTENTION, _SLIDING_ATTENTION} or not parameters.get(_FULL_ATTENTION)):
-        what = f"{config.model_type} has rotary positions of each kind of layer: {', '.join(kinds)}"
+    layer_types = config.nested_rope_parameter_keys(parameters)
+    if layer_types and (
+        not set(layer_types) <= {_FULL_ATTENTION, _SLIDING_ATTENTION} or not parameters.get(_FULL_ATTENTION)
+    ):
+        what = f"{config.model_type} has rotary positions of each kind of layer: {', '.join(layer_types)}"
         raise InputError.at(_ROPE_KEY, what, f"remove it: artel extends only those of {_FULL_ATTENTION}")
-    before = parameters[_FULL_ATTENTION] if kinds else parameters
-    original, extended = _extend_rope(config, before, rope)
+    old_rope = parameters[_FULL_ATTENTION] if layer_types else parameters
+    original, extended = _extend_rope(config, old_rope, rope)
     config.max_position_embeddings = round(original * rope.factor)
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = original
-    # Layers with a window do not see further than before, so they keep their positions.
-    config.rope_parameters = {**parameters, _FULL_ATTENTION: extended} if kinds else extended
+    # Layers with a window see no further than before, so their positions do not change.
+    config.rope_parameters = {**parameters, _FULL_ATTENTION: extended} if layer_types else extended
     try:
         config.validate_rope()
     except Exception as error:  # configurations raise various errors
@@ -186,25 +190,25 @@ def _extend(config: PreTrainedConfig, rope: RopeConfig) -> None:
 
 
 def _extend_rope(config: PreTrainedConfig, old_rope: dict[str, Any], rope: RopeConfig) -> tuple[int, dict[str, Any]]:
-    """Return the number of positions before any extension, and the new rotary parameters."""
-    kind = old_rope.get("rope_type") or "default"
+    """Return (number of positions before any extension, new rotary parameters)."""
+    old_type = old_rope.get("rope_type") or "default"
     factor = float(old_rope.get("factor") or 1.0)
     original = old_rope.get("original_max_position_embeddings") or round(config.max_position_embeddings / factor)
-    if kind != "default" and (kind != rope.type or rope.factor <= factor):
-        what = f"this {config.model_type} is already extended, by {kind} to {factor:g} times {original:,} positions"
-        raise InputError.at(_ROPE_KEY, what, f"write type: {kind} and a factor above {factor:g}, or remove it")
-    kept_keys = {name: value for name, value in old_rope.items() if name in _KEPT_ROPE_KEYS}
+    if old_type != "default" and (old_type != rope.type or rope.factor <= factor):
+        what = f"this {config.model_type} is already extended, by {old_type} to {factor:g} times {original:,} positions"
+        raise InputError.at(_ROPE_KEY, what, f"write type: {old_type} and a factor above {factor:g}, or remove it")
+    unchanged = {name: value for name, value in old_rope.items() if name in _KEPT_ROPE_KEYS}
     values: dict[str, Any] = {} if rope.type == "default" else {"factor": rope.factor}
     if rope.type in ("yarn", "llama3"):
         values["original_max_position_embeddings"] = original
     if rope.type == "llama3":
-        kept_keys = _LLAMA3_1 | kept_keys
+        unchanged = _LLAMA3_1 | unchanged
     if rope.theta is not None:
-        kept_keys["rope_theta"] = rope.theta
-    return original, {**kept_keys, "rope_type": rope.type, **values}
+        unchanged["rope_theta"] = rope.theta
+    return original, {**unchanged, "rope_type": rope.type, **values}
 
 
-# Rotary parameters that an extension leaves alone. Those of the second line exist only in a model that is extended.
+# Rotary parameters that an extension does not change. The second line exists only in a model that is already extended.
 _KEPT_ROPE_KEYS = (
     *("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"),
     *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),

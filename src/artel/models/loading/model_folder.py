@@ -1,4 +1,4 @@
-"""A model's folder: checks that it can be read safely, and reads its configuration."""
+"""A model's folder: safety checks before reading, and its configuration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from artel.tokens.tokenizer.loading import check_code_owner, trust_fix
 def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
     """Return the configuration of a folder or hub id, and notes for the user. May raise InputError.
 
-    A config.json from before 2020 has no model type; it is taken from the names of the tensors (`roberta.encoder…`).
-    The model's own code runs only with `runs_code`, and is not needed if transformers has the model.
+    A config.json from before 2020 has no model type, so it is inferred from the names of the tensors
+    (`roberta.encoder…`). The model's own code runs only with `runs_code`. It is not needed if transformers has the
+    model.
     """
     folder = Path(name)
     check_regular_in(folder)
@@ -36,12 +37,12 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
     _check_origin(values, name, runs_code)
     try:
         if folder.is_dir() and "model_type" not in values:
-            kind = _infer_model_type(folder)
-            if kind is None:
+            model_type = _infer_model_type(folder)
+            if model_type is None:
                 fix = 'add its type, e.g. "model_type": "roberta"'
                 raise InputError.at(str(file), "has no model_type", fix)
-            note = f"{file} has no model_type; its tensors are those of {kind}"
-            return CONFIG_MAPPING[kind].from_dict(values), [note]
+            note = f"{file} has no model_type; its tensors are those of {model_type}"
+            return CONFIG_MAPPING[model_type].from_dict(values), [note]
         return AutoConfig.from_pretrained(name, trust_remote_code=runs_code), []
     except InputError:
         raise
@@ -50,7 +51,7 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
 
 
 def is_quantized(config: PreTrainedConfig) -> bool:
-    """True for a model that is saved quantized: its tensors differ from its parameters in name, shape or scale."""
+    """True for a model saved with quantized weights: its tensors differ from its parameters in name, shape or scale."""
     return getattr(config, "quantization_config", None) is not None
 
 
@@ -59,7 +60,7 @@ _WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\
 
 
 def format_error(error: Exception) -> str:
-    """Return a library's message in one line of at most 300 characters."""
+    """Format a library's error in one line of at most 300 characters."""
     message = " ".join(str(error).split()) or type(error).__name__
     match = _WRONG_TYPE.search(message)
     return f"{match[1]} is {match[3][:100]}, which is not {match[2]}" if match else message[:300]
@@ -68,9 +69,9 @@ def format_error(error: Exception) -> str:
 def loading_error(name: str, error: Exception) -> InputError:
     """Return the error for a model that transformers could not load, with a fix."""
     first = format_error(error)
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    remote = f"a hub id needs network access{offline}; or use a folder"
-    fix = "check its config.json and weights" if Path(name).is_dir() else remote
+    offline_note = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    hub_fix = f"a hub id needs network access{offline_note}; or use a folder"
+    fix = "check its config.json and weights" if Path(name).is_dir() else hub_fix
     what = f"{name} cannot be loaded: {first}"
     if not Path(name).exists():
         what = f"there is no folder {name}, and as a hub model it cannot be loaded: {first}"
@@ -171,7 +172,7 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
         what = f"has weights in {str(weights)[:200]}, which is not a file next to config.json"
         raise InputError.at("model.from", f"{name} {what}", "remove transformers_weights from it")
     classes = values.get("architectures")
-    if classes is not None and not (isinstance(classes, list) and all(isinstance(kind, str) for kind in classes)):
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(entry, str) for entry in classes)):
         what = f"its config.json says architectures: {str(classes)[:100]}, which is not a list of names"
         raise InputError.at("model.from", f"{name}: {what}", "remove it, or name the class that wrote it")
     _check_quantization(values.get("quantization_config"), name)
@@ -184,7 +185,7 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
 
 
 def _check_quantization(quantization: Any, name: str) -> None:
-    """Raise InputError for a quantization that transformers lacks: it would load the weights as unquantized."""
+    """Raise InputError for a quantization that transformers lacks. It would load the weights as if unquantized."""
     if quantization is None:
         return
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # slow to import
@@ -209,12 +210,12 @@ def _pickle_files(folder: Path) -> list[Path]:
 
 
 def _load_on_meta(file: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a .bin file on the meta device. No code in it runs."""
+    """Load the tensors of a .bin file on the meta device. No code in it runs."""
     return torch.load(file, map_location="meta", weights_only=True, mmap=False)
 
 
 def _infer_model_type(folder: Path) -> str | None:
-    """Return the model type that starts the tensors' names: roberta for `roberta.embeddings.…`."""
+    """Infer the model type from the first part of the tensors' names: roberta for `roberta.embeddings.…`."""
     names: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:

@@ -1,7 +1,7 @@
-"""Pretrained models: loaded in full by transformers, or on the meta device with a plan of what to read.
+"""Pretrained models: loaded in full by transformers, or built on the meta device with a loading plan.
 
-Weights come from safetensors, or from `pytorch_model.bin` without code. A pickle with code is refused before anything
-in it runs. A model's own code runs only if the run file names its repository.
+Weights come from safetensors, or from `pytorch_model.bin` without code. A pickle with code is refused before any of
+it runs. A model's own code runs only if the run file names its repository.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from artel.tokens import Tokenizer
 
 _logger = logging.getLogger("transformers.modeling_utils")  # transformers reports mismatched tensors there
 _NO_MODULES: Mapping[str, int] = {}
-_COMPARED_ROWS = 4096  # rows of two tensors that are compared at a time
+_COMPARED_ROWS = 4096  # rows of two tensors to compare at a time
 
 
 def load_pretrained(
@@ -136,12 +136,12 @@ def plan_pretrained(
     return built
 
 
-def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_training: bool) -> None:
+def check_saved(name: str, config: PreTrainedConfig, model_class: Any, *, for_training: bool) -> None:
     """Raise InputError if a folder lacks weights of a model class. Reads no weights."""
     if is_quantized(config):
-        return  # packed weights have their own names and shapes: loading them shows what is missing
+        return  # packed weights have other names and shapes; loading them reports missing ones
     with _convert_errors(name):
-        model = build_untied(model_type, config)
+        model = build_untied(model_class, config)
         new_heads = find_resized_heads(model, name, config) if for_training else set()
         if not for_training:
             check_shapes(model, name, config)
@@ -179,7 +179,7 @@ def plan_language_part(
         read_generation_config(model, name)
     check_complete(model, name, plan.info.missing_keys, for_training=False)
     with _convert_errors(name):
-        log_state_dict_report(model, name, False, plan.info, _logger)  # raises for other shapes
+        log_state_dict_report(model, name, False, plan.info, _logger)  # raises if shapes differ
     set_multimodal(model, multimodal)
     return model.eval(), files, plan
 
@@ -196,8 +196,8 @@ def _build_language_part(
     """Build a language part on the meta device, with the source of its weights."""
     name = str(request.config.from_)
     model, files, plan = plan_language_part(request.config, config)
-    kind = model.config.model_type
-    built = BuiltModel(model, [*notes, f"{name} takes images: only its language part ({kind}) is trained"])
+    model_type = model.config.model_type
+    built = BuiltModel(model, [*notes, f"{name} takes images: only its language part ({model_type}) is trained"])
     if plan.unused:
         built.notes.append(note_saved_unchanged(name, plan.unused))
     grown: dict[str, int] = {}
@@ -232,9 +232,9 @@ def _load_language_part(
     assert multimodal is not None
     materialize(built.model, built.weights, device="cpu")
     if request.config.quantize != "none":
-        in_full = [multimodal.name_in_part(name) or name for name in adapter_modules]
+        full_modules = [multimodal.name_in_part(name) or name for name in adapter_modules]
         built.model = _quantize_language_part(
-            built.model, multimodal, built.weights.reference, request.config.quantize, in_full
+            built.model, multimodal, built.weights.reference, request.config.quantize, full_modules
         )
     built.weights = None
     check_language_part(built.model)
@@ -246,10 +246,10 @@ def _quantize_language_part(
     multimodal: MultimodalModel,
     reference: PreTrainedModel,
     quantize: str,
-    in_full: Sequence[str],
+    full_modules: Sequence[str],
 ) -> PreTrainedModel:
-    """Return a language part with the weights of `model` in 8 or 4 bits. `in_full`: modules trained in full."""
-    options = loading_options(quantize, reference, in_full)
+    """Return a language part with the weights of `model` in 8 or 4 bits. `full_modules`: modules trained in full."""
+    options = loading_options(quantize, reference, full_modules)
     quantized: PreTrainedModel = type(model).from_pretrained(
         None, config=model.config, state_dict=model.state_dict(), dtype=torch.float32, **options
     )
@@ -281,7 +281,7 @@ def _remember_unused(
 ) -> list[str]:
     """Remember the tensors that `model` does not use, to save them with it. Return notes for the user.
 
-    `reference`: the model on the meta device. With quantized weights such tensors are left out.
+    `reference`: the model on the meta device. With quantized weights they are left out.
     """
     files = find_files(name, config)
     with files:
@@ -296,7 +296,7 @@ def _remember_unused(
 
 
 def _note_missing(built: BuiltModel, name: str, missing: set[str], rows: HeadRows | None) -> None:
-    """Add notes about tensors that the files of a model lack, and rows of its head that moved."""
+    """Add notes about tensors that a model's files lack, and about moved rows of its head."""
     new_names = sorted(key for key in missing if not is_unused(built.model, key))
     built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in new_names)
     if rows is not None:
@@ -319,7 +319,7 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, min_rows: int = 0) 
     model.resize_token_embeddings(size, mean_resizing=False)
     embedding_layers = (model.get_input_embeddings(), model.get_output_embeddings())
     built.new_modules += [
-        name for name, module in model.named_modules() if any(module is end for end in embedding_layers)
+        name for name, module in model.named_modules() if any(module is layer for layer in embedding_layers)
     ]
     built.notes.append(
         f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
@@ -336,7 +336,7 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, min_rows: int = 0) 
 def _plan_files(
     model: PreTrainedModel, name: str, config: PreTrainedConfig, left_out: Collection[str]
 ) -> tuple[TensorFiles, LoadingPlan]:
-    """Return a saved model's files and the loading plan of `model` without `left_out`. Tie `model` like the files."""
+    """Return (a saved model's files, the loading plan of `model` without `left_out`). Tie `model` like the files."""
     files = find_files(name, config)
     with files:
         plan = plan_loading(model, files)
@@ -347,7 +347,7 @@ def _plan_files(
 
 
 def _tie(model: PreTrainedModel, files: TensorFiles, plan: LoadingPlan) -> None:
-    """Tie what the architecture ties, except tensors that are both saved and differ."""
+    """Tie the tensors that the architecture ties, unless both are saved and differ."""
     missing = plan.info.missing_keys
     for target, source in list(model.all_tied_weights_keys.items()):
         if target in missing or source in missing:

@@ -1,4 +1,4 @@
-"""Input and output of building a model."""
+"""`ModelRequest` and `BuiltModel`, the input and output of building a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModelRequest:
     head_config: Mapping[str, Any] = field(default_factory=dict)
     """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
     base_config: Path | None = None
-    """The configuration of an adapter's base, if it differs from that in the base's folder."""
+    """The configuration of an adapter's base model, if it differs from the one in the base model's folder."""
     base_dtype: torch.dtype | None = None
     """The dtype of frozen matrices under adapters (`half_base.py`); None for float32."""
     end_ids: frozenset[int] = frozenset()
@@ -48,7 +48,7 @@ class BuiltModel:
     notes: list[str] = field(default_factory=list)
     """Notes for the user, one sentence each."""
     new_modules: list[str] = field(default_factory=list)
-    """Modules with initialized weights, which the pretrained model does not have."""
+    """Modules that the pretrained model lacks. Their weights are initialized."""
     weights: WeightSource | None = None
     """The source of weights for `materialize`, if the model is on the meta device."""
 

@@ -24,7 +24,7 @@ _MAX_PACKED_WEIGHTS = 16  # 2-bit weights in one 32-bit number
 
 
 class TensorFiles:
-    """Tensors in safetensors files, or in `pytorch_model.bin` files without code. A context manager."""
+    """Tensors in safetensors files, or in `pytorch_model.bin` files without code. Use it as a context manager."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -43,11 +43,11 @@ class TensorFiles:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tensors.clear()
         for opened in self._open:
-            opened.__exit__(kind, error, trace)
+            opened.__exit__(error_type, error, trace)
         self._open.clear()
 
     @property
@@ -77,8 +77,8 @@ class TensorFiles:
 
 def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
     """Return the weight files of a folder or hub id. Raise OSError if there are none."""
-    explicit = getattr(config, "transformers_weights", None)
-    for file_name in (explicit,) if explicit else _FILE_NAMES:
+    configured_name = getattr(config, "transformers_weights", None)
+    for file_name in (configured_name,) if configured_name else _FILE_NAMES:
         file = cached_file(name, file_name, _raise_exceptions_for_missing_entries=False)
         if file is None:
             continue
@@ -99,9 +99,10 @@ def saved_dtypes(name: str, config: PreTrainedConfig) -> dict[str, torch.dtype]:
 def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, ignored: Collection[str] = ()) -> None:
     """Raise InputError if a tensor of a folder or hub id has another shape than in `model` (may be on the meta device).
 
-    Call it before a model is allocated, since a wrong configuration may describe one of any size. For that reason files
-    with far fewer numbers than the model are refused too. Compares tensors with the model's names, except those in
-    `ignored`, and reads headers only. Packed weights of a quantized folder have other shapes; they are only counted.
+    Call it before a model is allocated, since a wrong configuration may describe a model of any size. For the same
+    reason, files with far fewer numbers than the model are refused. Compares tensors with the model's names, except
+    those in `ignored`, and reads headers only. Packed weights of a quantized folder have other shapes, so only their
+    number is checked.
     """
     files = find_files(name, config)
     if not files.have_headers:

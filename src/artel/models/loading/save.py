@@ -1,8 +1,8 @@
 """Saving a model as a Hugging Face folder: safetensors, configuration, tokenizer.
 
-A model with adapters is saved like peft does it: the adapters and the modules trained with them. The language part of a
-multimodal model is saved inside the whole model: the original files are written again one by one, under their names. An
-unchanged tensor is copied bit for bit in its own dtype, and so is the vision tower, which was never in memory.
+A model with adapters is saved as in peft: the adapters and the modules trained with them. The language part of a
+multimodal model is saved inside the whole model: the original files are written again one by one, under their names.
+Unchanged tensors, and the vision tower, which was never in memory, are copied bit for bit in their original dtype.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def save_model(
     kept: Sequence[Path] = (),
     note: Callable[[list[str]], object] = lambda names: None,
 ) -> None:
-    """Write the folder atomically. It replaces an earlier one, except for the files in `kept`.
+    """Write the folder atomically. It replaces an earlier folder, except for the files in `kept`.
 
-    `weights`: the model's full weights by name, tied ones once, if this process holds only shards. `files`: further
-    files of the model, by their path in the folder. `note` is called with all file names before they appear.
+    `weights`: the model's full weights by name if this process holds only shards. A tied weight appears once. `files`:
+    further files of the model, by their path in the folder. `note` is called with all file names before they appear.
     """
     with new_folder(folder, replace=True) as partial:
         write_model(model, tokenizer, partial, weights, files)
@@ -106,13 +106,13 @@ def save_multimodal(
     `weights` as for `save_model`. Raise WorkError if the original files are gone.
     """
     try:
-        changed = _write_weights(_Values(model, multimodal, weights), multimodal, folder)
+        changed_dtype = _write_weights(_PartTensors(model, multimodal, weights), multimodal, folder)
     except (OSError, ValueError) as error:  # from transformers, for a missing folder or its files
         reason = " ".join(str(error).split())
         what = f"{multimodal.source}, whose vision tower belongs to the model, cannot be read: {reason}"
         fix = "restore it, and run the same command again: the newest checkpoint has the weights"
         raise WorkError.at("model.from", what[:400], fix) from error
-    _write_config(model, multimodal, folder, changed)
+    _write_config(model, multimodal, folder, changed_dtype)
     for name in _COPIED_FILES:
         _copy(multimodal.source, name, folder)
     if model.generation_config is not None:  # its end tokens may differ from the original's
@@ -120,25 +120,25 @@ def save_multimodal(
 
 
 def copy_old_template(multimodal: MultimodalModel, folder: Path) -> None:
-    """Copy the processor's legacy template, which it prefers, unless the tokenizer has written one."""
+    """Copy the processor's legacy template, which it prefers, unless the tokenizer has written a template."""
     if not (folder / CHAT_TEMPLATE_FILE).is_file():
         _copy(multimodal.source, LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE, folder)
 
 
-class _Values:
+class _PartTensors:
     """The tensors of the language part, by their names in the whole model."""
 
     def __init__(
         self, model: PreTrainedModel, multimodal: MultimodalModel, weights: dict[str, torch.Tensor] | None
     ) -> None:
         names = canonical_names(model)
-        own = model.state_dict() if weights is None else weights
-        self._tensors = {multimodal.full_name(name): tensor for name, tensor in own.items()}
-        by_canonical = {names.get(name, name): tensor for name, tensor in own.items()}
+        state = model.state_dict() if weights is None else weights
+        self._tensors = {multimodal.full_name(name): tensor for name, tensor in state.items()}
+        by_canonical = {names.get(name, name): tensor for name, tensor in state.items()}
         for name, canonical in names.items():  # other names of tied tensors
             if canonical in by_canonical:
                 self._tensors.setdefault(multimodal.full_name(name), by_canonical[canonical])
-        self._whole = multimodal
+        self._multimodal = multimodal
         self._is_tied = bool(model.config.tie_word_embeddings)
         self._converted: dict[str, torch.Tensor] = {}
 
@@ -157,11 +157,11 @@ class _Values:
             tensors = {name: tensor for name in entry.targets if (tensor := self.get(name)) is not None}
             if not tensors:
                 return None
-            self._converted = revert_weight_conversion(self._whole.model, tensors)
+            self._converted = revert_weight_conversion(self._multimodal.model, tensors)
         return self._converted[key].contiguous()
 
 
-def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -> torch.dtype | None:
+def _write_weights(values: _PartTensors, multimodal: MultimodalModel, folder: Path) -> torch.dtype | None:
     """Write the original files again with changed values. Return their dtype; None if nothing changed."""
     files = find_files(multimodal.source, multimodal.config)
     with files:
@@ -171,7 +171,7 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
         key: entry for entry in plan.conversion_of_target.values() for keys in entry.sources.values() for key in keys
     }
     new_tensors = {name: tensor for name in plan.info.missing_keys if (tensor := values.get_untied(name)) is not None}
-    changed: torch.dtype | None = None
+    changed_dtype: torch.dtype | None = None
     weight_map: dict[str, str] = {}
     size = 0
     for path in files.paths:
@@ -188,7 +188,7 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
                 if key in conversions:
                     new = values.get_converted(key, conversions[key])
                 if new is not None and not (tensor.shape == new.shape and torch.equal(tensor.to(new.dtype), new)):
-                    tensor, differs, changed = new, True, new.dtype
+                    tensor, differs, changed_dtype = new, True, new.dtype
                 tensors[key] = tensor
                 weight_map[key] = path.name
                 size += tensor.nbytes
@@ -200,7 +200,7 @@ def _write_weights(values: _Values, multimodal: MultimodalModel, folder: Path) -
     if len(files.paths) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
-    return changed
+    return changed_dtype
 
 
 def _write_config(model: PreTrainedModel, multimodal: MultimodalModel, folder: Path, dtype: torch.dtype | None) -> None:
@@ -210,12 +210,12 @@ def _write_config(model: PreTrainedModel, multimodal: MultimodalModel, folder: P
     if dtype is not None:
         values.pop("torch_dtype", None)
         values["dtype"] = str(dtype).removeprefix("torch.")
-        for part in values.values():
-            for key in {"dtype", "torch_dtype"} & part.keys() if isinstance(part, dict) else ():
-                part[key] = values["dtype"]
+        for section in values.values():
+            for key in {"dtype", "torch_dtype"} & section.keys() if isinstance(section, dict) else ():
+                section[key] = values["dtype"]
     if not model.config.tie_word_embeddings and multimodal.model.all_tied_weights_keys:
-        for part in (values, values.get(_text_key(multimodal), {})):
-            part["tie_word_embeddings"] = False
+        for section in (values, values.get(_text_key(multimodal), {})):
+            section["tie_word_embeddings"] = False
     rows = model.get_input_embeddings().weight.shape[0]
     if rows != multimodal.model.get_input_embeddings().weight.shape[0]:
         values.get(_text_key(multimodal), values)["vocab_size"] = rows
@@ -225,7 +225,7 @@ def _write_config(model: PreTrainedModel, multimodal: MultimodalModel, folder: P
 
 
 def _text_key(multimodal: MultimodalModel) -> str:
-    """Return the key of the language part's configuration in that of the whole model."""
+    """Return the key of the language part's configuration in the whole model's configuration."""
     text = multimodal.config.get_text_config(decoder=True)
     return next((name for name in multimodal.config.sub_configs if getattr(multimodal.config, name, None) is text), "")
 

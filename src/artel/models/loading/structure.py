@@ -14,7 +14,7 @@ from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.heads import Head, check_direction, check_head, custom_classes, model_class
 from artel.models.loading.language_part import find_language_part, is_multimodal, set_multimodal
-from artel.models.loading.model_config import change_context, configuration
+from artel.models.loading.model_config import build_config, change_context
 from artel.models.loading.model_folder import check_folder, loading_error, read_config
 from artel.models.loading.on_meta import build_on_meta
 from artel.models.loading.request import ModelRequest
@@ -45,17 +45,19 @@ def model_config_values(config: ModelConfig, auto_class: str) -> dict[str, Any]:
     return dict(config.config or default)
 
 
-def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel:
+def build_from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel:
     """Build the model of `model.config` on the meta device, with the tokenizer's vocabulary.
 
     The number of positions defaults to `request.block`. May raise InputError.
     """
     values = model_config_values(request.config, request.auto_class)
-    config = with_head(configuration(values, tokenizer, request.auto_class), request.head_config)
-    named = {config.attribute_map.get(key, key) for key in values}
+    config = set_head_config(build_config(values, tokenizer, request.auto_class), request.head_config)
+    configured_keys = {config.attribute_map.get(key, key) for key in values}
     positions = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     try:
-        if positions not in named and (getattr(config, "max_position_embeddings", None) or -1) > 0:  # XLNet says -1
+        if (
+            positions not in configured_keys and (getattr(config, "max_position_embeddings", None) or -1) > 0
+        ):  # XLNet says -1
             draft = build_without_weights(config, request.auto_class, request.heads)
             config.max_position_embeddings = request.block + _position_offset(draft)
         return build_without_weights(config, request.auto_class, request.heads)
@@ -83,7 +85,7 @@ def build_pretrained_structure(request: ModelRequest) -> PreTrainedModel:
         raise loading_error(name, error) from None
 
 
-def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
+def build_outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
     """Build the model of a run on the meta device, before there is a tokenizer.
 
     None if that fails; `build_model` will report the reason. Raise InputError if a pretrained model is not found.
@@ -113,15 +115,15 @@ def build_without_weights(
     If the class is the language part of a multimodal model, it gets the text part of the configuration, as with
     transformers' `from_config`.
     """
-    kind = model_class(config, auto_class, heads, runs_code=runs_code)
+    cls = model_class(config, auto_class, heads, runs_code=runs_code)
     text = config.sub_configs.get("text_config")
-    if text is not None and kind.config_class == text:
+    if text is not None and cls.config_class == text:
         config = config.get_text_config()
-    return build_on_meta(kind, config)
+    return build_on_meta(cls, config)
 
 
 def load_pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str]]:
-    """Return a pretrained model's configuration, adapted to its head, and notes for the user. May raise InputError."""
+    """Return (a pretrained model's configuration, adapted to its head, notes for the user). May raise InputError."""
     name, runs_code = str(request.config.from_), request.config.runs_code
     folder = Path(name)
     if folder.is_dir():
@@ -136,10 +138,10 @@ def load_pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, lis
     if request.base_config is not None:
         config = type(config).from_json_file(request.base_config)
     change_context(config, request.config)
-    return with_head(config, request.head_config), notes
+    return set_head_config(config, request.head_config), notes
 
 
-def with_head(config: PreTrainedConfig, values: Mapping[str, Any]) -> PreTrainedConfig:
+def set_head_config(config: PreTrainedConfig, values: Mapping[str, Any]) -> PreTrainedConfig:
     """Set the values that a head needs (ModelRequest.head_config) in the configuration, and return it."""
     for name, value in values.items():
         setattr(config, name, value)

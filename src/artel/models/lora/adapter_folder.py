@@ -42,7 +42,7 @@ class AdapterFolder:
     config: Any
     """peft's LoraConfig."""
     base: str
-    """The base model: a folder or hub id. If the folder in adapter_config.json is gone, the one found nearby."""
+    """The base model: a folder or hub id. If the folder in adapter_config.json is gone, a folder found nearby."""
 
     @property
     def base_config(self) -> Path | None:
@@ -71,7 +71,7 @@ class AdapterFolder:
 
 
 def read_adapter(name: str) -> AdapterFolder | None:
-    """Return the adapter in a folder, None if there is none. Raise InputError if it cannot be used."""
+    """Return the adapter in a folder, or None. Raise InputError for an adapter that cannot be used."""
     folder = Path(name)
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return None
@@ -98,25 +98,25 @@ def read_adapter(name: str) -> AdapterFolder | None:
 
 
 def _find_base(base: str, folder: Path) -> str:
-    """Return the base model of the adapter in `folder`, also if both were moved together.
+    """Return the base model of the adapter in `folder`, even if both were moved together.
 
-    A path that does not exist is searched next to the adapter and in the folders above it: first the full path, then
-    fewer and fewer of its last parts. Raise InputError if it is not found.
+    A path that does not exist is searched next to the adapter and in the folders above it: first all its components,
+    then fewer and fewer of the last ones. Raise InputError if it is not found.
     """
     if Path(base).is_dir():
         return base
-    windows, is_path = PureWindowsPath(base), base.startswith(("/", ".", "~"))
-    is_windows = bool(windows.drive) or "\\" in base
-    path = windows if is_windows else PurePosixPath(base)
+    windows_path, is_path = PureWindowsPath(base), base.startswith(("/", ".", "~"))
+    is_windows = bool(windows_path.drive) or "\\" in base
+    path = windows_path if is_windows else PurePosixPath(base)
     parts = [part for part in path.parts if part not in (path.anchor, ".", "..", "~")]
-    above = [folder.resolve(), *folder.resolve().parents][: _MAX_LEVELS + 1]
+    search_folders = [folder.resolve(), *folder.resolve().parents][: _MAX_LEVELS + 1]
     lengths = range(len(parts), 0, -1) if is_path or is_windows else [len(parts)]  # a hub id is not shortened
     for length in lengths:
-        for parent in above:
-            found = parent.joinpath(*parts[-length:])
-            if (found / "config.json").is_file():
-                _log_moved_base(base, str(found))
-                return str(found)
+        for parent in search_folders:
+            candidate = parent.joinpath(*parts[-length:])
+            if (candidate / "config.json").is_file():
+                _log_moved_base(base, str(candidate))
+                return str(candidate)
     if is_path or is_windows:
         what = f"its base model {base} was not found, and there is no {'/'.join(parts[-2:])} with a model near it"
         fix = 'set "base_model_name_or_path" to the folder or hub id of the base model'
@@ -125,9 +125,9 @@ def _find_base(base: str, folder: Path) -> str:
 
 
 @cache
-def _log_moved_base(base: str, found: str) -> None:
+def _log_moved_base(base: str, new_folder: str) -> None:
     """Log once that the base model was found in another folder."""
-    logger.warning("the base model %s was not found; using %s, near its adapter", base, found)
+    logger.warning("the base model %s was not found; using %s, near its adapter", base, new_folder)
 
 
 def set_base_model(folder: Path, base: str) -> None:
@@ -160,7 +160,7 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
 
 
 def adapter_state(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the adapter's share of a model's weights, under the names of peft's files.
+    """Return the adapter's weights out of a model's weights, under the names of peft's files.
 
     peft's own function looks for modules of the model, and a pipeline stage has only some of them.
     """
@@ -192,10 +192,9 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = NAM
 
 
 def check_all_loaded(adapter: AdapterFolder, unexpected: list[str]) -> None:
-    """Raise InputError if tensors of an adapter were not loaded: a classifier's head, or those of another model."""
-    unknown_tensors = [
-        key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)
-    ]  # wrappers hold copies
+    """Raise InputError if tensors were not loaded, such as a classifier's head or those of another model."""
+    # Tensors of wrappers are copies.
+    unknown_tensors = [key.removeprefix(PREFIX) for key in unexpected if not _WRAPPERS.search(key)]
     if unknown_tensors:
         what = f"has tensors that do not exist in {adapter.base}: {join_names(unknown_tensors)}"
         fix = "base_model_name_or_path must be the model it was trained on"
@@ -215,7 +214,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
     """Return the base model in float32, with the adapter's updates added to its weights.
 
     Tied embeddings that the adapter trained become untied, also in the configuration. Raise InputError if base and
-    adapter do not fit, or if the result cannot be saved as a model of its own.
+    adapter do not fit, or if the result cannot be saved as a separate model.
     """
     from peft import PeftModel
 
@@ -226,7 +225,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
     try:
         with without_peft_warnings():
             adapted = PeftModel.from_pretrained(model, str(adapter.folder))
-            # Load again: from_pretrained does not return the tensors it ignored.
+            # Load again: from_pretrained does not return the ignored tensors.
             unused = adapted.load_adapter(str(adapter.folder), adapted.active_adapter).unexpected_keys
             check_all_loaded(adapter, unused)
             _untie_adapted(adapted)
@@ -252,17 +251,17 @@ def _dequantize(model: PreTrainedModel, adapter: AdapterFolder) -> None:
 
 
 def _untie_adapted(model: nn.Module) -> None:
-    """Give layers with adapters their own copy of tied weights (a head tied to the embeddings).
+    """Copy tied weights for layers with adapters (a head tied to the embeddings).
 
     Merging into the tied weights would change both layers. peft then clears `tie_word_embeddings` in the configuration.
     """
     from peft.tuners.lora import LoraLayer
 
-    shared = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    num_uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     for layer in [module for module in model.modules() if isinstance(module, LoraLayer)]:
         base = layer.get_base_layer()
         weight = getattr(base, "weight", None)
-        if isinstance(weight, nn.Parameter) and shared[id(weight)] > 1:
+        if isinstance(weight, nn.Parameter) and num_uses[id(weight)] > 1:
             base.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
 
 
@@ -271,8 +270,12 @@ def _check_ties(merged: PreTrainedModel, adapter: AdapterFolder) -> None:
 
     Embeddings and head may differ, since the configuration then says that they are not tied.
     """
-    ends = (merged.get_input_embeddings(), merged.get_output_embeddings())
-    may_differ = {f"{name}.weight" for name, module in merged.named_modules() if any(module is end for end in ends)}
+    embedding_layers = (merged.get_input_embeddings(), merged.get_output_embeddings())
+    may_differ = {
+        f"{name}.weight"
+        for name, module in merged.named_modules()
+        if any(module is layer for layer in embedding_layers)
+    }
     weights = dict(merged.named_parameters(remove_duplicate=False))
     for target, source in merged.all_tied_weights_keys.items():
         pair = [weights[name] for name in (target, source) if name in weights]

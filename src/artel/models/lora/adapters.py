@@ -1,7 +1,7 @@
 """Low-rank adapters in a model (LoRA, Hu et al. 2021), and frozen parameters.
 
-peft injects adapters into the model's own linear layers, and the model stays a PreTrainedModel: to the loop, DDP,
-torch.compile and generation there are only trainable and frozen parameters.
+peft injects adapters into the model's own linear layers, and the model stays a PreTrainedModel: the loop, DDP,
+torch.compile and generation see only trainable and frozen parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from artel.errors import InputError, Problem, missing_extra
 from artel.models.experts import compute_experts_in_autocast, expert_matrices
 
 NAME = "default"
-"""peft's name for the only adapter of a model."""
+"""peft's name for a model's default adapter."""
 _MAX_NAMES = 20
 """The most names in a message."""
 
@@ -45,12 +45,12 @@ def is_adapted(model: nn.Module) -> bool:
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
     """Return the names of the linear layers of the model's body, in order, without the output head."""
-    inside = {id(module) for module in model.base_model.modules()}
+    body_ids = {id(module) for module in model.base_model.modules()}
     output = model.get_output_embeddings()
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and id(module) in inside and module is not output
+        if isinstance(module, nn.Linear | Conv1D) and id(module) in body_ids and module is not output
     ]
 
 
@@ -59,15 +59,16 @@ def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem
     problems = []
     layers = linear_layers(model)
     experts = expert_matrices(model)
-    known = ", ".join(_endings([*layers, *experts]))
+    known_names = ", ".join(_last_components([*layers, *experts]))
     output = next((name for name, module in model.named_modules() if module is model.get_output_embeddings()), None)
     for name in config.target:
         if name == "auto" or any(_is_named(layer, name) for layer in layers) or _is_named_like(experts, name):
             continue
-        what, fix = f"no linear layer is named {name}", f"the model has: {known}; or write auto"
+        what, fix = f"no linear layer is named {name}", f"the model has: {known_names}; or write auto"
         if output is not None and _is_named(output, name):
             what = f"{name} is the output layer, which cannot have an adapter"
-            fix = f"write model.lora.save: [{name}] to train it in full, and remove it here; the others are: {known}"
+            in_full = f"write model.lora.save: [{name}] to train it in full, and remove it here"
+            fix = f"{in_full}; the others are: {known_names}"
         problems.append(Problem("model.lora.target", what, fix))
     if "auto" in config.target:
         problems += [
@@ -112,15 +113,17 @@ def add_adapters(
     if problems:
         raise InputError(problems)
     modules = dict(model.named_modules(remove_duplicate=False))
-    in_full = [name for name in modules if any(_is_named(name, ending) for ending in config.save)]
-    in_full = list(dict.fromkeys([*in_full, *new_modules, *_heads(model)]))
+    full_modules = [name for name in modules if any(_is_named(name, ending) for ending in config.save)]
+    full_modules = list(dict.fromkeys([*full_modules, *new_modules, *_heads(model)]))
     layers = linear_layers(model)
     matrices = [
         matrix for matrix in expert_matrices(model) if any(_is_named_like([matrix], name) for name in config.target)
     ]
     if "auto" not in config.target:
         layers = [layer for layer in layers if any(_is_named(layer, name) for name in config.target)]
-    layers = [layer for layer in layers if not any(layer == name or layer.startswith(f"{name}.") for name in in_full)]
+    layers = [
+        layer for layer in layers if not any(layer == name or layer.startswith(f"{name}.") for name in full_modules)
+    ]
     peft_config = PeftLora(
         r=config.rank,
         lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,  # vLLM needs a whole number
@@ -130,7 +133,7 @@ def add_adapters(
         target_parameters=sorted({re.split(r"\.\d+\.", matrix)[-1] for matrix in matrices}) or None,
         use_rslora=config.rslora,
         use_dora=config.dora,
-        modules_to_save=in_full or None,
+        modules_to_save=full_modules or None,
         fan_in_fan_out=any(isinstance(modules[layer], Conv1D) for layer in layers),
         task_type=("SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM") if generates else None,
     )
@@ -138,10 +141,10 @@ def add_adapters(
     inject(model, peft_config)
     _draw_in_float32(model)
     peft_config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
-    also = f", {', '.join(in_full)} in full" if in_full else ""
+    suffix = f", {', '.join(full_modules)} in full" if full_modules else ""
     if matrices:
-        also = f" and for each expert of {len(matrices)} tensors{also}"
-    return f"adapters of rank {config.rank} on {len(layers)} matrices (linear layers){also}"
+        suffix = f" and for each expert of {len(matrices)} tensors{suffix}"
+    return f"adapters of rank {config.rank} on {len(layers)} matrices (linear layers){suffix}"
 
 
 def _heads(model: PreTrainedModel) -> list[str]:
@@ -154,7 +157,7 @@ def _heads(model: PreTrainedModel) -> list[str]:
 
 
 def inject(model: PreTrainedModel, config: Any, name: str = NAME) -> None:
-    """Like the model's `add_adapter`, which in transformers 5.24 needs a peft that is not published yet (0.22)."""
+    """Inject an adapter. `add_adapter` of transformers 5.24 needs a peft that is not published yet (0.22)."""
     from peft import inject_adapter_in_model
 
     from artel.models.lora.layers import patch_expert_adapters, patch_lora_linear
@@ -189,20 +192,20 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 
     for module in model.modules():
         if isinstance(module, BaseTunerLayer):
-            has = name in module.lora_A or name in module.lora_embedding_A
+            has_adapter = name in module.lora_A or name in module.lora_embedding_A
         elif isinstance(module, ModulesToSaveWrapper):
-            has = name in module.modules_to_save
+            has_adapter = name in module.modules_to_save
         else:
             continue
-        module.enable_adapters(has)
-        if has:
+        module.enable_adapters(has_adapter)
+        if has_adapter:
             module.set_adapter(name)
 
 
 def draw_first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Draw the first weights of adapters on the meta device: by name, float32, on the CPU.
 
-    Call it right after `add_adapters`: then the numbers are those of a model in memory. peft draws every matrix before
+    Call it right after `add_adapters` to get the same numbers as for a model in memory. peft draws every matrix before
     it moves it to the layer's device, so the random generator is in the same state.
     """
     from peft.tuners.lora import LoraLayer
@@ -211,14 +214,14 @@ def draw_first_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     for name, module in model.named_modules():
         if not isinstance(module, LoraLayer) or not _is_on_meta(module):
             continue
-        on_meta = {kind: getattr(module, kind) for kind in ("lora_A", "lora_B")}
-        for kind, matrices in on_meta.items():
-            setattr(module, kind, copy.deepcopy(matrices).to_empty(device="cpu"))
+        meta_matrices = {attribute: getattr(module, attribute) for attribute in ("lora_A", "lora_B")}
+        for attribute, matrices in meta_matrices.items():
+            setattr(module, attribute, copy.deepcopy(matrices).to_empty(device="cpu"))
         module.reset_lora_parameters(NAME, init_lora_weights=True)
-        for kind, matrices in on_meta.items():
-            drawn = getattr(module, kind)[NAME].weight.detach()
-            weights[f"{name}.{kind}.{NAME}.weight"] = drawn
-            setattr(module, kind, matrices)
+        for attribute, matrices in meta_matrices.items():
+            drawn = getattr(module, attribute)[NAME].weight.detach()
+            weights[f"{name}.{attribute}.{NAME}.weight"] = drawn
+            setattr(module, attribute, matrices)
     return weights
 
 
@@ -241,22 +244,24 @@ def without_peft_warnings() -> Iterator[None]:
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:
-    """Freeze matching parameters. Raise InputError if a pattern matches none, or none is left to train."""
+    """Freeze matching parameters. Raise InputError if a pattern matches none, or no trainable parameter is left."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    known = f"the model has: {', '.join(_name_patterns(names))}"
+    known_names = f"the model has: {', '.join(_name_patterns(names))}"
     unmatched = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
     if unmatched:
-        raise InputError([Problem("model.freeze", f"no parameter matches {pattern}", known) for pattern in unmatched])
+        raise InputError(
+            [Problem("model.freeze", f"no parameter matches {pattern}", known_names) for pattern in unmatched]
+        )
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad = False
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError.at("model.freeze", "no parameter is left to train", f"remove some patterns; {known}")
+        raise InputError.at("model.freeze", "no parameter is left to train", f"remove some patterns; {known_names}")
 
 
-def _is_named(full: str, name: str) -> bool:
-    """True by peft's rule: the full name, or its end after a dot."""
-    return full == name or full.endswith(f".{name}")
+def _is_named(full_name: str, name: str) -> bool:
+    """True if `name` is the full name or, by peft's rule, its end after a dot."""
+    return full_name == name or full_name.endswith(f".{name}")
 
 
 def _is_named_like(matrices: list[str], name: str) -> bool:
@@ -264,7 +269,7 @@ def _is_named_like(matrices: list[str], name: str) -> bool:
     return any(_is_named(matrix, name) or _is_named(matrix.rpartition(".")[0], name) for matrix in matrices)
 
 
-def _endings(names: list[str]) -> list[str]:
+def _last_components(names: list[str]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
@@ -275,7 +280,7 @@ def _name_patterns(names: list[str]) -> list[str]:
 
 
 def _shortest_names(layers: list[str], modules: list[str]) -> list[str]:
-    """Return the last parts of the layers' names, which are easy to read; full names if they match other modules."""
-    endings = _endings(layers)
+    """Return the last components of the layers' names, or the full names if those would match other modules too."""
+    endings = _last_components(layers)
     matched = [name for name in modules if any(_is_named(name, ending) for ending in endings)]
     return sorted(endings) if sorted(matched) == sorted(layers) else sorted(layers)

@@ -10,7 +10,7 @@ import yaml
 
 from artel.config import ModelConfig
 from artel.errors import InputError
-from artel.models.loading.structure import outline, position_limit
+from artel.models.loading.structure import build_outline, position_limit
 from artel.objectives import Objective
 from artel.planning.budget.sizes import Size
 from artel.planning.hardware import find_hardware
@@ -126,7 +126,7 @@ def _inspect_model(name: str, objective: type[Objective]) -> tuple[int, int | No
     """
     if not is_within_reach(name):
         return 0, None
-    model = outline(ModelConfig.model_validate({"from": name}), objective.auto_class)
+    model = build_outline(ModelConfig.model_validate({"from": name}), objective.auto_class)
     if model is None:
         raise InputError.at("--from", f"{name} cannot be opened for {objective.presentation.verb}", "use another model")
     return sum(parameter.numel() for parameter in model.parameters()), position_limit(model)

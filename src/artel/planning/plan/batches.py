@@ -1,4 +1,4 @@
-"""Micro-batches to plan with: the largest one (the longest sample), and an average one (from the first steps)."""
+"""Micro-batches for a plan: the largest (the longest sample), and an average one (from the first steps)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _NUM_SAMPLES = 256
 
 @dataclass(frozen=True, slots=True)
 class PlannedData:
-    """The data of a run, as needed for a plan."""
+    """The data of a run that a plan needs."""
 
     objective: Objective
     tokenizer: Tokenizer
-    """Has as many ids as the run's own tokenizer, which may not be trained yet."""
+    """Has as many ids as the run's tokenizer, which may not be trained yet."""
     samples: Samples
-    """From the token store. Without one, from the first documents."""
+    """Samples of the token store, or of the first documents if there is none."""
     longest: int
     """Index of the sample that makes the largest batch."""
     row_tokens: int
@@ -69,7 +69,7 @@ class PlannedData:
 
 
 def plan_data(config: RunConfig) -> PlannedData:
-    """Return the run's objective and its longest sample. Raise InputError."""
+    """Return the run's objective and samples. Raise InputError if the text has no usable sample."""
     if is_prepared(config):
         prepared = prepare_silently(config)
         store = prepared.open()
@@ -79,13 +79,13 @@ def plan_data(config: RunConfig) -> PlannedData:
         return PlannedData(objective, objective.tokenizer, dataset, index, tokens, "its token store", store)
     objective = build_objective(config, local_tokenizer(config) or _small_tokenizer(config))
     if objective.packs_text:
-        samples = [_block(config, objective)]
+        samples = [_text_block(config, objective)]
         note = f"blocks of {config.data.block} tokens"
     elif objective.fills_blocks(config):
-        samples = [_packed_block(config, _samples_of_sources(config, objective))]
+        samples = [_packed_block(config, _read_samples(config, objective))]
         note = f"blocks of {config.data.block} tokens, filled with samples of its text"
     else:
-        samples = _samples_of_sources(config, objective)
+        samples = _read_samples(config, objective)
         note = (
             f"the longest of the first {_MAX_DOCUMENTS} documents: {max(len(sample.ids) for sample in samples)} tokens"
         )
@@ -95,15 +95,15 @@ def plan_data(config: RunConfig) -> PlannedData:
 
 
 def _small_tokenizer(config: RunConfig) -> Tokenizer:
-    """Return a stand-in for a tokenizer that is not trained yet: the same special tokens, and a few ids."""
-    kind = objective_type(config)
+    """Train a placeholder for a tokenizer that is not trained yet, with the same special tokens and a few ids."""
+    objective_class = objective_type(config)
     training = config.tokenizer.train or TokenizerTraining()
-    special = list(dict.fromkeys([*kind.special_tokens(config), *training.special]))
+    special = list(dict.fromkeys([*objective_class.special_tokens(config), *training.special]))
     small_training = training.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
-    return train_tokenizer(iter([" ".join(map(str, range(2000)))]), small_training, encoder=kind.encoder)
+    return train_tokenizer(iter([" ".join(map(str, range(2000)))]), small_training, encoder=objective_class.encoder)
 
 
-def _block(config: RunConfig, objective: Objective) -> Sample:
+def _text_block(config: RunConfig, objective: Objective) -> Sample:
     """Return a block of text from one document."""
     ids = np.arange(config.data.block + 1) % max(1, objective.tokenizer.vocabulary - 1)
     flags = np.full(len(ids), 3, dtype=np.uint32) if objective.isolated_documents else None
@@ -118,7 +118,7 @@ def _packed_block(config: RunConfig, samples: list[Sample]) -> Sample:
     return join_samples([sample for sample, block in zip(samples, blocks, strict=True) if block == fullest])
 
 
-def _samples_of_sources(config: RunConfig, objective: Objective) -> list[Sample]:
+def _read_samples(config: RunConfig, objective: Objective) -> list[Sample]:
     documents = list(islice(read_documents(config.data, Ledger()), _MAX_DOCUMENTS))
     results = [item for item in objective.samples(documents) if hasattr(item, "samples")]
     samples = [sample for item in results for sample in item.samples]
@@ -153,7 +153,7 @@ def find_average_step(config: RunConfig, data: PlannedData, rows: int, dp_degree
     count = 1
     for step in _rows_of_steps(config, data, rows, steps, ranks, dp_degree):
         count = len(step[0])
-        rank_batches = [[data.objective.batch(each) for each in rank[:per_rank]] for rank in step]
+        rank_batches = [[data.objective.batch(micro_batch) for micro_batch in rank[:per_rank]] for rank in step]
         slowest.append(max(float(np.mean([batch.computed_positions for batch in rank])) for rank in rank_batches))
         batches += [batch for rank in rank_batches for batch in rank]
     mean_positions = float(np.mean(slowest))

@@ -1,7 +1,7 @@
 """Trace two training steps of one rank without memory, with the run's own model, strategy and optimizer.
 
-The tensors are FakeTensors, and the process group is PyTorch's `fake` one, whose collectives do nothing. Everything
-else is the code that trains: `plan_parallelism`, the strategy's `run`, the objective's loss, the optimizer's step.
+The tensors are FakeTensors, and the process group is PyTorch's `fake` one, whose collectives do nothing. All other code
+is that of training: `plan_parallelism`, the strategy's `run`, the objective's loss, the optimizer's step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NUM_STEPS = 2  # the first one creates the optimizer's state
 
 @dataclass(slots=True)
 class Trace:
-    """The events of two steps, and the operations of a third."""
+    """The memory events of two steps, and the operations of a third."""
 
     live: LiveBytes
     begin: int = 0
@@ -79,8 +79,8 @@ def trace_steps(
 ) -> Trace:
     """Trace the steps on the rank of `world`. Consumes `model`, which is on the meta device.
 
-    `batches` are the largest micro-batches: memory comes from them. Operations come from `average_batch` in place of
-    each, if it is given, because most rows are shorter.
+    `batches` are the largest micro-batches, and determine the memory. If `average_batch` is set, it determines the
+    operations, because most rows are shorter.
     `on_gpu`: imitate a GPU, with its chunks of logits, its autocast, and what compiled layers save if nothing is
     recomputed. The operators are still a CPU's.
     """
@@ -177,11 +177,11 @@ def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
     """Make DistributedDataParallel allocate fake buckets inside the block, and count them."""
     reducer = dist.Reducer  # type: ignore[attr-defined]
 
-    def make_reducer(*arguments: Any) -> Any:
+    def create_reducer(*arguments: Any) -> Any:
         with fake, live:
             return reducer(*arguments)
 
-    dist.Reducer = make_reducer  # type: ignore[attr-defined,assignment]
+    dist.Reducer = create_reducer  # type: ignore[attr-defined,assignment]
     try:
         yield
     finally:
@@ -190,10 +190,10 @@ def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
 
 def _materialize(model: PreTrainedModel, device: torch.device) -> None:
     """Allocate parameters and buffers on `device` in place of the meta device. Tied weights stay tied."""
-    # Keeps the old tensors alive, so that their ids stay unique.
+    # Keeps the old tensors alive, so their ids stay unique.
     replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def move(tensor: torch.Tensor) -> torch.Tensor:
+    def allocate(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in replacements:
             new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
@@ -203,7 +203,7 @@ def _materialize(model: PreTrainedModel, device: torch.device) -> None:
 
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
-            tensors.update({name: move(tensor) for name, tensor in tensors.items() if tensor is not None})
+            tensors.update({name: allocate(tensor) for name, tensor in tensors.items() if tensor is not None})
     if getattr(model, "is_quantized", False):
         shrink_weights(model, device)
 
@@ -223,8 +223,8 @@ def _local_shards(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTe
 def fake_process_group(world: World) -> Iterator[None]:
     """Open a process group of that size (also 1) in which only this process exists.
 
-    On exit, clear the meshes cached by DTensor and tensor parallelism: a rank traced later would get the groups of an
-    earlier one.
+    On exit, clear the meshes cached by DTensor and tensor parallelism: otherwise a rank traced later would get the
+    groups of an earlier rank.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
     try:

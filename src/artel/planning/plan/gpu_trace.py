@@ -1,8 +1,8 @@
-"""Memory on a GPU, in a trace with the operators of a CPU: what CUDA's autocast and compiled layers do differently.
+"""Imitate a GPU's memory in a trace with a CPU's operators: CUDA's autocast and compiled layers.
 
-Compiled layers (`save_as_compiled`) save less for the backward pass. Of what autograd saves in a layer, torch.compile
-saves only what matmuls and attention read and return. The backward pass recomputes the elementwise rest from
-that, in the kernels that need it. PyTorch's AOTAutograd decides so with a min-cut that bans matmuls from
+Compiled layers (`save_as_compiled`) save less for the backward pass. Of the tensors that autograd saves in a layer,
+torch.compile saves only those that matmuls and attention read and return. The backward pass recomputes elementwise
+results from them, in the kernels that need them. PyTorch's AOTAutograd decides so with a min-cut that bans matmuls from
 recomputation.
 
 CUDA's autocast (`cuda_autocast`) computes more operators in float32 than a CPU's: "CUDA Ops that can autocast to
@@ -71,15 +71,15 @@ class _Node:
 
     def sources(self) -> set[_Node]:
         """Return the nearest saved or banned ancestors: the node can be recomputed from these."""
-        found, seen, queue = set(), {self}, list(self.parents)
+        sources, seen, queue = set(), {self}, list(self.parents)
         while queue:
             node = queue.pop()
             if node.is_saved or node.banned is not None:
-                found.add(node)
+                sources.add(node)
             elif node not in seen:
                 seen.add(node)
                 queue += node.parents
-        return found
+        return sources
 
 
 class CompiledSaving(TorchDispatchMode):
@@ -92,7 +92,7 @@ class CompiledSaving(TorchDispatchMode):
         """`inputs`: the layer's arguments, in any nesting. `on_drop` is called with each dropped tensor."""
         super().__init__()
         self._on_drop = on_drop
-        self._output: set[int] = set()
+        self._output_storages: set[int] = set()
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
         self._nodes: dict[int, _Node] = {}
         self._saved: list[weakref.ref[_SavedTensor]] = []  # autograd holds this object for as long as it holds them
@@ -112,8 +112,8 @@ class CompiledSaving(TorchDispatchMode):
         self._drop_recomputable()
 
     def keep_output(self, output: Any) -> None:
-        """Note what the layer returns, in any nesting: it stays in memory even if it is not saved."""
-        self._output = {_storage_id(tensor) for tensor in _tensors(output)}
+        """Record the layer's output, in any nesting. It stays in memory even if it is not saved."""
+        self._output_storages = {_storage_id(tensor) for tensor in _tensors(output)}
 
     def saved_tensors(self) -> list[torch.Tensor]:
         """Return the tensors held for the backward pass, after the call."""
@@ -157,19 +157,21 @@ class CompiledSaving(TorchDispatchMode):
         return saved
 
     def _drop_recomputable(self) -> None:
-        dropped = [(saved, tensor, self._choose_sources(tensor, node)) for saved, tensor, node in self._elementwise()]
+        dropped = [
+            (saved, tensor, self._choose_sources(tensor, node)) for saved, tensor, node in self._find_elementwise()
+        ]
         replaced = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
         added = _bytes(source for _, _, sources in replaced for source in sources)
         if added < _bytes(tensor for _, tensor, _ in replaced):  # the compiler never saves more than eager layers do
             for saved, tensor, sources in replaced:
-                if _storage_id(tensor) not in self._output:
+                if _storage_id(tensor) not in self._output_storages:
                     self._on_drop(tensor)
                 saved.tensor, saved.sources = None, sources
         self._nodes.clear()
 
-    def _elementwise(self) -> list[tuple[_SavedTensor, torch.Tensor, _Node]]:
-        """Return the saved tensors that no matmul reads or returns. Mark the nodes of the other ones as saved."""
-        found = []
+    def _find_elementwise(self) -> list[tuple[_SavedTensor, torch.Tensor, _Node]]:
+        """Return the saved tensors that no matmul reads or returns. Mark the nodes of all other tensors as saved."""
+        elementwise = []
         for reference in self._saved:
             saved = reference()
             node = None if saved is None or saved.tensor is None else self._nodes.get(_storage_id(saved.tensor))
@@ -178,11 +180,11 @@ class CompiledSaving(TorchDispatchMode):
             if node.banned is not None:
                 node.is_saved = True
             else:
-                found.append((saved, saved.tensor, node))
-        return found
+                elementwise.append((saved, saved.tensor, node))
+        return elementwise
 
     def _choose_sources(self, tensor: torch.Tensor, node: _Node) -> list[torch.Tensor] | None:
-        """Return what to save in place of a tensor. None if that is larger, or if a matmul reads the tensor."""
+        """Return the tensors to save in place of this one. None if they are larger, or if a matmul reads this one."""
         if node.is_saved:
             return None
         unsaved = [source for source in node.sources() if not source.is_saved]
@@ -207,7 +209,7 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of their storages, each counted once."""
+    """Return the bytes of the tensors' storages, each counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({id(storage): storage.nbytes() for storage in storages}.values())
 
@@ -231,7 +233,7 @@ _FLOAT32_OPERATORS = (
     _aten.layer_norm.default,
     _aten.group_norm.default,
 )
-"""The ones used by models of transformers."""
+"""The operators that models of transformers use."""
 _FLOAT32_SUMS = (
     _aten.softmax.int,
     _aten.log_softmax.int,
@@ -249,16 +251,16 @@ def cuda_autocast() -> Iterator[None]:
     """Make the CPU's autocast convert the inputs of these operators to float32 too, while the block runs."""
     library = torch.library.Library("aten", "IMPL")
     for operator in _FLOAT32_OPERATORS:
-        library.impl(operator.name(), _in_float32(operator), _KEY)
+        library.impl(operator.name(), _run_in_float32(operator), _KEY)
     for operator in _FLOAT32_SUMS:
-        library.impl(operator.name(), _returning_float32(operator), _KEY)
+        library.impl(operator.name(), _return_float32(operator), _KEY)
     try:
         yield
     finally:
         library._destroy()
 
 
-def _in_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
+def _run_in_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
             wide_args, wide_kwargs = tree_map_only(torch.Tensor, _to_float32, (args, kwargs))
@@ -267,7 +269,7 @@ def _in_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _returning_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
+def _return_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(tensor: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         if args and isinstance(args[-1], torch.dtype):
             args, dtype = args[:-1], args[-1]

@@ -1,14 +1,14 @@
-"""Live bytes at each moment of a traced step, by kind. Like PyTorch's MemTracker, but with the order of events.
+"""Live bytes at each moment of a traced step, by kind. Unlike PyTorch's MemTracker, it keeps the order of events.
 
-A storage counts from the operator that made it until it is freed. Its kind comes from the code that made it, unless
-its owner is known later: a parameter, its gradient, the optimizer's state.
+A storage counts from the operator that allocates it until it is freed. Its kind comes from the code that allocates it,
+unless it turns out to be a parameter, a gradient or the optimizer's state.
 
 Compiled layers have no storage for a tensor that lives only between two matmuls: TorchInductor's kernels fuse
-the elementwise operators there. This is assumed of the whole model, except for lookups and sorts. Outside of the
-layers few tensors are as large as theirs.
+the elementwise operators there. The whole model is assumed to be fused, except for lookups and sorts: outside of the
+layers few tensors are large.
 
-A trace has shapes but no values. Attention to answers that share a row asks where each answer begins, and FakeTensors
-cannot say. So operators on integers whose values are known (the batch's) are also run for real, and the FakeTensors
+A trace has shapes but no values. Attention for answers that share a row reads where each answer begins, and FakeTensors
+do not know it. So operators on integers whose values are known (the batch's) are also run for real, and the FakeTensors
 remember the results.
 """
 
@@ -56,7 +56,7 @@ _MATERIALIZED = re.compile("embedding|index|scatter|gather|sort|topk")
 
 @dataclass(slots=True)
 class Storage:
-    """Memory of one tensor, or of several that share it."""
+    """Memory of one or several tensors."""
 
     size: int
     kind: str
@@ -74,7 +74,7 @@ class LiveBytes(TorchDispatchMode):
         """Allocations (True) and frees (False), in order."""
         self._live: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._matmuls_before: dict[int, int] = {}
-        """Live storages made by elementwise operators: number of matmuls that ran before."""
+        """Live storages of elementwise operators, with the number of matmuls before them."""
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def __enter__(self) -> LiveBytes:
@@ -85,7 +85,7 @@ class LiveBytes(TorchDispatchMode):
             live._on_resize(storage)
             return result
 
-        torch.UntypedStorage.resize_ = patched_resize  # type: ignore[assignment,method-assign]  # fully_shard frees so
+        torch.UntypedStorage.resize_ = patched_resize  # type: ignore[assignment,method-assign]  # fully_shard frees memory with it
         super().__enter__()
         return self
 
@@ -113,7 +113,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def name(self, tensors: Iterable[torch.Tensor | None], kind: str) -> None:
-        """Set the kind of these tensors' memory, for its whole lifetime."""
+        """Set the kind of these tensors' memory for its whole lifetime."""
         for tensor in tensors:
             if tensor is None:
                 continue
@@ -128,7 +128,7 @@ class LiveBytes(TorchDispatchMode):
             record.size = 0
 
     def keep_only(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """Free all memory of this kind except these tensors. PyTorch keeps what the `fake` group gathered."""
+        """Free all memory of this kind except these tensors. PyTorch keeps tensors that the `fake` group gathered."""
         kept_keys = {getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata for tensor in tensors}
         for key in [key for key, (record, _) in self._live.items() if record.kind == kind and key not in kept_keys]:
             self._drop(key)
@@ -163,12 +163,12 @@ def bytes_by_kind(
     total = 0
     highest = (-1, -1)
     best: dict[str, int] = {}
-    for number, (storage, is_allocation) in enumerate(events[:end]):
+    for index, (storage, is_allocation) in enumerate(events[:end]):
         change = storage.size if is_allocation else -storage.size
         live_bytes[storage.kind] += change
         total += change
         height = (live_bytes[most] if most else total, total)
-        if number >= start and height > highest:
+        if index >= start and height > highest:
             highest, best = height, dict(live_bytes)
     return best or live_bytes
 
@@ -181,7 +181,7 @@ def remember_values(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _known_result(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return an operator's result with values, if the values of all of its tensors are known; else None.
+    """Return an operator's result with values if the values of all its tensors are known, else None.
 
     An in-place operator that mixes in unknown values makes the changed tensor unknown.
     """

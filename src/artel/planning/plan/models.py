@@ -17,7 +17,7 @@ from artel.models.half_base import hold_in_half
 from artel.models.loading.build import base_dtype
 from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
-from artel.models.loading.structure import build_pretrained_structure, build_without_weights, from_scratch
+from artel.models.loading.structure import build_from_scratch, build_pretrained_structure, build_without_weights
 from artel.models.lora.adapters import add_adapters, freeze
 from artel.models.quantization import quantize_structure, shrink_weights
 from artel.objectives import Objective
@@ -39,7 +39,7 @@ class ModelOutline:
         """Build the outline; a new model has as many embeddings as `tokenizer` has ids. Raise InputError."""
         request = objective.model_request(config.model, config.data.block, config.seed)
         is_new = config.model.from_ is None
-        model = from_scratch(request, tokenizer) if is_new else build_pretrained_structure(request)
+        model = build_from_scratch(request, tokenizer) if is_new else build_pretrained_structure(request)
         check_positions(model, config.data.block)
         return cls(config, objective, model)
 
@@ -48,24 +48,24 @@ class ModelOutline:
         return int(self.full_model.config.get_text_config().num_hidden_layers)
 
     def build(self, precision: str, layers: int | None = None) -> PreTrainedModel:
-        """Return the model as it is trained, with adapters and frozen weights, and only its first `layers` layers.
+        """Build the model of training, with adapters and frozen weights, and only its first `layers` layers.
 
-        `precision` is what layers compute in: fp32, bf16, fp16 or fp8.
+        `precision` of the layers: fp32, bf16, fp16 or fp8.
         """
         model_config = copy.deepcopy(self.full_model.config)
         if layers is not None:
             _shorten(model_config, self.layers, layers)
-        for part in (model_config, model_config.get_text_config()):
-            part.dtype = torch.float32  # loaded so for training, whatever it is saved in
+        for part_config in (model_config, model_config.get_text_config()):
+            part_config.dtype = torch.float32  # training loads it in float32, whatever the saved dtype
         config, objective = self.config, self.objective
         model = build_without_weights(model_config, objective.auto_class, objective.heads, config.model.runs_code)
         if config.model.quantize != "none":
             # First: artel's attention is chosen by a forward pass, and quantized layers do not run on meta.
             use_artel_attention(model, encoders=config.parallel.context > 1)
             quantize_structure(model, config.model.quantize)
-        half = base_dtype(config, precision)
-        if half is not None:
-            hold_in_half(model, half)
+        dtype = base_dtype(config, precision)
+        if dtype is not None:
+            hold_in_half(model, dtype)
         if config.model.lora is not None:
             generates = objective.auto_class == "AutoModelForCausalLM"
             with torch.device("meta"):
@@ -80,7 +80,7 @@ class ModelOutline:
         return model
 
     def build_for_training(self, precision: str) -> PreTrainedModel:
-        """Return the model with the attention it is trained with."""
+        """Build the model with the attention of training."""
         model = self.build(precision)
         use_artel_attention(model, encoders=self.config.parallel.context > 1)
         return model
@@ -91,7 +91,7 @@ class ModelOutline:
         Layers come in kinds (dense, experts, sliding windows). After the first layers the kinds repeat. Both numbers
         have all kinds `rounds` times, and differ by whole periods and by `group`, so that pipeline stages are equal.
         """
-        kinds = self._kinds()
+        kinds = self._layer_kinds()
         if len(kinds) != self.layers or len(repeated_layers(self.full_model)) <= _MAX_FULL_LAYERS:
             return None
         first, period = _find_period(kinds)
@@ -99,7 +99,7 @@ class ModelOutline:
         fewest = first + (self.layers - first) % period + rounds * period
         return (fewest, fewest + period) if fewest + period < self.layers else None
 
-    def _kinds(self) -> list[tuple[Any, ...]]:
+    def _layer_kinds(self) -> list[tuple[Any, ...]]:
         """Return the kind of each layer, or of each pair of layers of an encoder and a decoder of equal depth."""
         model_config, layers = self.full_model.config, repeated_layers(self.full_model)
         if (
@@ -107,8 +107,10 @@ class ModelOutline:
             and len(layers) == 2 * self.layers == 2 * model_config.get_text_config(decoder=True).num_hidden_layers
         ):
             pairs = zip(layers[: self.layers], layers[self.layers :], strict=True)
-            return [tuple(_kind(layer, model_config, number) for layer in pair) for number, pair in enumerate(pairs)]
-        return [_kind(layer, model_config, number) for number, layer in enumerate(layers)]
+            return [
+                tuple(_layer_kind(layer, model_config, number) for layer in pair) for number, pair in enumerate(pairs)
+            ]
+        return [_layer_kind(layer, model_config, number) for number, layer in enumerate(layers)]
 
 
 _MAX_FULL_LAYERS = 6
@@ -116,7 +118,7 @@ _DEPTHS = ("num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers
 """Names for numbers of layers in configurations of encoder-decoder models."""
 
 
-def _kind(layer: torch.nn.Module, model_config: Any, number: int) -> tuple[Any, ...]:
+def _layer_kind(layer: torch.nn.Module, model_config: Any, number: int) -> tuple[Any, ...]:
     types = getattr(model_config.get_text_config(), "layer_types", None) or ()
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
     return (type(layer), types[number] if number < len(types) else None, shapes)

@@ -1,4 +1,4 @@
-"""Memory of one rank at its peak, by kind: what a trace of its steps shows, and measured terms for the rest.
+"""Memory of one rank at its peak, by kind: from a trace of its steps, plus measured constants.
 
 Measured with torch 2.13 for CPUs and transformers 5.23 on Python 3.11, Linux, glibc 2.36, by benchmarks/plan.py; for
 GPUs by benchmarks/plan_gpu.py.
@@ -32,7 +32,7 @@ _SHARED_LIBRARY_BYTES = 136 * _MIB
 _ADAPTER_BYTES = 50 * _MIB
 """Extra memory per process that trains adapters: peft and its imports, bitsandbytes among them."""
 _CPU_BYTES, _CPU_FRACTION = 40 * _MIB, 0.03
-"""Memory of a process on a CPU beyond its live tensors, and as a share of them: fragments of the heap, oneDNN's
+"""Memory of a process on a CPU beyond its live tensors, and as a fraction of them: fragments of the heap, oneDNN's
 kernels (0.64 MiB each, 15 to 153 of them), gloo's copies. Fitted to the cases of benchmarks/plan.md."""
 _CUDA_CONTEXT = 765 * _MIB
 """Per process on its GPU, outside of PyTorch's allocator: CUDA's context with the kernels of matmuls and attention.
@@ -40,7 +40,7 @@ Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765
 _CUBLAS_WORKSPACE = 32 * _MIB
 """Allocated by PyTorch for each process on a Hopper GPU."""
 _CUDA_CACHE_BYTES, _CUDA_CACHE_FRACTION = 200 * _MIB, 0.01
-"""Cached by PyTorch's allocator beyond what is allocated, and as a share of that. Measured: 0.1 to 0.65 GiB, median
+"""Cached by PyTorch's allocator beyond what is allocated, and as a fraction of that. Measured: 0.1 to 0.65 GiB, median
 0.25, in 21 runs of 2 to 18 GiB (benchmarks/plan_gpu.md); 0.9 to 1.7 % in the logs of nanotron's sweep of 2024 on
 8 x H100 (Llama 1B, three layouts)."""
 _CUDA_HOST_BYTES = 2048 * _MIB
@@ -75,7 +75,7 @@ class RankMemory:
         return dict(Counter(self.passes) + Counter(self.optimizer_operations))
 
 
-def rank_memory(
+def estimate_rank_memory(
     config: RunConfig,
     outline: ModelOutline,
     data: PlannedData,
@@ -91,7 +91,7 @@ def rank_memory(
 ) -> RankMemory:
     """Return the memory of the rank of `world`, with `count` micro-batches of `rows` rows per step.
 
-    Memory is that of micro-batches of the longest sample, operations are those of `average_batch`.
+    Memory is for micro-batches of the longest sample, operations are for `average_batch`.
     """
     num_traced = min(count, 2 * max(1, config.parallel.pipeline))
     rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
@@ -118,26 +118,26 @@ def rank_memory(
     optimizer_operations = extrapolate(traces[0].optimizer_operations, traces[-1].optimizer_operations, factor)
     traced_passes = extrapolate(traces[0].passes, traces[-1].passes, factor)
     passes = {operation: round(repeats * count / num_traced) for operation, repeats in traced_passes.items()}
-    kinds = max(candidates, key=_total).copy()
+    by_kind = max(candidates, key=_total).copy()
     saved_bytes = round(
         traces[-1].checkpoint_bytes + factor * (traces[-1].checkpoint_bytes - traces[0].checkpoint_bytes)
     )
-    copy = saved_bytes if copies_checkpoints(config) else 0
-    process = FRAMEWORK_BYTES + _ADAPTER_BYTES * (config.model.lora is not None)
+    copy_bytes = saved_bytes if copies_checkpoints(config) else 0
+    process_bytes = FRAMEWORK_BYTES + _ADAPTER_BYTES * (config.model.lora is not None)
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if config.parallel.offload != "none" else []
-        host = process + _CUDA_HOST_BYTES + copy + sum(kinds.pop(kind) for kind in offloaded)
-        kinds[COMMUNICATION] += _CUBLAS_WORKSPACE
-        cache_bytes = round(_CUDA_CACHE_BYTES + _CUDA_CACHE_FRACTION * _total(kinds))
-        kinds[FRAMEWORK] = _CUDA_CONTEXT
+        host = process_bytes + _CUDA_HOST_BYTES + copy_bytes + sum(by_kind.pop(kind) for kind in offloaded)
+        by_kind[COMMUNICATION] += _CUBLAS_WORKSPACE
+        cache_bytes = round(_CUDA_CACHE_BYTES + _CUDA_CACHE_FRACTION * _total(by_kind))
+        by_kind[FRAMEWORK] = _CUDA_CONTEXT
     else:
-        cache_bytes = round(_CPU_BYTES + _CPU_FRACTION * _total(kinds))
-        kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
-        host = _total(kinds) + cache_bytes
-    allocated = _total(kinds)
-    kinds[ALLOCATOR] = cache_bytes
+        cache_bytes = round(_CPU_BYTES + _CPU_FRACTION * _total(by_kind))
+        by_kind |= {CHECKPOINT: copy_bytes, FRAMEWORK: process_bytes}
+        host = _total(by_kind) + cache_bytes
+    allocated = _total(by_kind)
+    by_kind[ALLOCATOR] = cache_bytes
     return RankMemory(
-        kinds, allocated, allocated + cache_bytes, host, _SHARED_LIBRARY_BYTES, passes, optimizer_operations
+        by_kind, allocated, allocated + cache_bytes, host, _SHARED_LIBRARY_BYTES, passes, optimizer_operations
     )
 
 
@@ -148,7 +148,7 @@ def _total(peak: dict[str, int]) -> int:
 def _peaks(trace: Trace) -> list[dict[str, int]]:
     """Return bytes by kind at the peaks of each phase: of the total, and of each kind.
 
-    In a longer model another of these moments may be the peak of the total.
+    In a longer model another one of these moments may be the peak of the total.
     """
     moments = ("", *(kind for kind in KINDS if kind != WEIGHTS))
     return [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
@@ -157,9 +157,9 @@ def _peaks(trace: Trace) -> list[dict[str, int]]:
 def _extrapolate(
     fewer: list[dict[str, int]], more: list[dict[str, int]], counts: tuple[int, int], layers: int
 ) -> list[dict[str, int]]:
-    """Extrapolate each moment of two shorter models to a model of `layers` layers: a straight line in the layers.
+    """Extrapolate each moment of two shorter models linearly to a model of `layers` layers.
 
-    A pair is skipped if a kind would become negative: the two are then not the same moment of a step.
+    Skip a pair if a kind would become negative: its two peaks are not the same moment of a step.
     """
     factor = (layers - counts[1]) / (counts[1] - counts[0])
     moments = [

@@ -26,7 +26,7 @@ from artel.planning.performance import Forecast, Range, StepTime, find_slowest_s
 from artel.planning.plan.batches import AverageStep, PlannedData, find_average_step, plan_data
 from artel.planning.plan.length import PlannedLength, disk_bytes, plan_length
 from artel.planning.plan.models import ModelOutline
-from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
+from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, estimate_rank_memory, is_sharded
 from artel.planning.rates import read_rates
 from artel.training.budget import FEWEST_STEPS
 from artel.training.micro_batch import enough_rows, sizes_to_try
@@ -292,7 +292,7 @@ def _build_plan(
     on_gpu = not hardware.shares_memory
     batch = None if average is None else average.batch
     ranks = tuple(
-        rank_memory(
+        estimate_rank_memory(
             config,
             outline,
             data,

@@ -10,11 +10,11 @@ from artel.planning.plan.run_plan import Plan
 from artel.training.budget import FEWEST_STEPS
 
 _INDENT = 17 * " "
-"""Indent of a continued line."""
+"""Indent of a continuation line."""
 
 
 def describe(plan: Plan, other_speed: str | None = None) -> str:
-    """Return the verdict, then the details. `other_speed` explains why another speed was named before."""
+    """Format the verdict, then the details. `other_speed` explains a different speed shown earlier."""
     rank, parameters = plan.fullest, plan.parameters
     active = f", {parameters['active']:,} for a token" if parameters["active"] < parameters["total"] else ""
     lines = [
@@ -46,7 +46,7 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
 
 
 def describe_briefly(plan: Plan) -> list[str]:
-    """Return the plan in three lines."""
+    """Format the plan in three lines."""
     rank = plan.fullest
     kinds = sorted(rank.by_kind.items(), key=lambda kind: -kind[1])[:4]
     largest_kinds = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
