@@ -186,7 +186,7 @@ def last_command(run):
     """The words of the command that a run ends with."""
     prepared = prepare(run)
     objective = build_objective(prepared.config, prepared.tokenizer())
-    return shlex.split(objective.command("runs/x", objective.dataset(prepared.open().train)))
+    return shlex.split(objective.demo_command("runs/x", objective.dataset(prepared.open().train)))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from artel.config import EmbeddingConfig, RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.inference.retrieval import paragraphs
 from artel.objectives import build_objective
-from artel.objectives.embedding.embedding_objective import Embedding, usage
+from artel.objectives.embedding.embedding_objective import Embedding, example_code
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import DOCUMENT, HASH, choose_texts
 from artel.objectives.embedding.retrieval import nearest, retrieval_metrics
@@ -177,7 +177,7 @@ def stacked(samples):
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_card_normalizes_where_the_model_does(normalize):
-    lines = usage(EmbeddingConfig(normalize=normalize), ["a", "b"])
+    lines = example_code(EmbeddingConfig(normalize=normalize), ["a", "b"])
     assert ("normalize(" in lines) is normalize
     assert ("cosine_similarity(" in lines) is not normalize
     compile(lines, "card", "exec")
@@ -317,7 +317,7 @@ def test_the_command_at_the_end_has_a_query_of_the_data(tmp_path):
     })  # fmt: skip
     made = prepare(run)
     objective = build_objective(run, made.tokenizer())
-    *_, prompt, json_flag = shlex.split(objective.command("runs/x", objective.dataset(made.open().train)))
+    *_, prompt, json_flag = shlex.split(objective.demo_command("runs/x", objective.dataset(made.open().train)))
     assert prompt in {f"Где дом {n}?" for n in range(20)}
     assert json_flag == "--json"
 

@@ -249,7 +249,7 @@ def test_a_card_takes_the_pipeline_only_where_that_finds_the_words(roberta, tmp_
     small = train_tokenizer(iter(["a small text of few words"] * 50), TokenizerTraining(vocab=270), encoder=True)
     word_pieces(tmp_path)
     for tokenizer, has_pipeline in ((small, False), (roberta, True), (load_tokenizer(str(tmp_path)), True)):
-        assert ("pipeline(" in objective(tokenizer, **names).usage()) is has_pipeline
+        assert ("pipeline(" in objective(tokenizer, **names).model_card_code()) is has_pipeline
 
 
 # other schemes

@@ -206,7 +206,7 @@ def test_the_python_of_a_card_runs(name, trained, tmp_path):
     if name == "restoring":
         assert written.getvalue().strip() == artel.open(run).fill("He said that he would come but he did not").text
     if name == "masked":
-        best = artel.open(run).fill(opened.decoding.prompt(None)).masks[0][0]
+        best = artel.open(run).fill(opened.decoding.example_prompt(None)).masks[0][0]
         assert f"{best[1]:.3f}" in written.getvalue()
     if name == "tokens":
         text = "Anna Karenina went to Moscow."
@@ -217,7 +217,7 @@ def test_the_python_of_a_card_runs(name, trained, tmp_path):
         texts = re.findall(r'"([^"]+[.?])"', code(card, "python"))  # the prompt and the answer, or query and document
         assert float(written.getvalue()) == pytest.approx(artel.open(run).score(*texts)[0], abs=1e-5)
     assert card.data.pipeline_tag == opened.objective.presentation.pipeline_tag != ""
-    assert code(card, "bash").splitlines()[1] == opened.decoding.command("novel", None)
+    assert code(card, "bash").splitlines()[1] == opened.decoding.demo_command("novel", None)
 
 
 def test_an_adapter_names_the_base_that_others_have(run):

@@ -225,7 +225,7 @@ def test_what_is_measured_is_what_a_step_asks_for(width: int) -> None:
     """On tiny sizes: the names of a measurement are those by which a step's operations are looked up."""
     sizes = Sizes(seconds=0, matmuls=((16, 8, 32),), heads=((1, 2, 16, 8),), elements=(2 * width,), width=width,
                   vocabulary=64, cache_elements=8)  # fmt: skip
-    measured = measure(CPU, compiles=False, sizes=sizes)
+    measured = measure(CPU, can_compile=False, sizes=sizes)
     assert all(size > 0 and seconds > 0 for points in measured.values() for size, seconds in points)
     products = {f"product {dtype} {layout}" for dtype in ("bf16", "fp32") for layout in ("nn", "nt", "tn")}
     attention = {f"attention {dtype} {way}" for dtype in ("bf16", "fp32") for way in ("forward", "backward by PyTorch")}

@@ -197,7 +197,7 @@ def test_a_prefix_is_a_part_of_the_text_and_its_special_tokens_are_tokens(tokeni
         objective = build_objective(tokenizer, prefix=prefix)
         sample = Samples(objective).read(0)
         assert sample.ids[: sample.numbers[0]].tolist() == tokenizer.hf(prefix + TEXTS[0])["input_ids"]
-        assert repr(prefix + "He come home yesterday.")[1:-1] in objective.usage()
+        assert repr(prefix + "He come home yesterday.")[1:-1] in objective.model_card_code()
     plain = train_tokenizer(iter(TEXTS * 20), TokenizerTraining(vocab=265))  # puts nothing around a text
     sample = Samples(build_objective(plain)).read(0)
     assert sample.ids[: sample.numbers[0]].tolist() == plain.hf(TEXTS[0])["input_ids"]

@@ -59,10 +59,10 @@ class Answer:
             self._take(token)
             if sampler.is_over:
                 break
-        self.text += self._reader.add(self._stream.flush()) + self._reader.flush()
+        self.text += self._reader.feed(self._stream.flush()) + self._reader.flush()
 
     def _take(self, token):
-        self.text += self._reader.add(self._stream.add(token).text)
+        self.text += self._reader.feed(self._stream.add(token).text)
 
     @property
     def calls(self):

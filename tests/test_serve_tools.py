@@ -56,7 +56,7 @@ def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(na
             required_calls(form, TOOLS),
             list(written(tokenizer, end, form, TOOLS, seed, parallel_calls=True)),
         )
-        assert "".join(reader.add(piece) for piece in pieces) + reader.flush() == ""
+        assert "".join(reader.feed(piece) for piece in pieces) + reader.flush() == ""
         calls = merge_deltas(reader.take_deltas())
         assert_called(calls)
         counts.add(len(calls))
@@ -83,7 +83,7 @@ def test_arguments_may_hold_the_marks_of_the_form():
     for size in (1, 3, len(text)):
         reader = required_calls(form, TOOLS)
         for at in range(0, len(text), size):
-            reader.add(text[at : at + size])
+            reader.feed(text[at : at + size])
         first, second = merge_deltas(reader.take_deltas())
         assert (first["function"]["arguments"], second["function"]["arguments"]) == (arguments, "{}")
 

@@ -403,13 +403,13 @@ GIGACHAT_CALL = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 def test_calls_are_read_back(text, rest, calls):
     assert read_calls(text, TOOLS) == (rest, tuple(calls))
     reader = CallReader(TOOLS)
-    shown = "".join(reader.add(letter) for letter in text) + reader.rest()  # as it is streamed
+    shown = "".join(reader.feed(letter) for letter in text) + reader.flush()  # as it is streamed
     assert (shown.strip(), reader.calls) == (rest, calls)
 
 
 def test_the_servers_answers_have_openais_calls():
     calls = FreeCalls(TOOLS)
-    text = calls.add("I look.<tool_call>") + calls.add(F_AS_JSON + "</tool_c") + calls.add("all>") + calls.flush()
+    text = calls.feed("I look.<tool_call>") + calls.feed(F_AS_JSON + "</tool_c") + calls.feed("all>") + calls.flush()
     (call,) = merge_deltas(calls.take_deltas())
     assert (text, call["type"], call["id"][:5]) == ("I look.", "function", "call_")
     assert call["function"] == {"name": "f", "arguments": '{"a": "5", "n": 5}'}  # arguments are text there, once
@@ -420,9 +420,9 @@ def test_a_mark_that_only_ends_what_is_said_is_not_shown_and_a_call_after_it_end
     assert silent.add("Warm.") + silent.add("<|message_sep|>\n\n") + silent.flush() == "Warm."
     assert not silent.is_full
     calls = FreeCalls(TOOLS)
-    assert calls.add(f"I look.{GIGACHAT_CALL}{F_AS_JSON}") == "I look."
+    assert calls.feed(f"I look.{GIGACHAT_CALL}{F_AS_JSON}") == "I look."
     assert not calls.is_full
-    assert calls.add("<|message_sep|>") == ""
+    assert calls.feed("<|message_sep|>") == ""
     assert calls.is_full
-    assert calls.add(f"\n\nfunction result<|role_sep|>\n{RESULT}") + calls.flush() == ""
+    assert calls.feed(f"\n\nfunction result<|role_sep|>\n{RESULT}") + calls.flush() == ""
     assert [call["function"]["name"] for call in merge_deltas(calls.take_deltas())] == ["f"]

@@ -245,7 +245,7 @@ def _choose_attention(context: _ChoiceContext) -> Choice | None:
     if context.model is None:
         return None
     use_artel_attention(context.model)
-    isolated = objective_type(context.config).isolates_documents(context.config)
+    isolated = objective_type(context.config).uses_document_mask(context.config)
     return attention_choice(context.model, context.device, documents=isolated)
 
 

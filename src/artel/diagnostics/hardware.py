@@ -21,7 +21,7 @@ from artel.messages import logger
 from artel.parallel import local_device
 from artel.planning.rates import Points, Rates, measurement_identity, save_rates
 
-_COLLECTIVE_VERBS = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and scattered"}
+_COLLECTIVE_ACTIONS = {"all_reduce": "reduced", "all_gather": "gathered", "reduce_scatter": "reduced and scattered"}
 _TIMEOUT_SECONDS = 1200  # on a busy host imports alone may take a minute
 
 
@@ -29,7 +29,8 @@ _TIMEOUT_SECONDS = 1200  # on a busy host imports alone may take a minute
 class Measurement:
     """Rates of this machine, and the file that has them."""
 
-    about: dict[str, Any]
+    machine: dict[str, Any]
+    """Device, CPU cores and time of the measurement."""
     rates: list[Rates]
     path: Path
     seconds: float
@@ -45,7 +46,7 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **self.about,
+            **self.machine,
             "seconds": self.seconds,
             "file": str(self.path),
             "processes": {str(rates.processes): rates.points for rates in self.rates},
@@ -61,8 +62,8 @@ def measure_hardware() -> Measurement:
     device = local_device()
     identity = measurement_identity(device)
     rates = []
-    most_processes = torch.cuda.device_count() if device.type == "cuda" else 2
-    for count in (1, most_processes) if most_processes > 1 else (1,):
+    max_processes = torch.cuda.device_count() if device.type == "cuda" else 2
+    for count in (1, max_processes) if max_processes > 1 else (1,):
         logger.info("measuring %s: %s process(es)", identity["device"], count)
         rates.append(Rates(count, _run_processes(count)))
     identity |= {"cores": usable_cores(), "measured": time.strftime("%Y-%m-%d %H:%M")}
@@ -71,13 +72,13 @@ def measure_hardware() -> Measurement:
 
 def _run_processes(count: int) -> dict[str, Points]:
     """Measure in `count` processes at the same time. Return the results of the first."""
-    compiles = torch.cuda.is_available() or bool(shutil.which("g++") or shutil.which("clang++"))
+    can_compile = torch.cuda.is_available() or bool(shutil.which("g++") or shutil.which("clang++"))
     environment = dict(os.environ)
     if sys.platform.startswith("linux"):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "artel.diagnostics.hardware", name, str(count), str(compiles)]
+        command = [sys.executable, "-m", "artel.diagnostics.hardware", name, str(count), str(can_compile)]
         processes = []
         try:
             for rank in range(count):
@@ -109,13 +110,13 @@ def _format_rate(key: str, points: Points) -> str:
     if key == "exponentials":
         return f"{size / seconds / 1e9:,.4g} 10^9/s ({size:,.0f} in {duration}, compiled)"
     if key in ("start", "dispatch"):
-        what = "operators on DTensors" if key == "dispatch" else "operators"
-        return f"{1e6 * seconds / size:,.4g} µs ({size:,.0f} small {what} in {duration})"
-    what = _COLLECTIVE_VERBS.get(key, "read and written")
-    return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {what} in {duration})"
+        operators = "operators on DTensors" if key == "dispatch" else "operators"
+        return f"{1e6 * seconds / size:,.4g} µs ({size:,.0f} small {operators} in {duration})"
+    action = _COLLECTIVE_ACTIONS.get(key, "read and written")
+    return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {action} in {duration})"
 
 
-def _run_worker(folder: Path, count: int, compiles: bool) -> None:
+def _run_worker(folder: Path, count: int, can_compile: bool) -> None:
     """Measure as one of `count` processes that measure at the same time, with RANK set."""
     import torch.distributed as dist
 
@@ -132,7 +133,7 @@ def _run_worker(folder: Path, count: int, compiles: bool) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=count)
     with retained_host_memory(device):  # as in training: freed memory is kept and reused
-        rates = measure(device, compiles=compiles)
+        rates = measure(device, can_compile=can_compile)
     if rank == 0:
         (folder / "result.json").write_bytes(orjson.dumps(rates))
     if count > 1:

@@ -102,10 +102,10 @@ class Work:
     """True if all processes must run it equally often, because it waits for the others."""
 
 
-def measure(device: torch.device, *, compiles: bool, sizes: Sizes | None = None) -> MeasuredPoints:
+def measure(device: torch.device, *, can_compile: bool, sizes: Sizes | None = None) -> MeasuredPoints:
     """Measure all operators on this process's device; with several processes also collectives."""
     sizes = sizes or (ON_GPU if device.type == "cuda" else Sizes())
-    works = _list_works(device, sizes, compiles)
+    works = _list_works(device, sizes, can_compile)
     seconds = _time_on_gpu(works, device, sizes) if device.type == "cuda" else _time_on_cpu(list(works), sizes)
     measured: MeasuredPoints = defaultdict(list)
     for work, total in seconds:
@@ -158,7 +158,7 @@ def _time_call(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _list_works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[Work]:
+def _list_works(device: torch.device, sizes: Sizes, can_compile: bool) -> Iterator[Work]:
     for dtype in (torch.bfloat16, torch.float32):
         for layer in sizes.matmuls:
             for run in _matmuls(layer, dtype, device):
@@ -169,7 +169,7 @@ def _list_works(device: torch.device, sizes: Sizes, compiles: bool) -> Iterator[
     for count in sizes.elements:
         for run in _memory_operators(count, sizes, device):
             yield _record_work(run)
-    if compiles:
+    if can_compile:
         yield from _list_compiled_works(sizes, device)
     if device.type == "cpu":
         yield from _list_host_works()

@@ -131,7 +131,9 @@ def _small_config(config: RunConfig) -> dict[str, Any]:
         values = pretrained.to_diff_dict()
         values["model_type"] = pretrained.model_type
     else:
-        values = dict(config.model.config or {"model_type": "roberta" if objective_type(config).encoder else "gpt2"})
+        values = dict(
+            config.model.config or {"model_type": "roberta" if objective_type(config).adds_special_tokens else "gpt2"}
+        )
     model_config = _build_config(values)
     names = model_config.attribute_map
     layers, heads = model_config.num_hidden_layers, model_config.num_attention_heads

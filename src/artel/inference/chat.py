@@ -255,9 +255,9 @@ class ChatSession:
         reader = CallReader(self._tools)
         while True:
             try:
-                text = reader.add(next(chunks))
+                text = reader.feed(next(chunks))
             except StopIteration as end:
-                yield reader.rest()
+                yield reader.flush()
                 exchange.calls = tuple(reader.calls)
                 return end.value
             if text:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from artel.config import Overrides, RunConfig, RunFile, load_run
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.interrupts import explain_interrupt, in_main_thread
 from artel.launching.hosts import Hosts, choose_process_interface
 from artel.launching.launcher_environment import accelerate_settings, check_counts, check_worker, is_pod, read_launcher
@@ -195,7 +196,7 @@ def _processes_on_host(config: RunConfig, nproc: int | None, hosts: Hosts) -> in
     """Return the number of processes on this host. Raise InputError if options, launcher and `parallel` disagree."""
     needed = config.parallel.processes
     if not isinstance(config.parallel.data, int):
-        return nproc or (1 if is_worker() else -(-needed // hosts.count))
+        return nproc or (1 if is_worker() else ceil_div(needed, hosts.count))
     if hosts.elastic:
         what = f"the run needs {needed} processes, but hosts may join and leave"
         raise InputError.at("parallel.data", what, "set parallel.data=auto")

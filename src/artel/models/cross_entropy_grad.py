@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
+from artel.integers import ceil_div
 from artel.models import IGNORED
 
 _ENTROPY_LOGITS = {"cpu": 2**22, "cuda": 2**26}  # logits that are copied to float32 at a time
@@ -36,7 +37,7 @@ class VocabularyShard:
     @classmethod
     def from_weight(cls, weight: DTensor) -> VocabularyShard:
         mesh = weight.device_mesh
-        max_ids = -(-weight.shape[0] // mesh.size())
+        max_ids = ceil_div(weight.shape[0], mesh.size())
         return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * max_ids, max_ids, weight.shape[0])
 
     def all_gather(self, logits: torch.Tensor) -> torch.Tensor:

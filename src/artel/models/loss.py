@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from artel.integers import ceil_div
 from artel.models import IGNORED, Choice
 from artel.models.compile import has_compiled_layers
 from artel.models.cpu.cross_entropy import add_transposed_matmul, cpu_cross_entropy_with_grad, supports_logits
@@ -209,7 +210,7 @@ class ChunkedHead:
 
     def _padded_chunk(self, chunk: slice) -> slice:
         """Return the chunk including its padding positions."""
-        return slice(chunk.start, -(-chunk.stop // self._multiple) * self._multiple)
+        return slice(chunk.start, ceil_div(chunk.stop, self._multiple) * self._multiple)
 
     def losses(
         self, chunk: slice, targets: torch.Tensor, entropies: torch.Tensor | None = None

@@ -20,6 +20,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from artel.errors import InputError, missing_extra
+from artel.integers import ceil_div
 from artel.models.compile import repeated_layers
 from artel.models.device import autocast_dtype, current_device
 from artel.models.lora.adapters import is_adapted
@@ -99,8 +100,8 @@ def _make_4bit_state(layer: Any, device: torch.device) -> Any:
     """Return the scales of a 4-bit layer, with double quantization."""
     from bitsandbytes.functional import QuantState
 
-    blocks = -(-layer.out_features * layer.in_features // _BLOCK)
-    nested = -(-blocks // _NESTED_BLOCK)
+    blocks = ceil_div(layer.out_features * layer.in_features, _BLOCK)
+    nested = ceil_div(blocks, _NESTED_BLOCK)
     return QuantState(
         absmax=torch.empty(blocks, dtype=torch.uint8, device=device),
         shape=torch.Size([layer.out_features, layer.in_features]),

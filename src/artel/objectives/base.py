@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to impo
 
     from artel.models.loading.request import ModelRequest
 
-Better = Literal["higher", "lower"]
+Direction = Literal["higher", "lower"]
 
 
-def directions(*, lower: Sequence[str], higher: Sequence[str]) -> dict[str, Better]:
+def directions(*, lower: Sequence[str], higher: Sequence[str]) -> dict[str, Direction]:
     """Return the direction in which each metric improves."""
     return {**dict.fromkeys(lower, "lower"), **dict.fromkeys(higher, "higher")}
 
@@ -52,10 +52,10 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     """True if samples contain the date of their preparation (a chat template with `strftime_now`)."""
     is_per_token: ClassVar[bool] = False
     """True if the loss is a sum over tokens, so that ranks can share a sequence (parallel.context)."""
-    encoder: ClassVar[bool] = False
+    adds_special_tokens: ClassVar[bool] = False
     """True if special tokens frame the texts; a trained tokenizer then has them."""
     isolated_documents: bool = False
-    """True if a block holds several documents and tokens attend to their own document only."""
+    """True if blocks hold several documents and tokens attend to their own document only."""
     packs_text: ClassVar[bool] = False
     """True if several texts share a block; False if each sample is separate."""
     packs_samples: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     """Names of the numbers that `evaluate_batch` returns per sample."""
     prompts_problem: ClassVar[tuple[str, str] | None] = None
     """(problem, fix) if a run cannot have `validate.prompts`; None if it can."""
-    better: ClassVar[dict[str, Better]]
+    better: ClassVar[dict[str, Direction]]
     """Its metrics, and the direction in which each improves."""
 
     @classmethod
@@ -93,8 +93,8 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         return cls.packs_text or (cls.packs_samples and config.data.packing == "best_fit")
 
     @classmethod
-    def isolates_documents(cls, config: RunConfig) -> bool:
-        """True if a block holds several documents or samples, and tokens attend to their own only."""
+    def uses_document_mask(cls, config: RunConfig) -> bool:
+        """True if blocks of this run hold several documents or samples, and a mask keeps attention within each."""
         return not cls.packs_text and cls.fills_blocks(config)
 
     @classmethod
@@ -175,7 +175,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
         """Return a split of the store as this objective reads it: separate samples, or blocks of text."""
         return UnpackedSamples(split)
 
-    def check_store(self, store: TokenStore) -> None:  # most objectives learn of every sample
+    def check_store(self, store: TokenStore) -> None:  # most objectives train on every sample
         """Raise InputError if the store has no targets for this objective, or the wrong ones. Called before use."""
 
     def notes(self, documents: Iterable[Document]) -> list[str]:

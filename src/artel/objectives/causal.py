@@ -9,7 +9,7 @@ import numpy as np
 
 from artel.objectives.base import directions
 from artel.objectives.collate import NextTokenTexts
-from artel.objectives.decoding import Decoding, generation_usage, python_literal
+from artel.objectives.decoding import Decoding, generation_code, python_literal
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.types import Batch, GenerationPrompt, Presentation, Reply
 from artel.tokens import StoreSplit, TokenBlocks
@@ -30,12 +30,13 @@ class Causal(NextTokenTexts, Decoding):
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
     better = directions(lower=["loss", "perplexity", "bits_per_byte"], higher=["accuracy"])
 
-    def usage(self) -> str:
-        block, words = self.config.data.block, self.prompt(None).split(" ")
+    def model_card_code(self) -> str:
+        block = self.config.data.block
+        words = self.example_prompt(None).split(" ")
         while self._count_tokens(words) > block // 2 and len(words) > 1:  # models with absolute positions take no more
             words.pop()
         inputs = f'inputs = tokenizer({python_literal(" ".join(words))}, return_tensors="pt")'
-        return "\n".join([inputs, *generation_usage(block - self._count_tokens(words))])
+        return "\n".join([inputs, *generation_code(block - self._count_tokens(words))])
 
     def _count_tokens(self, words: list[str]) -> int:
         return len(self.tokenizer.hf(" ".join(words))["input_ids"])
@@ -50,8 +51,8 @@ class Causal(NextTokenTexts, Decoding):
         """Return loss, perplexity and accuracy per token, and bits per byte, which is comparable across tokenizers.
 
         Bits per byte = mean loss in nats x tokens per byte of the split / ln 2 (Gao et al. 2020, "The Pile", section
-        3.1). End tokens count as tokens but add no bytes. The few tokens that no block predicts (the first of the
-        split; in packed blocks the first of each) are assumed to cost the mean.
+        3.1). End tokens count as tokens but add no bytes. No block predicts the first token of the split, or the first
+        token of a packed block: these are assumed to cost the mean.
         """
         metrics = token_metrics(totals)
         return metrics | {"bits_per_byte": metrics["loss"] * split.tokens / split.bytes / math.log(2)}

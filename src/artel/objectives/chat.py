@@ -31,7 +31,7 @@ from artel.objectives.conversation.calls import call_metrics, call_turns, conver
 from artel.objectives.conversation.frame import ConversationError, Difference, RenderedConversation
 from artel.objectives.conversation.template_check import call_notes, check_targets, difference_notes, end_notes
 from artel.objectives.conversation.writer import ConversationWriter
-from artel.objectives.decoding import Decoding, generation_usage, python_literal
+from artel.objectives.decoding import Decoding, generation_code, python_literal
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.types import (
@@ -88,7 +88,7 @@ class Chat(Objective, Decoding):
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.isolated_documents = self.isolates_documents(config)
+        self.isolated_documents = self.uses_document_mask(config)
         self.template = resolve_template(tokenizer, config.chat.template)
         tokenizer.hf.chat_template = self.template  # saved with the model
         self.inserts_date = inserts_date(tokenizer, self.template)
@@ -96,7 +96,7 @@ class Chat(Objective, Decoding):
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
-        packed = packed_problems(config, cls.auto_class) if cls.isolates_documents(config) else []
+        packed = packed_problems(config, cls.auto_class) if cls.uses_document_mask(config) else []
         return [*super().problems(config), *packed, *template_problems(config)]
 
     @classmethod
@@ -108,10 +108,10 @@ class Chat(Objective, Decoding):
         settings = config.chat.model_dump(mode="json", exclude={"generate"})
         return [config.data.block, settings, template_version(config)]
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         return f"artel chat {folder}"
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         prompt = next(filter(None, self.config.validate_.prompts), "Hello! Who are you?")
         prompt_tokens = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
         ends = turn_end(self.tokenizer, self.template).ids
@@ -121,7 +121,7 @@ class Chat(Objective, Decoding):
             '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
             ")",
         ]
-        return "\n".join([*lines, *generation_usage(self.config.data.block - len(prompt_tokens), ends)])
+        return "\n".join([*lines, *generation_code(self.config.data.block - len(prompt_tokens), ends)])
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | DroppedRecord]:
         for document in documents:

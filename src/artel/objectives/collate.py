@@ -35,19 +35,19 @@ class Texts(Objective):
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self.isolated_documents = self.isolates_documents(config)
+        self.isolated_documents = self.uses_document_mask(config)
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         problems = super().problems(config)
-        if cls.isolates_documents(config):
+        if cls.uses_document_mask(config):
             from artel.models.document_mask import document_problems
 
             problems += document_problems(config.model, cls.auto_class)
         return problems
 
     @classmethod
-    def isolates_documents(cls, config: RunConfig) -> bool:
+    def uses_document_mask(cls, config: RunConfig) -> bool:
         mask = config.data.document_mask
         return config.data.packing == "best_fit" if mask is None else mask
 

@@ -1,4 +1,4 @@
-"""Inference for objectives: answers to prompts, sampling defaults, and usage examples."""
+"""Inference for objectives: answers to prompts, sampling defaults, and example code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
     from artel.tokens.tokenizer.chat_template import TurnEnd
 
-_PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
-"""Length of a prompt taken from the training text, and tokens decoded for it."""
+_PROMPT_WORDS = 4
+"""Words of a prompt taken from the training text."""
+_PROMPT_TOKENS = 100
+"""Tokens decoded to find them."""
+_MAX_EXAMPLE_TOKENS = 40
+_MAX_EXAMPLE_WORDS = 12
 
 
 class Decoding:
@@ -46,7 +50,10 @@ class Decoding:
         raise InputError.at("--prompt", "models of this objective do not answer prompts", "see artel evaluate")
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Return the model's answer to each input as plain values. `task` is one of `tasks`. Raise InputError."""
+        """Return the model's answer to each input, as values for JSON. `task` is one of `tasks`.
+
+        Raise InputError if an input does not fit the task or the model.
+        """
         raise NotImplementedError
 
     def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt | None:
@@ -72,19 +79,19 @@ class Decoding:
             self.default_sampling(), **{name: value for name, value in settings.items() if value is not None}
         )
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         """Return a command that demonstrates the model of a finished run.
 
         `folder`: the run's folder, quoted for a shell. `samples`: its training samples; None if they must not be shown.
         """
-        return f"artel generate {folder} --prompt {shlex.quote(self.prompt(samples))}"
+        return f"artel generate {folder} --prompt {shlex.quote(self.example_prompt(samples))}"
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         """Return Python for the model card that runs `model` with transformers, `tokenizer` and `torch` only."""
-        inputs = f'inputs = tokenizer({python_literal(self.prompt(None))}, return_tensors="pt")'
+        inputs = f'inputs = tokenizer({python_literal(self.example_prompt(None))}, return_tensors="pt")'
         return f"{inputs}\nprint(model(**inputs).logits)"
 
-    def prompt(self, samples: Samples | None) -> str:
+    def example_prompt(self, samples: Samples | None) -> str:
         """Return a text to continue: the first of `validate.prompts`, or the first words of the training text."""
         if samples is None:
             return next(filter(None, self.config.validate_.prompts), "Once upon a time")
@@ -97,9 +104,7 @@ class Decoding:
         return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last word may be cut
 
 
-# Helpers for usage examples
-
-_MAX_TOKENS, _MAX_WORDS = 40, 12
+# Helpers for example code
 
 
 def python_literal(text: str) -> str:
@@ -109,10 +114,10 @@ def python_literal(text: str) -> str:
 
 def first_words(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     """Return the first words of a text in one line. `ids`: (tokens,), without special tokens."""
-    return " ".join(tokenizer.decode(ids[:_MAX_TOKENS]).split()[:_MAX_WORDS])
+    return " ".join(tokenizer.decode(ids[:_MAX_EXAMPLE_TOKENS]).split()[:_MAX_EXAMPLE_WORDS])
 
 
-def generation_usage(max_tokens: int, ends: Collection[int] = ()) -> list[str]:
+def generation_code(max_tokens: int, ends: Collection[int] = ()) -> list[str]:
     """Return Python that lets `model` continue `inputs`, up to `max_tokens` or one of the ids `ends`."""
     stop = f", eos_token_id={sorted(ends)}" if ends else ""
     length = max(1, min(100, max_tokens))

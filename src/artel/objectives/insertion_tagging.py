@@ -42,7 +42,7 @@ class InsertionTagging(Objective, Decoding):
     presentation = Presentation("inserts what a text lacks, e.g. commas", pipeline_tag="token-classification")
     is_per_token = True
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums = (*SUMS, "missing", "guessed", "found", "by_rule", "found_by_rule")
     better = directions(lower=["loss", "perplexity"], higher=["accuracy", "precision", "recall", "f1"])
 
@@ -55,10 +55,10 @@ class InsertionTagging(Objective, Decoding):
     def store_settings(cls, config: RunConfig) -> Any:
         return [config.data.block]
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         return f'artel generate {folder} --prompt "{_EXAMPLE}"'
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         return cleandoc(f"""
             inputs = tokenizer({python_literal(_EXAMPLE)}, return_tensors="pt")
             with torch.no_grad():

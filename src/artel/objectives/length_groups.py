@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from artel.integers import ceil_div
 from artel.models import evaluation_mode
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def group_count(rows: int, config: RunConfig, device: str | None = None) -> int:
     if config.parallel.pipeline > 1:
         return 1
     tokens = _GROUP_TOKENS[device or ("cuda" if torch.cuda.is_available() else "cpu")]
-    return -(-rows // max(_MIN_ROWS, tokens // config.data.block))
+    return ceil_div(rows, max(_MIN_ROWS, tokens // config.data.block))
 
 
 def group_rows(
@@ -121,7 +122,7 @@ def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 def round_up(length: int) -> int:
     """Return the next multiple of 16: few different shapes, and kernels prefer multiples of 8."""
-    return -(-length // 16) * 16
+    return ceil_div(length, 16) * 16
 
 
 def stack_rows(rows: Sequence[np.ndarray], length: int, padding: int) -> np.ndarray:

@@ -40,7 +40,7 @@ class Masked(Texts, Decoding):
     section = "masked"
     causal = False
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums: ClassVar[tuple[str, ...]] = SUMS
     better = directions(lower=["loss", "perplexity"], higher=["accuracy"])
 
@@ -73,13 +73,13 @@ class Masked(Texts, Decoding):
             problems.append(Problem("data.block", what, "write 8 or more"))
         return problems
 
-    def prompt(self, samples: Samples | None) -> str:
-        prompt, mask = super().prompt(samples), self.tokenizer.hf.mask_token
+    def example_prompt(self, samples: Samples | None) -> str:
+        prompt, mask = super().example_prompt(samples), self.tokenizer.hf.mask_token
         return prompt if mask in prompt else f"{prompt} {mask}"
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         return cleandoc(f"""
-            inputs = tokenizer({python_literal(self.prompt(None))}, return_tensors="pt")
+            inputs = tokenizer({python_literal(self.example_prompt(None))}, return_tensors="pt")
             with torch.no_grad():
                 logits = model(**inputs).logits[0]
             for position in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:

@@ -54,7 +54,7 @@ class Rerank(Objective, Decoding):
     section = "rerank"
     needs_context = True
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums = ("loss", "targets")
     tasks = ("rerank", "score")
     prompts_problem = (
@@ -89,10 +89,10 @@ class Rerank(Objective, Decoding):
         """One output, of which other libraries take the sigmoid, too."""
         return score_config("relevance", None, self.tokenizer)
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         return f'artel generate {folder} --prompt "{_QUERY}" --context "{_DOCUMENT}"'
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         return cleandoc(f"""
             inputs = tokenizer({python_literal(_QUERY)}, {python_literal(_DOCUMENT)}, return_tensors="pt")
             with torch.no_grad():

@@ -52,7 +52,7 @@ class Reward(Objective, Decoding):
     section = "reward"
     needs_context = True
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums = ("loss", "targets")
     outputs = ("chosen_score", "rejected_score")
     tasks = ("score",)
@@ -92,10 +92,10 @@ class Reward(Objective, Decoding):
         """One output. `regression` tells pipelines and servers that it is not a probability."""
         return score_config("reward", "regression", self.tokenizer)
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         return f'artel generate {folder} --prompt "{_PROMPT}" --context "{_ANSWER}"'
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         lines = [
             f'messages = [{{"role": "user", "content": {python_literal(_PROMPT)}}},',
             f'            {{"role": "assistant", "content": {python_literal(_ANSWER)}}}]',

@@ -51,7 +51,7 @@ class SequenceToSequence(Objective, Decoding):
     )
     section = "seq2seq"
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums = SUMS
     has_many_outputs = True
     tasks = ("generate",)
@@ -143,9 +143,9 @@ class SequenceToSequence(Objective, Decoding):
             settings.num_beams = self._seq2seq.beams
         return {"generation_config.json": settings.to_json_string().encode()}
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         return cleandoc(f"""
-            inputs = tokenizer({python_literal(self._seq2seq.prefix + self.prompt(None))}, return_tensors="pt")
+            inputs = tokenizer({python_literal(self._seq2seq.prefix + self.example_prompt(None))}, return_tensors="pt")
             outputs = model.generate(**inputs)
             print(tokenizer.decode(outputs[0], skip_special_tokens=True))
         """)
@@ -153,7 +153,7 @@ class SequenceToSequence(Objective, Decoding):
     def output_ids(self, sample: Sample) -> np.ndarray | None:
         return sample.ids[sample.numbers[_INPUT] :]
 
-    def prompt(self, samples: Samples | None) -> str:
+    def example_prompt(self, samples: Samples | None) -> str:
         """Return the first of `validate.prompts`, or the first training input without its prefix."""
         if samples is None or self.config.validate_.prompts:
             return next(filter(None, self.config.validate_.prompts), _EXAMPLE)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from artel.errors import InputError, Problem
+from artel.integers import ceil_div
 from artel.models.compile import repeated_layers
 from artel.models.experts import adapted_experts, find_experts
 from artel.models.half_base import HalfConv1D, HalfEmbedding, HalfLinear
@@ -122,19 +123,19 @@ def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
         return None
     if parameter.ndim == 2 and parameter.shape[1] % shards == 0:
         return Shard(1)
-    largest_shard = -(-rows // size)
+    largest_shard = ceil_div(rows, size)
     smallest_shard = rows - largest_shard * (size - 1)
     # The order is right if each inner shard has the rounded-up size that DTensor assumes.
     for rank in range(shards):
         first, last = (_shard_size(total, shards, rank) for total in (largest_shard, smallest_shard))
-        if first != -(-(first * (size - 1) + last) // size):
+        if first != ceil_div(first * (size - 1) + last, size):
             what = f"a vocabulary of {rows:,} cannot be sharded over {size} x {shards} processes"
             raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {largest_shard * size}")
     return None
 
 
 def _shard_size(total: int, shards: int, rank: int) -> int:
-    largest = -(-total // shards)
+    largest = ceil_div(total, shards)
     return max(0, min(largest, total - largest * rank))
 
 
@@ -317,7 +318,7 @@ def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     }
     rows = {module.weight.shape[0] for module in supported_modules.values()}
     size, is_split = mesh.size(), False
-    if any(-(-count // size) * (size - 1) >= count for count in rows):
+    if any(ceil_div(count, size) * (size - 1) >= count for count in rows):
         return False
     for style, module in supported_modules.items():
         if id(module.weight) in unsupported_weights or getattr(module, "max_norm", None) is not None:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 from transformers.pytorch_utils import Conv1D
 
+from artel.integers import ceil_div
 from artel.models.half_base import HalfEmbedding, linear
 
 _SEQUENCE_DIM = 1  # the dimension of the sequence: hidden states are (rows, length, width)
@@ -183,7 +184,7 @@ def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
 def first_row(weight: DTensor) -> int:
     """Return the index of this process's first row of a parameter sharded by rows. The last shard may be smaller."""
     mesh = weight.device_mesh
-    return mesh.get_local_rank() * -(-weight.shape[0] // mesh.size())
+    return mesh.get_local_rank() * ceil_div(weight.shape[0], mesh.size())
 
 
 class ExpertParallel(ParallelStyle):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -18,6 +18,9 @@ from artel.storage import new_folder
 from artel.text import Ledger, read_documents
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer.train import TRAINING_BYTES, describe_vocabulary
+
+if TYPE_CHECKING:
+    from artel.objectives.base import Objective
 
 
 def tokenizer_name(config: RunConfig) -> str | None:
@@ -60,7 +63,8 @@ def tokenizer_files(config: RunConfig) -> list[Any]:
 def run_tokenizer(workspace: Workspace, save_rejected: Callable[[Path], object]) -> Tokenizer:
     """Save the run's tokenizer, with the objective's special tokens, in the workspace. Load it from there.
 
-    Calls `save_rejected` with the file of rejected records if there are too many. Raise InputError.
+    Raise InputError if no tokenizer can be loaded or trained, or if it does not fit the objective. If too many records
+    are rejected, `save_rejected` gets the file that lists them.
     """
     from artel.objectives import build_objective, objective_type
 
@@ -69,7 +73,7 @@ def run_tokenizer(workspace: Workspace, save_rejected: Callable[[Path], object])
         objective = objective_type(config)
         rejected = workspace.path / "rejected.jsonl"
         try:
-            tokenizer = _load_or_train(workspace, objective.encoder, objective.special_tokens(config), rejected)
+            tokenizer = _load_or_train(workspace, objective, rejected)
         except InputError:
             if rejected.is_file() and rejected.stat().st_size:  # too many: there will be no selection to list them
                 save_rejected(rejected)
@@ -80,7 +84,7 @@ def run_tokenizer(workspace: Workspace, save_rejected: Callable[[Path], object])
     return load_tokenizer(str(workspace.tokenizer_path))
 
 
-def _load_or_train(workspace: Workspace, encoder: bool, special_tokens: list[str], rejected: Path) -> Tokenizer:
+def _load_or_train(workspace: Workspace, objective: type[Objective], rejected: Path) -> Tokenizer:
     config = workspace.config
     key, name = tokenizer_location(config)
     if name is not None:
@@ -89,7 +93,9 @@ def _load_or_train(workspace: Workspace, encoder: bool, special_tokens: list[str
 
     logger.info("training the tokenizer")
     training = config.tokenizer.train or TokenizerTraining()
-    training = training.model_copy(update={"special": list(dict.fromkeys([*special_tokens, *training.special]))})
+    training = training.model_copy(
+        update={"special": list(dict.fromkeys([*objective.special_tokens(config), *training.special]))}
+    )
     with rejected.open("wb") as stream:
         ledger = Ledger(
             on_reject=lambda record: stream.write(orjson.dumps(record.to_json()) + b"\n"),
@@ -106,7 +112,7 @@ def _load_or_train(workspace: Workspace, encoder: bool, special_tokens: list[str
                     yield document.record.text
 
         with reporting(lambda: f"training the tokenizer: {count:,} documents read"):
-            tokenizer = train_tokenizer(texts(), training, encoder=encoder)
+            tokenizer = train_tokenizer(texts(), training, encoder=objective.adds_special_tokens)
     if note := describe_vocabulary(training.vocab, tokenizer.vocabulary, training.pattern):
         logger.info(note)
     return tokenizer

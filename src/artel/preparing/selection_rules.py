@@ -14,6 +14,9 @@ from artel.text.dedup.exact import DIGEST, find_repeated
 from artel.text.dedup.near import BAND_GROUPS, Signatures, choose_bands, find_similar_pairs, select_near_duplicates
 from artel.tokens.order import splitmix64
 
+WEIGHT, BUDGET = "weight", "budget"
+"""Reasons recorded in the ledger for dropping a document."""
+
 # The values in the file `exact`.
 FIRST, DUPLICATE, REPEATED = range(3)
 
@@ -21,16 +24,19 @@ FIRST, DUPLICATE, REPEATED = range(3)
 def find_repeated_lines(workspace: Workspace) -> None:
     """Write, for each input shard, the digests of its lines or paragraphs that occur in an earlier shard."""
     count = len(workspace.input_shards)
-    digests = [np.fromfile(workspace.lines_path(number) / "digests", DIGEST) for number in range(count)]
+    digests = [np.fromfile(workspace.lines_path(shard_index) / "digests", DIGEST) for shard_index in range(count)]
     is_repeated = find_repeated(digests)
     start = 0
-    for number, shard in enumerate(digests):
-        write_file(workspace.repeated_lines_path(number), shard[is_repeated[start : start + len(shard)]].tobytes())
+    for shard_index, shard in enumerate(digests):
+        write_file(workspace.repeated_lines_path(shard_index), shard[is_repeated[start : start + len(shard)]].tobytes())
         start += len(shard)
 
 
 def find_exact_duplicates(workspace: Workspace) -> None:
-    """Write `exact`: for each document FIRST, DUPLICATE of an earlier one, or REPEATED (no new text)."""
+    """Write the file `exact`: FIRST, DUPLICATE or REPEATED for each document.
+
+    DUPLICATE: an earlier document has the same text. REPEATED: all its lines occur in earlier documents.
+    """
     shards = prepared_shards(workspace)
     has_new_text = np.concatenate([np.empty(0, np.uint8), *(shard.rows["has_new_text"] for shard in shards)])
     kinds = np.where(has_new_text == 1, FIRST, REPEATED).astype(np.uint8)
@@ -52,7 +58,7 @@ def find_near_duplicates(workspace: Workspace, shards: list[PreparedShard], grou
 def near_duplicates_by_reason(
     workspace: Workspace, shards: list[PreparedShard], is_unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of near-duplicates to drop, by reason. `is_unusable`: documents without a sample."""
+    """Return the indices of near-duplicates to drop, by reason. `is_unusable`: documents without a sample."""
     signatures = _signatures(shards, read_duplicate_kinds(workspace) == FIRST)
     pairs = (
         np.fromfile(workspace.near_duplicates_path(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS)
@@ -70,10 +76,6 @@ def read_duplicate_kinds(workspace: Workspace) -> NDArray[np.uint8]:
 
 def _signatures(shards: list[PreparedShard], is_kept: NDArray[np.bool_]) -> Signatures:
     return Signatures([shard.folder / "near" for shard in shards], [len(shard.rows) for shard in shards], is_kept)
-
-
-WEIGHT, BUDGET = "weight", "budget"
-"""Reasons in the ledger for which a document is dropped."""
 
 
 def depends_on_seed(config: RunConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Parse tool calls in text, as models write them and data sets store them, into names and arguments.
+"""Parse tool calls in text, as models write them and datasets store them, into names and arguments.
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>                                Hermes, Qwen, SmolLM3
     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>                   Qwen3-Coder, Qwen3.5
@@ -17,11 +17,11 @@
     <|function_call|>{"name": "f", "arguments": {"a": 1}}                                      GigaChat 3.1
     {"name": "f", "parameters": {"a": 1}}   [f(a=1)]                                           Llama 3 and 4, ToolACE
 
-The last line has no mark: a text counts as calls only if all of it parses as calls of offered tools. A malformed
+The last line has no marker: a text counts as calls only if all of it parses as calls of offered tools. A malformed
 call stays text.
 
-transformers' `parse_response` does less: it needs a `response_template` for each tokenizer, which few ship and data
-sets lack, raises ValueError at a malformed call, and reads neither calls without a mark nor Python literals (Hermes).
+transformers' `parse_response` does less: it needs a `response_template` for each tokenizer, which few ship and datasets
+lack, raises ValueError at a malformed call, and reads neither calls without a marker nor Python literals (Hermes).
 """
 
 from __future__ import annotations
@@ -44,11 +44,16 @@ _PARSE_ERRORS = (BadRecord, ValueError, SyntaxError, RecursionError)
 
 
 def parse_call(value: Any) -> ToolCall:
-    """Return the call in an object: {"name", "arguments"}, or OpenAI's {"function": {…}}. Raise BadRecord."""
+    """Return the call in an object: {"name", "arguments"}, or OpenAI's {"function": {…}}.
+
+    Raise BadRecord if the object has no name, or arguments that are not an object.
+    """
     function = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"].strip():
         raise BadRecord("bad_tool_call", f"{repr(value)[:80]} is not a tool call; {_FIX_CALL}")
-    arguments, name, call_id = function.get("arguments", function.get("parameters")), function["name"], value.get("id")
+    name = function["name"]
+    arguments = function.get("arguments", function.get("parameters"))
+    call_id = value.get("id")
     fix = 'write {"NAME": VALUE}'
     if isinstance(arguments, str):
         try:
@@ -61,7 +66,10 @@ def parse_call(value: Any) -> ToolCall:
 
 
 def parse_calls(value: Any) -> tuple[ToolCall, ...]:
-    """Return the calls in an object, a list of objects, or the JSON of either. Raise BadRecord."""
+    """Return the calls in an object, a list of objects, or the JSON of either.
+
+    Raise BadRecord if it is not JSON or one of the calls is malformed.
+    """
     if isinstance(value, str):
         try:
             value = _json_or_literal(value)
@@ -71,7 +79,7 @@ def parse_calls(value: Any) -> tuple[ToolCall, ...]:
 
 
 def _json_or_literal(text: str) -> Any:
-    """Parse JSON, or a Python literal, which some data sets use instead. Raise ValueError with JSON's error."""
+    """Parse JSON, or a Python literal, which some datasets use instead. Raise ValueError if it is neither."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -87,7 +95,7 @@ def tool_names(tools: Tools) -> list[str]:
     return [tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict)]
 
 
-# Calls between marks. Each parser gets the text between the marks, and raises one of _PARSE_ERRORS.
+# Calls between markers. Each parser gets the text between the markers, and raises one of _PARSE_ERRORS.
 
 
 def _parse_json(text: str, tools: Tools) -> list[ToolCall]:
@@ -189,7 +197,7 @@ def _llama_4_text(text: str) -> str:
 
 
 def _parse_gigachat(text: str, tools: Tools) -> list[ToolCall]:
-    """Parse the call after `<|message_sep|>`. No text after it: the mark only ended the message."""
+    """Parse the call after `<|message_sep|>`. No text after it: the marker only ended the message."""
     header, separator, call = text.partition("<|role_sep|>")
     if text.strip() and (header.strip() != "function call" or not separator):
         raise ValueError("no call")
@@ -230,16 +238,16 @@ def _parse_gemma(text: str, tools: Tools) -> list[ToolCall]:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Calls between two marks."""
+    """Calls between two markers."""
 
-    start_mark: str
-    end_mark: str
+    start_marker: str
+    end_marker: str
     """Empty if the calls extend to the end of the text."""
     parse: Callable[[str, Tools], list[ToolCall]]
     text_of: Callable[[str], str] = lambda body: ""
-    """Return the text between the marks that is not part of a call."""
+    """Return the text between the markers that is not part of a call."""
     ends_turn: bool = False
-    """True if the closing mark ends the turn."""
+    """True if the closing marker ends the turn."""
 
 
 _FORMATS = (
@@ -259,11 +267,11 @@ _FORMATS = (
 )
 
 
-# Calls without a mark
+# Calls without a marker
 
 
 def _parse_unmarked_calls(text: str, tools: Tools) -> list[ToolCall]:
-    """Return the calls that make up a whole text; empty if it calls others than `tools`."""
+    """Return the calls if the whole text consists of calls of `tools`; else an empty list."""
     offered = set(tool_names(tools))
     body = text.strip()
     for parse in (_parse_llama, _parse_mistral, _parse_pythonic) if offered and body else ():
@@ -297,22 +305,23 @@ def _parse_pythonic(text: str, tools: Tools) -> list[ToolCall]:
 
 def _split_at_commas(text: str) -> Iterator[str]:
     """Split at the commas outside brackets and quotes."""
-    depth, quote, begin = 0, "", 0
+    depth = begin = 0
+    quote = ""
     has_equals = False  # in the current chunk: before an equals sign, an apostrophe is part of a name, not a quote
     for match in re.finditer(r"""\\.|["'()\[\]{},=]""", text, re.DOTALL):
-        sign = match[0]
+        char = match[0]
         if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'" and (depth or has_equals):
-            quote = sign
-        elif sign in "([{":
+            quote = "" if char == quote else quote
+        elif char in "\"'" and (depth or has_equals):
+            quote = char
+        elif char in "([{":
             depth += 1
-        elif sign in ")]}":
+        elif char in ")]}":
             depth -= 1
-        elif sign == "," and not depth:
+        elif char == "," and not depth:
             yield text[begin : match.start()]
             begin, has_equals = match.end(), False
-        has_equals = has_equals or sign == "="
+        has_equals = has_equals or char == "="
     if text[begin:].strip():
         yield text[begin:]
 
@@ -321,9 +330,9 @@ def _split_at_commas(text: str) -> Iterator[str]:
 
 
 def read_calls(text: str, tools: Tools = ()) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text without its calls, and the calls. Calls without a mark count only if they call `tools`."""
+    """Return the text without its calls, and the calls. Calls without a marker count only if they call `tools`."""
     reader = CallReader(tools)
-    remaining = reader.add(text) + reader.rest()
+    remaining = reader.feed(text) + reader.flush()
     return (remaining.strip() if reader.calls else text), tuple(reader.calls)
 
 
@@ -341,7 +350,7 @@ class CallReader:
     _has_text: bool = False
     """True once the text has begun with something other than a call."""
 
-    def add(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         """Return the text that is certainly not part of a call."""
         if self.is_over:
             return ""
@@ -353,39 +362,39 @@ class CallReader:
         visible = ""
         while True:
             if self._open_format is None:
-                starts = [(start, item) for item in _FORMATS if (start := self._pending.find(item.start_mark)) >= 0]
+                starts = [(start, item) for item in _FORMATS if (start := self._pending.find(item.start_marker)) >= 0]
                 if not starts:
                     break
                 start, self._open_format = min(starts, key=lambda pair: pair[0])
                 visible += self._pending[:start]
-                self._pending = self._pending[start + len(self._open_format.start_mark) :]
-            end_mark = self._open_format.end_mark
-            body, closed, after = self._pending.partition(end_mark) if end_mark else ("", "", "")
+                self._pending = self._pending[start + len(self._open_format.start_marker) :]
+            end_marker = self._open_format.end_marker
+            body, closed, after = self._pending.partition(end_marker) if end_marker else ("", "", "")
             if not closed:
                 return visible
-            visible += self._close(body, closed)
+            visible += self._close_call(body, closed)
             self._pending = "" if self.is_over else after
-        marks = (item.start_mark for item in _FORMATS)
-        size = max(size for mark in marks for size in range(len(mark)) if self._pending.endswith(mark[:size]))
-        end = len(self._pending) - size  # the characters after `end` may become a mark
+        markers = (item.start_marker for item in _FORMATS)
+        size = max(size for marker in markers for size in range(len(marker)) if self._pending.endswith(marker[:size]))
+        end = len(self._pending) - size  # the characters after `end` may be the beginning of a marker
         visible += self._pending[:end]
         self._pending = self._pending[end:]
         return visible
 
-    def rest(self) -> str:
-        """Return the text still pending at the end. The last call may lack its closing mark."""
+    def flush(self) -> str:
+        """Return the text still pending at the end. The last call may lack its closing marker."""
         if self._open_format is not None:
-            return self._close(self._pending, "")
+            return self._close_call(self._pending, "")
         if not self._has_text:
             self.calls += (calls := _parse_unmarked_calls(self._pending, self.tools))
             if calls:
                 return ""
             self._has_text = True
             pending, self._pending = self._pending, ""
-            return self.add(pending) + self.rest()
+            return self.feed(pending) + self.flush()
         return self._pending
 
-    def _close(self, body: str, closing: str) -> str:
+    def _close_call(self, body: str, closing: str) -> str:
         """Collect the calls in `body` and return the remaining text: all of it if the calls are malformed."""
         item = self._open_format
         assert item is not None
@@ -393,13 +402,13 @@ class CallReader:
         try:
             self.calls += item.parse(body, self.tools)
         except _PARSE_ERRORS:
-            return item.start_mark + body + closing
+            return item.start_marker + body + closing
         self.is_over = item.ends_turn and bool(closing)
         return item.text_of(body)
 
     def _may_be_unmarked(self) -> bool:
         text = self._pending.lstrip()
-        if not self.tools or any(text.startswith(item.start_mark) for item in _FORMATS):
+        if not self.tools or any(text.startswith(item.start_marker) for item in _FORMATS):
             return False
         return text[:1] in ("", "{", "[") or any(
             name.startswith(text) or text.startswith(f"{name}{{") for name in tool_names(self.tools)

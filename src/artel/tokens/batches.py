@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from artel.integers import ceil_div
 from artel.tokens.store import Sample
 
 _LENGTH_MULTIPLE = (
@@ -84,9 +85,10 @@ def micro_batches(
     Every rank gets ceil(batch / world) rows of the *full* batch, also in a last step with fewer samples. So all ranks
     run equally many micro-batches with equally many rows in every step.
     """
-    local_batch = -(-batch // world)
-    count = -(-local_batch // size)
-    size = -(-local_batch // count)  # equal micro-batches: 10 rows with at most 4 are 4 + 4 + 2 and two invalid rows
+    local_batch = ceil_div(batch, world)
+    count = ceil_div(local_batch, size)
+    # Equal micro-batches: 10 rows with at most 4 are 4 + 4 + 2 and two invalid rows.
+    size = ceil_div(local_batch, count)
     first = rank * local_batch
     result = []
     for number in range(count):
@@ -127,7 +129,7 @@ def _build_rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size:
     sizes = [len(sample.ids) for sample in batch]
     longest = max(sizes)
     if min(sizes) != longest:
-        longest = -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+        longest = ceil_div(longest, _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     flags = None
     if batch[0].flags is not None:
         flags = _stack([sample.flags for sample in batch if sample.flags is not None], longest, batch[0].flags.dtype)

@@ -13,6 +13,7 @@ from safetensors.torch import save
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.messages import logger
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World
@@ -85,7 +86,7 @@ class Validation:
         ranks = strategy.dp_degree
         local_indices = np.arange(strategy.dp_rank, count, ranks)
         # All ranks have the same number of batches. For some, the last one may be all padding.
-        for start in range(0, -(-count // ranks), micro_batch):
+        for start in range(0, ceil_div(count, ranks), micro_batch):
             indices = local_indices[start : start + micro_batch]
             heartbeat("a validation batch")
             progress(start * ranks / count)

@@ -78,7 +78,7 @@ def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
     run.trackers.close()  # the progress bar ends before the last messages
     name = shlex.quote(str(run.folder.path))
     logger.info("%s: %s steps are done, the model is in %s; next:", run.folder.path, f"{run.step:,}", run.folder.model)
-    logger.info("    %s", run.objective.decoding.command(name, run.samples))
+    logger.info("    %s", run.objective.decoding.demo_command(name, run.samples))
     for hint in run.trackers.hints:
         logger.info("    %s", hint)
 

@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 
 from artel.host import memory, process_memory
+from artel.integers import ceil_div
 from artel.models.cpu.build import load_library
 
 RETAINED_FRACTION = 0.35
@@ -111,7 +112,7 @@ def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:
     address = library.malloc(size)
     if address is None:
         return
-    first, last = -(-address // _LARGE_PAGE) * _LARGE_PAGE, (address + size) // _LARGE_PAGE * _LARGE_PAGE
+    first, last = ceil_div(address, _LARGE_PAGE) * _LARGE_PAGE, (address + size) // _LARGE_PAGE * _LARGE_PAGE
     library.madvise(first, last - first, mmap.MADV_HUGEPAGE)
     library.free(address)
 

@@ -26,6 +26,7 @@ import artel
 from artel.config import RunConfig, Section
 from artel.errors import InputError
 from artel.host import memory, process_memory, reset_peak_memory
+from artel.integers import ceil_div
 from artel.models.activation_checkpointing import Recompute, SelectiveUnsupported
 from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
@@ -93,9 +94,9 @@ def next_smaller(plan: MicroBatchPlan, local_rows: int) -> MicroBatchPlan | None
 
     `local_rows`: this process's rows of a global batch, which are cut into equal micro-batches.
     """
-    rows = -(-local_rows // -(-local_rows // plan.size))
+    rows = ceil_div(local_rows, ceil_div(local_rows, plan.size))
     if rows > 1:
-        return MicroBatchPlan(-(-rows // 2), plan.recompute)
+        return MicroBatchPlan(ceil_div(rows, 2), plan.recompute)
     return None if plan.recompute == "full" else MicroBatchPlan(1, "full")
 
 
@@ -152,7 +153,7 @@ def find_micro_batch(
 
 def enough_rows(row_tokens: int, device: torch.device, enough_tokens: int | None = None) -> int:
     """Return the rows of a micro-batch that make recomputation unnecessary."""
-    return -(-(enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)) // row_tokens)
+    return ceil_div(enough_tokens or _ENOUGH_TOKENS.get(device.type, 1), row_tokens)
 
 
 def agreed_plan(
@@ -184,7 +185,7 @@ def sizes_to_try(max_rows: int, row_tokens: int, device: torch.device) -> list[i
     Divisors need no padding. Halves help if `max_rows` has few divisors.
     """
     divisors = {size for size in range(1, max_rows + 1) if max_rows % size == 0}
-    halves = {-(-max_rows // 2**power) for power in range(max_rows.bit_length())}
+    halves = {ceil_div(max_rows, 2**power) for power in range(max_rows.bit_length())}
     limit = max(1, _MAX_TOKENS.get(device.type, _MAX_TOKENS["cpu"]) // row_tokens)
     return [size for size in sorted(divisors | halves | {1}) if size <= limit]
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.integers import ceil_div
 from artel.messages import Phrase, logger
 from artel.models import Choice
 from artel.models.activation_checkpointing import Recompute, recompute
@@ -93,7 +94,7 @@ def check_layout(
         model = build_outline(config.model, auto_class)
     if model is not None:
         use_artel_attention(model, encoders=plan.splits_sequences)
-        documents = objective_type(config).isolates_documents(config)
+        documents = objective_type(config).uses_document_mask(config)
         problems += plan.problems(model, block=config.data.block, objective=config.objective, documents=documents)
     if problems:
         raise InputError(problems)
@@ -216,7 +217,7 @@ def _apply_recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatch
 
 def _open_memory_limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
     """Return the limit set by earlier starts of this run with the same number of processes."""
-    max_rows = -(-config.train.batch // strategy.dp_degree)
+    max_rows = ceil_div(config.train.batch, strategy.dp_degree)
     key = cache_key(config, strategy.model, max_rows, config.data.block, world.device, world.size)
     return MemoryLimit(RunFolder(Path(config.run)).micro_batches, key)
 
@@ -234,7 +235,7 @@ def _find_batch_plan(
     if size != "auto" and mode != "auto":
         return MicroBatchPlan(size, mode)
     index, row_tokens = longest_sample(objective, samples)
-    max_rows = -(-config.train.batch // strategy.dp_degree) if size == "auto" else size
+    max_rows = ceil_div(config.train.batch, strategy.dp_degree) if size == "auto" else size
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
     planned_before_run = planned_micro_batch(RunFolder(Path(config.run)), world.device)
     if not strategy.can_probe_memory:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from artel.config import Count, RunConfig, Section, TrainConfig
 from artel.config.schema.quantities import Interval, format_duration
+from artel.integers import ceil_div
 from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
 
@@ -42,7 +43,7 @@ class Length:
 
     @property
     def steps(self) -> int | None:
-        return None if self.total is None else -(-self.total // self.batch)
+        return None if self.total is None else ceil_div(self.total, self.batch)
 
     def epoch(self, step: int) -> float:
         """Return the epochs completed after `step` steps."""

@@ -17,6 +17,7 @@ from artel.config import RunConfig, dump_run
 from artel.config.schema.quantities import format_duration
 from artel.errors import InputError, Problem
 from artel.host import processor_name, reset_peak_memory
+from artel.integers import ceil_div
 from artel.interrupts import exit_on_signal
 from artel.messages import logger, to_json
 from artel.models.compile import try_compiled
@@ -214,7 +215,7 @@ def _record_start(run: Run, chosen: dict[str, Any]) -> None:
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "processes": world.size,
             "environment": {
-                "hosts": -(-world.size // world.on_host),
+                "hosts": ceil_div(world.size, world.on_host),
                 "device": processor_name() if world.device.type == "cpu" else device_name(world.device),
                 "platform": platform.platform(),
                 "python": platform.python_version(),

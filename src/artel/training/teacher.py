@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
+from artel.integers import ceil_div
 from artel.messages import logger
 from artel.objectives import Objective
 from artel.objectives.hooks import Teacher
@@ -206,7 +207,7 @@ def _compute_shards(
     """Compute one shard per rank. If the teacher is sharded, all ranks run the same number of batches."""
     shard = shards[world.rank] if world.rank < len(shards) else None
     size = micro_batch_size(config, world)
-    max_batches = max(-(-len(shard.samples) // size) for shard in shards)
+    max_batches = max(ceil_div(len(shard.samples), size) for shard in shards)
     started = time.monotonic()
     counts: list[np.ndarray] = []
     arrays: dict[str, list[np.ndarray]] = {}
@@ -215,7 +216,7 @@ def _compute_shards(
 
     def work(teacher: PreTrainedModel) -> torch.Tensor:
         sums = torch.zeros(3, dtype=torch.float64)
-        for number in range(max_batches if model.is_sharded else -(-len(indices) // size)):
+        for number in range(max_batches if model.is_sharded else ceil_div(len(indices), size)):
             rows = evaluation_rows(samples, indices[number * size : (number + 1) * size], size)
             batch_sums, row_counts, outputs = objective.outputs_to_cache(
                 teacher, objective.batch(rows).to(world.device)

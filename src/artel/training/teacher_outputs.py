@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.storage import checksum, write_file
 from artel.tokens.manifest import manifest_checksum
 
@@ -53,7 +54,7 @@ class Shard:
 
 def split_into_shards(split: str, samples: int, sample_bytes: int) -> list[Shard]:
     """Return the shards of a split, the same for any number of ranks. `sample_bytes`: bytes of the largest sample."""
-    size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), -(-samples // _MIN_SHARDS)))
+    size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), ceil_div(samples, _MIN_SHARDS)))
     starts = range(0, samples, size)
     return [Shard(split, number, start, min(start + size, samples)) for number, start in enumerate(starts)]
 

@@ -12,6 +12,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
 from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation, tokens_in_memory
+from artel.integers import ceil_div
 from artel.models.device import release_helpers
 
 _PAGE_TOKENS = 32
@@ -147,6 +148,6 @@ def _page_count(model: PreTrainedModel, requests: int, context: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     token_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    request_pages = -(-context // _PAGE_TOKENS) + 1
+    request_pages = ceil_div(context, _PAGE_TOKENS) + 1
     max_pages = tokens_in_memory(model.device, token_bytes, request_pages * _PAGE_TOKENS) // _PAGE_TOKENS
     return min(max(request_pages, requests * request_pages // 4), max_pages)

@@ -205,7 +205,7 @@ class ChatCompletions(RequestAnswers):
                 text = delta.text
                 finish: str | None = delta.finish_reason
                 if reader is not None:
-                    text = reader.add(text) + (reader.flush() if finish is not None else "")
+                    text = reader.feed(text) + (reader.flush() if finish is not None else "")
                     if reader.count and (reader.is_full or finish == "stop"):
                         finish = "tool_calls"
                 text = text if has_text else text.lstrip()  # whitespace before an answer belongs to the template

@@ -117,7 +117,7 @@ class CallDeltas(ABC):
         self._deltas: list[dict[str, Any]] = []
 
     @abstractmethod
-    def add(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         """Return the text that is certainly not part of a call."""
 
     def flush(self) -> str:
@@ -159,11 +159,11 @@ class FreeCalls(CallDeltas):
         super().__init__()
         self._reader, self._limit, self._drop_text = CallReader(tools), limit, drop_text
 
-    def add(self, text: str) -> str:
-        return self._take_calls(self._reader.add(text))
+    def feed(self, text: str) -> str:
+        return self._take_calls(self._reader.feed(text))
 
     def flush(self) -> str:
-        return self._take_calls(self._reader.rest())
+        return self._take_calls(self._reader.flush())
 
     @property
     def is_full(self) -> bool:
@@ -199,7 +199,7 @@ class _JsonCalls(CallDeltas):
         self._pending = ""
         self._arguments: _ObjectEnd | None = None
 
-    def add(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         self._pending += text
         while self._pending:
             if self._arguments is None:
@@ -265,7 +265,7 @@ class _CallsAfterText(CallDeltas):
         self._pending = ""
         self._in_calls = self._in_text = False
 
-    def add(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         text_before = ""
         if not self._in_calls:
             self._pending += text
@@ -273,7 +273,7 @@ class _CallsAfterText(CallDeltas):
             text_before, text = self._pending[:end], self._pending[end:]
             self._pending = "" if self._in_calls else text
         if self._in_calls:
-            self._calls.add(text)
+            self._calls.feed(text)
             self.count = self._calls.count
         return text_before
 

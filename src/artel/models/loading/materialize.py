@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.models.loading.conversion import Conversion, LoadingPlan
 from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.safetensors_files import TensorFiles
@@ -204,7 +205,7 @@ def _shards_last(tensor: DTensor, mesh_dim: int) -> bool:
 
 def _chunk(indices: torch.Tensor, count: int, number: int) -> torch.Tensor:
     """Return one of `count` chunks like torch.chunk: the last ones are smaller or empty."""
-    size = -(-len(indices) // count)
+    size = ceil_div(len(indices), count)
     return indices[number * size : (number + 1) * size]
 
 

@@ -62,7 +62,7 @@ class Classification(Objective, Decoding):
     decided_by_records = ("kind", "labels")
     takes_context = True
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums = ("loss", "targets")
     tasks = ("classify",)
     better = SingleLabel.better | MultiLabel.better | Regression.better
@@ -293,7 +293,7 @@ class Classification(Objective, Decoding):
         request = {"prompt": prompt, **({"context": context} if context else {})}
         return Reply([_format_answer(answer)], tuple(notes), {**request, **answer})
 
-    def prompt(self, samples: Samples | None) -> str:
+    def example_prompt(self, samples: Samples | None) -> str:
         """Return the first of `validate.prompts`, or the first words of the training text."""
         if samples is None or self.config.validate_.prompts:
             return next(filter(None, self.config.validate_.prompts), _EXAMPLE)
@@ -301,9 +301,9 @@ class Classification(Objective, Decoding):
         text_ids = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
         return first_words(self.tokenizer, text_ids)
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         all_labels = ", top_k=None" if self._kind.is_multi_label else ""
-        example = python_literal(self.prompt(None))
+        example = python_literal(self.example_prompt(None))
         if any(source.second for source in self.config.data.sources):
             example = f'{{"text": {example}, "text_pair": {python_literal(_EXAMPLE)}}}'
         return cleandoc(f"""

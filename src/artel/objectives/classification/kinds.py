@@ -12,7 +12,7 @@ import numpy as np
 
 from artel.config import ClassificationConfig
 from artel.messages import Phrase
-from artel.objectives.base import Better, directions
+from artel.objectives.base import Direction, directions
 from artel.objectives.classification.label_metrics import (
     DEFAULT_THRESHOLD,
     best_thresholds,
@@ -46,7 +46,7 @@ class LabelError(Exception):
 class Kind(ABC):
     problem_type: ClassVar[str]
     """Its name in config.json, by which pipelines of transformers turn logits into scores."""
-    better: ClassVar[dict[str, Better]]
+    better: ClassVar[dict[str, Direction]]
     has_classes: ClassVar[bool] = True
     """True if there are classes to weight and balance."""
     is_multi_label: ClassVar[bool] = False

@@ -1,17 +1,17 @@
 """Locates the assistant's turns in the text that a chat template renders.
 
 A template is a program, so a turn need not end where its content ends. First the template renders the conversation
-with marks in place of contents: the text between the marks is the template's. The generation prompt before an
-assistant's content belongs to the prompt. The model writes everything after it, up to the token that generation stops
-at. Then the template renders the real conversation, which must have the same text around its contents.
+with placeholders in place of contents: the text between the placeholders is the template's. The generation prompt
+before an assistant's content belongs to the prompt. The model writes everything after it, up to the token that
+generation stops at. Then the template renders the real conversation, which must have the same text around its contents.
 
 Some templates change an answer once it is history: they drop its thought, or (YandexGPT, DeepSeek R1) omit the last
 answer. Training follows inference: the common prefix of the generation prompt and the turn is the prompt, and any part
 of the last answer that a template omits is written after the generation prompt.
 
-Tool calls are not contents, because each template has its own format of arguments. Marks as arguments reveal the end of
-a turn with calls. Then the template renders the real calls with marked contents: the turn is the text between the end
-of the prompt and the known text before the next mark.
+Tool calls are not contents, because each template has its own format of arguments. Placeholders as arguments reveal the
+end of a turn with calls. Then the template renders the real calls with placeholders as contents: the turn is the text
+between the end of the prompt and the known text before the next placeholder.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from artel.objectives.conversation.frame import (
     Difference,
     RenderedConversation,
     Slot,
+    TurnFrame,
     common_prefix,
     locate,
-    make_mark,
+    make_placeholder,
     parse_slots,
 )
 from artel.text import Message, ToolCall, Tools
 from artel.tokens import Tokenizer
-from artel.tokens.tokenizer.chat_template import TemplateRejection, added_tokens, marks_before_calls, render, turn_end
+from artel.tokens.tokenizer.chat_template import TemplateRejection, added_tokens, markers_before_calls, render, turn_end
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 _OPEN_TAG = "<think>\n"
@@ -57,9 +58,10 @@ class TurnLocator:
         self._added = added_tokens(tokenizer)
         ends = turn_end(tokenizer, template)
         self._added_token = _match_any(self._added)
-        self._stop_token = _match_any(token for token, number in self._added.items() if number in ends.ids)
-        self._stop = _match_any([*(token for token, number in self._added.items() if number in ends.ids), *ends.texts])
-        self._closing_marks = {*tokenizer.control_tokens} - marks_before_calls(tokenizer, template)
+        stop_tokens = [token for token, token_id in self._added.items() if token_id in ends.ids]
+        self._stop_token = _match_any(stop_tokens)
+        self._stop = _match_any([*stop_tokens, *ends.texts])
+        self._closing_markers = {*tokenizer.control_tokens} - markers_before_calls(tokenizer, template)
         self._thought_field = self._find_thought_field()
 
     @cached_property
@@ -99,7 +101,8 @@ class TurnLocator:
             raise ConversationError(*frame.args)
         slots, after = list(frame.slots), frame.after
         if tools or any(message.tool_calls for message in messages):
-            slots, after = parse_slots(self._render_messages(_with_content_marks(messages), frame.after_prompt, tools))
+            marked = _with_content_placeholders(messages)
+            slots, after = parse_slots(self._render_messages(marked, frame.after_prompt, tools))
         text = self._render_messages(messages, frame.after_prompt, tools)
         return locate(text, slots, after, frame, messages)
 
@@ -134,16 +137,17 @@ class TurnLocator:
         """Return the field from which the template reads thoughts, or None."""
         for field, calls in product(("reasoning_content", "thinking", "content"), ((), _EXAMPLE_CALL)):
             with suppress(ConversationError):
-                if make_mark(1, "t") in self._render_thought(field, calls):
+                if make_placeholder(1, "thought") in self._render_thought(field, calls):
                     return field
         return None
 
     def _render_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
-        """Render a conversation of marks that ends with a thought and `calls`. Raise ConversationError."""
-        question, answer = Message("user", make_mark(0, "c")), Message("assistant", make_mark(1, "c"), tool_calls=calls)
+        """Render a conversation of placeholders that ends with a thought and `calls`. Raise ConversationError."""
+        question = Message("user", make_placeholder(0, "content"))
+        answer = Message("assistant", make_placeholder(1, "content"), tool_calls=calls)
         style = self._find_style([answer], ())
         fields = [style.fields(message) for message in style.linked([question, answer])]
-        fields[1] |= _thought_fields(field, make_mark(1, "t"), answer.content)
+        fields[1] |= _thought_fields(field, make_placeholder(1, "thought"), answer.content)
         return self._render(fields, ())
 
     def _format_answer(self, prompt: str, thought: str, content: str) -> str:
@@ -155,13 +159,13 @@ class TurnLocator:
             return content
         if prompt.rstrip().endswith("<think>"):
             return f"{thought}\n</think>\n\n{content}"
-        if self._thought_marks is None:
+        if self._thought_tags is None:
             raise ConversationError("the chat template omits what the assistant thinks")
-        before, after = self._thought_marks
+        before, after = self._thought_tags
         return f"{before}{thought}{after}{content}"
 
     @cached_property
-    def _thought_marks(self) -> tuple[str, str] | None:
+    def _thought_tags(self) -> tuple[str, str] | None:
         """The text before and after a thought that precedes a call; None if the template omits it.
 
         Needed for Kimi K2 Thinking: its template omits the thought of the last answer, but the model writes it.
@@ -169,18 +173,20 @@ class TurnLocator:
         if self._thought_field is None:
             return None
         with suppress(ConversationError):
-            before, _, after = self._render_thought(self._thought_field, _EXAMPLE_CALL).partition(make_mark(1, "t"))
-            between, has_content, _ = after.partition(make_mark(1, "c"))
-            prompt = self.prompt([Message("user", make_mark(0, "c"))])
+            text = self._render_thought(self._thought_field, _EXAMPLE_CALL)
+            before, _, after = text.partition(make_placeholder(1, "thought"))
+            between, has_content, _ = after.partition(make_placeholder(1, "content"))
+            prompt = self.prompt([Message("user", make_placeholder(0, "content"))])
             if has_content and before.startswith(prompt):
                 return before[len(prompt) :], between
         return None
 
     def _build_frame(self, messages: Sequence[Message], tools: Tools) -> ConversationFrame:
-        marked = _with_content_marks(messages)
-        for number, message in enumerate(marked):
-            calls = (ToolCall(call.name, {"a": make_mark(number, "a")}, call.id) for call in message.tool_calls)
-            marked[number] = replace(message, tool_calls=tuple(calls))
+        marked = _with_content_placeholders(messages)
+        for index, message in enumerate(marked):
+            argument = make_placeholder(index, "argument")
+            calls = (ToolCall(call.name, {"a": argument}, call.id) for call in message.tool_calls)
+            marked[index] = replace(message, tool_calls=tuple(calls))
         style = self._find_style(messages, tools)
         fields = [self._template_fields(message, style) for message in marked]
         text = self._render(fields, tools)
@@ -193,46 +199,49 @@ class TurnLocator:
         slots, after = parse_slots(text)
         _check_order(slots, marked)
         frame = ConversationFrame(
-            tuple(slot for slot in slots if slot.kind != "a"), after, {}, {}, {}, {}, 0, None, after_prompt
+            tuple(slot for slot in slots if slot.kind != "argument"), after, {}, 0, None, after_prompt
         )
         differences: list[Difference] = []
-        answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
+        answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
         closing = ""
-        for turn, number in enumerate(answers, 1):
-            message_slots = [index for index, slot in enumerate(slots) if slot.message == number]
+        for turn, index in enumerate(answers, 1):
+            message_slots = [position for position, slot in enumerate(slots) if slot.message == index]
             first, end = message_slots[0], message_slots[-1] + 1
             opening = slots[first].before
             text_after = slots[end].before if end < len(slots) else after
             text_at_end = text  # the text of a conversation that ends with this message
-            if number < len(messages) - 1:
+            if index < len(messages) - 1:
                 with suppress(ConversationError):  # the template may refuse a conversation that ends here
-                    text_at_end = self._render(fields[: number + 1], tools)
-            if after_prompt and number < len(messages) - 1 and marked[number].content not in text_at_end:
+                    text_at_end = self._render(fields[: index + 1], tools)
+            if after_prompt and index < len(messages) - 1 and marked[index].content not in text_at_end:
                 # The template omits last answers: the model reads earlier answers but does not learn them.
                 differences.append(Difference(turn, "unlearned"))
                 continue
             after_at_end = parse_slots(text_at_end)[1]
-            tag = _OPEN_TAG if messages[number].thought and self._thought_field == "content" else ""
+            tag = _OPEN_TAG if messages[index].thought and self._thought_field == "content" else ""
             header = opening.removesuffix(tag)
-            if slots[first].kind == "a":  # before an argument, only the header is not part of the call
-                header = self._common_tokens(header, self._opening_without_calls(fields[:number], header, tools))
-            length = self._prompt_length(fields[:number], header, tools)
-            frame.slot_ranges[number] = (_count_contents(slots[:first]), _count_contents(slots[:end]))
-            frame.prompts[number] = opening[:length]
+            if slots[first].kind == "argument":  # before an argument, only the header is not part of the call
+                header = self._common_tokens(header, self._opening_without_calls(fields[:index], header, tools))
+            length = self._prompt_length(fields[:index], header, tools)
             # The closing text follows a turn both here and at the end of a conversation.
             closing = text_after[: self._closing_length(text_after, after_at_end)]
-            frame.suffixes[number] = text_after[len(closing) :]
             # Some closing texts end only a call, or the content before one.
-            ends_turn = closing.endswith(tuple(self._closing_marks)) or self._stop.search(closing) is not None
-            frame.closed[number] = ends_turn
-            start = text.index(slots[first].mark) - len(opening) + length
+            ends_turn = closing.endswith(tuple(self._closing_markers)) or self._stop.search(closing) is not None
+            frame.turns[index] = TurnFrame(
+                _count_contents(slots[:first]),
+                _count_contents(slots[:end]),
+                opening[:length],
+                text_after[len(closing) :],
+                ends_turn,
+            )
+            start = text.index(slots[first].placeholder) - len(opening) + length
             kind = self._find_difference(
-                fields[:number], text, text_at_end, start, text.rindex(slots[end - 1].mark), number, tools
+                fields[:index], text, text_at_end, start, text.rindex(slots[end - 1].placeholder), index, tools
             )
             if kind:
                 differences.append(Difference(turn, kind))
         open_end = self._tokenizer.end_id
-        if answers and not frame.closed[answers[-1]] and not after_prompt:
+        if answers and not frame.turns[answers[-1]].is_closed and not after_prompt:
             open_end = self._open_end(fields, tools)
         return replace(frame, open_end=open_end, difference=differences[0] if differences else None)
 
@@ -241,7 +250,7 @@ class TurnLocator:
 
         Templates that take a single question may refuse the next one.
         """
-        question = {"role": "user", "content": make_mark(len(marked), "c")}
+        question = {"role": "user", "content": make_placeholder(len(marked), "content")}
         try:
             prompt = self._render([*fields, question], tools, add_generation_prompt=True)
         except ConversationError:
@@ -275,7 +284,7 @@ class TurnLocator:
     def _opening_without_calls(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
         """Return the text before the content of an answer without calls; `opening` if the template refuses it."""
         try:
-            answer = {"role": "assistant", "content": make_mark(len(before), "c")}
+            answer = {"role": "assistant", "content": make_placeholder(len(before), "content")}
             slots, _ = parse_slots(self._render([*before, answer], tools))
         except ConversationError:
             return opening
@@ -286,11 +295,11 @@ class TurnLocator:
 
         The header is the text that a generation prompt adds after a user's turn.
         """
-        user = [{"role": "user", "content": make_mark(0, "c")}]
-        plain, prompt = (
+        user = [{"role": "user", "content": make_placeholder(0, "content")}]
+        without_prompt, prompt = (
             parse_slots(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
         )
-        header = prompt[len(self._common_tokens(plain, prompt)) :]
+        header = prompt[len(self._common_tokens(without_prompt, prompt)) :]
         if header and header in opening:
             return opening.rindex(header) + len(header)
         if not header:  # the template writes a generation prompt after every conversation
@@ -334,13 +343,13 @@ class TurnLocator:
         return self._tokenizer.end_id
 
     def _find_difference(
-        self, before: list[dict[str, Any]], text: str, text_at_end: str, start: int, end: int, number: int, tools: Tools
+        self, before: list[dict[str, Any]], text: str, text_at_end: str, start: int, end: int, index: int, tools: Tools
     ) -> str | None:
-        """Return the kind of difference between training and inference at answer `number`, or None.
+        """Return the kind of difference between training and inference at message `index`, or None.
 
         See `Difference`.
         """
-        thought = make_mark(number, "t")
+        thought = make_placeholder(index, "thought")
         if text_at_end[:start] != text[:start]:
             return "prompt"
         if text_at_end[:end] != text[:end] or (thought in text_at_end) != (thought in text):
@@ -360,32 +369,32 @@ def _message_shape(message: Message) -> tuple[Any, ...]:
     return message.role, bool(message.thought), has_content, calls, message.name, message.tool_call_id
 
 
-def _with_content_marks(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with marks as contents. Empty contents beside calls stay: templates test for them."""
+def _with_content_placeholders(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with placeholders as contents. Empty contents beside calls stay: templates test for them."""
     return [
         replace(
             message,
-            content=make_mark(number, "c") if message.content or not message.tool_calls else "",
-            thought=make_mark(number, "t") if message.thought else "",
+            content=make_placeholder(index, "content") if message.content or not message.tool_calls else "",
+            thought=make_placeholder(index, "thought") if message.thought else "",
         )
-        for number, message in enumerate(messages)
+        for index, message in enumerate(messages)
     ]
 
 
 def _count_contents(slots: list[Slot]) -> int:
-    return sum(slot.kind != "a" for slot in slots)
+    return sum(slot.kind != "argument" for slot in slots)
 
 
 def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
-    contents = [slot.message for slot in slots if slot.kind == "c"]
-    missing = [message.role for number, message in enumerate(marked) if message.content and number not in contents]
+    contents = [slot.message for slot in slots if slot.kind == "content"]
+    missing = [message.role for index, message in enumerate(marked) if message.content and index not in contents]
     if missing:
         raise ConversationError(f"the chat template omits what the {missing[0]} says")
-    num_calls = Counter(slot.message for slot in slots if slot.kind == "a")
-    if any(len(message.tool_calls) != num_calls[number] for number, message in enumerate(marked)):
+    num_calls = Counter(slot.message for slot in slots if slot.kind == "argument")
+    if any(len(message.tool_calls) != num_calls[index] for index, message in enumerate(marked)):
         raise ConversationError("the chat template omits or repeats tool calls")
     # A system message may be anywhere (Mistral's is inside a user's turn); turns keep their order.
-    turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
+    turns = [slot.message for slot in slots if slot.kind != "thought" and marked[slot.message].role != "system"]
     if len(set(contents)) < len(contents) or turns != sorted(turns):
         raise ConversationError("the chat template repeats turns, or changes their order")
 

@@ -1,7 +1,8 @@
 """The text that a chat template writes around contents, and the positions of contents in a rendered conversation.
 
-A template renders marks in place of contents. A `Slot` is the position of a mark. A `ConversationFrame` is all text
-between the marks, for conversations of one shape. `locate` uses both to find the contents of a real conversation.
+A template renders placeholders in place of contents. A `Slot` is the position of a placeholder. A `ConversationFrame`
+is all text between the placeholders, for conversations of one shape. `locate` uses both to find the contents of a real
+conversation.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from artel.text import Message
 
-# Marks use Unicode's private use area, which occurs neither in texts nor in templates.
-_MARK = re.compile("\ue000([0-9]+)([cta])\ue001")
+SlotKind = Literal["content", "thought", "argument"]
+_KINDS: dict[str, SlotKind] = {"c": "content", "t": "thought", "a": "argument"}
+
+# Placeholders use Unicode's private use area, which occurs neither in texts nor in templates.
+_PLACEHOLDER = re.compile("\ue000([0-9]+)([cta])\ue001")
 _EMPTY_THOUGHT = re.compile(r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>|<\|channel>thought\s*<channel\|>)\s*")
 
 
@@ -24,12 +29,12 @@ class ConversationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An assistant's turn: the number of its message, and its characters [start, end) in the text."""
+    """An assistant's turn: the index of its message, and its characters [start, end) in the text."""
 
     message: int
     start: int
     end: int
-    closed: bool
+    is_closed: bool
     """True if the template writes an end of turn after it."""
     empty_thought: int = 0
     """End of the tags of an empty thought; `start` if there are none."""
@@ -42,9 +47,14 @@ class Difference:
     turn: int
     """Its number among the assistant's turns, from 1."""
     kind: str
-    """Once the conversation continues, thought: the thought or its tags disappear; prompt: the text before the turn
-    changes; unlearned: the turn itself changes. opening: the generation prompt is longer than the turn's beginning.
-    tokens: the turn's tokens differ from those of the full text encoded at once."""
+    """What differs:
+
+    - thought: the thought or its tags disappear once the conversation continues;
+    - prompt: the text before the turn changes once the conversation continues;
+    - unlearned: the turn itself changes once the conversation continues;
+    - opening: the generation prompt is longer than the beginning of the turn;
+    - tokens: the tokens of the turn differ from those of the full text encoded at once.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +78,26 @@ class Slot:
 
     before: str
     message: int
-    kind: str
-    """c, t or a."""
+    kind: SlotKind
 
     @property
-    def mark(self) -> str:
-        return make_mark(self.message, self.kind)
+    def placeholder(self) -> str:
+        return make_placeholder(self.message, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFrame:
+    """The text that a template writes around one assistant message, and the slots of the message."""
+
+    first_slot: int
+    end_slot: int
+    """End of its slots, exclusive. Equal to `first_slot` if the message only calls tools."""
+    prompt: str
+    """Text from the previous slot to the turn."""
+    suffix: str
+    """Text from the turn to the next slot, or to the end."""
+    is_closed: bool
+    """True if the template writes an end of turn after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +105,11 @@ class ConversationFrame:
     """All text that a template writes around the contents of conversations with one shape."""
 
     slots: tuple[Slot, ...]
-    """Marks of contents and reasoning."""
+    """Slots of contents and thoughts."""
     after: str
-    slot_ranges: dict[int, tuple[int, int]]
-    """For each learned assistant message its slots [first, end); an empty range if it only calls tools."""
-    prompts: dict[int, str]
-    """Per learned assistant message: text from the previous slot to the turn."""
-    suffixes: dict[int, str]
-    """Per learned assistant message: text from the turn to the next slot, or the end."""
-    closed: dict[int, bool]
+    """Text after the last slot."""
+    turns: dict[int, TurnFrame]
+    """The learned assistant messages, by index."""
     open_end: int
     difference: Difference | None
     after_prompt: bool = False
@@ -103,16 +123,17 @@ def common_prefix(first: str, second: str) -> str:
     return first[:length]
 
 
-def make_mark(number: int, kind: str) -> str:
-    return f"\ue000{number}{kind}\ue001"
+def make_placeholder(message: int, kind: SlotKind) -> str:
+    """Return the text that stands for a content, thought or argument of a message while the template is rendered."""
+    return f"\ue000{message}{kind[0]}\ue001"
 
 
 def parse_slots(text: str) -> tuple[list[Slot], str]:
     """Return the slots of a text, and the text after the last slot."""
     slots, end = [], 0
-    for mark in _MARK.finditer(text):
-        slots.append(Slot(text[end : mark.start()], int(mark[1]), mark[2]))
-        end = mark.end()
+    for match in _PLACEHOLDER.finditer(text):
+        slots.append(Slot(text[end : match.start()], int(match[1]), _KINDS[match[2]]))
+        end = match.end()
     return slots, text[end:]
 
 
@@ -127,7 +148,7 @@ def locate(
     texts_after = [slot.before for slot in slots[1:]] + [after]
     for slot, text_after in zip(slots, texts_after, strict=True):
         message = messages[slot.message]
-        content = message.thought if slot.kind == "t" else message.content
+        content = message.thought if slot.kind == "thought" else message.content
         as_json = json.dumps(content, ensure_ascii=False)[1:-1]
         stripped = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
         variants = (content, *stripped, as_json)
@@ -140,24 +161,24 @@ def locate(
         spans.append((start, position))
     if len(text) != position + len(after):
         raise _shape_error()
-    turns = tuple(_locate_turn(number, text, spans, frame) for number in frame.prompts)
+    turns = tuple(_locate_turn(message, text, spans, turn) for message, turn in frame.turns.items())
     results = tuple(span for span, slot in zip(spans, slots, strict=True) if messages[slot.message].role == "tool")
-    thoughts = sum(slot.kind == "t" for slot in slots)
+    thoughts = sum(slot.kind == "thought" for slot in slots)
     return RenderedConversation(text, turns, frame.open_end, frame.difference, results, thoughts)
 
 
-def _locate_turn(number: int, text: str, spans: list[tuple[int, int]], frame: ConversationFrame) -> Turn:
-    prompt, suffix = frame.prompts[number], frame.suffixes[number]
-    first_slot, end_slot = frame.slot_ranges[number]
-    begin = spans[first_slot - 1][1] if first_slot else 0
-    stop = spans[end_slot][0] if end_slot < len(spans) else len(text)
-    start, end = begin + len(prompt), stop - len(suffix)
-    if not text.startswith(prompt, begin) or text[end:stop] != suffix or end < start:
+def _locate_turn(message: int, text: str, spans: list[tuple[int, int]], turn: TurnFrame) -> Turn:
+    begin = spans[turn.first_slot - 1][1] if turn.first_slot else 0
+    stop = spans[turn.end_slot][0] if turn.end_slot < len(spans) else len(text)
+    start = begin + len(turn.prompt)
+    end = stop - len(turn.suffix)
+    if not text.startswith(turn.prompt, begin) or text[end:stop] != turn.suffix or end < start:
         raise _shape_error()
-    tags = _EMPTY_THOUGHT.finditer(text, begin, spans[first_slot][0] if first_slot < end_slot else end)
+    search_end = spans[turn.first_slot][0] if turn.first_slot < turn.end_slot else end
+    tags = _EMPTY_THOUGHT.finditer(text, begin, search_end)
     # The generation prompt may already contain the opening tag.
     empty_thought_end = next((tag.end() for tag in tags if tag.start() <= start < tag.end()), start)
-    return Turn(number, start, end, frame.closed[number], empty_thought_end)
+    return Turn(message, start, end, turn.is_closed, empty_thought_end)
 
 
 def _shape_error() -> ConversationError:

@@ -21,7 +21,7 @@ from artel.objectives.conversation.frame import Difference
 from artel.printable import escape_lines
 from artel.text import Conversation, Document, ToolCall, Tools
 from artel.tokens import StoreSplit, Tokenizer
-from artel.tokens.tokenizer.chat_template import TemplateRejection, TurnEnd, marks_before_calls, render
+from artel.tokens.tokenizer.chat_template import TemplateRejection, TurnEnd, markers_before_calls, render
 
 _MAX_QUOTED = 100
 """Maximum number of characters of a template's line in a message."""
@@ -153,7 +153,7 @@ def end_notes(ends: TurnEnd, tokenizer: Tokenizer, template: str, model: str | N
         )
     file = Path(model or "", "generation_config.json")
     saved = _saved_ends(file) if model is not None and file.is_file() else set()
-    before_calls = {*tokenizer.hf.convert_tokens_to_ids(sorted(marks_before_calls(tokenizer, template)))}
+    before_calls = {*tokenizer.hf.convert_tokens_to_ids(sorted(markers_before_calls(tokenizer, template)))}
     if cutting := sorted(before_calls & (ends.ids | saved)):
         yield Phrase(
             "generation stops at {ends: or }, but the chat template writes it between the text of an answer and its "

@@ -78,7 +78,7 @@ class ConversationWriter:
         for start, end in rendered.results:
             flags[(ends > start) & (starts < end)] = 0
         last = rendered.turns[-1]
-        if last.closed:
+        if last.is_closed:
             return Sample(encoded.ids, flags)
         # The template does not close the turn: an end token is added and learned.
         count = int(np.searchsorted(starts, last.end, side="left"))

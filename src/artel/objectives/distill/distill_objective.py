@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from artel.objectives.distill.teacher_outputs import Classes
+    from artel.objectives.distill.teacher_outputs import ClassLogProbs
 
-_BETTER = directions(lower=["cross_entropy", "divergence"], higher=["agreement"])
+_METRIC_DIRECTIONS = directions(lower=["cross_entropy", "divergence"], higher=["agreement"])
 
 
 class Distillation(Objective):
@@ -197,27 +197,27 @@ class Distillation(Objective):
     ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
         """Return `ids` (targets, k) of the student, likeliest first, and `log_probs`, float16 (targets, k + 1).
 
-        `log_probs`: log-probabilities of these ids and of all others in total, at the temperature. A teacher with
-        another tokenizer also has `aligned`, bool (targets,): True if the teacher has the same target. Targets that are
-        not aligned have zeros.
+        `log_probs`: log-probabilities of these ids, plus one entry for all remaining ids, after temperature scaling. A
+        teacher with another tokenizer also has `aligned`, bool (targets,): True if the teacher has the same target.
+        Targets that are not aligned have zeros.
         """
         import torch
 
         from artel.models.loading.structure import position_limit
-        from artel.objectives.distill.teacher_outputs import TeacherOutputs
+        from artel.objectives.distill.teacher_outputs import TeacherOutputComputer
 
         assert self._distill.top_k is not None
-        outputs = TeacherOutputs(self._distill.top_k, self._distill.temperature, self._vocabulary)
+        computer = TeacherOutputComputer(self._distill.top_k, self._distill.temperature, self._vocabulary)
         counts = (batch.tensors["targets"] != IGNORED).sum(dim=1).cpu().numpy()
         if self._token_map is None:
-            sums, cached = outputs.from_ids(model, self._inputs(model, batch), batch)
+            sums, cached = computer.compute_from_ids(model, self._inputs(model, batch), batch)
             return sums, counts, cached
         device = batch.tensors["input_ids"].device
         teacher_input = self._token_map.read(batch, position_limit(model), isolated_documents=self.isolated_documents)
         teacher_input = teacher_input.to(device)
-        ids = torch.from_numpy(self._token_map.ids).to(device)
-        sums, cached = outputs.from_text(
-            model, self._inputs(model, teacher_input.batch), teacher_input, batch.targets, ids
+        student_id_of = torch.from_numpy(self._token_map.ids).to(device)
+        sums, cached = computer.compute_from_text(
+            model, self._inputs(model, teacher_input.batch), teacher_input, batch.targets, student_id_of
         )
         return sums, counts, cached
 
@@ -265,7 +265,12 @@ class Distillation(Objective):
         import torch
 
         from artel.models.logits_loss import PositionLogits
-        from artel.objectives.distill.teacher_outputs import all_classes, find_targets, hidden_loss, record_states
+        from artel.objectives.distill.teacher_outputs import (
+            all_classes,
+            capture_hidden_states,
+            find_targets,
+            hidden_loss,
+        )
 
         _, positions = find_targets(batch)
         hidden, temperature = self._distill.hidden, self._distill.temperature
@@ -273,10 +278,10 @@ class Distillation(Objective):
             teacher_logits = PositionLogits(teacher, self._inputs(teacher, batch), positions)
             classes = all_classes(teacher_logits, self._vocabulary, temperature)
             return with_balance(model, batch, lambda: self._sums(model, batch, classes))
-        with torch.no_grad(), record_states(teacher) as teacher_states:
+        with torch.no_grad(), capture_hidden_states(teacher) as teacher_states:
             teacher_logits = PositionLogits(teacher, self._inputs(teacher, batch), positions)
         classes = all_classes(teacher_logits, self._vocabulary, temperature)
-        with record_states(model) as student_states:
+        with capture_hidden_states(model) as student_states:
             sums = with_balance(model, batch, lambda: self._sums(model, batch, classes))
         matching_loss = hidden_loss(teacher_states, student_states, positions, hidden)
         index = self.sums.index("hidden")
@@ -284,7 +289,7 @@ class Distillation(Objective):
             [sums[:1] + hidden.weight * matching_loss, sums[1:index], matching_loss.detach()[None], sums[index + 1 :]]
         )
 
-    def _sums(self, model: PreTrainedModel, batch: Batch, classes: Classes | None) -> torch.Tensor:
+    def _sums(self, model: PreTrainedModel, batch: Batch, classes: ClassLogProbs | None) -> torch.Tensor:
         """Return all `sums` except the last, float32. `classes`: from the teacher; None without a teacher."""
         import torch
         import torch.nn.functional as F
@@ -298,30 +303,35 @@ class Distillation(Objective):
         is_aligned = None if aligned is None else aligned.flatten()[positions]
 
         def chunk_sums(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
-            plain = F.cross_entropy(logits, labels[chunk], reduction="none")
+            cross_entropy = F.cross_entropy(logits, labels[chunk], reduction="none")
             guesses = logits.detach().argmax(dim=1)
-            right = (guesses == labels[chunk]).sum()
-            zero = plain.new_zeros(())
+            num_correct = (guesses == labels[chunk]).sum()
+            zero = cross_entropy.new_zeros(())
             if classes is None:
-                return torch.stack([plain.sum(), right.float(), plain.detach().sum(), zero, zero, zero])
+                return torch.stack(
+                    [cross_entropy.sum(), num_correct.float(), cross_entropy.detach().sum(), zero, zero, zero]
+                )
             student = at_temperature(logits[:, : self._vocabulary], distill.temperature)
             teacher, teacher_top, student = classes(student, chunk)
             distance = divergence(teacher, student, distill.loss, distill.beta)
-            loss = distill.alpha * plain + (1 - distill.alpha) * distill.temperature**2 * distance
+            loss = distill.alpha * cross_entropy + (1 - distill.alpha) * distill.temperature**2 * distance
             agreed = guesses == teacher_top
             if is_aligned is not None:
-                loss = torch.where(is_aligned[chunk], loss, plain)
+                loss = torch.where(is_aligned[chunk], loss, cross_entropy)
                 distance, agreed = distance * is_aligned[chunk], agreed & is_aligned[chunk]
-            count = plain.new_tensor(len(plain)) if is_aligned is None else is_aligned[chunk].sum()
-            per_target = [plain.detach(), distance.detach(), agreed]
+            count = cross_entropy.new_tensor(len(cross_entropy)) if is_aligned is None else is_aligned[chunk].sum()
+            per_target = [cross_entropy.detach(), distance.detach(), agreed]
             sums = [values.sum().float() for values in per_target]
-            return torch.stack([loss.sum(), right.float(), *sums, count.float()])
+            return torch.stack([loss.sum(), num_correct.float(), *sums, count.float()])
 
         inputs = self._inputs(model, batch)
-        loss, right, plain, distance, agreed, count = loss_of_logits(model, inputs, positions, chunk_sums, 6)
-        targets = torch.full_like(plain, batch.targets)
+        loss, num_correct, cross_entropy, distance, agreed, count = loss_of_logits(
+            model, inputs, positions, chunk_sums, 6
+        )
+        targets = torch.full_like(cross_entropy, batch.targets)
         taught = torch.zeros_like(targets) if classes is None else targets
-        return torch.stack([loss, targets, right, plain, distance, agreed, taught, count, torch.zeros_like(plain)])
+        balance = torch.zeros_like(cross_entropy)
+        return torch.stack([loss, targets, num_correct, cross_entropy, distance, agreed, taught, count, balance])
 
     def _inputs(self, model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
         settings = {} if self.sees_ahead else {"use_cache": False}
@@ -335,11 +345,11 @@ class Distillation(Objective):
         `loss`; `divergence`, a mean per target at the temperature, without T²; `agreement`, the fraction of targets
         with the teacher's likeliest token. The last two cover only targets that the teacher also has.
         """
-        plain = super().metrics({**totals, "loss": totals["plain"]}, outputs, split)  # type: ignore[safe-super]
-        plain = {("cross_entropy" if name == "loss" else name): value for name, value in plain.items()}
+        token_metrics = super().metrics({**totals, "loss": totals["plain"]}, outputs, split)  # type: ignore[safe-super]
+        token_metrics = {("cross_entropy" if name == "loss" else name): value for name, value in token_metrics.items()}
         if not totals["taught"]:
-            return plain
-        metrics = {"loss": totals["loss"] / totals["targets"], **plain}
+            return token_metrics
+        metrics = {"loss": totals["loss"] / totals["targets"], **token_metrics}
         if totals["aligned"]:
             metrics |= {"divergence": totals["divergence"] / totals["aligned"]}
             metrics |= {"agreement": totals["agreed"] / totals["aligned"]}
@@ -358,7 +368,7 @@ class Distill(Distillation, Causal):
 
     learns_from = ("text", "conversations")
     presentation = _describe(Causal)
-    better = Causal.better | _BETTER
+    better = Causal.better | _METRIC_DIRECTIONS
     taught = Causal
 
 
@@ -366,7 +376,7 @@ class DistillChat(Distillation, Chat):
     """The assistant's turns of conversations."""
 
     presentation = _describe(Chat)
-    better = Chat.better | _BETTER
+    better = Chat.better | _METRIC_DIRECTIONS
     taught = Chat
 
 
@@ -374,7 +384,7 @@ class DistillMasked(Distillation, Masked):
     """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
 
     presentation = _describe(Masked)
-    better = Masked.better | _BETTER
+    better = Masked.better | _METRIC_DIRECTIONS
     taught = Masked
     sees_ahead = True
 

@@ -27,14 +27,15 @@ from artel.objectives.distill.other_tokenizer import TeacherInput
 from artel.objectives.types import Batch
 from artel.tokens.store import id_dtype
 
-Classes = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+ClassLogProbs = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """(student's log-probabilities of all ids, positions) → (teacher's log-probabilities of the classes, its likeliest id,
 student's log-probabilities of the classes)."""
-TopClasses = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+TopClassesFn = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(teacher's logits, float32 (count, vocabulary)) → (likeliest ids as student ids, int64 (count, k), log-probabilities
-of these and of all others, (count, k + 1))."""
-Outputs = tuple[torch.Tensor, dict[str, np.ndarray]]
-"""The teacher's cross-entropy, targets and right guesses, float64 (3,), and the arrays to cache, (targets, …)."""
+of these and of all remaining ids together, (count, k + 1))."""
+TeacherResult = tuple[torch.Tensor, dict[str, np.ndarray]]
+"""Sums of the teacher's cross-entropy, targets and correct predictions, float64 (3,), and arrays to cache,
+(targets, …)."""
 
 _MIN_LOG_PROB = -60_000.0
 """The lowest cached log-probability: float16 ends at 65,504."""
@@ -49,9 +50,11 @@ def find_targets(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherOutputs:
-    """Computes the outputs to cache: `ids` (targets, k), likeliest first, and `log_probs`, float16 (targets, k + 1), of
-    these and of all others in total, at the temperature.
+class TeacherOutputComputer:
+    """Computes the outputs to cache.
+
+    `ids`, (targets, k): the k likeliest ids, likeliest first. `log_probs`, float16 (targets, k + 1): of these ids, plus
+    one entry for all remaining ids, after temperature scaling.
     """
 
     top_k: int
@@ -59,7 +62,7 @@ class TeacherOutputs:
     vocabulary: int
     """Size of the student's vocabulary."""
 
-    def from_ids(self, model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> Outputs:
+    def compute_from_ids(self, model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> TeacherResult:
         """Return the outputs of a teacher that reads the student's ids."""
 
         def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,26 +70,26 @@ class TeacherOutputs:
             return likeliest, reduce_to_classes(at_temperature(logits, self.temperature), likeliest)
 
         labels, positions = find_targets(batch)
-        return self._outputs(PositionLogits(model, inputs, positions), labels, self.vocabulary, top_classes)
+        return self._compute(PositionLogits(model, inputs, positions), labels, self.vocabulary, top_classes)
 
-    def from_text(
+    def compute_from_text(
         self,
         model: PreTrainedModel,
         inputs: dict[str, Any],
         teacher_input: TeacherInput,
         targets: int,
-        ids: torch.Tensor,
-    ) -> Outputs:
+        student_id_of: torch.Tensor,
+    ) -> TeacherResult:
         """Return the outputs of a teacher with another tokenizer for `targets` targets, and `aligned`, bool (targets,).
 
-        Targets that are not aligned have zeros. `ids`: see `map_classes`.
+        Targets that are not aligned have zeros. `student_id_of`: see `map_classes`.
         """
 
         def top_classes(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return map_classes(at_temperature(logits, self.temperature), ids, self.vocabulary, self.top_k)
+            return map_classes(at_temperature(logits, self.temperature), student_id_of, self.vocabulary, self.top_k)
 
         teacher_logits = PositionLogits(model, inputs, teacher_input.positions)
-        sums, aligned_arrays = self._outputs(teacher_logits, teacher_input.labels, len(ids), top_classes)
+        sums, aligned_arrays = self._compute(teacher_logits, teacher_input.labels, len(student_id_of), top_classes)
         cached = {"aligned": np.zeros(targets, dtype=bool)}
         cached["aligned"][teacher_input.targets] = True
         for name, array in aligned_arrays.items():
@@ -94,25 +97,28 @@ class TeacherOutputs:
             cached[name][teacher_input.targets] = array
         return sums, cached
 
-    def _outputs(
-        self, teacher_logits: PositionLogits, labels: torch.Tensor, vocabulary: int, top_classes: TopClasses
-    ) -> Outputs:
-        """Return outputs. `labels`: the teacher's targets, int64 (count,). `vocabulary`: number of its ids."""
+    def _compute(
+        self, teacher_logits: PositionLogits, labels: torch.Tensor, vocabulary: int, top_classes: TopClassesFn
+    ) -> TeacherResult:
+        """Return the sums and the arrays to cache.
+
+        `labels`: the teacher's targets, int64 (count,). `vocabulary`: number of its ids.
+        """
         id_type = np.dtype(id_dtype(self.vocabulary))
         sums = torch.zeros(3, dtype=torch.float64)
         ids, log_probs = [np.zeros((0, self.top_k), id_type)], [np.zeros((0, self.top_k + 1), np.float16)]
         for chunk in teacher_logits.chunks():
             logits = teacher_logits.read(chunk)[:, :vocabulary]
-            plain = torch.nn.functional.cross_entropy(logits, labels[chunk], reduction="sum")
-            right = (logits.argmax(dim=1) == labels[chunk]).sum()
-            sums += torch.tensor([float(plain), len(logits), float(right)], dtype=torch.float64)
+            cross_entropy = torch.nn.functional.cross_entropy(logits, labels[chunk], reduction="sum")
+            num_correct = (logits.argmax(dim=1) == labels[chunk]).sum()
+            sums += torch.tensor([float(cross_entropy), len(logits), float(num_correct)], dtype=torch.float64)
             likeliest, classes = top_classes(logits)
             ids.append(likeliest.cpu().numpy().astype(id_type))
             log_probs.append(classes.clamp(min=_MIN_LOG_PROB).half().cpu().numpy())
         return sums, {"ids": np.concatenate(ids), "log_probs": np.concatenate(log_probs)}
 
 
-def all_classes(teacher_logits: PositionLogits, vocabulary: int, temperature: float) -> Classes:
+def all_classes(teacher_logits: PositionLogits, vocabulary: int, temperature: float) -> ClassLogProbs:
     """Return one class per id, without a class for other ids."""
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -122,8 +128,8 @@ def all_classes(teacher_logits: PositionLogits, vocabulary: int, temperature: fl
     return classes
 
 
-def cached_classes(batch: Batch) -> Classes | None:
-    """Return classes of the cached ids and of all others; None if nothing is cached."""
+def cached_classes(batch: Batch) -> ClassLogProbs | None:
+    """Return one class per cached id and one for all remaining ids. None if nothing is cached."""
     if "teacher_ids" not in batch.tensors:
         return None
     _, positions = find_targets(batch)
@@ -131,8 +137,9 @@ def cached_classes(batch: Batch) -> Classes | None:
     log_probs = batch.tensors["teacher_log_probs"].flatten(0, 1)[positions]
 
     def classes(student: torch.Tensor, chunk: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        classes = ids[chunk].long()
-        return log_probs[chunk].float().log_softmax(dim=1), classes[:, 0], reduce_to_classes(student, classes)
+        chunk_ids = ids[chunk].long()
+        teacher = log_probs[chunk].float().log_softmax(dim=1)
+        return teacher, chunk_ids[:, 0], reduce_to_classes(student, chunk_ids)
 
     return classes
 
@@ -163,34 +170,36 @@ def at_temperature(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def reduce_to_classes(log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Reduce log-probabilities (count, vocabulary) to those of `ids` and of all others in total, (count, k + 1).
+    """Reduce log-probabilities (count, vocabulary) to those of `ids` plus one of all remaining ids, (count, k + 1).
 
     `ids`: int64 (count, k).
     """
-    others = log_probs.scatter(1, ids, -torch.inf).logsumexp(dim=1, keepdim=True)
-    return torch.cat([log_probs.gather(1, ids), others], dim=1)
+    remaining = log_probs.scatter(1, ids, -torch.inf).logsumexp(dim=1, keepdim=True)
+    return torch.cat([log_probs.gather(1, ids), remaining], dim=1)
 
 
 def map_classes(
-    log_probs: torch.Tensor, ids: torch.Tensor, vocabulary: int, top_k: int
+    log_probs: torch.Tensor, student_id_of: torch.Tensor, vocabulary: int, top_k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a teacher's likeliest ids as student ids, int64 (count, k), and log-probabilities, (count, k + 1).
 
-    `log_probs`: (count, teacher's vocabulary). `ids`, int64 (teacher's vocabulary,): the student's id of each teacher's
-    id, -1 for none. `vocabulary`: size of the student's.
+    `log_probs`: (count, teacher's vocabulary). `student_id_of`, int64 (teacher's vocabulary,): the student's id of
+    each teacher's id, -1 for none. `vocabulary`: size of the student's.
     """
-    has_id = ids >= 0
+    has_id = student_id_of >= 0
     probabilities = log_probs.exp()
-    shared = probabilities.new_zeros(len(log_probs), vocabulary).index_add(1, ids[has_id], probabilities[:, has_id])
+    shared = probabilities.new_zeros(len(log_probs), vocabulary).index_add(
+        1, student_id_of[has_id], probabilities[:, has_id]
+    )
     likeliest = shared.topk(top_k, dim=1).indices
-    others = shared.scatter(1, likeliest, 0).sum(dim=1, keepdim=True)
-    others = others + probabilities[:, ~has_id].sum(dim=1, keepdim=True)
-    classes = torch.cat([shared.gather(1, likeliest), others], dim=1)
+    remaining = shared.scatter(1, likeliest, 0).sum(dim=1, keepdim=True)
+    remaining = remaining + probabilities[:, ~has_id].sum(dim=1, keepdim=True)
+    classes = torch.cat([shared.gather(1, likeliest), remaining], dim=1)
     return likeliest, classes.clamp(min=torch.finfo(classes.dtype).tiny).log()  # log(0) would dominate reverse KL
 
 
 @contextmanager
-def record_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+def capture_hidden_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
     """Collect the outputs of the model's layers inside the block, (rows, length, width) each, in order."""
     states: list[torch.Tensor] = []
 

@@ -75,7 +75,7 @@ class Embedding(Objective, Decoding):
     )
     section = "embedding"
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums = ("loss", "targets")
     document_number = DOCUMENT
     has_many_outputs = True
@@ -308,12 +308,12 @@ class Embedding(Objective, Decoding):
         block = min(self.config.data.block, position_limit(model) or self.config.data.block)
         return folder_files(self._embedding, model.config.get_text_config().hidden_size, block)
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         prompt = _EXAMPLE if samples is None else self._reader.first_query_words(samples.read(0))
         return f"artel generate {folder} --prompt {shlex.quote(prompt)} --json"
 
-    def usage(self) -> str:
-        return usage(self._embedding, [_EXAMPLE, "Anna is in the forest."])
+    def model_card_code(self) -> str:
+        return example_code(self._embedding, [_EXAMPLE, "Anna is in the forest."])
 
 
 def _folder_vector_size(model: ModelConfig) -> int | None:
@@ -345,7 +345,7 @@ _POOLED = {
 }
 
 
-def usage(embedding: EmbeddingConfig, texts: Sequence[str]) -> str:
+def example_code(embedding: EmbeddingConfig, texts: Sequence[str]) -> str:
     """Return Python that computes the vectors of a query and a document, and their cosine, with transformers."""
     query, document = texts
     prompted = [embedding.prompts.query + query, embedding.prompts.document + document]

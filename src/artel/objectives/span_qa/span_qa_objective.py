@@ -47,7 +47,7 @@ class SpanQA(Objective, Decoding):
     section = "span_qa"
     needs_context = True
     continues = False
-    encoder = True
+    adds_special_tokens = True
     tasks = ("answer",)
     prompts_problem = (
         "a question needs a document, so prompts cannot be used",
@@ -110,11 +110,11 @@ class SpanQA(Objective, Decoding):
         section = {"question": block // 4, "stride": block // 4}
         return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         question, context = (_QUESTION, _CONTEXT) if samples is None else self._windows.example_texts(samples.read(0))
         return f"artel generate {folder} --prompt {shlex.quote(question)} --context {shlex.quote(context)}"
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         return cleandoc(f"""
             inputs = tokenizer({python_literal(_QUESTION)}, {python_literal(_CONTEXT)}, return_tensors="pt")
             with torch.no_grad():

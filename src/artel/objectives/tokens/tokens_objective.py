@@ -57,7 +57,7 @@ class Tokens(Objective, Decoding):
     decided_by_records = ("labels",)
     tasks = ("entities",)
     continues = False
-    encoder = True
+    adds_special_tokens = True
     sums = ("loss", "targets", "right")
     document_number = DOCUMENT
     has_many_outputs = True
@@ -135,14 +135,14 @@ class Tokens(Objective, Decoding):
             "label2id": {name: number for number, name in names.items()},
         }
 
-    def command(self, folder: str, samples: Samples | None) -> str:
+    def demo_command(self, folder: str, samples: Samples | None) -> str:
         if samples is None:
             return f'artel generate {folder} --prompt "{_EXAMPLE}"'
         sample, frame = samples.read(0), self._windows.frame
         text = sample.ids[len(frame.before) : len(sample.ids) - len(frame.after)]
         return f"artel generate {folder} --prompt {shlex.quote(first_words(self.tokenizer, text))}"
 
-    def usage(self) -> str:
+    def model_card_code(self) -> str:
         comment = "A word has the tag of its first token."
         if not self.tags.word_tags:
             comment = "B- begins a name, I- and L- continue and end it, U- is a name of one word."

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
+from artel.integers import ceil_div
 from artel.models.activation_checkpointing import Recompute
 from artel.models.compile import repeated_layers
 from artel.planning.fit.layouts import Layout
@@ -107,7 +108,7 @@ def step_seconds(
     layout: Layout, size: ModelSize, mode: Recompute, rows: int, row_tokens: int, hardware: Hardware, precision: str
 ) -> float:
     """Estimate the seconds of a step."""
-    micro_batches = -(-layout.config.train.batch // (layout.dims.dp_degree * rows))
+    micro_batches = ceil_div(layout.config.train.batch, layout.dims.dp_degree * rows)
     compute_seconds = _compute_seconds(layout, size, mode, row_tokens, hardware, precision)
     reduce_seconds = _data_parallel_seconds(layout, size, micro_batches, hardware, precision)
     exchange_seconds = _model_parallel_seconds(layout, size, mode, row_tokens, hardware, precision)

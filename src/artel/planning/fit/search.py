@@ -16,6 +16,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.messages import logger, silence_messages
 from artel.models.activation_checkpointing import Recompute
 from artel.planning.fit.estimate import (
@@ -263,7 +264,7 @@ class Search:
 
     def _row_counts(self, layout: Layout) -> list[int]:
         """Return the micro-batches worth trying, smallest first."""
-        max_rows = -(-layout.config.train.batch // layout.dims.dp_degree)
+        max_rows = ceil_div(layout.config.train.batch, layout.dims.dp_degree)
         sizes = sizes_to_try(max_rows, self._text[0].row_tokens, torch.device(self._hardware.device))
         stages = layout.config.parallel.pipeline
         return [size for size in sizes if stages == 1 or size * _STAGE_BATCHES * stages <= max_rows] or sizes[:1]

@@ -100,7 +100,9 @@ def _small_tokenizer(config: RunConfig) -> Tokenizer:
     training = config.tokenizer.train or TokenizerTraining()
     special = list(dict.fromkeys([*objective_class.special_tokens(config), *training.special]))
     small_training = training.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
-    return train_tokenizer(iter([" ".join(map(str, range(2000)))]), small_training, encoder=objective_class.encoder)
+    return train_tokenizer(
+        iter([" ".join(map(str, range(2000)))]), small_training, encoder=objective_class.adds_special_tokens
+    )
 
 
 def _text_block(config: RunConfig, objective: Objective) -> Sample:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.models.loading.language_part import MultimodalModel
 from artel.objectives import DocumentSamples, Objective, build_objective, objective_type
 from artel.planning.outline import local_tokenizer
@@ -59,7 +60,7 @@ def plan_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
         total_tokens = config.train.steps * config.train.batch * config.data.block
         return PlannedLength(config.train.steps, total_tokens, None, "set by train.steps")
     if data.objective.packs_text and config.train.tokens is not None:
-        steps = -(-config.train.tokens // (config.train.batch * config.data.block))
+        steps = ceil_div(config.train.tokens, config.train.batch * config.data.block)
         return PlannedLength(steps, config.train.tokens, None, "set by train.tokens")
     sampled = _sample_counts(config, data)
     if sampled is None:
@@ -133,7 +134,9 @@ def _with_tokenizer(config: RunConfig, objective: Objective, documents: list[Doc
         return objective
     training = config.tokenizer.train or TokenizerTraining()
     texts = [document.record.text for document in documents]
-    return build_objective(config, train_tokenizer(iter(texts), training, encoder=objective_type(config).encoder))
+    return build_objective(
+        config, train_tokenizer(iter(texts), training, encoder=objective_type(config).adds_special_tokens)
+    )
 
 
 def disk_bytes(

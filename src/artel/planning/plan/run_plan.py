@@ -11,6 +11,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.messages import logger
 from artel.models.activation_checkpointing import Recompute, SelectiveUnsupported
 from artel.models.compile import OFF, compile_choice
@@ -190,7 +191,7 @@ def make_plan(
     outline = ModelOutline.from_config(config, data.objective, data.tokenizer)
     precision = plan_precision(config, hardware)
     data = data.with_layout_for(lambda: outline.build_for_training(precision), hardware.device)
-    max_rows = -(-config.train.batch // dims.dp_degree)
+    max_rows = ceil_div(config.train.batch, dims.dp_degree)
     mode = config.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
 
@@ -200,8 +201,8 @@ def make_plan(
     find_average = cache(partial(find_average_step, config, data))
 
     def plan_rows(rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
-        count = -(-max_rows // rows)
-        rows = -(-max_rows // count)
+        count = ceil_div(max_rows, rows)
+        rows = ceil_div(max_rows, count)
         suffix = "" if mode == "none" else f", activation_checkpointing: {mode}"
         logger.info("tracing two steps with micro-batches of %s%s", rows, suffix)
         average = find_average(rows, dims.dp_degree)

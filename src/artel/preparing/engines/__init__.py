@@ -19,21 +19,21 @@ def check_engine(prepare: PrepareConfig) -> None:
 
 
 def run_stage(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
-    """Run the unfinished tasks of a stage. Calls `progress` with (number done, number of tasks).
+    """Run the unfinished tasks of a stage. Calls `progress` with (finished tasks, all tasks).
 
-    Raise InputError, WorkError.
+    Raise InputError if the settings or the input do not allow the tasks, WorkError if one fails otherwise.
     """
     if (tasks.workspace.path / "jobs").is_dir():
         from artel.preparing.engines.slurm import cancel_jobs
 
         cancel_jobs(tasks.workspace)  # left by a killed process; Ray tasks end with their process
     if prepare.engine == "slurm":
-        from artel.preparing.engines.slurm import run_by_slurm
+        from artel.preparing.engines.slurm import run_on_slurm
 
-        run_by_slurm(tasks, stage, prepare, progress)
+        run_on_slurm(tasks, stage, prepare, progress)
     elif prepare.engine == "ray":
-        from artel.preparing.engines.ray import run_by_ray
+        from artel.preparing.engines.ray import run_on_ray
 
-        run_by_ray(tasks, stage, prepare, progress)
+        run_on_ray(tasks, stage, prepare, progress)
     else:
         run_locally(tasks, stage, prepare.workers, progress)

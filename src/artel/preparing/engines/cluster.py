@@ -1,11 +1,11 @@
 """Submits tasks to the nodes of a cluster, runs them there, and collects their results.
 
     KEY.parts/jobs/text-0/work.json     the submission, which each rank reads
-    KEY.parts/jobs/text-0/claims/12     a link to the name of the process that claimed task 12
+    KEY.parts/jobs/text-0/claims/12     a link whose target is the name of the process that claimed task 12
     KEY.parts/jobs/text-0/killed/3      a message about rank 3, of which a process was killed
     KEY.parts/jobs/text-0/succeeded/3   rank 3 ended without an error
-    KEY.parts/jobs/text-0/logs/7_3.log  what rank 3 printed (7: the number of Slurm's job)
-    KEY.parts/jobs/text-0/slurm-job     the number of the job
+    KEY.parts/jobs/text-0/logs/7_3.log  what rank 3 printed (7: the id of Slurm's job)
+    KEY.parts/jobs/text-0/slurm-job     the id of the job
 
 Each submission has its own folder, so that old claims do not block tasks: a task is finished if its result exists. If
 two processes run the same task, they write the same result, and the first one stays.
@@ -162,7 +162,7 @@ def create_submission(tasks: Tasks, stage: Stage, processes: int = 1) -> Submiss
 
 
 def rank_command(submission: Submission, python: str = sys.executable) -> list[str]:
-    """Return the command of a rank, without its number and the number of ranks (see `main`)."""
+    """Return the command of a rank, without its rank and the number of ranks (see `main`)."""
     return [python, "-P", "-m", "artel.preparing.engines.cluster", submission.folder]
 
 

@@ -37,20 +37,21 @@ def check() -> None:
         pass
 
 
-def run_by_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
-    """Run the unfinished tasks of a stage, each on one CPU. Raise InputError, WorkError.
+def run_on_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
+    """Run the unfinished tasks of a stage, each on one CPU.
 
-    Ray ends the tasks when this process ends, for any reason.
+    Ray ends the tasks when this process ends, for any reason. Raise InputError if no cluster can be reached or a node
+    lacks artel or the workspace, and WorkError if tasks end without a result. Errors of tasks are raised here.
     """
     submission = create_submission(tasks, stage)
     with _connect() as ray:
         _check_nodes(ray, submission)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        count = min(cpus if prepare.workers == "auto" else prepare.workers, len(submission.numbers))
+        num_ranks = min(cpus if prepare.workers == "auto" else prepare.workers, len(submission.numbers))
         # Ray restarts a rank if its node is lost. No memory is requested: Ray guesses the memory of a node, and a task
         # that does not fit waits forever.
         run_rank = ray.remote(num_cpus=1)(_run_rank)
-        running = [run_rank.remote(submission, rank, count) for rank in range(count)]
+        running = [run_rank.remote(submission, rank, num_ranks) for rank in range(num_ranks)]
         failures: list[str] = []
         end_time: float | None = None
         while True:

@@ -15,6 +15,7 @@ from pathlib import Path
 from artel.config import PrepareConfig, SlurmConfig
 from artel.config.sbatch import format_directive
 from artel.errors import InputError, WorkError
+from artel.integers import ceil_div
 from artel.preparing.engines.cluster import (
     VISIBILITY_SECONDS,
     Submission,
@@ -51,16 +52,20 @@ def check() -> None:
         raise InputError.at("prepare.engine", what, fix)
 
 
-def run_by_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
-    """Submit the unfinished tasks of a stage and wait for them. Raise InputError, WorkError.
+def run_on_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Callable[[int, int], None]) -> None:
+    """Submit the unfinished tasks of a stage and wait for them. No job stays in the queue, even after an error.
 
-    No job stays in the queue, even after an error.
+    Raise InputError if Slurm rejects the job, and WorkError if it cannot start or ends without all results. Errors of
+    tasks are raised here.
     """
     submission = create_submission(tasks, stage, prepare.slurm.cpus)
-    processes = min(_MAX_PROCESSES if prepare.workers == "auto" else prepare.workers, len(submission.numbers))
-    job = _Job(_submit(submission, job_script(submission, -(-processes // prepare.slurm.cpus), prepare.slurm)))
+    max_processes = _MAX_PROCESSES if prepare.workers == "auto" else prepare.workers
+    num_processes = min(max_processes, len(submission.numbers))
+    num_ranks = ceil_div(num_processes, prepare.slurm.cpus)
+    job_id = _submit(submission, job_script(submission, num_ranks, prepare.slurm))
+    job = _Job(job_id)
     try:
-        write_file(Path(submission.folder, _JOB_FILE), job.number)
+        write_file(Path(submission.folder, _JOB_FILE), job_id)
         _wait_for_job(tasks, submission, job, progress)
     finally:
         job.cancel()
@@ -75,14 +80,17 @@ def cancel_jobs(workspace: Workspace) -> None:
         file.unlink()
 
 
-def job_script(submission: Submission, jobs: int, slurm: SlurmConfig) -> str:
-    """Return the batch script of a job array, a rank per job. Raise InputError for a path that sbatch cannot read."""
+def job_script(submission: Submission, num_ranks: int, slurm: SlurmConfig) -> str:
+    """Return the batch script of a job array with one rank per array task.
+
+    Raise InputError for a path that sbatch cannot read.
+    """
     options: dict[str, object] = {
         "job-name": f"artel-{submission.stage}",
-        "array": f"0-{jobs - 1}",
+        "array": f"0-{num_ranks - 1}",
         "nodes": 1,
         "cpus-per-task": slurm.cpus,
-        "mem-per-cpu": f"{-(-slurm.memory // 2**20)}M",
+        "mem-per-cpu": f"{ceil_div(slurm.memory, 2**20)}M",
         "time": _TIME_LIMIT,
         "output": f"{submission.folder}/logs/%A_%a.log",
         **slurm.options,
@@ -100,13 +108,13 @@ def job_script(submission: Submission, jobs: int, slurm: SlurmConfig) -> str:
         f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         *slurm.setup,
         "set -xe",
-        f'{shlex.join(rank_command(submission, python="python"))} "$SLURM_ARRAY_TASK_ID" {jobs}',
+        f'{shlex.join(rank_command(submission, python="python"))} "$SLURM_ARRAY_TASK_ID" {num_ranks}',
     ]
     return "\n".join(lines) + "\n"
 
 
 def _submit(submission: Submission, script: str) -> str:
-    """Submit the job. Return its number. Raise InputError if Slurm rejects it."""
+    """Submit the job and return its id. Raise InputError if Slurm rejects it."""
     file = Path(submission.folder, "job.sbatch")
     file.write_text(script)
     result = _run_command("sbatch", "--parsable", str(file))
@@ -114,51 +122,57 @@ def _submit(submission: Submission, script: str) -> str:
         lines = result.stderr.strip().splitlines() or [""]
         what = f"Slurm rejected the job {file}: {lines[-1].removeprefix('sbatch: error: ')}"
         raise InputError.at("prepare.slurm", what, _FIX_REJECTED)
-    return result.stdout.strip().splitlines()[-1].partition(";")[0]  # NUMBER, or NUMBER;CLUSTER
+    return result.stdout.strip().splitlines()[-1].partition(";")[0]  # ID, or ID;CLUSTER
 
 
 class _Job:
     """A job array and its state in Slurm."""
 
-    def __init__(self, number: str) -> None:
-        self.number = number
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
         self.states: dict[str, str] = {}
-        """The last known state of each element, also after Slurm has forgotten it."""
+        """The last known state of each array task, also after Slurm has forgotten it."""
         self._pending_reasons: set[str] = set()
         self._last_answer = time.monotonic()
 
     def has_ended(self) -> bool:
-        """True if no element is pending or running. Raise WorkError if Slurm has not answered for long."""
-        result = _run_command("scontrol", "show", "job", "--oneliner", self.number)
+        """True if no array task is pending or running.
+
+        Raise WorkError if Slurm has not answered for 30 minutes (`_MAX_SILENT_SECONDS`).
+        """
+        result = _run_command("scontrol", "show", "job", "--oneliner", self.job_id)
         if result.returncode and "Invalid job id" not in result.stderr:
             if time.monotonic() - self._last_answer > _MAX_SILENT_SECONDS:
                 what = f"Slurm has not answered for {_MAX_SILENT_SECONDS // 60} minutes: {result.stderr.strip()}"
                 raise WorkError.at("prepare.engine", what, "run the same command when Slurm answers again")
             return False
         self._last_answer = time.monotonic()
-        elements = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) Reason=(\S+)", result.stdout, re.MULTILINE)
-        self.states |= {element: state for element, state, _ in elements}
-        self._pending_reasons = {reason for _, state, reason in elements if state == "PENDING"}
-        return all(state in _END_STATES for _, state, _ in elements)
+        array_tasks = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) Reason=(\S+)", result.stdout, re.MULTILINE)
+        self.states |= {task_id: state for task_id, state, _ in array_tasks}
+        self._pending_reasons = {reason for _, state, reason in array_tasks if state == "PENDING"}
+        return all(state in _END_STATES for _, state, _ in array_tasks)
 
     def check(self) -> None:
         """Raise WorkError if the job will never start."""
         for reason in self._pending_reasons & _FATAL_REASONS:
-            raise WorkError.at("prepare.slurm", f"the job {self.number} cannot start: {reason}", _FIX_REJECTED)
+            raise WorkError.at("prepare.slurm", f"the job {self.job_id} cannot start: {reason}", _FIX_REJECTED)
 
     def failed_states(self) -> list[str]:
         return sorted({state for state in self.states.values() if state in _END_STATES - {"COMPLETED"}})
 
     def cancel(self) -> None:
         """Cancel the job if it has not ended, and wait up to a minute until its processes are gone."""
-        _run_command("scancel", self.number)
+        _run_command("scancel", self.job_id)
         deadline = time.monotonic() + _CANCEL_SECONDS
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(1)
 
 
 def _wait_for_job(tasks: Tasks, submission: Submission, job: _Job, progress: Callable[[int, int], None]) -> None:
-    """Wait for all results. Raise the errors of tasks, and WorkError if the job ended without all results."""
+    """Wait for all results.
+
+    Raise the errors of tasks, and WorkError if the job cannot start or ended without all results.
+    """
     end_time: float | None = None
     while missing := wait_for_results(tasks, submission, progress):
         if end_time is None:
@@ -167,7 +181,7 @@ def _wait_for_job(tasks: Tasks, submission: Submission, job: _Job, progress: Cal
         elif job.failed_states() or time.monotonic() > end_time + VISIBILITY_SECONDS:
             states = " and ".join(job.failed_states()) or "COMPLETED"
             raise lost_tasks_error(
-                submission, missing, f"the job {job.number} ended as {states}", _find_fix(job.failed_states())
+                submission, missing, f"the job {job.job_id} ended as {states}", _find_fix(job.failed_states())
             )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from artel.errors import InputError, WorkError
+from artel.integers import ceil_div
 from artel.storage.atomic import new_folder
 from artel.storage.http.resume import UNFINISHED, remove_stale
 from artel.storage.locks import lock
@@ -189,7 +190,7 @@ def _list_folder(files: Any, address: str) -> dict[str, RemoteFile]:
 
 def _upload(files: Any, file: Path, address: str, digest: str) -> None:
     size = file.stat().st_size
-    part_bytes = max(_PART_BYTES, -(-size // _MAX_PARTS))
+    part_bytes = max(_PART_BYTES, ceil_div(size, _MAX_PARTS))
     options: dict[str, Any] = {
         "chunksize": part_bytes,
         "max_concurrency": _CONCURRENT_PARTS,

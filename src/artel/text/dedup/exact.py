@@ -11,6 +11,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from artel.integers import ceil_div
+
 DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])
 """A digest of 16 bytes as an array element."""
 # Digests sorted at a time: 4 million take 250 MB, temporary arrays included.
@@ -27,7 +29,7 @@ def find_repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> N
     """
     count = sum(map(len, shards))
     is_repeated = np.zeros(count, dtype=np.bool_)
-    ranges = -(-count // max_sorted) if count else 0
+    ranges = ceil_div(count, max_sorted) if count else 0
     for number in range(ranges):
         low, high = number * 2**64 // ranges, (number + 1) * 2**64 // ranges - 1
         positions, digests = [], []

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
+from artel.integers import ceil_div
 from artel.messages import Phrase
 from artel.registry import FORMATS
 from artel.secrets import hide_secrets
@@ -180,7 +181,7 @@ def _divide_file(entry: Input, source: SourceConfig, size: int) -> list[Input]:
         return []
     if not can_be_divided(Path(entry.address), entry.address, source.encoding):
         return []
-    count = -(-entry.size // size)
+    count = ceil_div(entry.size, size)
     bounds = pairwise(entry.size * number // count for number in range(count + 1))
     return [replace(entry, size=stop - start, span=Span(start, stop)) for start, stop in bounds]
 

@@ -230,11 +230,11 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
         if suffix:
             break
     ids |= _call_end_ids(tokenizer, template)
-    ids -= {added[token] for token in marks_before_calls(tokenizer, template)}
+    ids -= {added[token] for token in markers_before_calls(tokenizer, template)}
     return TurnEnd(frozenset({tokenizer.end_id, *ids}), tuple(dict.fromkeys(texts)))
 
 
-def marks_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
+def markers_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
     """Return the added tokens between the text of an answer and its calls, if both are in one turn."""
     conversation: list[dict[str, Any]] = [
         {"role": "user", "content": _QUESTION_MARK},

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from artel.errors import ArtelError, OutOfMemory, WorkError
+from artel.integers import ceil_div
 from artel.messages import logger
 from artel.models.activation_checkpointing import recompute
 from artel.training.micro_batch import MicroBatchPlan, is_out_of_memory, next_smaller
@@ -40,7 +41,7 @@ def use_less_memory(run: Run) -> None:
     Raise OutOfMemory if all processes must start again, WorkError if no smaller size is left.
     """
     step_name, old_plan = f"step {run.step + 1}", run.batch_plan
-    smaller = next_smaller(old_plan, -(-run.length.batch // run.strategy.dp_degree))
+    smaller = next_smaller(old_plan, ceil_div(run.length.batch, run.strategy.dp_degree))
     if smaller is None:
         raise _out_of_memory_error(step_name, "even with full activation checkpointing")
     # DeepSpeed's engine cannot discard half a backward pass.
