@@ -417,7 +417,7 @@ def test_the_servers_answers_have_openais_calls():
 
 def test_a_mark_that_only_ends_what_is_said_is_not_shown_and_a_call_after_it_ends_the_answer():
     silent = FreeCalls(TOOLS)
-    assert silent.add("Warm.") + silent.add("<|message_sep|>\n\n") + silent.flush() == "Warm."
+    assert silent.feed("Warm.") + silent.feed("<|message_sep|>\n\n") + silent.flush() == "Warm."
     assert not silent.is_full
     calls = FreeCalls(TOOLS)
     assert calls.feed(f"I look.{GIGACHAT_CALL}{F_AS_JSON}") == "I look."

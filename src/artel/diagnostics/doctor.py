@@ -172,7 +172,10 @@ def _run_facts(config: RunConfig, model: PreTrainedModel | None) -> dict[str, Fa
 
 
 def _outline_run_model(config: RunConfig) -> PreTrainedModel | None:
-    """Return the run's model without weights. None if it is on the hub but not in the cache. Raise InputError."""
+    """Return the run's model without weights. None if it is on the hub but not in the cache.
+
+    Raise InputError if the run file does not fit the objective or the model cannot be built.
+    """
     objective = objective_type(config)
     problems = objective.problems(config)
     if problems:

@@ -106,7 +106,10 @@ class ModelHooks:
         return {}
 
     def read_model_files(self, folder: Path) -> None:  # if it has such files
-        """Read the files of `model_files` from the folder of an opened model. Raise InputError."""
+        """Read the files of `model_files` from the folder of an opened model.
+
+        Raise InputError if a file is damaged or does not fit this objective.
+        """
 
     def calibration(self) -> dict[str, Any]:
         """Return the values that the latest `metrics` chose for inference (thresholds); empty for most objectives.
@@ -153,7 +156,7 @@ class EvaluationHooks:
         return 1
 
     def predictions_file(self, outputs: np.ndarray, split: StoreSplit) -> Any:
-        """Return the data set's official file of predictions as plain values; None if it has none."""
+        """Return the dataset's official file of predictions as values for JSON; None if it has none."""
         return None
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:

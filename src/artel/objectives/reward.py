@@ -285,7 +285,10 @@ class ConversationReader:
         ]
 
     def ids(self, prompt: Prompt, answer: str) -> np.ndarray:
-        """Return the ids of a prompt and its answer. Raise InputError."""
+        """Return the ids of a prompt and its answer.
+
+        Raise InputError if a text has a special token, or the template rejects the conversation.
+        """
         messages = [*_read_messages(prompt), Message("assistant", answer)]
         if self.writer.has_control_token(messages):
             what = "a text has a special token of the tokenizer, which would be read as a part of the chat template"

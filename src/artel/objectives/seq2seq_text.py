@@ -78,7 +78,10 @@ class PairFraming:
 
 
 def set_languages(tokenizer: Tokenizer, source: str, target: str) -> None:
-    """Set the languages of a multilingual tokenizer (mBART, NLLB). Raise InputError."""
+    """Set the languages of a multilingual tokenizer (mBART, NLLB).
+
+    Raise InputError if the tokenizer lacks one of them.
+    """
     hf, problems = tokenizer.hf, []
     for name, code in (("source_language", source), ("target_language", target)):
         if code and not hasattr(hf, "src_lang"):

@@ -116,7 +116,7 @@ def prepare(
     verify: bool = False,
     while_building: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
 ) -> PreparedText:
-    """Find the token store of a run, or build it from the sources. Raise InputError, WorkError.
+    """Find the token store of a run, or build it from the sources.
 
     If the texts are gone, use the store that the run started with. RUN/rejected.jsonl lists the records that could
     not be used, even if there are too many.
@@ -209,7 +209,10 @@ def check_sources_and_outputs(config: RunConfig) -> None:
 
 
 def resolve_from_records(config: RunConfig) -> RunConfig:
-    """Return the run with the values that its records decide. Reads the records once. Raise InputError."""
+    """Return the run with the values that its records decide. Reads the records once.
+
+    Raise InputError if the records cannot be read.
+    """
     if not objective_type(config).undecided(config):
         return config
     return resolve_values(config, _values_file(config))

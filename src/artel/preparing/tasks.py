@@ -34,7 +34,7 @@ class Tasks:
         return [number for number in range(count) if not self._result(stage, number).exists()]
 
     def run(self, stage: Stage, number: int) -> None:
-        """Run a task. Raise InputError, WorkError."""
+        """Run a task, unless its result exists. Its errors are InputError or WorkError."""
         workspace, result = self.workspace, self._result(stage, number)
         if result.exists():
             return

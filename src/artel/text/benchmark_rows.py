@@ -51,7 +51,7 @@ def benchmark_source(benchmark: BenchmarkConfig) -> SourceConfig:
 
 
 def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> list[Input]:
-    """Return the files of a benchmark. Raise InputError."""
+    """Return the files of a benchmark. Raise InputError if there are none."""
     return list(list_inputs(benchmark_source(benchmark), key, data))
 
 
@@ -113,7 +113,10 @@ def _read_objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tupl
 
 
 def _get_texts(row: dict[str, Any], name: str, key: str) -> list[str]:
-    """Return the texts in a field. A dot reaches into an object. Raise BadRecord."""
+    """Return the texts in a field. A dot in its name selects a field of an object.
+
+    Raise BadRecord if the row lacks the field, or the field has something other than texts.
+    """
     value = get_nested_field(row, name)
     if value is None:
         raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {describe_fields(row)})")
@@ -150,7 +153,10 @@ def task_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
 
 
 def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
-    """Yield the evaluation examples of a task, or of all tasks of a group. Raise InputError."""
+    """Yield the evaluation examples of a task, or of all tasks of a group.
+
+    Raise InputError if the task is unknown or its examples cannot be loaded.
+    """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "false")  # else datasets reports each file it opens to the Hub
     from lm_eval.tasks import TaskManager

@@ -90,7 +90,7 @@ class Classifier:
 
 
 def apply_classifier(texts: Sequence[str], rule: ClassifierConfig) -> NDArray[np.bool_]:
-    """Return (texts,): True for texts that pass the classifier of a run. Raise InputError."""
+    """Return (texts,): True for texts that pass the classifier of a run."""
     return _read_classifier(rule.from_).scores(texts) >= rule.minimum
 
 
@@ -100,7 +100,7 @@ def check_classifier(rule: ClassifierConfig) -> None:
 
 
 def classifier_digest(rule: ClassifierConfig) -> str:
-    """Return a digest of the weights and the features, for the store key. Raise InputError."""
+    """Return a digest of the weights and the features, for the store key."""
     return xxhash.xxh3_128_hexdigest(
         _read_bytes(rule.from_, WEIGHTS) + json.dumps(_read_description(rule.from_)["reads"]).encode()
     )
@@ -112,7 +112,10 @@ def feature_versions() -> dict[str, int]:
 
 
 def _read_classifier(folder: str) -> Classifier:
-    """Return the classifier in a folder, reading it again if its file has changed. Raise InputError."""
+    """Return the classifier in a folder, reading it again if its file has changed.
+
+    Raise InputError if the folder has no classifier, or one of another version.
+    """
     file = user_path(folder, _KEY).absolute() / WEIGHTS
     return _load(folder, str(file), file.stat().st_mtime_ns if file.is_file() else 0)
 

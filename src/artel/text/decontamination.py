@@ -99,7 +99,10 @@ def benchmark_fingerprint(data: DataConfig) -> list[Any]:
 
 
 def write_index(data: DataConfig, folder: Path) -> None:
-    """Write the index of the run's benchmarks into `folder`. Raise InputError."""
+    """Write the index of the run's benchmarks into `folder`.
+
+    Raise InputError if a benchmark cannot be read.
+    """
     config = data.decontaminate
     assert config is not None
     ngrams = Ngrams(config.words)

@@ -56,7 +56,10 @@ def find_entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def build_tagged_record(text: str, spans: Iterable[Span], origin: str, set_name: str) -> Record:
-    """Return the record of a text with its spans, sorted and without white space at their ends. Raise BadRecord."""
+    """Return the record of a text with its spans, sorted and without white space at their ends.
+
+    Raise BadRecord if the text is empty or a span is outside it.
+    """
     if not text.strip():
         raise BadRecord("empty", "its text is empty; fill it in, or remove it")
     valid_spans = sorted(dict.fromkeys(_check_span(text, span) for span in spans))
@@ -68,7 +71,8 @@ def join_tagged_words(
 ) -> tuple[str, list[Span]]:
     """Join words by spaces. Return the text and its spans: entities, or for kind `words` each word with its tag.
 
-    `spaces`: for each word, True if a space follows; None if a space follows every word. Raise BadRecord.
+    `spaces`: for each word, True if a space follows; None if a space follows every word. Raise BadRecord if the
+    tags do not fit `kind`.
     """
     tag_without_prefix = next((tag for tag in tags if tag != OUTSIDE and not has_prefix(tag)), None)
     if kind != WORDS and tag_without_prefix is not None and OUTSIDE not in tags:

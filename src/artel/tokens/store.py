@@ -211,7 +211,10 @@ class TokenStore:
         return digest.hexdigest()
 
     def verify(self, vocabulary: int | None = None) -> None:
-        """Compare the checksums of all files, and check that all ids are below `vocabulary`. Raise DamagedStore."""
+        """Compare the checksums of all files, and check that all ids are below `vocabulary`.
+
+        Raise DamagedStore if a file fails.
+        """
         dtype = np.dtype(self.manifest["dtype"]).newbyteorder("<")
         largest_id = -1
 

@@ -85,7 +85,10 @@ class TurnLocator:
         return "omits the results of tools" if has_results and not self._tool_style.writes_results else ""
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedConversation:
-        """Render a conversation and locate the assistant's turns. Raise ConversationError."""
+        """Render a conversation and locate the assistant's turns.
+
+        Raise ConversationError if the template rejects the conversation or the turns cannot be located.
+        """
         style = self._find_style(messages, tools)
         messages = style.linked(messages)
         shape = (bool(tools), *map(_message_shape, messages))
@@ -115,7 +118,10 @@ class TurnLocator:
         return text + self._format_answer(text, messages[-1].thought, messages[-1].content)
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """Return the prompt of the next answer: the conversation and the opening of a turn. Raise ConversationError."""
+        """Return the prompt of the next answer: the conversation and the opening of a turn.
+
+        Raise ConversationError if the template rejects the conversation.
+        """
         style = self._find_style(messages, tools)
         fields = [self._template_fields(message, style) for message in style.linked(messages)]
         return self._render(fields, tools, add_generation_prompt=True)
@@ -142,7 +148,7 @@ class TurnLocator:
         return None
 
     def _render_thought(self, field: str, calls: tuple[ToolCall, ...]) -> str:
-        """Render a conversation of placeholders that ends with a thought and `calls`. Raise ConversationError."""
+        """Render a conversation of placeholders that ends with a thought and `calls`."""
         question = Message("user", make_placeholder(0, "content"))
         answer = Message("assistant", make_placeholder(1, "content"), tool_calls=calls)
         style = self._find_style([answer], ())

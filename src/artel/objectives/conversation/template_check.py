@@ -175,7 +175,7 @@ def _saved_ends(file: Path) -> set[int]:
 def call_notes(documents: Iterable[Document]) -> list[str]:
     """Return a note about learned calls that do not fit their declared parameters; [] if all fit.
 
-    This is not an error: published data sets have such calls, and the schema may be wrong.
+    This is not an error: published datasets have such calls, and the schema may be wrong.
     """
     total = calls = mismatches = 0
     first: dict[str, str] = {}

@@ -47,20 +47,23 @@ class ConversationWriter:
         return any(token in text for text in texts for token in self._control)
 
     def write(self, messages: Sequence[Message], tools: Tools = ()) -> RenderedConversation:
-        """Return the conversation as the template writes it. Raise ConversationError."""
+        """Return the conversation as the template writes it.
+
+        Raise ConversationError if the template rejects it or the turns cannot be located.
+        """
         return self._turns.write(messages, tools)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Return the ids of the prompt for the next answer. Raise ConversationError."""
+        """Return the ids of the prompt for the next answer."""
         text = self._turns.prompt(messages, tools)
         return next(self._tokenizer.encode_with_offsets([text], control=True)).ids.tolist()
 
     def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
-        """Return a conversation with flags in the turns of the messages `learned`. Raise ConversationError."""
+        """Return a conversation with flags in the turns of the messages `learned`."""
         return self.to_sample(self.write(messages, tools), learned)
 
     def to_sample(self, rendered: RenderedConversation, learned: set[int], *, learn_prompts: bool = False) -> Sample:
-        """Return the ids of a conversation, with flags in the turns of the messages `learned`. Raise ConversationError.
+        """Return the ids of a conversation, with flags in the turns of the messages `learned`.
 
         `learn_prompts`: also learn all text outside the assistant's turns, and the tags of empty thoughts that some
         templates write before an answer. Results of tools are never learned.

@@ -99,7 +99,7 @@ def read_folder(folder: str) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> Any:
-    """Return the content of a JSON file; {} if it does not exist. Raise InputError."""
+    """Return the content of a JSON file; {} if it does not exist. Raise InputError if it is not JSON."""
     if not file.is_file():
         return {}
     try:

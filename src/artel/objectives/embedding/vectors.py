@@ -199,10 +199,10 @@ class TextEncoder:
         self._tokenizer, self._reader, self._embedding, self._block = tokenizer, reader, embedding, block
 
     def rows(self, texts: Sequence[Any], input_type: str) -> list[tuple[np.ndarray, bool]]:
-        """Return the ids of each text, int64 (tokens,), and True if it was cut. Raise InputError.
+        """Return the ids of each text, int64 (tokens,), and True if it was cut.
 
         A text may also be ids with special tokens. `input_type`: query or document, which selects the prompt; empty for
-        no prompt.
+        no prompt. Raise InputError if a text has no token, or `input_type` is unknown.
         """
         encoded = iter(self._encode([text for text in texts if isinstance(text, str)], input_type))
         rows: list[tuple[np.ndarray, bool]] = []
@@ -216,7 +216,7 @@ class TextEncoder:
         return rows
 
     def _encode(self, texts: Sequence[str], input_type: str) -> list[np.ndarray]:
-        """Return the ids of each text after its prompt, without special tokens. Raise InputError."""
+        """Return the ids of each text after its prompt, without special tokens."""
         prompts = self._embedding.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(input_type)
         if prompt is None:
@@ -231,7 +231,10 @@ class TextEncoder:
     def vectors(
         self, model: PreTrainedModel, rows: Sequence[np.ndarray], *, dimensions: int | None = None
     ) -> np.ndarray:
-        """Return vectors, float32 (rows, size), or their first `dimensions` numbers. Raise InputError."""
+        """Return vectors, float32 (rows, size), or their first `dimensions` numbers.
+
+        Raise InputError if the vectors have fewer numbers than `dimensions`.
+        """
         size = model.config.get_text_config().hidden_size
         if dimensions is not None and not 0 < dimensions <= size:
             what = f"a vector has {size} numbers, but {dimensions} are requested"

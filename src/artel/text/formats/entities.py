@@ -1,7 +1,7 @@
 """Texts with character spans, or words with tags, from rows of JSON lines, a JSON array or parquet.
 
 Supported forms: `label`, `labels` and `entities` of doccano; exports of Label Studio (JSON and JSON-MIN); `spans` of
-spaCy and Prodigy; [text, {"entities": […]}] of spaCy; `tokens` with `ner_tags` of Hugging Face data sets, with names of
+spaCy and Prodigy; [text, {"entities": […]}] of spaCy; `tokens` with `ner_tags` of Hugging Face datasets, with names of
 numbers in `tag_names` or in the parquet file. Files with CoNLL suffixes are read like `conll`.
 
 Label Studio: {"data": {"text": …}, "annotations": [{"result": [{"value": {"start", "end", "labels"}}]}]}. Its offsets

@@ -1,6 +1,6 @@
 """Texts that match: queries with positives and negatives, pairs with a score, groups of paraphrases.
 
-Rows of data sets for embeddings and rerankers, as JSON lines, a JSON array, parquet, csv or tsv, with the fields of
+Rows of datasets for embeddings and rerankers, as JSON lines, a JSON array, parquet, csv or tsv, with the fields of
 - sentence-transformers: `anchor` (`query`, `question`), `positive`, `negative` (`negative_1`, `negative_2`, …).
 - FlagEmbedding: `query`, `pos: [...]`, `neg: [...]`.
 - pairs with a number: `sentence1`, `sentence2`, `score` (`label`, `similarity_score`); or `query`, `document`, `score`.

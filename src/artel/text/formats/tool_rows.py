@@ -21,7 +21,7 @@ from artel.text.tool_calls import parse_calls, read_calls, tool_names
 _TOOLS_FIELDS = ("tools", "functions")
 _DECODER = json.JSONDecoder()
 _FIX_TOOLS = 'write [{"name": "FUNCTION", "description": "…", "parameters": {…}}]'
-# Python names of types in data sets, and their JSON Schema names.
+# Python names of types in datasets, and their JSON Schema names.
 _TYPES = {
     "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array",
     "tuple": "array", "set": "array", "any": "any",
@@ -67,7 +67,7 @@ def _parse_tool(item: Any, where: str) -> dict[str, Any]:
 
 
 def _to_schema(parameters: Any) -> Any:
-    """Return parameters as JSON Schema. Some data sets list only the properties, with Python names of types."""
+    """Return parameters as JSON Schema. Some datasets list only the properties, with Python names of types."""
     if not isinstance(parameters, dict):
         return {"type": "object", "properties": {}}
     is_schema = not parameters or "properties" in parameters or isinstance(parameters.get("type"), str)

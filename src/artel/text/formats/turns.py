@@ -2,7 +2,7 @@
 
 Rules for all forms of rows:
 - Consecutive turns of the user, or of the assistant, become one, joined by a blank line: chat templates expect the two
-  to alternate, but in data sets split by message they do not.
+  to alternate, but in datasets split by message they do not.
 - An empty system message is dropped.
 - A turn of the role function_call is a call by the assistant.
 - <think> … </think> at the beginning of a message of the assistant is its thought. The opening tag may be missing: the

@@ -352,12 +352,12 @@ def is_text_encoding(name: str) -> bool:
 
 
 def decode(data: bytes, encoding: str = "auto") -> str:
-    """Decode a text, turn its line ends into \\n and remove a byte order mark. Raise BadRecord."""
+    """Decode a text, turn its line ends into \\n and remove a byte order mark. Raise BadRecord if it is not text."""
     return normalize_line_ends(decode_unchanged(data, encoding))
 
 
 def decode_unchanged(data: bytes, encoding: str = "auto") -> str:
-    """Decode a text, keeping its line ends and byte order mark. Raise BadRecord."""
+    """Decode a text, keeping its line ends and byte order mark. Raise BadRecord if it is not text."""
     if encoding == "auto":
         encoding = detect_encoding(data)
     try:

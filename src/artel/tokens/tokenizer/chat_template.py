@@ -136,7 +136,10 @@ def render(
     add_generation_prompt: bool,
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Render messages to one text, with functions that the model may call. Raise TemplateRejection or InputError."""
+    """Render messages to one text, with functions that the model may call.
+
+    Raise TemplateRejection if the template rejects them, InputError if it cannot be run.
+    """
     try:
         return run_with_deadline(
             lambda: tokenizer.hf.apply_chat_template(
@@ -169,7 +172,7 @@ def inserts_date(tokenizer: Tokenizer, template: str) -> bool:
 def prompt_ids(
     tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[int]:
-    """Return the ids of messages and generation prompt. Raise TemplateRejection.
+    """Return the ids of messages and generation prompt. Raise TemplateRejection if the template rejects them.
 
     The text is encoded in one piece, as in training, and control tokens of the template become tokens. Control tokens
     typed in a message stay text: before rendering, a mark is inserted into each of them, and the text is split there
@@ -257,7 +260,7 @@ def markers_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
 def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of added tokens by text, without the white space that some tokenizers add."""
     added = tokenizer.hf.added_tokens_decoder
-    return {token.content: number for number, token in added.items() if token.content.strip()}
+    return {token.content: token_id for token_id, token in added.items() if token.content.strip()}
 
 
 def _tokenizer_template(tokenizer: Tokenizer) -> str:

@@ -32,9 +32,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.tx
 
 
 def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool = False) -> Tokenizer:
-    """Load a tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id. Raise InputError.
+    """Load a tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
 
-    Its own code runs only with `runs_code`.
+    Its own code runs only with `runs_code`. Raise InputError if there is no tokenizer, or if it cannot be loaded.
     """
     folder = Path(name)
     check_regular_in(folder)
