@@ -28,11 +28,15 @@ from artel.models.output_head import output_head
 from artel.objectives import Batch
 from artel.objectives.collate import target_tensors
 from artel.parallel.context_exchange import Gather, SequenceShard, Ulysses
-from artel.parallel.ring_attention import Ring
+from artel.parallel.ring_attention import RingAttention
 from artel.registry import OBJECTIVES
 
 _KEY = "parallel.context"
-_EXCHANGES: dict[str, Callable[[SequenceShard, str], Exchange]] = {"gather": Gather, "ulysses": Ulysses, "ring": Ring}
+_EXCHANGES: dict[str, Callable[[SequenceShard, str], Exchange]] = {
+    "gather": Gather,
+    "ulysses": Ulysses,
+    "ring": RingAttention,
+}
 
 
 @contextmanager

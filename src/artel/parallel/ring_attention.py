@@ -24,7 +24,7 @@ from artel.parallel.context_exchange import SequenceShard, in_autocast, repeat_h
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingAttention:
     """Attends to the keys and values of one process after another. `context_problems` refuses masks and dropout."""
 
     shard: SequenceShard
@@ -43,16 +43,18 @@ class Ring:
             fix = "write train.precision: bf16, or parallel.exchange: gather"
             raise InputError.at("parallel.exchange", "ring: its GPU kernel does not support float32", fix)
         scale = query.shape[-1] ** -0.5 if options.scale is None else options.scale
-        return _Ring.apply(query, key, value, _RingOptions(self.shard, self.group, options.causal, scale))
+        return _RingAttentionFunction.apply(
+            query, key, value, _RingConfig(self.shard, self.group, options.causal, scale)
+        )
 
 
-class _RingOptions(NamedTuple):
+class _RingConfig(NamedTuple):
     shard: SequenceShard
     group: str
     causal: bool
     scale: float
 
-    def visible(self, step: int, length: int) -> tuple[slice, slice, bool]:
+    def ranges_at_step(self, step: int, length: int) -> tuple[slice, slice, bool]:
         """Return (queries, keys, causal) to compute at a step, out of `length` tokens each.
 
         The keys are those of the process `step` before this one.
@@ -65,73 +67,75 @@ class _RingOptions(NamedTuple):
         return slice(length // 2, length), all_positions, False
 
 
-class _Ring(torch.autograd.Function):
+class _RingAttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: _RingOptions
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: _RingConfig
     ) -> torch.Tensor:
-        length, copies = query.shape[2], query.shape[1] // key.shape[1]
+        length, num_key_value_groups = query.shape[2], query.shape[1] // key.shape[1]
         query = query.contiguous()
-        result = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float32, device=query.device)
-        total = torch.full(query.shape[:3], -torch.inf, device=query.device)  # log-sum-exp of the scores so far
-        block = [key.contiguous(), value.contiguous()]
+        accumulated = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float32, device=query.device)
+        lse = torch.full(query.shape[:3], -torch.inf, device=query.device)  # log-sum-exp of the scores so far
+        key_value = [key.contiguous(), value.contiguous()]
         for step in range(ring.shard.size):
-            incoming = [_send(tensor, ring) for tensor in block] if step < ring.shard.size - 1 else []
-            queries, keys, causal = ring.visible(step, length)
-            step_key, step_value = (repeat_heads(tensor[:, :, keys], copies) for tensor in block)
-            output, log_sum, random = _forward(query[:, :, queries], step_key, step_value, causal, ring.scale)
-            old_log_sum = total[:, :, queries]
-            new_log_sum = torch.logaddexp(old_log_sum, log_sum)
-            scaled = result[:, :, queries] * (old_log_sum - new_log_sum).exp()[..., None]
-            result[:, :, queries] = scaled + output * (log_sum - new_log_sum).exp()[..., None]
-            total[:, :, queries] = new_log_sum
-            block = [_wait(tensor) for tensor in incoming]
-        output = result.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, total, *random)
+            incoming = [_send(tensor, ring) for tensor in key_value] if step < ring.shard.size - 1 else []
+            queries, keys, causal = ring.ranges_at_step(step, length)
+            step_key, step_value = (repeat_heads(tensor[:, :, keys], num_key_value_groups) for tensor in key_value)
+            step_output, step_lse, rng_state = _attention_forward(
+                query[:, :, queries], step_key, step_value, causal, ring.scale
+            )
+            old_lse = lse[:, :, queries]
+            new_lse = torch.logaddexp(old_lse, step_lse)
+            scaled = accumulated[:, :, queries] * (old_lse - new_lse).exp()[..., None]
+            accumulated[:, :, queries] = scaled + step_output * (step_lse - new_lse).exp()[..., None]
+            lse[:, :, queries] = new_lse
+            key_value = [_wait(tensor) for tensor in incoming]
+        output = accumulated.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, lse, *rng_state)
         ctx.ring = ring
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        query, key, value, result, total, *random = ctx.saved_tensors
-        ring: _RingOptions = ctx.ring
-        length, copies = query.shape[2], query.shape[1] // key.shape[1]
+        query, key, value, output, lse, *rng_state = ctx.saved_tensors
+        ring: _RingConfig = ctx.ring
+        length, num_key_value_groups = query.shape[2], query.shape[1] // key.shape[1]
         grad_output = grad_outputs[0].contiguous()
         query_grad = torch.zeros_like(query, dtype=torch.float32)
-        block = [key.contiguous(), value.contiguous()]
+        key_value = [key.contiguous(), value.contiguous()]
         # Gradients travel with their keys and values, and return to their process after a full round.
-        block_grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in block]
+        key_value_grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in key_value]
         for step in range(ring.shard.size):
-            incoming = [_send(tensor, ring) for tensor in block] if step < ring.shard.size - 1 else []
-            queries, keys, causal = ring.visible(step, length)
-            step_key, step_value = (repeat_heads(tensor[:, :, keys], copies) for tensor in block)
-            by_query = [tensor[:, :, queries] for tensor in (grad_output, query, result, total)]
-            gradients = _backward(by_query, step_key, step_value, causal, ring.scale, random)
+            incoming = [_send(tensor, ring) for tensor in key_value] if step < ring.shard.size - 1 else []
+            queries, keys, causal = ring.ranges_at_step(step, length)
+            step_key, step_value = (repeat_heads(tensor[:, :, keys], num_key_value_groups) for tensor in key_value)
+            by_query = [tensor[:, :, queries] for tensor in (grad_output, query, output, lse)]
+            gradients = _attention_backward(by_query, step_key, step_value, causal, ring.scale, rng_state)
             query_grad[:, :, queries] += gradients[0]
-            for sums, gradient in zip(block_grads, gradients[1:], strict=True):
-                sums[:, :, keys] += gradient.unflatten(1, (-1, copies)).sum(2, dtype=torch.float32)
-            block_grads = [_wait(_send(tensor, ring)) for tensor in block_grads]
-            block = [_wait(tensor) for tensor in incoming]
-        key_grad, value_grad = block_grads
+            for grad_sum, gradient in zip(key_value_grads, gradients[1:], strict=True):
+                grad_sum[:, :, keys] += gradient.unflatten(1, (-1, num_key_value_groups)).sum(2, dtype=torch.float32)
+            key_value_grads = [_wait(_send(tensor, ring)) for tensor in key_value_grads]
+            key_value = [_wait(tensor) for tensor in incoming]
+        key_grad, value_grad = key_value_grads
         return query_grad.to(query.dtype), key_grad.to(key.dtype), value_grad.to(value.dtype), None
 
 
-def _send(block: torch.Tensor, ring: _RingOptions) -> torch.Tensor:
+def _send(tensor: torch.Tensor, ring: _RingConfig) -> torch.Tensor:
     """Start sending to the next process, and return the tensor being received from the previous one."""
     size, rank = ring.shard.size, ring.shard.rank
     sent, received = [0] * size, [0] * size
-    sent[(rank + 1) % size] = received[(rank - 1) % size] = len(block)
-    return torch.ops._c10d_functional.all_to_all_single(block, received, sent, ring.group)
+    sent[(rank + 1) % size] = received[(rank - 1) % size] = len(tensor)
+    return torch.ops._c10d_functional.all_to_all_single(tensor, received, sent, ring.group)
 
 
-def _wait(block: torch.Tensor) -> torch.Tensor:
-    return torch.ops._c10d_functional.wait_tensor(block)
+def _wait(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
-def _forward(
+def _attention_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return (output, log-sum-exp of each query's scores in float32, random state of a GPU's kernel).
+    """Return (output, log-sum-exp of each query's scores in float32, state of the random generator of a GPU's kernel).
 
     Queries, keys and values have the same number of heads.
     """
@@ -142,23 +146,23 @@ def _forward(
     return outputs[0], outputs[1], list(outputs[6:8])
 
 
-def _backward(
+def _attention_backward(
     by_query: list[torch.Tensor],
     key: torch.Tensor,
     value: torch.Tensor,
     causal: bool,
     scale: float,
-    random: list[torch.Tensor],
+    rng_state: list[torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of queries, keys and values due to these keys and values.
 
     `by_query`: gradient of the output, queries, output, and log-sum-exp over all keys.
     """
-    grad_output, query, result, total = by_query
-    inputs = grad_output, query, key, value, result, total.contiguous()
+    grad_output, query, output, lse = by_query
+    inputs = grad_output, query, key, value, output, lse.contiguous()
     if query.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return kernel(*inputs, 0.0, causal, scale=scale)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
     # All sequences have the same length, so cumulative lengths are None.
-    return kernel(*inputs, None, None, query.shape[2], key.shape[2], 0.0, causal, *random, scale=scale)
+    return kernel(*inputs, None, None, query.shape[2], key.shape[2], 0.0, causal, *rng_state, scale=scale)

@@ -135,11 +135,11 @@ class OperationRecorder(TorchDispatchMode):
         if name == _QUANTIZED_MATMUL:
             self._record_quantized_matmul(traffic, args, out)
             return
-        backward, compute = self._tracker.is_bw, traffic.dtype
+        is_backward, dtype = self._tracker.is_bw, traffic.dtype
         packet = getattr(func, "overloadpacket", func)
         if "attention" in name:
             flops = _attention_flops(func, args, kwargs, "backward" in name)
-            self.add(Operation(ATTENTION, label, compute, "", flops, traffic.bytes, is_backward="backward" in name))
+            self.add(Operation(ATTENTION, label, dtype, "", flops, traffic.bytes, is_backward="backward" in name))
         elif packet in flop_registry or name == "_grouped_mm":
             matrices = [tensor for tensor in traffic.inputs if tensor.ndim > 1][-2:]
             layout, num_matmuls = "".join(map(_layout, matrices)), 1
@@ -149,31 +149,32 @@ class OperationRecorder(TorchDispatchMode):
                 flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
             size = traffic.bytes
             self.add(
-                Operation(MATMUL, label, compute, layout, flops, size, num_matmuls=num_matmuls, is_backward=backward)
+                Operation(MATMUL, label, dtype, layout, flops, size, num_matmuls=num_matmuls, is_backward=is_backward)
             )
             if name == "addmm" and not self._on_gpu:  # the bias is copied to the output first
                 size = _bytes(args[0]) + _bytes(out)
-                self.add(Operation(MEMORY, "aten.copy_", compute, "", 0, size, is_backward=backward))
+                self.add(Operation(MEMORY, "aten.copy_", dtype, "", 0, size, is_backward=is_backward))
         elif is_compiled:
-            self._chains.join(name, traffic, backward)
+            self._chains.fuse(name, traffic, is_backward)
             return
         else:
-            self.add(Operation(MEMORY, label, compute, "", 0, traffic.bytes, is_backward=backward))
-        self._chains.end(traffic)
+            self.add(Operation(MEMORY, label, dtype, "", 0, traffic.bytes, is_backward=is_backward))
+        self._chains.break_chain(traffic)
 
     def _record_quantized_matmul(self, traffic: _Traffic, args: Any, out: torch.Tensor) -> None:
         """Record a matmul with 4-bit weights. On a CPU, bitsandbytes dequantizes them first."""
         inputs, packed, (rows, columns) = args[:3]
-        dtype, backward, size = traffic.dtype, self._tracker.is_bw, traffic.bytes
+        dtype, is_backward, size = traffic.dtype, self._tracker.is_bw, traffic.bytes
         if not self._on_gpu:
-            whole = rows * columns * out.element_size()
-            written = Operation(MEMORY, "bitsandbytes.dequantize_4bit", dtype, bytes=_bytes(packed) + whole,
-                                is_backward=backward)  # fmt: skip
-            self.add(written)
-            size += whole - _bytes(packed)
+            dequantized_bytes = rows * columns * out.element_size()
+            traffic_bytes = _bytes(packed) + dequantized_bytes
+            self.add(
+                Operation(MEMORY, "bitsandbytes.dequantize_4bit", dtype, bytes=traffic_bytes, is_backward=is_backward)
+            )
+            size += dequantized_bytes - _bytes(packed)
         flops = 2 * inputs.numel() * rows
-        self.add(Operation(MATMUL, "bitsandbytes.gemm_4bit", dtype, "nt", flops, size, is_backward=backward))
-        self._chains.end(traffic)
+        self.add(Operation(MATMUL, "bitsandbytes.gemm_4bit", dtype, "nt", flops, size, is_backward=is_backward))
+        self._chains.break_chain(traffic)
 
 
 @dataclass(slots=True)
@@ -213,7 +214,7 @@ class _Traffic:
 class _Chain:
     """Operations fused into one, with the tensors that they read and create."""
 
-    backward: bool
+    is_backward: bool
     reads: dict[tuple[int, int], int] = field(default_factory=dict)
     created: dict[tuple[int, int], int] = field(default_factory=dict)
     read_later: set[tuple[int, int]] = field(default_factory=set)
@@ -222,7 +223,7 @@ class _Chain:
 
     def operation(self) -> Operation:
         total = sum(self.reads.values()) + sum(self.created[tensor] for tensor in self.read_later)
-        return Operation(FUSED, "fused", "", "", 0, total, self.exponentials, is_backward=self.backward)
+        return Operation(FUSED, "fused", "", "", 0, total, self.exponentials, is_backward=self.is_backward)
 
 
 class _Chains:
@@ -233,63 +234,63 @@ class _Chains:
     """
 
     def __init__(self) -> None:
-        self._done: list[_Chain] = []
+        self._finished: list[_Chain] = []
         self._open: _Chain | None = None
-        self._births: Counter[int] = Counter()
-        self._seen: dict[int, StorageWeakRef] = {}
-        self._maker: dict[tuple[int, int], _Chain] = {}
+        self._write_counts: Counter[int] = Counter()
+        self._storage_refs: dict[int, StorageWeakRef] = {}
+        self._producers: dict[tuple[int, int], _Chain] = {}
 
     def operations(self) -> Iterator[Operation]:
-        for chain in self._done if self._open is None else [*self._done, self._open]:
+        for chain in self._finished if self._open is None else [*self._finished, self._open]:
             yield chain.operation()
 
-    def join(self, name: str, traffic: _Traffic, backward: bool) -> None:
-        """Add an operation of a compiled layer."""
-        if self._open is None or self._open.backward != backward:
-            self._finish()
-            self._open = _Chain(backward)
+    def fuse(self, name: str, traffic: _Traffic, is_backward: bool) -> None:
+        """Add an operation of a compiled layer to the open chain, or begin a new one."""
+        if self._open is None or self._open.is_backward != is_backward:
+            self._finish_open()
+            self._open = _Chain(is_backward)
         chain = self._open
-        self._read(traffic.inputs, chain)
+        self._record_reads(traffic.inputs, chain)
         for tensor in traffic.outputs:
-            self._births[self._address(tensor)] += 1
+            self._write_counts[self._address(tensor)] += 1
             key = self._key(tensor)
-            chain.created[key], self._maker[key] = _bytes(tensor), chain
+            chain.created[key], self._producers[key] = _bytes(tensor), chain
             if name in _EXPONENTIALS:
                 chain.from_exponentials[key] = tensor.numel()
                 chain.exponentials += tensor.numel()
 
-    def end(self, traffic: _Traffic) -> None:
+    def break_chain(self, traffic: _Traffic) -> None:
         """End the chain before an operation that is not fused."""
-        self._finish()
-        self._read(traffic.inputs, None)
+        self._finish_open()
+        self._record_reads(traffic.inputs, None)
         for tensor in traffic.outputs:
-            self._births[self._address(tensor)] += 1
+            self._write_counts[self._address(tensor)] += 1
 
-    def _read(self, tensors: Iterable[torch.Tensor], chain: _Chain | None) -> None:
+    def _record_reads(self, tensors: Iterable[torch.Tensor], chain: _Chain | None) -> None:
         for tensor in tensors:
             key = self._key(tensor)
-            maker = self._maker.get(key)
-            if maker is not None and maker is not chain:
-                maker.read_later.add(key)
-            if chain is not None and maker is not chain:
-                if maker is not None and chain.backward and key not in chain.reads:
+            producer = self._producers.get(key)
+            if producer is not None and producer is not chain:
+                producer.read_later.add(key)
+            if chain is not None and producer is not chain:
+                if producer is not None and chain.is_backward and key not in chain.reads:
                     # The compiler recomputes it rather than save it for the backward pass.
-                    chain.exponentials += maker.from_exponentials.get(key, 0)
+                    chain.exponentials += producer.from_exponentials.get(key, 0)
                 chain.reads[key] = max(chain.reads.get(key, 0), _bytes(tensor))
 
-    def _finish(self) -> None:
+    def _finish_open(self) -> None:
         if self._open is not None:
-            self._done.append(self._open)
+            self._finished.append(self._open)
             self._open = None
 
     def _key(self, tensor: torch.Tensor) -> tuple[int, int]:
         address = self._address(tensor)
-        return address, self._births[address]
+        return address, self._write_counts[address]
 
     def _address(self, tensor: torch.Tensor) -> int:
         address = _storage(tensor)
-        if address not in self._seen:
-            self._seen[address] = StorageWeakRef(tensor.untyped_storage())
+        if address not in self._storage_refs:
+            self._storage_refs[address] = StorageWeakRef(tensor.untyped_storage())
         return address
 
 
@@ -311,9 +312,9 @@ def _layout(matrix: torch.Tensor) -> str:
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each argument of the operator's schema with its value."""
-    for number, argument in enumerate(func._schema.arguments):
-        if number < len(args):
-            yield argument, args[number]
+    for index, argument in enumerate(func._schema.arguments):
+        if index < len(args):
+            yield argument, args[index]
         elif argument.name in kwargs:
             yield argument, kwargs[argument.name]
 

@@ -33,26 +33,26 @@ _MAX_DECAY_PER_STEP = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PowerLaw:
-    """value x (quantity / unit) ^ power."""
+    """coefficient x (quantity / unit) ^ power."""
 
-    value: float
+    coefficient: float
     unit: float
     power: float
 
     def value_at(self, quantity: float) -> float:
-        return self.value * (quantity / self.unit) ** self.power
+        return self.coefficient * (quantity / self.unit) ** self.power
 
 
 @dataclass(frozen=True, slots=True)
 class Overfit:
-    """value x epochs ^ epochs_power x (parameters / tokens of the text) ^ size_power, in bits per byte."""
+    """coefficient x epochs ^ epochs_power x (parameters / tokens of the text) ^ size_power, in bits per byte."""
 
-    value: float
+    coefficient: float
     epochs_power: float
     size_power: float
 
     def value_at(self, epochs: float, parameters_per_token: float) -> float:
-        return self.value * epochs**self.epochs_power * parameters_per_token**self.size_power
+        return self.coefficient * epochs**self.epochs_power * parameters_per_token**self.size_power
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Regularization:
     """Minimum weight decay."""
     timescale: float
     """Timescale of the weights' moving average, in epochs. 0: use `weight_decay` at any learning rate."""
-    repeats: float
+    repeat_scale: float
     """R*: number of repeated epochs until another one is worth 1 / e of an epoch of new text."""
     overfit: Overfit
     cost: float
@@ -76,17 +76,21 @@ class Regularization:
         decay_per_step = min(_MAX_DECAY_PER_STEP, 1 / (steps_per_epoch * self.timescale))
         return max(self.weight_decay, decay_per_step / rate)
 
-    def worth(self, tokens: float, unique: float) -> float:
-        """Return the number of new tokens worth as much as `tokens` of a text with `unique` tokens."""
-        repeats = tokens / unique - 1
-        return tokens if repeats <= 0 else unique * (1 + self.repeats * (1 - math.exp(-repeats / self.repeats)))
+    def effective_tokens(self, tokens: float, unique_tokens: float) -> float:
+        """Return the number of new tokens worth as much as `tokens` of a text with `unique_tokens`."""
+        extra_epochs = tokens / unique_tokens - 1
+        if extra_epochs <= 0:
+            return tokens
+        return unique_tokens * (1 + self.repeat_scale * (1 - math.exp(-extra_epochs / self.repeat_scale)))
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
+    """All fitted constants, and the loss that they predict."""
+
     bytes_per_character: float
     """UTF-8 bytes per character of the fitted text, a Russian novel."""
-    floor: float
+    irreducible_loss: float
     """E, bits per byte."""
     size: PowerLaw
     """A / N^a, N: parameters in the layers."""
@@ -128,13 +132,16 @@ class Fits:
         parameters: float,
         tokens: float,
         batch: float,
-        unique: float,
+        unique_tokens: float,
     ) -> float:
-        """Return bits per byte after `tokens` tokens in steps of `batch` tokens, for a text of `unique` tokens."""
-        serial = tokens / (1 + batch / self.critical_batch.value_at(tokens))  # tokens that small batches would need
-        worth = regularization.worth(serial, unique)
-        overfit = regularization.overfit.value_at(tokens / unique, parameters / unique) + regularization.cost
-        return self.floor + self.size.value_at(layer_parameters) + self.data.value_at(worth) + overfit
+        """Return bits per byte after `tokens` tokens in steps of `batch` tokens, for a text of `unique_tokens`."""
+        # The number of tokens that small batches would need for the same loss.
+        small_batch_tokens = tokens / (1 + batch / self.critical_batch.value_at(tokens))
+        effective_tokens = regularization.effective_tokens(small_batch_tokens, unique_tokens)
+        overfit = regularization.overfit.value_at(tokens / unique_tokens, parameters / unique_tokens)
+        added_loss = overfit + regularization.cost
+        size_loss, data_loss = self.size.value_at(layer_parameters), self.data.value_at(effective_tokens)
+        return self.irreducible_loss + size_loss + data_loss + added_loss
 
 
 @cache
@@ -147,7 +154,7 @@ def read_fits() -> Fits:
     laws = {key: PowerLaw(**content[key]) for key in ("size", "data", "critical_batch")}
     return Fits(
         bytes_per_character=content["bytes_per_character"],
-        floor=content["floor"],
+        irreducible_loss=content["irreducible_loss"],
         size=laws["size"],
         data=laws["data"],
         critical_batch=laws["critical_batch"],

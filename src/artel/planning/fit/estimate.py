@@ -36,49 +36,47 @@ _UTILIZATION = 0.5  # fraction of peak rates that is achieved
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """The sizes of a model."""
+    """Parameters, dimensions and training state of a model: the input of the estimates."""
 
     training_bytes: int
     """Bytes of weights, gradients and optimizer state."""
     checkpoint_bytes: int
     """Bytes of weights and optimizer state, as in a checkpoint."""
-    weights: int
-    """Number of parameters."""
-    trained: int
-    active: int
+    parameters: int
+    trainable_parameters: int
+    active_parameters: int
     """Number of parameters used by a token."""
-    hidden: int
+    hidden_size: int
     layers: int
     gathered_parameters: int
     """Number of parameters outside of layers plus those of the largest layer. fully_shard gathers these at a time."""
 
     @classmethod
-    def measure(cls, config: RunConfig, model: PreTrainedModel, active: int) -> ModelSize:
+    def measure(cls, config: RunConfig, model: PreTrainedModel, active_parameters: int) -> ModelSize:
         """Measure `model`, which may be on the meta device."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        state = state_bytes(model, config.train) if trained else 0
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        state = state_bytes(model, config.train) if trainable else 0
         checkpoint_bytes = sum(parameter.nbytes for parameter in model.parameters()) + state
         model_config: Any = model.config.get_text_config()
-        weights = sum(parameter.numel() for parameter in model.parameters())
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in repeated_layers(model)]
         return cls(
-            training_bytes=checkpoint_bytes + sum(parameter.nbytes for parameter in trained),
+            training_bytes=checkpoint_bytes + sum(parameter.nbytes for parameter in trainable),
             checkpoint_bytes=checkpoint_bytes,
-            weights=weights,
-            trained=sum(parameter.numel() for parameter in trained),
-            active=active,
-            hidden=int(model_config.hidden_size),
+            parameters=parameters,
+            trainable_parameters=sum(parameter.numel() for parameter in trainable),
+            active_parameters=active_parameters,
+            hidden_size=int(model_config.hidden_size),
             layers=int(model_config.num_hidden_layers),
-            gathered_parameters=weights - sum(layers) + max(layers, default=0),
+            gathered_parameters=parameters - sum(layers) + max(layers, default=0),
         )
 
 
 def min_state_bytes(layout: Layout, size: ModelSize, precision: str) -> int:
     """Return the minimum bytes of a process on its device, without activations."""
-    tensor, pipeline, *_ = layout.splits
     gathered = 0
     if not layout.dims.reshard_after_forward and not layout.is_unsharded:
-        gathered = size.weights * _bytes_per_number(precision) // (tensor * pipeline)
+        gathered = size.parameters * _bytes_per_number(precision) // (layout.splits.tensor * layout.splits.pipeline)
     return gathered if layout.offloads else size.training_bytes // layout.shards + gathered
 
 
@@ -86,22 +84,23 @@ def min_host_bytes(layout: Layout, size: ModelSize) -> int:
     """Return the minimum host memory of all processes on a host, in bytes."""
     offloaded = size.training_bytes if layout.offloads else 0
     copied = size.checkpoint_bytes if copies_checkpoints(layout.config) else 0
-    return layout.on_host * (FRAMEWORK_BYTES + (offloaded + copied) // layout.shards)
+    return layout.processes_per_host * (FRAMEWORK_BYTES + (offloaded + copied) // layout.shards)
 
 
 def estimate_buffers(layout: Layout, size: ModelSize, precision: str) -> float:
     """Estimate the bytes of a gathered layer and of its gradients before they are reduced."""
-    tensor, _, _, expert = layout.splits
-    return (
-        0 if layout.is_unsharded else size.gathered_parameters * (_bytes_per_number(precision) + 8) / (tensor * expert)
-    )
+    if layout.is_unsharded:
+        return 0
+    shards = layout.splits.tensor * layout.splits.expert
+    return size.gathered_parameters * (_bytes_per_number(precision) + 8) / shards
 
 
 def estimate_activations(layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int) -> float:
     """Estimate the bytes of activations per row of a micro-batch."""
-    tensor, pipeline, context, _ = layout.splits
-    splits = tensor * context * pipeline
-    return row_tokens * size.hidden * size.layers * _ACTIVATION_BYTES[mode] / splits * min(pipeline, 2)
+    splits = layout.splits
+    shards = splits.tensor * splits.context * splits.pipeline
+    model_bytes = row_tokens * size.hidden_size * size.layers * _ACTIVATION_BYTES[mode]
+    return model_bytes / shards * min(splits.pipeline, 2)
 
 
 def step_seconds(
@@ -117,7 +116,7 @@ def step_seconds(
     overlapped_seconds = (
         compute_seconds + reduce_seconds if hardware.shares_memory else max(compute_seconds, reduce_seconds)
     )
-    bubble = pipeline_bubble(layout.config.parallel.schedule, layout.splits[1], micro_batches)
+    bubble = pipeline_bubble(layout.config.parallel.schedule, layout.splits.pipeline, micro_batches)
     return (overlapped_seconds + exchange_seconds + optimizer_seconds) * (1 + bubble)
 
 
@@ -127,7 +126,7 @@ def _compute_seconds(
     """Estimate the seconds of 6 FLOPs per active parameter and token (Kaplan et al. 2020), and of recomputation."""
     peak = hardware.peak_flops.get(precision) or max(hardware.peak_flops.values(), default=_DEFAULT_FLOPS)
     workers = hardware.nodes if hardware.shares_memory else layout.processes  # processes on a CPU share its cores
-    flops = 6 * size.active * layout.config.train.batch * row_tokens * _work_factor(mode)
+    flops = 6 * size.active_parameters * layout.config.train.batch * row_tokens * _work_factor(mode)
     return flops / (workers * peak * _UTILIZATION)
 
 
@@ -135,20 +134,20 @@ def _data_parallel_seconds(
     layout: Layout, size: ModelSize, micro_batches: int, hardware: Hardware, precision: str
 ) -> float:
     """Estimate the seconds of gathering weights and reducing gradients (4 bytes a number)."""
-    tensor, pipeline, context, expert = layout.splits
-    dims = layout.dims
+    splits, dims = layout.splits, layout.dims
+    model_shards = splits.tensor * splits.pipeline
     link, network = _link_rates(hardware)
-    shards = dims.dp_shard * context
+    shards = dims.dp_shard * splits.context
     seconds = 0.0
     if shards > 1:
         gathers = 2 * micro_batches if dims.reshard_after_forward else 1
-        weight_bytes = gathers * _bytes_per_number(precision) * size.weights
-        gradient_bytes = micro_batches * 4 * size.trained
-        rate = link if shards * tensor <= layout.on_host else network
-        seconds += (weight_bytes + gradient_bytes) / (tensor * pipeline) / expert / rate
+        weight_bytes = gathers * _bytes_per_number(precision) * size.parameters
+        gradient_bytes = micro_batches * 4 * size.trainable_parameters
+        rate = link if shards * splits.tensor <= layout.processes_per_host else network
+        seconds += (weight_bytes + gradient_bytes) / model_shards / splits.expert / rate
     if dims.dp_replicate > 1:
-        rate = link if layout.on_host == layout.processes else network
-        seconds += 2 * 4 * size.trained / (tensor * pipeline * dims.dp_shard) / rate
+        rate = link if layout.processes_per_host == layout.processes else network
+        seconds += 2 * 4 * size.trainable_parameters / (model_shards * dims.dp_shard) / rate
     return seconds
 
 
@@ -159,11 +158,11 @@ def _model_parallel_seconds(
 
     Tensor and expert parallelism exchange them 8 times per layer, context parallelism 6 times.
     """
-    tensor, pipeline, context, expert = layout.splits
-    tokens = layout.config.train.batch * row_tokens / layout.dims.dp_degree / context
-    hidden_bytes = tokens * size.hidden * _bytes_per_number(precision)
-    exchanges = (tensor > 1) * 8 + (context > 1) * 6 + (expert > 1) * 8
-    return size.layers / pipeline * _work_factor(mode) * hidden_bytes * exchanges / _link_rates(hardware)[0]
+    splits = layout.splits
+    tokens = layout.config.train.batch * row_tokens / layout.dims.dp_degree / splits.context
+    hidden_bytes = tokens * size.hidden_size * _bytes_per_number(precision)
+    exchanges = (splits.tensor > 1) * 8 + (splits.context > 1) * 6 + (splits.expert > 1) * 8
+    return size.layers / splits.pipeline * _work_factor(mode) * hidden_bytes * exchanges / _link_rates(hardware)[0]
 
 
 def _work_factor(mode: Recompute) -> float:
@@ -221,6 +220,6 @@ def _bytes_per_number(precision: str) -> int:
 
 
 def _link_rates(hardware: Hardware) -> tuple[float, float]:
-    """Return bytes/s within a node and between nodes."""
+    """Return bytes/s within a host and between hosts."""
     link = hardware.link.bandwidth if hardware.link else _DEFAULT_LINK
     return link * _UTILIZATION, (hardware.network.bandwidth if hardware.network else link) * _UTILIZATION

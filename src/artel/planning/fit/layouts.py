@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
@@ -21,6 +21,15 @@ _MAX_STAGES = 16
 _MAX_COMBINED_SPLITS = 2  # of tensor, pipeline, context and expert; three together are for thousands of accelerators
 
 
+class Splits(NamedTuple):
+    """Sizes of the parallel dimensions that split the model or a sequence."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """A run with its parallel dimensions."""
@@ -28,7 +37,7 @@ class Layout:
     config: RunConfig
     """The run with this layout in its `parallel` section."""
     dims: ParallelDims
-    on_host: int
+    processes_per_host: int
 
     @property
     def processes(self) -> int:
@@ -49,9 +58,9 @@ class Layout:
         return self.dims.dp_shard * self.config.parallel.context == 1 and not self.offloads
 
     @property
-    def splits(self) -> tuple[int, int, int, int]:
+    def splits(self) -> Splits:
         parallel = self.config.parallel
-        return parallel.tensor, parallel.pipeline, parallel.context, parallel.expert
+        return Splits(parallel.tensor, parallel.pipeline, parallel.context, parallel.expert)
 
     def with_micro_batch(self, mode: Recompute, rows: int) -> RunConfig:
         """Return the run with micro-batches of `rows` rows, and this activation checkpointing."""
@@ -59,52 +68,56 @@ class Layout:
 
 
 def iterate_layouts(
-    config: RunConfig, model: PreTrainedModel, processes: int, on_host: int, *, offload: str = "none"
+    config: RunConfig, model: PreTrainedModel, processes: int, processes_per_host: int, *, offload: str = "none"
 ) -> Iterator[Layout]:
-    """Yield every layout of `processes` processes, `on_host` per host, that passes `check_layout`.
+    """Yield every layout of `processes` processes, `processes_per_host` on each host, that passes `check_layout`.
 
     `model` is the run's, on the meta device. Splits are powers of two. Tensor, context and expert parallelism stay
     within a host.
     """
     auto_class = objective_type(config).auto_class
     known_keys = set()
-    for tensor, pipeline, context, expert in _splits(processes, on_host):
+    for splits in _iterate_splits(processes, processes_per_host):
         for data in ADVISED_MODES:
-            parallel = _build_parallel_config(config, data, tensor, pipeline, context, expert, offload)
+            parallel = _build_parallel_config(config, data, splits, offload)
             try:
-                dims = read_parallel_dims(parallel, processes, on_host)
+                dims = read_parallel_dims(parallel, processes, processes_per_host)
             except InputError:
                 continue
-            key = (dims.sizes, expert, dims.holds_full_model, dims.reshard_after_forward)
+            key = (dims.sizes, splits.expert, dims.holds_full_model, dims.reshard_after_forward)
             has_nothing_to_shard = processes == 1 and not dims.holds_full_model and offload == "none"
             if key in known_keys or has_nothing_to_shard or dims.dp_degree > config.train.batch:
                 continue
             known_keys.add(key)
-            candidate = config.model_copy(update={"parallel": _keep_user_keys(config, parallel, dims, on_host)})
+            candidate = config.model_copy(
+                update={"parallel": _keep_user_keys(config, parallel, dims, processes_per_host)}
+            )
             try:
-                check_layout(candidate, auto_class, processes, on_host, model)
+                check_layout(candidate, auto_class, processes, processes_per_host, model)
             except InputError:
                 continue
-            yield Layout(candidate, dims, on_host)
+            yield Layout(candidate, dims, processes_per_host)
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Return the run with new values for keys `section.key`, without validation."""
-    for dotted, value in changes.items():
-        section, key = dotted.split(".")
+    for target_key, value in changes.items():
+        section, key = target_key.split(".")
         config = config.model_copy(update={section: getattr(config, section).model_copy(update={key: value})})
     return config
 
 
-def _splits(processes: int, on_host: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (tensor, pipeline, context, expert), the fewest splits first."""
-    host_sizes = _dividing_powers_of_two(on_host)
+def _iterate_splits(processes: int, processes_per_host: int) -> Iterator[Splits]:
+    """Yield all splits of powers of two, the fewest splits first."""
+    host_sizes = _dividing_powers_of_two(processes_per_host)
     stages = _dividing_powers_of_two(min(processes, _MAX_STAGES))
-    for splits in product(host_sizes, stages, host_sizes, host_sizes):
-        tensor, pipeline, context, expert = splits
-        if sum(size > 1 for size in splits) > _MAX_COMBINED_SPLITS or tensor * max(context, expert) > on_host:
+    for sizes in product(host_sizes, stages, host_sizes, host_sizes):
+        splits = Splits(*sizes)
+        if sum(size > 1 for size in splits) > _MAX_COMBINED_SPLITS:
             continue
-        if processes % (tensor * pipeline * context) == 0:
+        if splits.tensor * max(splits.context, splits.expert) > processes_per_host:
+            continue
+        if processes % (splits.tensor * splits.pipeline * splits.context) == 0:
             yield splits
 
 
@@ -112,21 +125,21 @@ def _dividing_powers_of_two(limit: int) -> list[int]:
     return [2**power for power in range(limit.bit_length()) if limit % 2**power == 0]
 
 
-def _build_parallel_config(
-    config: RunConfig, data: str, tensor: int, pipeline: int, context: int, expert: int, offload: str
-) -> ParallelConfig:
-    sizes = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
+def _build_parallel_config(config: RunConfig, data: str, splits: Splits, offload: str) -> ParallelConfig:
     if config.parallel.offload != "none" and offload != "none":
         offload = config.parallel.offload  # keep the user's kind of offload
-    return config.parallel.model_copy(update={"data": data, "shard": "auto", "offload": offload, **sizes})
+    return config.parallel.model_copy(update={"data": data, "shard": "auto", "offload": offload, **splits._asdict()})
 
 
-def _keep_user_keys(config: RunConfig, parallel: ParallelConfig, dims: ParallelDims, on_host: int) -> ParallelConfig:
+def _keep_user_keys(
+    config: RunConfig, parallel: ParallelConfig, dims: ParallelDims, processes_per_host: int
+) -> ParallelConfig:
     """Keep `data` and `shard` of the run file if they mean the same, because the advice should change few keys."""
     user_parallel = parallel.model_copy(update={"data": config.parallel.data, "shard": config.parallel.shard})
     try:
         is_same = (
-            isinstance(user_parallel.data, str) and read_parallel_dims(user_parallel, dims.world_size, on_host) == dims
+            isinstance(user_parallel.data, str)
+            and read_parallel_dims(user_parallel, dims.world_size, processes_per_host) == dims
         )
     except InputError:
         return parallel

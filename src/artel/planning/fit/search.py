@@ -170,7 +170,7 @@ class Search:
         )
         hardware, host = self._hardware, min_host_bytes(layout, self.size)
         if hardware.shares_memory:
-            return needed_bytes * layout.on_host <= hardware.memory_bytes
+            return needed_bytes * layout.processes_per_host <= hardware.memory_bytes
         return needed_bytes <= hardware.memory_bytes and host <= (hardware.host_memory_bytes or host)
 
     def seconds(self, layout: Layout, mode: Recompute, rows: int) -> float:
@@ -255,7 +255,7 @@ class Search:
 
     def _capacity(self, layout: Layout) -> float:
         """Return the bytes available to each process."""
-        return self._hardware.memory_bytes / (layout.on_host if self._hardware.shares_memory else 1)
+        return self._hardware.memory_bytes / (layout.processes_per_host if self._hardware.shares_memory else 1)
 
     def _memory_order(self, layout: Layout) -> tuple[float, float]:
         """Sort key: less memory first, then faster."""
@@ -282,7 +282,11 @@ class Search:
         try:
             with silence_messages():
                 plan = make_plan(
-                    layout.with_micro_batch(mode, rows), self._hardware, layout.on_host, self._price, self._text
+                    layout.with_micro_batch(mode, rows),
+                    self._hardware,
+                    layout.processes_per_host,
+                    self._price,
+                    self._text,
                 )
         except InputError:
             return None
