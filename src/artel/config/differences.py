@@ -11,14 +11,14 @@ from artel.config.schema.run import RunConfig
 from artel.secrets import hide_secrets
 
 
-def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
-    """Return `key: before -> now` for each differing key that shapes the result. A changed secret is no difference."""
-    return list(_differences(before, now, ""))
+def result_differences(old_run: RunConfig, new_run: RunConfig) -> list[str]:
+    """Return `key: old -> new` for each differing key that shapes the result. Secrets are not compared."""
+    return list(_differences(old_run, new_run, ""))
 
 
-def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str]:
-    fields, ignored_keys = type(now).model_fields, _runtime_only_keys(type(now))
-    old_values, new_values = dict(before), dict(now)
+def _differences(old_run: BaseModel, new_run: BaseModel, prefix: str) -> Iterator[str]:
+    fields, ignored_keys = type(new_run).model_fields, _runtime_only_keys(type(new_run))
+    old_values, new_values = dict(old_run), dict(new_run)
     for name in new_values | old_values:
         if name in ignored_keys:
             continue
@@ -52,7 +52,7 @@ def _to_plain(value: object) -> object:
 
 
 def _runtime_only_keys(section: type[BaseModel]) -> set[str]:
-    """Return the keys of a section that do not shape the result, and the settings of entries that they name."""
+    """Return the keys that do not shape the result, plus the settings sections of the plugins those keys select."""
     extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
     keys = {name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("shapes_result") is False}
     registries = section.registries if issubclass(section, NamingSection) else {}  # settings of trackers, callbacks

@@ -12,7 +12,7 @@ from artel.config.converters.hub_data import SLICED_SPLIT, DataSet, local_or_hub
 from artel.errors import Problem
 from artel.registry import OBJECTIVES
 
-ORDER = "the order of samples depends on seed only"
+SAMPLE_ORDER_NOTE = "the order of samples depends on seed only"
 _TEXTS = ("completion", "pretrain")  # types of data sets that are plain texts
 _LOADERS = ("json", "jsonl", "csv", "parquet", "text", "arrow")  # as `path`, these are names of loaders
 # Roles that artel knows by these names.
@@ -98,7 +98,7 @@ def convert_data(conversion: Conversion, section: str, objective: str) -> None:
         conversion.mark_implied("excess_length_strategy", "chat.too_long is skip")
     for key in ("shuffle_merged_datasets", "shuffle_before_merging_datasets"):
         if conversion.raw_value(key) is False:
-            conversion.report(key, ORDER)
+            conversion.report(key, SAMPLE_ORDER_NOTE)
     for key in conversion.source_keys() if objective != "causal" else ():
         name = (
             conversion.raw_value(key)
@@ -123,36 +123,36 @@ def _convert_packing(conversion: Conversion, objective: str) -> None:
     ):
         conversion.put("data.packing", "best_fit" if packs is True else "concatenate", "sample_packing")
     elif packs is True:
-        conversion.report("sample_packing", trainer.NOT_PACKED.format(objective, "sequence_len"))
+        conversion.report("sample_packing", trainer.PACKING_ADVICE.format(objective, "sequence_len"))
 
 
-def _convert_source(conversion: Conversion, prefix: str, dotted: str, objective: str) -> dict[str, Any]:
-    """Return the source of the data set whose keys begin with `prefix`. `dotted`: its key in the run file."""
+def _convert_source(conversion: Conversion, prefix: str, target_key: str, objective: str) -> dict[str, Any]:
+    """Return the source of the data set whose keys begin with `prefix`. `target_key`: its key in the run file."""
     data_set, paths = _find_files(conversion, prefix)
     source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
-    conversion.mark_converted(f"{dotted}.path", f"{prefix}.path")
-    conversion.comment(f"{dotted}.path", data_set.note)
+    conversion.mark_converted(f"{target_key}.path", f"{prefix}.path")
+    conversion.comment(f"{target_key}.path", data_set.note)
     source["format"] = objective if objective != "causal" else "parquet" if data_set.is_on_hub else "jsonl"
     if objective == "causal":
         field = conversion.get(f"{prefix}.field", read.text) or conversion.get(f"{prefix}.text_column", read.text)
         if field:
             source["field"] = field
-            conversion.mark_converted(f"{dotted}.field", f"{prefix}.field", f"{prefix}.text_column")
+            conversion.mark_converted(f"{target_key}.field", f"{prefix}.field", f"{prefix}.text_column")
         if prefix.startswith("datasets"):
             conversion.mark_converted("objective", f"{prefix}.type")
         if conversion.raw_value(f"{prefix}.skip"):
             source["rows"] = f"[{conversion.raw_value(f'{prefix}.skip')}:]"
-            conversion.mark_converted(f"{dotted}.rows", f"{prefix}.skip")
+            conversion.mark_converted(f"{target_key}.rows", f"{prefix}.skip")
     else:
-        _convert_form(conversion, prefix, dotted, source, objective)
+        _convert_form(conversion, prefix, target_key, source, objective)
     match = SLICED_SPLIT.fullmatch(conversion.get(f"{prefix}.split", read.text) or "train")
     if match is None:
         conversion.report(f"{prefix}.split", "artel reads one split and one slice of it: data.sources.rows: '[:1000]'")
     elif match[2]:
         source["rows"] = match[2]
-        conversion.mark_converted(f"{dotted}.rows", f"{prefix}.split")
+        conversion.mark_converted(f"{target_key}.rows", f"{prefix}.split")
     if match and match[1] != "train" and "refs/convert" in str(source["path"]):
-        conversion.mark_converted(f"{dotted}.path", f"{prefix}.split")
+        conversion.mark_converted(f"{target_key}.path", f"{prefix}.split")
     elif match and match[1] != "train":
         conversion.report(f"{prefix}.split", "write the files of that split in data.sources.path")
     _convert_roles(conversion, prefix)
@@ -185,7 +185,7 @@ def _find_files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]
     return data_set, [data_set.path]
 
 
-def _convert_form(conversion: Conversion, prefix: str, dotted: str, source: dict[str, Any], objective: str) -> None:
+def _convert_form(conversion: Conversion, prefix: str, target_key: str, source: dict[str, Any], objective: str) -> None:
     """Convert `type` and field names to `converter` and `mapping`."""
     kind = conversion.raw_value(f"{prefix}.type")
     type_name = kind.partition(":")[0] if isinstance(kind, str) else ""
@@ -194,7 +194,7 @@ def _convert_form(conversion: Conversion, prefix: str, dotted: str, source: dict
     for field, names in _FIELDS.items():
         for key in (f"{prefix}.{name}" for name in names if conversion.has(f"{prefix}.{name}")):
             mapping |= {field: conversion.get(key, read.text)}
-            conversion.mark_converted(f"{dotted}.mapping", key)
+            conversion.mark_converted(f"{target_key}.mapping", key)
             if mapping[field] in (None, field):
                 del mapping[field]
     if objective == "chat" and conversion.keys_in(f"{prefix}.type"):
@@ -205,7 +205,7 @@ def _convert_form(conversion: Conversion, prefix: str, dotted: str, source: dict
         source["converter"] = converter
     if mapping:
         source["mapping"] = mapping
-    conversion.mark_converted(f"{dotted}.converter", f"{prefix}.type")
+    conversion.mark_converted(f"{target_key}.converter", f"{prefix}.type")
     if converter == "alpaca" and objective == "chat":
         what = "axolotl puts Alpaca's prompt around each question (Below is an instruction …)"
         artel_format = "artel formats the same fields with the tokenizer's chat template, or as User: … Assistant: …"

@@ -37,6 +37,9 @@ _PATH_ARGUMENTS = {
     "validation_file": "data.validation",
     "output_dir": "run",
 }
+_END = re.compile(r"\||\|\||&&?|;|[0-9]*>>?(&[0-9])?.*|<.*")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)", re.MULTILINE)
 
 # fmt: off
 TABLE = KeyTable(
@@ -56,15 +59,37 @@ TABLE = KeyTable(
         "pad_to_max_length": "affects only the speed",
     },
     unsupported={
-        "config_name config_overrides": "model_name_or_path is set, and artel uses its config.json",
-        "train_file": "dataset_name is set and takes precedence",
-        "validation_split_percentage": "validation_file is set and takes precedence",
+        "config_name config_overrides": "ignored: model_name_or_path is set, and artel uses its config.json",
+        "train_file": "ignored: dataset_name is set and takes precedence",
+        "validation_split_percentage": "ignored: validation_file is set and takes precedence",
         "max_train_samples": "limits blocks; write train.steps, or data.sources.rows",
         "with_tracking": "write track: [console, jsonl, tensorboard], or wandb",
-        "adam_epsilon2": "AdamW has one epsilon",
+        "adam_epsilon2": "not supported: AdamW has one epsilon",
     },
 )
 # fmt: on
+
+
+class Word(NamedTuple):
+    """A word of the command, with the variables that the script sets replaced."""
+
+    text: str
+    line: int
+    unset: tuple[str, ...] = ()
+    """Variables in the word that the script does not set."""
+
+
+class Command(NamedTuple):
+    """A command that runs one of transformers' scripts."""
+
+    kind: str
+    """clm, mlm …"""
+    has_trainer: bool
+    launcher: list[Word]
+    """Assignments and the launcher: everything before the script's name."""
+    arguments: list[Word]
+    others: list[int]
+    """Lines of other such commands in the file."""
 
 
 def is_command_line(text: str) -> bool:
@@ -97,7 +122,7 @@ def convert_command_line(text: str, location: str) -> ConvertedConfig:
         conversion.note(f"the command starts {processes} processes; train.batch is their total: {command_line}")
     for key in conversion.keys_in("launcher"):
         if key != "launcher.mixed_precision":
-            conversion.report(key, trainer.STARTED)
+            conversion.report(key, trainer.LAUNCH_ADVICE)
     if not command.has_trainer:  # these scripts do not clip, and validate each epoch
         conversion.put("train.clip", conversion.output_value("train.clip"), "max_grad_norm")
         if not conversion.has("eval_strategy"):
@@ -105,7 +130,7 @@ def convert_command_line(text: str, location: str) -> ConvertedConfig:
     if conversion.raw_value("checkpointing_steps") == "epoch":
         conversion.put("checkpoint.every", "1 epoch", "checkpointing_steps")
     else:
-        conversion.convert("checkpointing_steps", "checkpoint.every", read.from_zero)
+        conversion.convert("checkpointing_steps", "checkpoint.every", read.non_negative_int)
     for line in command.others:
         conversion.note(f"{location}:{line}: another command; convert it from a separate file")
     trainer.resolve_conflicts(conversion)
@@ -131,9 +156,9 @@ def _add_arguments(conversion: Conversion, words: list[Word]) -> None:
         key = name.replace("-", "_")
         if key.startswith("no_") and not values and key != "no_cuda":
             key, values = key.removeprefix("no_"), ["False"]
-        value = (
-            [_parse_value(text) for text in values] if len(values) > 1 else _parse_value(values[0]) if values else True
-        )
+        value: Any = [_parse_value(text) for text in values] if values else True
+        if len(values) == 1:
+            value = value[0]
         key = conversion.add(key, value, format_value(" ".join(values) or "true", key), location)
         names = ", ".join(f"${name}" if not name.startswith("$") else name for name in dict.fromkeys(unset))
         if names and key in _PATH_ARGUMENTS:
@@ -175,12 +200,11 @@ def _add_launcher(conversion: Conversion, words: list[Word]) -> None:
 
 def _count_processes(conversion: Conversion) -> int | None:
     """Return the number of processes that the launcher starts, or None if it is not given."""
-    per_host = next(
-        (conversion.get(key, read.at_least_one) for key in _PER_HOST if isinstance(conversion.raw_value(key), int)),
-        None,
-    )
-    hosts = next((conversion.raw_value(key) for key in _HOSTS if isinstance(conversion.raw_value(key), int)), 1)
-    total = conversion.raw_value("launcher.num_processes")  # accelerate counts the processes of all machines
+    per_host_keys = [key for key in _PER_HOST if isinstance(conversion.raw_value(key), int)]
+    host_keys = [key for key in _HOSTS if isinstance(conversion.raw_value(key), int)]
+    per_host = conversion.get(per_host_keys[0], read.at_least_one) if per_host_keys else None
+    hosts = conversion.raw_value(host_keys[0]) if host_keys else 1
+    total = conversion.raw_value("launcher.num_processes")  # accelerate counts the processes of all hosts
     return total if per_host is None or isinstance(total, int) else per_host * hosts
 
 
@@ -188,9 +212,8 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
     """Convert the text, the validation split and the block length."""
     source: dict[str, Any] = {}
     name, file = conversion.get("dataset_name", read.text), conversion.get("train_file", read.text)
-    subset = (
-        "" if conversion.raw_value("dataset_config_name") is None else str(conversion.raw_value("dataset_config_name"))
-    )  # may be a number
+    subset_value = conversion.raw_value("dataset_config_name")  # may be a number
+    subset = "" if subset_value is None else str(subset_value)
     if name:
         data_set = local_or_hub(name, subset)
         source |= {"path": data_set.path, "format": "parquet" if data_set.is_on_hub else "auto"}
@@ -215,7 +238,7 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
     if block is None:
         conversion.note(f"{key} is not given: data.block is {_BLOCKS[objective]}; the script uses model_max_length")
     if objective == "masked":
-        conversion.convert("mlm_probability", "masked.rate", read.fraction)
+        conversion.convert("mlm_probability", "masked.rate", read.fraction_below_one)
     conversion.put("data.dedup.exact", False)
     conversion.note("the script joins texts without a separator; artel puts the tokenizer's end token between them")
 
@@ -223,7 +246,7 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
 def _convert_validation(conversion: Conversion, name: str | None, subset: str) -> None:
     """Convert the validation text: a file, the data set's own split, or a fraction of the text."""
     file = conversion.get("validation_file", read.text)
-    percent = conversion.get("validation_split_percentage", read.from_zero)
+    percent = conversion.get("validation_split_percentage", read.non_negative_int)
     data_set = local_or_hub(name, subset, "validation") if name else None
     if file:
         conversion.put("data.validation", file, "validation_file")
@@ -256,7 +279,9 @@ def _convert_model(conversion: Conversion) -> None:
     tokenizer = conversion.get("tokenizer_name", read.text)
     if tokenizer and tokenizer != name:
         conversion.put("tokenizer.from", tokenizer, "tokenizer_name")
-    conversion.report_unless(conversion.raw_value("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
+    conversion.report_unless(
+        conversion.raw_value("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH_ADVICE
+    )
 
 
 def _guess_model_type(name: str) -> str:
@@ -276,17 +301,16 @@ def _parse_config_override(value: str) -> Any:
 
 def _convert_precision(conversion: Conversion) -> None:
     """Convert bf16 and fp16, the dtype of the weights and the launcher's precision."""
-    if not trainer.convert_precision(conversion, {"bf16": "bf16", "fp16": "fp16"}) and (
-        conversion.has("bf16") or conversion.has("fp16")
-    ):
+    chosen = trainer.convert_precision(conversion, {"bf16": "bf16", "fp16": "fp16"})
+    if not chosen and (conversion.has("bf16") or conversion.has("fp16")):
         conversion.put("train.precision", "fp32", "bf16", "fp16")
     for key in ("torch_dtype", "dtype"):
         if conversion.raw_value(key) in ("bfloat16", "bf16"):
             conversion.put("train.precision", "bf16", key)
             conversion.put("train.weights", "bf16", key)
         elif conversion.raw_value(key) in ("float16", "fp16"):
-            fix = "see train.weights; for fp16 computation write train.precision: fp16"
-            conversion.report(key, f"artel's trained weights are in fp32 or bf16: {fix}")
+            fix = "write train.weights: bf16; for fp16 computation write train.precision: fp16"
+            conversion.report(key, f"not supported: artel's trained weights are in fp32 or bf16; {fix}")
     key = "launcher.mixed_precision"
     launched = conversion.raw_value(key)
     if not any(map(conversion.has, ("bf16", "fp16", "torch_dtype", "dtype"))):
@@ -304,38 +328,11 @@ def _convert_precision(conversion: Conversion) -> None:
 # Shell scripts
 
 
-class Word(NamedTuple):
-    """A word of the command, with the variables that the script sets replaced."""
-
-    text: str
-    line: int
-    unset: tuple[str, ...] = ()
-    """Variables in the word that the script does not set."""
-
-
-class Command(NamedTuple):
-    """A command that runs one of transformers' scripts."""
-
-    kind: str
-    """clm, mlm …"""
-    has_trainer: bool
-    launcher: list[Word]
-    """Assignments and the launcher: everything before the script's name."""
-    arguments: list[Word]
-    others: list[int]
-    """Lines of other such commands in the file."""
-
-
-_END = re.compile(r"\||\|\||&&?|;|[0-9]*>>?(&[0-9])?.*|<.*")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
-_ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)", re.MULTILINE)
-
-
 def read_command(text: str, location: str) -> Command:
     """Return the first command that runs one of transformers' scripts. Raise InputError if there is none."""
     lines = text.splitlines()
     is_comment = [line.lstrip().startswith("#") for line in lines]
-    starts = [number for number, line in enumerate(lines) if SCRIPT.search(line) and not is_comment[number]]
+    starts = [index for index, line in enumerate(lines) if SCRIPT.search(line) and not is_comment[index]]
     if not starts:
         fix = "use the full command: python run_clm.py --model_name_or_path gpt2 …"
         raise InputError.at(location, "mentions run_clm.py or run_mlm.py only in comments", fix)
@@ -355,18 +352,18 @@ def read_command(text: str, location: str) -> Command:
         raise InputError.at(f"{location}:{first + 1}", f"is not a valid command: {error}", "check its quotes") from None
     index, script = next((index, match) for index, word in enumerate(words) if (match := SCRIPT.search(word.text)))
     arguments = words[index + 1 :]
-    end = next((number for number, word in enumerate(arguments) if _END.fullmatch(word.text)), len(arguments))
-    others = [number + 1 for number in starts if not first <= number <= last]
+    end = next((index for index, word in enumerate(arguments) if _END.fullmatch(word.text)), len(arguments))
+    others = [start + 1 for start in starts if not first <= start <= last]
     return Command(script[1], not script[2], words[:index], arguments[:end], others)
 
 
-def _split_words(lines: list[str], number: int, values: dict[str, str]) -> Iterator[Word]:
-    """Yield the words of a command that starts at line `number`. Raise ValueError if a quote is not closed."""
+def _split_words(lines: list[str], first_line: int, values: dict[str, str]) -> Iterator[Word]:
+    """Yield the words of a command that starts at line `first_line`. Raise ValueError if a quote is not closed."""
     joined = "\n".join(re.sub(r"\\\s*$", "", line) for line in lines)
     stream = StringIO(joined)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
-    line, offset = number, 0
+    line, offset = first_line, 0
     while (text := lexer.get_token()) is not None:
         end = max(offset, stream.tell() - 1)
         line, offset = line + joined.count("\n", offset, end), end

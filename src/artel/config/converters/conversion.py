@@ -210,45 +210,45 @@ class Conversion:
     def convert_table(self) -> None:
         """Convert the keys in `KeyTable.converted` of all tables."""
         for table in self._tables:
-            for key, (dotted, read) in table.converted.items():
-                self.convert(key, dotted, read)
+            for key, (target_key, read) in table.converted.items():
+                self.convert(key, target_key, read)
 
-    def convert(self, key: str, dotted: str, read: Reader) -> None:
-        """Write the key's value, or the tool's default, as `dotted` to the run file."""
+    def convert(self, key: str, target_key: str, read: Reader) -> None:
+        """Write the key's value, or the tool's default, as `target_key` to the run file."""
         value = self.get(key, read)
         if value is not None:
-            self.put(dotted, value, key)
+            self.put(target_key, value, key)
 
-    def put(self, dotted: str, value: Any, *keys: str) -> None:
+    def put(self, target_key: str, value: Any, *keys: str) -> None:
         """Write a key of the run file. `keys`: the tool's keys that it depends on."""
-        *sections, name = dotted.split(".")
+        *sections, name = target_key.split(".")
         section_values = self._run
         for section in sections:
             section_values = section_values.setdefault(section, {})
         section_values[name] = value
-        self.mark_converted(dotted, *keys)
+        self.mark_converted(target_key, *keys)
 
-    def mark_converted(self, dotted: str, *keys: str) -> None:
+    def mark_converted(self, target_key: str, *keys: str) -> None:
         """Record that a key of the run file depends on `keys` of the tool."""
         self._keys_read.update(keys)
         for key in filter(self.has, keys):
-            self._keys[key].converted_to[dotted] = None
+            self._keys[key].converted_to[target_key] = None
 
-    def output_value(self, dotted: str) -> Any:
+    def output_value(self, target_key: str) -> Any:
         """Return the value of a key of the run file so far, or None."""
         value: Any = self._run
-        for name in dotted.split("."):
+        for name in target_key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         return value
 
-    def change(self, dotted: str, value: Any, reason: str) -> None:
+    def change(self, target_key: str, value: Any, reason: str) -> None:
         """Overwrite a key of the run file, and report it for the keys that it depends on."""
-        self.put(dotted, value)
-        keys = [name for name, key in self._keys.items() if dotted in key.converted_to]
+        self.put(target_key, value)
+        keys = [name for name, key in self._keys.items() if target_key in key.converted_to]
         for key in keys:
             self.report(key, reason)
         if not keys:
-            self.note(f"{dotted}: {reason}")
+            self.note(f"{target_key}: {reason}")
 
     # Reporting
 
@@ -274,7 +274,7 @@ class Conversion:
     def report_if_on(self, key: str, reason: str) -> None:
         """Report a key, unless its value switches it off."""
         if self.has(key) and self._keys[key].value in (False, "", [], {}):  # 0 equals False
-            self.mark_implied(key, "is off")
+            self.mark_implied(key, "no effect: it is off")
         else:
             self.report(key, reason)
 
@@ -286,10 +286,10 @@ class Conversion:
         """Add a general note, e.g. on something that the file does not set."""
         self._notes.append(line)
 
-    def comment(self, dotted: str, text: str) -> None:
+    def comment(self, target_key: str, text: str) -> None:
         """Comment on a key of the run file that the user must fill in. Later comments on the same key are ignored."""
         if text:
-            self._comments.setdefault(dotted, text)
+            self._comments.setdefault(target_key, text)
 
     def finish(self) -> ConvertedConfig:
         """Return the run file and its notes. Raise InputError with all problems."""
@@ -311,7 +311,7 @@ class Conversion:
     def _classify(self, name: str, key: _SourceKey) -> None:
         """Handle a key by the tables, if the converter's code did not handle it."""
         if key.value is None:
-            key.implied_by = "is empty"
+            key.implied_by = "no effect: it is empty"
             return
         matching = (row[1:] for row in self._patterns if fnmatchcase(name, row[0]))
         row = self._exact.get(name) or next(matching, None)

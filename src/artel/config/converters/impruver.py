@@ -17,7 +17,7 @@ from artel.config.yaml_lines import Key
 from artel.errors import Problem
 
 _SECTIONS = ("model", "lora", "tokenizer", "trainer", "ddp", "model.config")
-_LORA = (
+_LORA_KEYS = (
     "lora.r lora.lora_alpha lora.lora_dropout lora.use_rslora lora.use_dora lora.modules_to_save lora.target_modules"
 )
 _CONVERTERS = {
@@ -30,8 +30,8 @@ _CONVERTERS = {
 }
 _PRECISIONS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp64": "fp32",
                **dict.fromkeys(("fp32", "float32"), "fp32")}  # fmt: skip
-_ATTENTION = "artel chooses the attention kernel by device and model"
-_WEIGHTS = "train.weights sets the dtype of trained weights, train.precision that of computation"
+_ATTENTION_NOTE = "artel chooses the attention kernel by device and model"
+_DTYPE_ADVICE = "train.weights sets the dtype of trained weights, train.precision that of computation"
 
 # fmt: off
 TABLE = KeyTable(
@@ -51,17 +51,17 @@ TABLE = KeyTable(
     unsupported={
         "train_path val_path": "artel keeps prepared text in its token store (data.store or the cache)",
         "datasets.*.subset": "give the files of that subset in data.sources.path",
-        "tokenizer.special_tokens": "the tokenizer's own files define the special tokens",
+        "tokenizer.special_tokens": "ignored: the tokenizer's own files define the special tokens; change them there",
         "tokenizer.chat_template": "save it as a file and write chat.template: FILE",
-        "model.attn_implementation model.config.attn_implementation model.config._attn_implementation": _ATTENTION,
+        "model.attn_implementation model.config.attn_implementation model.config._attn_implementation": _ATTENTION_NOTE,
         "model.config.vocab_size":
             "artel uses the tokenizer's number of tokens; for a larger one write model.config.vocab_size",
-        "model.config.dtype model.config.torch_dtype": _WEIGHTS,
+        "model.config.dtype model.config.torch_dtype": _DTYPE_ADVICE,
         "lora.inference_mode": "artel trains adapters",
         "trainer.output_dir": "the run's folder is output_dir outside the section trainer",
-        "lora.use_qalora lora.use_bdlora": "artel's adapters are LoRA, rsLoRA and DoRA",
-        "ddp.ddp_find_unused_parameters": trainer.UNUSED,
-        "ddp.* trainer.ddp_*": trainer.STARTED,
+        "lora.use_qalora lora.use_bdlora": "not supported: artel's adapters are LoRA, rsLoRA and DoRA",
+        "ddp.ddp_find_unused_parameters": trainer.UNUSED_PARAMETERS_NOTE,
+        "ddp.* trainer.ddp_*": trainer.LAUNCH_ADVICE,
     },
 )
 # Keys of older transformers that model types no longer have.
@@ -111,7 +111,7 @@ def convert_impruver(text: str, location: str) -> ConvertedConfig:
     precision = trainer.convert_precision(conversion, {"bf16": "bf16", "fp16": "fp16"})
     dtype = conversion.get("model.dtype", read.one_of(_PRECISIONS))
     if precision:
-        conversion.report("model.dtype", f"the trainer's bf16 or fp16 takes precedence; {_WEIGHTS}")
+        conversion.report("model.dtype", f"the trainer's bf16 or fp16 takes precedence; {_DTYPE_ADVICE}")
     elif dtype is not None:
         conversion.put("train.precision", dtype, "model.dtype")
     if conversion.raw_value("model.dtype") == "fp64":
@@ -159,7 +159,7 @@ def _convert_block(conversion: Conversion) -> int | None:
 
 
 def _convert_source(conversion: Conversion, number: int) -> dict[str, Any]:
-    prefix, dotted = f"datasets.{number}", f"data.sources.{number}"
+    prefix, target_key = f"datasets.{number}", f"data.sources.{number}"
     if conversion.has(prefix):
         conversion.add_problem(
             prefix, f"{conversion.raw_value(prefix)!r} is not a data set", "write - name: FILE, or OWNER/NAME"
@@ -178,19 +178,21 @@ def _convert_source(conversion: Conversion, number: int) -> dict[str, Any]:
         conversion.get(f"{prefix}.mapping", _read_mapping),
     )
     source = {"path": data_set.path, "format": "chat", "converter": converter}
-    conversion.comment(f"{dotted}.path", data_set.note)
+    conversion.comment(f"{target_key}.path", data_set.note)
     conversion.mark_converted(
-        f"{dotted}.path", f"{prefix}.name", *([f"{prefix}.subset", f"{prefix}.split"] if data_set.is_on_hub else [])
+        f"{target_key}.path", f"{prefix}.name", *([f"{prefix}.subset", f"{prefix}.split"] if data_set.is_on_hub else [])
     )
-    conversion.mark_converted(f"{dotted}.converter", f"{prefix}.converter")
+    conversion.mark_converted(f"{target_key}.converter", f"{prefix}.converter")
     if mapping:
         source["mapping"] = mapping
-        conversion.mark_converted(f"{dotted}.mapping", f"{prefix}.mapping")
+        conversion.mark_converted(f"{target_key}.mapping", f"{prefix}.mapping")
     if rows:
         source["rows"] = rows
-        conversion.mark_converted(f"{dotted}.rows", f"{prefix}.split")
+        conversion.mark_converted(f"{target_key}.rows", f"{prefix}.split")
     if split != "train" and not data_set.is_on_hub:
-        conversion.report(f"{prefix}.split", f"write the files of that split in {dotted}.path, and a slice in .rows")
+        conversion.report(
+            f"{prefix}.split", f"write the files of that split in {target_key}.path, and a slice in .rows"
+        )
     for end in ("bos", "eos"):
         conversion.report(f"{prefix}.add_global_{end}", "the chat template starts and ends conversations")
     return source
@@ -335,7 +337,7 @@ def _convert_quantization(conversion: Conversion) -> None:
 
 def _convert_adapter(conversion: Conversion) -> None:
     if conversion.keys_in("lora") and conversion.has("model.name"):
-        trainer.convert_lora(conversion, _LORA)
+        trainer.convert_lora(conversion, _LORA_KEYS)
         is_none = conversion.get("lora.bias", read.one_of("none all lora_only")) == "none"
         conversion.report_unless(is_none, "lora.bias", "biases are not trained")
         is_causal = conversion.raw_value("lora.task_type") == "CAUSAL_LM"

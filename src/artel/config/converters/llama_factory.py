@@ -29,7 +29,7 @@ _VERSION_1 = {"model_class", "train_dataset", "dist_config", "peft_config", "ker
 _STAGES = {"pt": "causal", "sft": "chat", "dpo": "preference", "kto": "preference"}
 _LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 _FORMATS = {"causal": "auto", "chat": "chat", "preference": "preference"}
-_LORA = "lora_rank lora_alpha lora_dropout use_rslora use_dora additional_target lora_target"
+_LORA_KEYS = "lora_rank lora_alpha lora_dropout use_rslora use_dora additional_target lora_target"
 _INFO = "dataset_info.json"
 # Columns of a row: artel's names → LLaMA-Factory's names, and the default columns of the latter.
 _ALPACA = {"instruction": "prompt", "input": "query", "output": "response", "system": "system", "history": "history"}
@@ -41,9 +41,9 @@ _ROLES = {
     "observation_tag": {"observation", "tool", "function", "function_response", "tool_response"},
     "function_tag": {"function_call", "tool_call"},
 }
-_IMAGES = "artel trains on text only: images and audio are not read"
-_USE = "applies to trained models: artel chat, artel generate, artel evaluate"
-_EXPERTS = "to hold all weights in host memory write parallel.offload: cpu"
+_TEXT_ONLY_NOTE = "ignored: artel trains on text only and does not read images or audio"
+_INFERENCE_ADVICE = "applies to trained models: artel chat, artel generate, artel evaluate"
+_OFFLOAD_ADVICE = "to hold all weights in host memory write parallel.offload: cpu"
 
 # fmt: off
 TABLE = KeyTable(
@@ -86,56 +86,57 @@ TABLE = KeyTable(
         "use_reentrant_gc": "artel uses non-reentrant checkpointing",
         "upcast_layernorm": "trained weights are in fp32",
         "upcast_lmhead_output": "the loss is computed in fp32",
-        "use_kv_cache": "is for generation, not for training",
+        "use_kv_cache": "no effect: it applies to generation, not to training",
         "print_param_status": "the console prints the number of trained parameters",
         "create_new_adapter": "a run starts with a new adapter",
-        "compute_accuracy": "artel evaluate RUN computes the accuracy",
+        "compute_accuracy": "not needed: artel evaluate RUN computes the accuracy",
         "include_effective_tokens_per_second": "metrics.jsonl has tokens_per_second",
         "split_special_tokens": "artel treats special tokens in texts as plain text",
-        "use_megatron_bridge use_mca": "artel has one training loop",
+        "use_megatron_bridge use_mca": "ignored: artel has only one training loop; remove it",
     },
     unsupported={
         "adapter_name_or_path":
             "to continue training it, merge it (artel export FOLDER merged --merge) and write model.from: merged",
-        "pissa_init pissa_iter pissa_convert": "adapters start at zero, as in LoRA",
-        "loraplus_lr_ratio loraplus_lr_embedding": "both matrices of an adapter use the same learning rate",
-        "oft_* module_dropout": "is for OFT; artel's adapters are LoRA",
+        "pissa_init pissa_iter pissa_convert": "not supported: adapters start at zero, as in LoRA",
+        "loraplus_lr_ratio loraplus_lr_embedding":
+            "not supported: both matrices of an adapter use the same learning rate",
+        "oft_* module_dropout": "not supported: OFT adapters; artel's adapters are LoRA",
         "use_llama_pro freeze_*": "write model.freeze, patterns of frozen layers; everything else is trained",
-        "mixture_of_depths shift_attn block_diag_attn": "artel does not change layers or attention",
+        "mixture_of_depths shift_attn block_diag_attn": "ignored: artel does not change layers or attention",
         "rope_scaling": "write model.rope: {type: yarn, factor: 4}, with the factor that you need",
         "moe_aux_loss_coef": "set router_aux_loss_coef in the model's config.json",
         "train_from_scratch": "write model: {config: {model_type: …}} instead of from",
-        "double_quantization": "artel's 4 bits are nf4 with double quantization",
+        "double_quantization": "ignored: artel's 4 bits are nf4 with double quantization",
         "quantization_*": "write model.quantize: int8 or nf4",
         "resize_vocab add_tokens add_special_tokens new_special_tokens new_special_tokens_config init_special_tokens":
-            "the tokenizer's own files define the special tokens",
-        "media_dir image_* video_* audio_* crop_to_patches use_audio_in_video": _IMAGES,
+            "ignored: the tokenizer's own files define the special tokens; change them there",
+        "media_dir image_* video_* audio_* crop_to_patches use_audio_in_video": _TEXT_ONLY_NOTE,
         "default_system": "add it to the conversations, or to a template: chat.template: FILE",
-        "tool_format": "the chat template formats tools and calls",
+        "tool_format": "ignored: the chat template formats tools and calls",
         "enable_thinking preserve_thinking": "write chat.reasoning: keep, last or drop",
         "disable_shuffling": "the order of samples depends on seed only",
         "mix_strategy interleave_probs":
             "artel uses all samples; data.sources.weight sets how often an epoch repeats those of a source",
-        "eval_on_each_dataset": "validation texts come from one path",
-        "val_size": "eval_dataset is given",
-        "pref_ftx pref_bco_weight ld_alpha": "artel's preference losses do not have this term",
+        "eval_on_each_dataset": "ignored: validation texts come from one path",
+        "val_size": "ignored: eval_dataset is given",
+        "pref_ftx pref_bco_weight ld_alpha": "not supported: artel's preference losses do not have this term",
         "ref_model ref_model_adapters ref_model_quantization_bit":
-            "artel's reference model is the model before training",
+            "not supported: the reference model is the model before training",
         "use_adam_mini use_galore use_apollo use_badam galore_* apollo_* badam_*":
             f"artel has no such optimizer; train.optimizer is one of {', '.join(OPTIMIZERS.names)}",
         "use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha":
             "the loss is the mean cross-entropy of the target tokens",
         "use_swanlab swanlab_*": trainer.TRACKER_ADVICE,
-        "use_kt kt_*": _EXPERTS,
+        "use_kt kt_*": _OFFLOAD_ADVICE,
         "use_hyper_parallel hyper_parallel_args": "write the sizes in parallel",
         "enable_torch_profiler profiler_*": "write profile: true",
-        "master_addr master_port": "artel launch starts processes",
+        "master_addr master_port": "not needed: artel launch starts processes",
         "ray_*": "processes start with artel launch; for preparing texts with Ray write prepare.engine: ray",
-        "plot": "artel report draws it",
-        "ppo_* reward_*": "is for reinforcement learning, which artel does not support",
+        "plot": "not needed: artel report draws it",
+        "ppo_* reward_*": "not supported: artel has no reinforcement learning",
         "export_*": "artel export RUN DIR writes a trained model",
         "eval_num_beams predict_with_generate infer_* vllm_* sglang_* do_sample temperature top_p top_k num_beams "
-        "max_length max_new_tokens repetition_penalty length_penalty": _USE,
+        "max_length max_new_tokens repetition_penalty length_penalty": _INFERENCE_ADVICE,
         "ms_hub_token om_hub_token": "artel does not support this hub",
         "offload_folder": "to hold weights in host memory write parallel.offload: cpu",
         "bias_activation_fusion apply_rope_fusion overlap_param_gather overlap_grad_reduce use_distributed_optimizer "
@@ -165,7 +166,9 @@ def convert_llama_factory(text: str, location: str) -> ConvertedConfig:
     if not conversion.has("model_name_or_path"):
         conversion.problems.append(Problem(location, "has no model", "write model_name_or_path: FOLDER-OR-HUB-ID"))
     _convert_data(conversion, objective)
-    conversion.report_unless(conversion.raw_value("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH)
+    conversion.report_unless(
+        conversion.raw_value("model_revision") == "main", "model_revision", trainer.MAIN_BRANCH_ADVICE
+    )
     _convert_adapter(conversion)
     if not trainer.convert_precision(conversion, {"fp8": "fp8", "pure_bf16": "bf16", "bf16": "bf16", "fp16": "fp16"}):
         conversion.put("train.precision", "fp32")
@@ -218,13 +221,13 @@ def _convert_objective(conversion: Conversion) -> str:
         conversion.put("preference.loss", _LOSSES.get(loss, "kto" if loss == "kto" else "dpo"), loss_key)
     if loss not in (None, "kto", *_LOSSES):
         conversion.report("pref_loss", f"artel has {', '.join(_LOSSES.values())} for pairs and uses dpo")
-    conversion.convert("pref_beta", "preference.beta", read.not_negative)
+    conversion.convert("pref_beta", "preference.beta", read.non_negative_number)
     # Its SimPO has beta * (difference - gamma / beta), artel's beta * difference - margin: the same number.
     if loss == "simpo":
-        conversion.convert("simpo_gamma", "preference.margin", read.not_negative)
-    conversion.convert("dpo_label_smoothing", "preference.smoothing", read.not_negative)
-    conversion.convert("kto_chosen_weight", "preference.desirable", read.not_negative)
-    conversion.convert("kto_rejected_weight", "preference.undesirable", read.not_negative)
+        conversion.convert("simpo_gamma", "preference.margin", read.non_negative_number)
+    conversion.convert("dpo_label_smoothing", "preference.smoothing", read.non_negative_number)
+    conversion.convert("kto_chosen_weight", "preference.desirable", read.non_negative_number)
+    conversion.convert("kto_rejected_weight", "preference.undesirable", read.non_negative_number)
     return objective
 
 
@@ -282,7 +285,7 @@ def _convert_packing(conversion: Conversion, objective: str) -> None:
         conversion.put("data.packing", "best_fit" if any(packs.values()) else "concatenate", *packs)
     else:
         for key in (key for key, is_on in packs.items() if is_on):
-            conversion.report(key, trainer.NOT_PACKED.format(objective, "cutoff_len"))
+            conversion.report(key, trainer.PACKING_ADVICE.format(objective, "cutoff_len"))
 
 
 class _DataSets:
@@ -310,15 +313,15 @@ class _DataSets:
         except (OSError, ValueError) as error:
             conversion.add_problem("dataset_dir", f"{folder / _INFO} cannot be read: {error}", "fix it")
 
-    def source(self, name: str, dotted: str) -> dict[str, Any]:
-        """Return the source of a data set. Comments and notes refer to `dotted` of the run file."""
+    def source(self, name: str, target_key: str) -> dict[str, Any]:
+        """Return the source of a data set. Comments and notes refer to `target_key` of the run file."""
         entry = {"hf_hub_url": name} if self._is_online else self._entries.get(name)
         if not isinstance(entry, dict):
             reason = f"{_INFO} has no {name}" if self._is_described else f"{self._folder / _INFO} does not exist"
-            self._conversion.comment(dotted, f"your file of the data set {name}: {reason}")
+            self._conversion.comment(target_key, f"your file of the data set {name}: {reason}")
             return {"path": str(self._folder / f"{name}.json"), "format": _FORMATS[self._objective]}
         columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
-        source: dict[str, Any] = {"path": self._path(name, entry, dotted), "format": _FORMATS[self._objective]}
+        source: dict[str, Any] = {"path": self._path(name, entry, target_key), "format": _FORMATS[self._objective]}
         if self._objective == "causal":
             source["format"] = "parquet" if source["path"].endswith(".parquet") else "auto"
             if not source["path"].endswith(".txt"):
@@ -334,19 +337,19 @@ class _DataSets:
             )
         return source
 
-    def _path(self, name: str, entry: dict[str, Any], dotted: str) -> str:
+    def _path(self, name: str, entry: dict[str, Any], target_key: str) -> str:
         keys = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name")
         key = next((key for key in keys if isinstance(entry.get(key), str)), "")
         if not key:
-            self._conversion.comment(dotted, f"your file of the data set {name}: {_INFO} has none")
+            self._conversion.comment(target_key, f"your file of the data set {name}: {_INFO} has none")
         elif key == "hf_hub_url":
             data_set = local_or_hub(entry[key], str(entry.get("subset") or ""), str(entry.get("split") or "train"))
-            self._conversion.comment(dotted, data_set.note)
+            self._conversion.comment(target_key, data_set.note)
             return data_set.path
         elif key != "file_name":
             if key != "cloud_file_name":
                 where = f"which is not on the Hugging Face hub: {entry[key]}"
-                self._conversion.comment(dotted, f"your files of the data set {name}, {where}")
+                self._conversion.comment(target_key, f"your files of the data set {name}, {where}")
             return str(entry[key])
         return str(self._folder / entry.get(key, f"{name}.json"))
 
@@ -405,7 +408,7 @@ def _convert_adapter(conversion: Conversion) -> None:
     for key in ("additional_target", "lora_target"):
         if isinstance(conversion.raw_value(key), str):
             conversion.replace(key, [name.strip() for name in conversion.raw_value(key).split(",")])
-    trainer.convert_lora(conversion, _LORA)
+    trainer.convert_lora(conversion, _LORA_KEYS)
     conversion.mark_converted("model.lora", "finetuning_type")
     if kind == "oft":
         conversion.report("finetuning_type", "artel only has LoRA and uses lora_rank 8")

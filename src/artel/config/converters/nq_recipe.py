@@ -7,7 +7,7 @@ import re
 from artel.config.converters import readers as read
 from artel.config.converters.conversion import Conversion, ConvertedConfig, KeyTable
 from artel.config.converters.tools import Tool
-from artel.config.converters.trainer import STARTED
+from artel.config.converters.trainer import LAUNCH_ADVICE
 from artel.config.schema.quantities import read_count
 from artel.errors import InputError, Problem
 from artel.registry import OPTIMIZERS
@@ -52,10 +52,10 @@ TABLE = KeyTable(
         "max_grad_norm": ("train.clip", read.number),
     },
     implied={
-        "dummy_dataset": "is off",
-        "hidden_dropout_prob attention_probs_dropout_prob": "is the model's default",
+        "dummy_dataset": "no effect: it is off",
+        "hidden_dropout_prob attention_probs_dropout_prob": "no effect: it is the model's default",
         "optimizer": "artel uses adamw",
-        "best_order": "artel knows for each metric whether higher is better",
+        "best_order": "ignored: artel knows for each metric whether higher is better",
     },
     unsupported={
         "dump_dir": "experiment_name is missing; write run: FOLDER",
@@ -63,18 +63,18 @@ TABLE = KeyTable(
         "lowercase handle_chinese_chars":
             "the tokenizer of model.from decides this; for another write tokenizer.from: FOLDER",
         "layer_norm_eps": "change it in the config.json of model.from",
-        "bpe_dropout": "artel has no BPE dropout",
+        "bpe_dropout": "not supported: artel has no BPE dropout",
         "last": "the same command resumes a stopped run; to start from its weights write model.from: RUN/model",
         "gpu": "artel finds devices; set CUDA_VISIBLE_DEVICES= to run on the CPU",
         "n_jobs": "artel uses all cores; train.threads limits them",
         "test_batch_size": "validation uses the micro-batch of training; write train.micro_batch",
-        "apex_verbosity": "artel does not use apex",
-        "apex_loss_scale": "bf16 needs no scaling of the loss",
+        "apex_verbosity": "ignored: artel does not use apex",
+        "apex_loss_scale": "not needed: bf16 needs no scaling of the loss",
         "processed_data_path": "artel keeps prepared text in data.store or the cache",
         "log_file": "metrics go to metrics.jsonl in the run's folder",
         "config_file model_config_file trainer_config_file": "give that file to artel config convert too",
-        "dist_backend": "gloo on CPUs and nccl on GPUs is chosen automatically",
-        "local_rank dist_init_method dist_world_size": STARTED,
+        "dist_backend": "not needed: gloo on CPUs and nccl on GPUs is chosen automatically",
+        "local_rank dist_init_method dist_world_size": LAUNCH_ADVICE,
     },
 )
 _SWITCHES = {
@@ -178,7 +178,7 @@ def _convert_best(conversion: Conversion) -> None:
     if recipe_metric not in _METRICS:
         metrics = ", ".join(metric for metric, _ in _METRICS.values())
         conversion.report("best_metric", f"artel has no such metric; write checkpoint.best: {metrics}")
-        conversion.report("best_order", "artel knows for each metric whether higher is better")
+        conversion.report("best_order", "ignored: artel knows for each metric whether higher is better")
         return
     metric, better = _METRICS[recipe_metric]
     conversion.put("checkpoint.best", metric, "best_metric")

@@ -31,11 +31,11 @@ def _bounded(read: Reader, is_valid: Callable[[float], bool], error: str) -> Rea
 
 
 above_zero = _bounded(number, lambda n: 0 < n < math.inf, "is not above zero")
-not_negative = _bounded(number, lambda n: n >= 0, "is below zero")
-fraction = _bounded(number, lambda n: 0 <= n < 1, "is not a fraction (at least 0, below 1)")
-up_to_one = _bounded(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
+non_negative_number = _bounded(number, lambda n: n >= 0, "is below zero")
+fraction_below_one = _bounded(number, lambda n: 0 <= n < 1, "is not a fraction (at least 0, below 1)")
+fraction_up_to_one = _bounded(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
 at_least_one = _bounded(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
-from_zero = _bounded(read_count, lambda n: n >= 0, "is below zero")
+non_negative_int = _bounded(read_count, lambda n: n >= 0, "is below zero")
 
 
 def one_of(choices: dict[str, Any] | str) -> Reader:

@@ -26,26 +26,26 @@ DEFAULTS = {
 }
 OTHER_TRACKERS = [name for name in TRACKERS.names if name not in ("console", "jsonl")]
 TRACKER_ADVICE = f"artel has {', '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[0]}]"
-MAIN_BRANCH = "artel reads the main branch; download that revision (hf download --revision) and use its folder"
-STARTED = "start processes with artel train --nproc, --nnodes and --node-rank, or with torchrun"
-NOT_PACKED = (
+MAIN_BRANCH_ADVICE = "artel reads the main branch; download that revision (hf download --revision) and use its folder"
+LAUNCH_ADVICE = "start processes with artel train --nproc, --nnodes and --node-rank, or with torchrun"
+PACKING_ADVICE = (
     "objective {} does not pack samples, and train.batch counts samples, not packed sequences: multiply it by the "
     "number of samples that fit into {}"
 )
-UNUSED = "artel uses every trained parameter in each step"
-_NO_REENTRANCE = "artel uses non-reentrant checkpointing; write train.activation_checkpointing"
-_RECOMPUTES = ("train.activation_checkpointing", read.switch("full", "none"))
-_FLOOR = "write train.minimum_learning_rate, a fraction of learning_rate, or train.decay for the schedule wsd"
+UNUSED_PARAMETERS_NOTE = "not needed: artel uses every trained parameter in each step"
+_CHECKPOINTING_ADVICE = "artel uses non-reentrant checkpointing; write train.activation_checkpointing"
+_ACTIVATION_CHECKPOINTING = ("train.activation_checkpointing", read.switch("full", "none"))
+_MIN_LR_ADVICE = "write train.minimum_learning_rate, a fraction of learning_rate, or train.decay for the schedule wsd"
 
 # fmt: off
 TABLE = KeyTable(
     converted={
-        "seed": ("seed", read.from_zero),
+        "seed": ("seed", read.non_negative_int),
         "learning_rate": ("train.learning_rate", read.above_zero),
-        "weight_decay": ("train.weight_decay", read.not_negative),
+        "weight_decay": ("train.weight_decay", read.non_negative_number),
         "adam_epsilon": ("train.epsilon", read.above_zero),
-        "gradient_checkpointing": _RECOMPUTES,
-        "activation_checkpointing": _RECOMPUTES,
+        "gradient_checkpointing": _ACTIVATION_CHECKPOINTING,
+        "activation_checkpointing": _ACTIVATION_CHECKPOINTING,
         "torch_compile": ("train.compile", read.switch("on", "off")),
         "save_total_limit": ("checkpoint.keep", read.at_least_one),
     },
@@ -53,7 +53,7 @@ TABLE = KeyTable(
         "overwrite_cache": "texts are prepared again when they or their keys change",
         "streaming": "texts are prepared once, and training reads tokens from the store",
         "use_fast_tokenizer use_slow_tokenizer": "artel always uses the fast tokenizer",
-        "low_cpu_mem_usage": "weights are loaded directly to where they stay",
+        "low_cpu_mem_usage": "weights are loaded straight onto their target device",
         "attn_implementation flash_attn": "artel chooses the attention kernel by device and model",
         "token use_auth_token hf_use_auth_token hf_hub_token": "artel uses the token of hf auth login",
         "do_train": "artel train trains",
@@ -80,41 +80,45 @@ TABLE = KeyTable(
         "fsdp_config.*offload_params": "nothing is offloaded",
     },
     unsupported={
-        "torch_compile_backend torch_compile_mode": "train.compile is on, off or auto",
-        "run_name": "the run is named after its folder",
+        "torch_compile_backend torch_compile_mode": "not supported: train.compile is on, off or auto",
+        "run_name": "ignored: the run is named after its folder",
         "cache_dir": "HF_HOME sets where models and data sets of the hub are cached",
-        "local_rank accelerator_config* ddp_*": STARTED,
-        "ddp_find_unused_parameters": UNUSED,
-        "ddp_timeout": "text is prepared before processes connect; train.hang_timeout ends hanging processes",
+        "local_rank accelerator_config* ddp_*": LAUNCH_ADVICE,
+        "ddp_find_unused_parameters": UNUSED_PARAMETERS_NOTE,
+        "ddp_timeout":
+            "not needed: text is prepared before processes connect, and train.hang_timeout ends hanging processes",
         "hub_model_id push_to_hub": "artel train does not upload; artel push RUN NAME does",
-        "class": "artel has one training loop",
+        "class": "ignored: artel has only one training loop; remove it",
         "min_lr": "write train.minimum_learning_rate, a fraction of learning_rate",
-        "lr_scheduler_kwargs": _FLOOR,
-        "gradient_checkpointing_kwargs activation_checkpointing_kwargs": _NO_REENTRANCE,
+        "lr_scheduler_kwargs": _MIN_LR_ADVICE,
+        "gradient_checkpointing_kwargs activation_checkpointing_kwargs": _CHECKPOINTING_ADVICE,
         "logging_dir": "metrics go to metrics.jsonl in the run's folder",
         "logging_steps logging_strategy": "write log.every, a number of steps",
         "logging_first_step": "write log.every: 1 for a line each step",
         "early_stopping_patience": "write validate.patience, with validate.every",
         "per_device_eval_batch_size": "validation uses the micro-batch of training; write train.micro_batch",
         "metric_for_best_model": "the best checkpoint has the lowest loss; for another metric write checkpoint.best",
-        "greater_is_better": "artel knows for each metric whether higher is better",
-        "load_best_model_at_end": "RUN/model is the last model, RUN/checkpoints/best the best; RUN/model is the "
+        "greater_is_better": "ignored: artel knows for each metric whether higher is better",
+        "load_best_model_at_end":
+            "not converted: RUN/model is the last model, RUN/checkpoints/best the best; RUN/model is the "
             "best only if validate.patience ended the run",
-        "remove_unused_columns": "data.sources names the fields to read",
+        "remove_unused_columns": "not needed: data.sources names the fields to read",
         "use_cpu no_cuda": "set CUDA_VISIBLE_DEVICES= to run on the CPU",
-        "auto_find_batch_size": "train.micro_batch: auto finds the largest that fits",
-        "resume_from_checkpoint": "the same command resumes a stopped run",
+        "auto_find_batch_size": "not needed: train.micro_batch: auto finds the largest that fits",
+        "resume_from_checkpoint": "not needed: the same command resumes a stopped run",
         "overwrite_output_dir": "artel train --restart starts over",
-        "save_only_model": "checkpoints always contain everything needed to resume",
-        "label_smoothing_factor": "artel has no label smoothing for language models",
+        "save_only_model": "not needed: checkpoints always contain everything needed to resume",
+        "label_smoothing_factor": "not supported: artel has no label smoothing for language models",
         "neftune_noise_alpha noisy_embedding_alpha": "artel does not support NEFTune",
-        "group_by_length curriculum_sampling": "the order of samples depends on the seed only, never on lengths",
-        "dataloader_drop_last": "artel drops no samples",
+        "group_by_length curriculum_sampling":
+            "not supported: the order of samples depends on the seed only, never on lengths",
+        "dataloader_drop_last": "not needed: artel drops no samples",
         "tf32": "train.precision sets the precision: bf16, fp32",
-        "full_determinism": "seed fixes order and initial weights; artel does not force deterministic kernels",
-        "use_liger_kernel": "artel chooses kernels itself; train.compile fuses layers",
+        "full_determinism":
+            "not supported: seed fixes order and initial weights, but artel does not force deterministic kernels",
+        "use_liger_kernel": "not needed: artel chooses kernels itself, and train.compile fuses layers",
         "do_predict": "run artel evaluate RUN after training",
-        "eval_on_start": "the first validation is after validate.every",
+        "eval_on_start": "not supported: the first validation comes after validate.every",
         "trust_remote_code":
             "artel does not run code that comes with a model; to allow it write model.trust_remote_code: NAME-OF-MODEL",
         "debug": "see the debugging options in artel train --help",
@@ -122,7 +126,7 @@ TABLE = KeyTable(
             "is a DeepSpeed configuration inside the file; save it as JSON and write parallel.deepspeed: FILE",
         "fsdp_config": "is not a section; write parallel: {data: fsdp}",
         "fsdp_config.*mixed_precision_policy": "train.precision sets the dtype of computation",
-        "fsdp_config.*": "FSDP2 has no such option in artel",
+        "fsdp_config.*": "not supported: FSDP2 has no such option in artel",
     },
 )
 # fmt: on
@@ -159,28 +163,31 @@ def convert_arguments(conversion: Conversion, processes: int | None = None) -> N
     conversion.mark_implied("report_to", "metrics go to the console and metrics.jsonl")
     if conversion.raw_value("logging_strategy") == "steps":
         conversion.mark_implied("logging_strategy", "log.every is a number of steps")
-    conversion.report("data_seed", "seed fixes the order too")
+    conversion.report("data_seed", "ignored: seed fixes the order too")
     if isinstance(conversion.raw_value("deepspeed"), str):
         conversion.convert("deepspeed", "parallel.deepspeed", read.text)
     _convert_fsdp(conversion)
 
 
 def _convert_batch(conversion: Conversion, processes: int | None) -> None:
-    key, accumulated = "per_device_train_batch_size", "gradient_accumulation_steps"
-    micro, steps = conversion.get(key, read.at_least_one), conversion.get(accumulated, read.at_least_one)
-    if micro and steps:
-        conversion.put("train.batch", micro * steps * (processes or 1), key, accumulated)
-        conversion.put("train.micro_batch", micro, key)
+    key, accumulation_key = "per_device_train_batch_size", "gradient_accumulation_steps"
+    micro_batch = conversion.get(key, read.at_least_one)
+    accumulation_steps = conversion.get(accumulation_key, read.at_least_one)
+    if micro_batch and accumulation_steps:
+        process_batch = micro_batch * accumulation_steps
+        conversion.put("train.batch", process_batch * (processes or 1), key, accumulation_key)
+        conversion.put("train.micro_batch", micro_batch, key)
         if processes is None:
-            fix = "the batch of one process; multiply it by the number of processes"
-            conversion.report(key, f"train.batch is {micro * steps}, this times {accumulated}: {fix}")
-    if conversion.get("per_device_eval_batch_size", read.at_least_one) == micro:
+            product = f"train.batch is {process_batch}, this times {accumulation_key}: the batch of one process"
+            conversion.report(key, f"{product}; multiply it by the number of processes")
+    if conversion.get("per_device_eval_batch_size", read.at_least_one) == micro_batch:
         conversion.mark_implied("per_device_eval_batch_size", "validation uses the micro-batch of training")
 
 
 def _convert_length(conversion: Conversion) -> None:
     """Convert the length. `max_steps`, if above zero, takes precedence over `num_train_epochs`."""
-    steps, epochs = conversion.get("max_steps", read_count), conversion.get("num_train_epochs", read.above_zero)
+    steps = conversion.get("max_steps", read_count)
+    epochs = conversion.get("num_train_epochs", read.above_zero)
     if steps is not None and steps > 0:
         conversion.put("train.steps", steps, "max_steps")
         conversion.report("num_train_epochs", f"max_steps is set: the run ends after {steps} steps")
@@ -194,18 +201,18 @@ def find_optimizer(name: str) -> tuple[str, str]:
         for pattern, difference in (*OPTIMIZERS[optimizer].other_names, (re.escape(optimizer), "")):
             if re.fullmatch(pattern, name):
                 return optimizer, difference
-    missing = f"artel has no such optimizer and uses adamw; write train.optimizer: {', '.join(OPTIMIZERS.names)}"
-    return "adamw", missing
+    advice = f"artel has no such optimizer and uses adamw; write train.optimizer: {', '.join(OPTIMIZERS.names)}"
+    return "adamw", advice
 
 
 def _convert_optimizer(conversion: Conversion) -> None:
     name = conversion.get("optim", read.text)
     optimizer, difference = find_optimizer(name or "adamw")
-    betas = [conversion.get(f"adam_beta{number}", read.fraction) for number in (1, 2)]
+    betas = [conversion.get(f"adam_beta{index}", read.fraction_below_one) for index in (1, 2)]
     if None not in betas:
-        dotted = f"train.{optimizer}.betas"
-        conversion.put(dotted if is_key(dotted) else "train.betas", betas, "adam_beta1", "adam_beta2")
-    clip = conversion.get("max_grad_norm", read.not_negative)
+        target_key = f"train.{optimizer}.betas"
+        conversion.put(target_key if is_key(target_key) else "train.betas", betas, "adam_beta1", "adam_beta2")
+    clip = conversion.get("max_grad_norm", read.non_negative_number)
     if clip is not None:
         conversion.put("train.clip", clip or None, "max_grad_norm")  # 0 disables clipping
     if name is None:
@@ -235,20 +242,21 @@ _NEAREST_SCHEDULES = {
 def _convert_schedule(conversion: Conversion) -> None:
     names = {name: name for name in (*SCHEDULES.names, *_SCHEDULES, *_NEAREST_SCHEDULES)}
     name = conversion.get("lr_scheduler_type", read.one_of(names))
-    _convert_floor(conversion, name)
+    _convert_min_lr(conversion, name)
     # Below 1, warmup_steps is a fraction of the run, as in transformers 5.
-    steps, ratio = conversion.get("warmup_steps", read.not_negative), conversion.get("warmup_ratio", read.fraction)
+    steps = conversion.get("warmup_steps", read.non_negative_number)
+    ratio = conversion.get("warmup_ratio", read.fraction_below_one)
     if name is None:
         return
-    options, kind = conversion.raw_value("lr_scheduler_kwargs"), SCHEDULES.get_settings(name)
-    if kind is not None and isinstance(options, dict) and options.keys() <= kind.model_fields.keys():
+    options, settings = conversion.raw_value("lr_scheduler_kwargs"), SCHEDULES.get_settings(name)
+    if settings is not None and isinstance(options, dict) and options.keys() <= settings.model_fields.keys():
         conversion.put(f"train.{name}", dict(options), "lr_scheduler_kwargs")
     is_known = name in SCHEDULES or name in _SCHEDULES
     schedule = _SCHEDULES.get(name, name) if is_known else _NEAREST_SCHEDULES[name]
     conversion.put("train.schedule", schedule, "lr_scheduler_type")
     if not is_known:
-        fix = f"{schedule} is used; write train.schedule: {', '.join(SCHEDULES.names)}"
-        conversion.report("lr_scheduler_type", f"artel has no such schedule; {fix}")
+        fix = f"write train.schedule: {', '.join(SCHEDULES.names)}"
+        conversion.report("lr_scheduler_type", f"artel has no such schedule and uses {schedule}; {fix}")
     if name == "constant":  # transformers warms up only for constant_with_warmup
         conversion.put("train.warmup", 0)
         for key in ("warmup_steps", "warmup_ratio"):
@@ -260,23 +268,23 @@ def _convert_schedule(conversion: Conversion) -> None:
     conversion.report_if_on(ignored_key, f"{used_key} is set and takes precedence")
 
 
-def _convert_floor(conversion: Conversion, schedule: str | None) -> None:
+def _convert_min_lr(conversion: Conversion, schedule: str | None) -> None:
     """Convert the minimum learning rate, the only key of lr_scheduler_kwargs that artel has."""
     key = "lr_scheduler_kwargs"
-    options, floors = (
-        conversion.raw_value(key),
-        {"min_lr_rate": 1, "min_lr": conversion.get("learning_rate", read.above_zero)},
-    )
+    options = conversion.raw_value(key)
+    units = {"min_lr_rate": 1, "min_lr": conversion.get("learning_rate", read.above_zero)}
     if schedule == "cosine_with_min_lr" and isinstance(options, dict) and len(options) == 1:
-        ((name, floor),) = options.items()
-        if floors.get(name):
-            conversion.replace(key, floor)
-            conversion.convert(key, "train.minimum_learning_rate", lambda rate: read.not_negative(rate) / floors[name])
+        ((name, min_lr),) = options.items()
+        if units.get(name):
+            conversion.replace(key, min_lr)
+            conversion.convert(
+                key, "train.minimum_learning_rate", lambda rate: read.non_negative_number(rate) / units[name]
+            )
 
 
 def _convert_intervals(conversion: Conversion) -> None:
     """Convert the intervals of validation, checkpoints and logs."""
-    log_steps = conversion.get("logging_steps", read.not_negative)
+    log_steps = conversion.get("logging_steps", read.non_negative_number)
     if log_steps is not None and log_steps >= 1:
         conversion.put("log.every", round(log_steps), "logging_steps")
     strategy_key = "eval_strategy"
@@ -287,20 +295,22 @@ def _convert_intervals(conversion: Conversion) -> None:
         _convert_interval(conversion, "save_strategy", "save_steps", "checkpoint.every", 500)
 
 
-def _convert_interval(conversion: Conversion, strategy_key: str, steps_key: str, dotted: str, default: float) -> None:
+def _convert_interval(
+    conversion: Conversion, strategy_key: str, steps_key: str, target_key: str, default: float
+) -> None:
     """Convert a strategy (no, steps, epoch) and its steps, a fraction of the run if below 1, to an interval."""
     strategy = conversion.get(strategy_key, _read_strategy) or "steps"
     steps = conversion.get(steps_key, read.above_zero) or default
     if strategy == "steps" and steps >= 1:
-        conversion.put(dotted, round(steps), strategy_key, steps_key)
+        conversion.put(target_key, round(steps), strategy_key, steps_key)
     elif strategy == "steps":
-        conversion.report(steps_key, f"a fraction of the run; write {dotted}: 0.5 epoch, or a number of steps")
-        conversion.report(strategy_key, f"uses {steps_key}, a fraction of the run; write {dotted}")
+        conversion.report(steps_key, f"a fraction of the run; write {target_key}: 0.5 epoch, or a number of steps")
+        conversion.report(strategy_key, f"uses {steps_key}, a fraction of the run; write {target_key}")
     else:
-        conversion.put(dotted, "never" if strategy == "no" else "1 epoch", strategy_key)
-        conversion.report(steps_key, f"{conversion.tool_name(strategy_key)} is {strategy}; write {dotted}: STEPS")
+        conversion.put(target_key, "never" if strategy == "no" else "1 epoch", strategy_key)
+        conversion.report(steps_key, f"{conversion.tool_name(strategy_key)} is {strategy}; write {target_key}: STEPS")
         if strategy == "best":
-            conversion.report(strategy_key, f"the best checkpoint is always kept; {dotted} is 1 epoch")
+            conversion.report(strategy_key, f"the best checkpoint is always kept; {target_key} is 1 epoch")
 
 
 def _read_strategy(value: object) -> Any:
@@ -326,7 +336,8 @@ def _convert_fsdp(conversion: Conversion) -> None:
     config_keys = (key for key in conversion.keys_in("fsdp_config") if key.count(".") == 1)
     config = {key.partition(".")[2].removeprefix("fsdp_"): key for key in config_keys}
     values = {name: conversion.raw_value(key) for name, key in config.items()}
-    reshard, sharding = values.get("reshard_after_forward"), str(values.get("sharding_strategy") or "").upper()
+    reshard = values.get("reshard_after_forward")
+    sharding = str(values.get("sharding_strategy") or "").upper()
     sharding = _NUMBERED_SHARDING.get(sharding, sharding)
     strategy = _SHARDING.get(sharding, "")
     if not strategy and reshard is not False:
@@ -345,9 +356,8 @@ def _convert_fsdp(conversion: Conversion) -> None:
     if unknown:
         conversion.report("fsdp", f"artel has no equivalent of {', '.join(unknown)}")
     if "OFFLOAD" in options or values.get("offload_params") is True:
-        conversion.put(
-            "parallel.offload", "cpu", "fsdp", *(config[name] for name in ("offload_params",) if name in config)
-        )
+        offload_keys = [config["offload_params"]] if "offload_params" in config else []
+        conversion.put("parallel.offload", "cpu", "fsdp", *offload_keys)
     if "activation_checkpointing" in config:
         key = config["activation_checkpointing"]
         recomputes = conversion.get(key, read.flag)
@@ -367,16 +377,18 @@ def drop_ddp(tree: dict[str, Any], location: str) -> None:
     problems = []
     for name, value in section.items():
         if name not in ("ddp_find_unused_parameters", "find_unused_parameters"):
-            problems.append(Problem(f"{location}: ddp.{name}", "is not a key of a run file", f"remove it; {STARTED}"))
+            problems.append(
+                Problem(f"{location}: ddp.{name}", "is not a key of a run file", f"remove it; {LAUNCH_ADVICE}")
+            )
         elif value is not False:
-            problems.append(Problem(f"{location}: ddp.{name}", UNUSED, "write false, or remove it"))
+            problems.append(Problem(f"{location}: ddp.{name}", UNUSED_PARAMETERS_NOTE, "write false, or remove it"))
     if problems:
         raise InputError(problems)
 
 
 def convert_validation_split(conversion: Conversion, key: str) -> None:
     """Convert the fraction of the texts to hold out for validation."""
-    fraction = conversion.get(key, read.not_negative) or 0
+    fraction = conversion.get(key, read.non_negative_number) or 0
     conversion.put("data.validation", fraction if fraction < 1 else 0.05, key)
     if fraction >= 1:
         conversion.report(key, "is a number of rows, but data.validation is a fraction: artel uses 0.05")
@@ -402,7 +414,7 @@ def convert_lora(conversion: Conversion, keys: str) -> None:
     rank, alpha, dropout, rslora, dora, saved, target = keys.split()
     conversion.convert(rank, "model.lora.rank", read.at_least_one)
     conversion.convert(alpha, "model.lora.alpha", read.above_zero)
-    conversion.convert(dropout, "model.lora.dropout", read.fraction)
+    conversion.convert(dropout, "model.lora.dropout", read.fraction_below_one)
     conversion.convert(rslora, "model.lora.rslora", read.flag)
     conversion.convert(dora, "model.lora.dora", read.flag)
     conversion.convert(saved, "model.lora.save", read.names)
@@ -412,29 +424,26 @@ def convert_lora(conversion: Conversion, keys: str) -> None:
     elif layers and all(re.fullmatch(r"[\w.]+", name) for name in layers):
         conversion.put("model.lora.target", layers, target)
     elif layers:
-        what = "artel supports only names of layers and uses all linear layers except the head"
-        conversion.report(target, f"{what}; write model.lora.target")
+        reason = "artel supports only names of layers and uses all linear layers except the head"
+        conversion.report(target, f"{reason}; write model.lora.target")
     else:
-        what = "peft chooses a few layers for each model type, artel uses all linear layers except the head"
-        conversion.note(f"{target} is not given: {what}; write model.lora.target")
+        reason = "peft chooses a few layers for each model type, artel uses all linear layers except the head"
+        conversion.note(f"{target} is not given: {reason}; write model.lora.target")
 
 
 def resolve_conflicts(conversion: Conversion) -> None:
     """Change, and report, combinations that the other tool allows but artel does not."""
-    is_split = any(
-        (conversion.output_value(f"parallel.{axis}") or 1) > 1 for axis in ("tensor", "context", "expert", "pipeline")
-    )
+    is_split = _is_split(conversion)
     is_sharded = conversion.output_value("parallel.data") in ("zero1", "zero2", "fsdp", "hsdp")
-    optimizer, kind = conversion.output_value("train.optimizer") or "adamw", conversion.output_value("model.quantize")
+    optimizer = conversion.output_value("train.optimizer") or "adamw"
+    kind = conversion.output_value("model.quantize")
     if not OPTIMIZERS[optimizer].steps_shards and (is_split or is_sharded):
         conversion.change("train.optimizer", "adamw", f"{optimizer} cannot update sharded matrices: artel uses adamw")
     elif not OPTIMIZERS[optimizer].steps_flat_shards and conversion.output_value("parallel.deepspeed") is not None:
         conversion.change("train.optimizer", "adamw", f"{optimizer} does not work with DeepSpeed: artel uses adamw")
     if kind in ("int8", "nf4") and (conversion.output_value("parallel.tensor") or 1) > 1:
         conversion.change("parallel.tensor", 1, "quantized matrices cannot be split: parallel.tensor is 1")
-        is_split = any(
-            (conversion.output_value(f"parallel.{axis}") or 1) > 1 for axis in ("context", "expert", "pipeline")
-        )
+        is_split = _is_split(conversion)
     if kind == "int8" and conversion.output_value("model.lora.dora") and is_split:
         conversion.change("model.quantize", "nf4", "DoRA cannot use sharded int8 weights: artel uses nf4")
     elif kind == "int8" and conversion.output_value("model.lora.dora") and is_sharded:
@@ -442,3 +451,9 @@ def resolve_conflicts(conversion: Conversion) -> None:
         conversion.change("parallel.data", "auto", reason)
     if conversion.output_value("train.weights") == "bf16" and not OPTIMIZERS[optimizer].rounds_to_bf16:
         conversion.change("train.weights", "fp32", "only adamw supports bf16 weights: train.weights is fp32")
+
+
+def _is_split(conversion: Conversion) -> bool:
+    """True if the run file splits the model or its sequences over several processes."""
+    axes = ("tensor", "context", "expert", "pipeline")
+    return any((conversion.output_value(f"parallel.{axis}") or 1) > 1 for axis in axes)

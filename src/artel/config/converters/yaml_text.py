@@ -64,12 +64,12 @@ def suggest_similar(name: str, known: Iterable[str]) -> str:
 
 
 def add_comments(run: dict[str, Any], comments: dict[str, str]) -> str:
-    """Return the YAML of a run file, with each of `comments` above its dotted key."""
+    """Return the YAML of a run file, with each of `comments` above its target_key key."""
     text = yaml.safe_dump(run, sort_keys=False, allow_unicode=True, width=_YAML_WIDTH)
     _, locations, _ = read_yaml(text, "")
     comment_at: dict[int, str] = {}
-    for dotted, comment in comments.items():
-        key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
+    for target_key, comment in comments.items():
+        key = tuple(int(part) if part.isdecimal() else part for part in target_key.split("."))
         if key in locations:
             comment_at[int(locations[key].rpartition(":")[2])] = comment
     lines = []

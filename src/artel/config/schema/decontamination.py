@@ -12,6 +12,8 @@ from artel.config.schema.registered import FormatName
 
 
 class BenchmarkConfig(Section):
+    """A benchmark: files, or a task of lm-evaluation-harness."""
+
     path: Name = Field(
         default="",
         description="File, glob, folder or URL of the benchmark's rows, as in data.sources. A line of text is a row.",
@@ -56,6 +58,8 @@ Benchmark = Annotated[BenchmarkConfig, BeforeValidator(_parse_benchmark, json_sc
 
 
 class DecontaminateConfig(Section):
+    """Benchmarks to search for in the training text, and the length of a match."""
+
     benchmarks: Annotated[list[Benchmark], Field(min_length=1), OneOrMore] = Field(
         description="Files, or tasks of lm-evaluation-harness, to search for."
     )
@@ -69,8 +73,11 @@ class DecontaminateConfig(Section):
 
 def wrap_benchmarks(value: Any) -> Any:
     """Convert a list of benchmarks, or one benchmark, to a section with only these."""
-    is_one = isinstance(value, dict) and bool({"path", "task"} & value.keys())
-    return {"benchmarks": [value] if is_one else value} if is_one or isinstance(value, str | list) else value
+    if isinstance(value, str | list):
+        return {"benchmarks": value}
+    if isinstance(value, dict) and {"path", "task"} & value.keys():
+        return {"benchmarks": [value]}
+    return value
 
 
 Decontaminate = Annotated[
