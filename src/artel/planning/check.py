@@ -30,7 +30,7 @@ from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.budget.sizes import auto_problems, with_smallest_model
 from artel.planning.machine_limits import check_budget, check_memory
-from artel.planning.outline import is_within_reach, local_tokenizer, outline_model
+from artel.planning.outline import is_available_offline, local_tokenizer, outline_model
 from artel.preparing import (
     check_claim,
     check_from_store,
@@ -148,7 +148,7 @@ def _checks(config: RunConfig, start: StartConditions, doubtful: set[str]) -> It
     yield Check(("model.from", "tokenizer.from", "distill.teacher"), lambda: _raise_if_any(missing))
     if any(problem.where == "model.from" for problem in missing):
         return
-    if auto_model_problems or not (is_within_reach(config.model.from_) or start.may_download):
+    if auto_model_problems or not (is_available_offline(config.model.from_) or start.may_download):
         return
     yield Check(("model",), lambda: check_model(config.model, auto_class))
     model_keys = ("model", "tokenizer", "data.block", "data.from_store")
@@ -175,7 +175,7 @@ def _missing_models(config: RunConfig) -> list[Problem]:
         names["distill.teacher"] = config.distill.teacher
     problems: list[Problem] = []
     for key, name in names.items():
-        if name is not None and not is_within_reach(name):
+        if name is not None and not is_available_offline(name):
             try:
                 check_on_hub(name, key)
             except InputError as error:

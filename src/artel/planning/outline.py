@@ -30,7 +30,7 @@ from artel.tokens.tokenizer.train import MAX_AUTO_VOCABULARY, TRAINING_BYTES, au
 _PLACEHOLDER_IDS = 1000  # ids of an unknown tokenizer; some models cannot be built with only a few
 
 
-def is_within_reach(name: str | None) -> bool:
+def is_available_offline(name: str | None) -> bool:
     """True if a model or tokenizer can be read without a network. Also true for the name of a missing folder."""
     if name is None or Path(name).is_dir() or name.startswith((".", "/", "~")):
         return True

@@ -1,4 +1,4 @@
-"""Format a run file with comments from four answers."""
+"""Format the answers as a commented run file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from artel.objectives import Objective
 from artel.planning.budget.sizes import Size
 from artel.planning.hardware import find_hardware
 from artel.planning.new.questions import Answers
-from artel.planning.outline import is_within_reach
+from artel.planning.outline import is_available_offline
 from artel.registry import FORMATS, OBJECTIVES
 
 _BYTES_PER_PARAMETER = 16  # weights, gradients, two averages
@@ -55,7 +55,7 @@ def _header_lines(answers: Answers, name: str) -> Iterator[str]:
         count = find_hardware(answers.hardware).count
         processes = f" --nproc {count}" if count > 1 else ""
     yield "# Written by artel new."
-    yield f"#   {f'artel config check {quoted}':<48} says what is wrong with it"
+    yield f"#   {f'artel config check {quoted}':<48} check this file for errors"
     yield f"#   {f'artel plan {quoted}{hardware_option}':<48} predict memory, disk and time"
     yield f"#   {f'artel train {quoted}{processes}':<48} train; run it again to resume after an interruption"
     yield "# Keys not set here are chosen for you and recorded in the run folder; artel config explain shows them"
@@ -75,35 +75,37 @@ def _data_lines(answers: Answers, objective: type[Objective]) -> Iterator[str]:
 
 def _model_lines(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[str]]:
     """Yield the lines after `data`, for a model from scratch or a pretrained one."""
-    does = f"{objective.presentation.verb}: {objective.presentation.does}" if objective.presentation.verb else ""
+    task_comment = (
+        f"{objective.presentation.verb}: {objective.presentation.does}" if objective.presentation.verb else ""
+    )
     if answers.model:
-        yield _pretrained_lines(answers, objective, does)
+        yield _pretrained_lines(answers, objective, task_comment)
     elif objective.packs_text and objective.generates:
-        yield _auto_model_lines(answers, does)
+        yield _auto_model_lines(answers, task_comment)
     else:
-        yield _small_model_lines(answers, objective, does)
+        yield _small_model_lines(answers, objective, task_comment)
 
 
-def _auto_model_lines(answers: Answers, does: str) -> Iterator[str]:
+def _auto_model_lines(answers: Answers, task_comment: str) -> Iterator[str]:
     yield _tokenizer_line()
     yield _with_comment(
         "model: {auto: true}", "from scratch; size, batch and learning rates are chosen for this text, time and machine"
     )
-    yield _with_comment(f"objective: {answers.objective}", does)
+    yield _with_comment(f"objective: {answers.objective}", task_comment)
     yield from _train_lines(answers, {})
 
 
-def _small_model_lines(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
+def _small_model_lines(answers: Answers, objective: type[Objective], task_comment: str) -> Iterator[str]:
     config = Size(4).config() if objective.generates else _SMALL_CONFIGS.get(objective.auto_class, _ENCODER)
     yield _with_comment("  block: 512", "maximum tokens per sequence")
     yield _tokenizer_line()
     yield _with_comment("model:", "from scratch and small: change the sizes as you like")
     yield f"  config: {_format_flow_yaml(config)}"
-    yield _with_comment(f"objective: {answers.objective}", does)
+    yield _with_comment(f"objective: {answers.objective}", task_comment)
     yield from _train_lines(answers, {"batch": 32, "learning_rate": 1e-3})
 
 
-def _pretrained_lines(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
+def _pretrained_lines(answers: Answers, objective: type[Objective], task_comment: str) -> Iterator[str]:
     parameters, limit = _inspect_model(answers.model, objective)
     uses_adapters = _needs_adapters(answers, objective, parameters)
     rate = objective.presentation.finetuning_rate * (4 if uses_adapters else 1)
@@ -113,8 +115,8 @@ def _pretrained_lines(answers: Answers, objective: type[Objective], does: str) -
     yield _with_comment(f"  from: {_format_flow_yaml(answers.model)}", size)
     if uses_adapters:
         yield _with_comment("  lora: {rank: 16, alpha: 32}", "small trainable matrices; the model's own are frozen")
-    yield _with_comment(f"objective: {answers.objective}", does)
-    if not uses_adapters and _too_large_for_one(answers, parameters):
+    yield _with_comment(f"objective: {answers.objective}", task_comment)
+    if not uses_adapters and _exceeds_one_gpu(answers, parameters):
         yield _with_comment("parallel: {data: fsdp}", "too large for one GPU, so its weights are sharded")
     yield from _train_lines(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
 
@@ -124,7 +126,7 @@ def _inspect_model(name: str, objective: type[Objective]) -> tuple[int, int | No
 
     Raise InputError for a folder without a model.
     """
-    if not is_within_reach(name):
+    if not is_available_offline(name):
         return 0, None
     model = build_outline(ModelConfig.model_validate({"from": name}), objective.auto_class)
     if model is None:
@@ -142,7 +144,7 @@ def _needs_adapters(answers: Answers, objective: type[Objective], parameters: in
     )
 
 
-def _too_large_for_one(answers: Answers, parameters: int) -> bool:
+def _exceeds_one_gpu(answers: Answers, parameters: int) -> bool:
     """True if training all weights would not fit on one GPU."""
     hardware = find_hardware(answers.hardware)
     return not hardware.shares_memory and parameters * _BYTES_PER_PARAMETER > _MEMORY_FRACTION * hardware.memory_bytes
