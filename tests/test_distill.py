@@ -17,7 +17,7 @@ from artel.models.attention_switch import use_artel_attention
 from artel.models.logits_loss import PositionLogits, loss_of_logits
 from artel.objectives.distill.teacher_outputs import divergence, hidden_loss, reduce_to_classes
 from artel.tokens import evaluation_rows, load_tokenizer, micro_batches, train_tokenizer
-from artel.training.teacher_outputs import CachedOutputs, split_into_shards
+from artel.training.teacher_cache import CachedOutputs, split_into_shards
 from support import WORKERS
 from support.objectives import objective_run, student_of, taught
 from support.runs import kill, losses, metrics, refused, start, succeed, torchrun

@@ -7,7 +7,7 @@ import socket
 import pytest
 import yaml
 
-from artel.cli.streams import echo, print_result
+from artel.cli.streams import print_result, print_status
 from artel.errors import InputError, Problem
 from artel.printable import escape_line, escape_lines, json_text
 from support.runs import write_run
@@ -48,7 +48,7 @@ def test_messages_have_only_the_lines_of_their_own(capfd):
     assert problem.lines == [f"{SHOWN}: {SHOWN}", f"    | {SHOWN}", f"    | {SHOWN}", f"    {SHOWN}"]
     error = InputError([problem, problem])
     assert (str(error).count("\n"), error.one_line.count("\n")) == (7, 0)
-    echo(f"reading {FORGED}", "the second line")
+    print_status(f"reading {FORGED}", "the second line")
     print_result(f"{FORGED}\n")
     out, err = capfd.readouterr()
     assert err == f"reading {SHOWN}\nthe second line\n"

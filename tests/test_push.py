@@ -199,7 +199,7 @@ REFUSALS = {
     ("PUT", "lfs", 403): ("InputError", "me/tiny: the token has no write access there (403)"),
     ("POST", "commit", 409): ("WorkError", "me/tiny: the repository is being changed by another process (409)"),
     ("POST", "commit", 500): ("WorkError", "me/tiny: the hub failed (500): no, for a test"),
-    ("POST", "commit", 418): ("InputError", "me/tiny: the hub rejected it (418): no, for a test"),
+    ("POST", "commit", 418): ("InputError", "me/tiny: the hub rejected the upload (418): no, for a test"),
 }
 
 
@@ -238,7 +238,7 @@ def test_a_server_that_is_no_hub_is_told_to_be_none(monkeypatch, answer):
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        with pytest.raises(InputError, match=f"{address} does not answer as a Hugging Face hub does") as raised:
+        with pytest.raises(InputError, match=f"{address} is not a Hugging Face hub") as raised:
             HubClient()
         assert "HF_ENDPOINT" in raised.value.problems[0].fix
 

@@ -153,12 +153,12 @@ def test_writing_ends_when_nobody_waits(tokenizer, beams):
     objective, model = build_objective(tokenizer, target=20), model_of("t5", tokenizer)
     sampling, seen = Sampling(20, temperature=0.0, beams=beams), []
 
-    def is_over():
+    def should_stop():
         seen.append(True)
         return len(seen) == 4
 
     (whole,) = objective.answers(model, "generate", [{"text": "one", "sampling": sampling}])
-    (part,) = objective.answers(model, "generate", [{"text": "one", "sampling": sampling, "is_over": is_over}])
+    (part,) = objective.answers(model, "generate", [{"text": "one", "sampling": sampling, "should_stop": should_stop}])
     assert (part["tokens"], part["finish_reason"]) == (4, "length")
     assert whole["tokens"] > 4
 

@@ -367,7 +367,7 @@ def listening(served, http=access.TimedProtocol):
 
 
 class ImpatientProtocol(access.TimedProtocol):
-    head_seconds = 0.1
+    header_timeout = 0.1
 
 
 HALF_BODY = (

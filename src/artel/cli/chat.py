@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from artel.cli.chat_session import Screen, Session
-from artel.cli.common import AsJson, echo, print_json
+from artel.cli.common import AsJson, print_json, print_status
 from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.messages import route_messages
@@ -54,7 +54,7 @@ def chat(
     Examples: artel chat runs/assistant --system "You answer briefly."
               artel chat runs/assistant --tools functions.py
     """
-    echo("loading the model")
+    print_status("loading the model")
     quiet_libraries()
     from artel.inference import ChatSession, ChatSettings, open_model
     from artel.inference.chat_functions import read_functions
@@ -72,7 +72,7 @@ def chat(
     offered_tools = functions.tools if functions is not None else ()
     opened = open_model(name)
     with (
-        route_messages(lambda record: screen.echo(record.getMessage())),
+        route_messages(lambda record: screen.print_status(record.getMessage())),
         closing(ChatSession(opened, settings, system, offered_tools)) as conversation,
     ):
         session = Session(conversation, screen, functions)

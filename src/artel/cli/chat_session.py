@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
-from artel.cli.common import echo, print_error
-from artel.cli.streams import write_out
+from artel.cli.common import print_error, print_status
+from artel.cli.streams import write_to
 from artel.elapsed import hide_elapsed
 from artel.errors import ArtelError, InputError
 from artel.interrupts import mark_interrupt_handled
@@ -53,17 +53,17 @@ class Screen:
 
     def write(self, text: str) -> None:
         self._is_in_line = True
-        write_out(escape_lines(text), self._out)
+        write_to(self._out, escape_lines(text))
 
     def end_line(self) -> None:
         if self._is_in_line:
-            write_out("\n", self._out)
+            write_to(self._out, "\n")
         self._is_in_line = False
 
-    def echo(self, text: str) -> None:
+    def print_status(self, text: str) -> None:
         """Print a notice on standard error."""
         self.end_line()
-        echo(text)
+        print_status(text)
 
 
 class Session:
@@ -80,7 +80,7 @@ class Session:
 
     def run_terminal(self) -> int:
         """Chat until Ctrl-D or /exit. Print errors and continue. Return exit status 0."""
-        echo("/help lists the commands, Tab completes them, Ctrl-D ends the chat")
+        print_status("/help lists the commands, Tab completes them, Ctrl-D ends the chat")
         names = [usage.split()[0] for usage in _COMMANDS]
         with line_editor(names, list(asdict(self.conversation.settings))):
             return self._run_loop()
@@ -91,13 +91,13 @@ class Session:
                 if not self._handle(_read_entry(_ask(_PROMPT), lambda: _ask(_CONTINUATION_PROMPT))):
                     return 0
             except EOFError:
-                echo("")
+                print_status("")
                 return 0
             except ArtelError as error:
                 print_error(error)
             except KeyboardInterrupt:
                 mark_interrupt_handled()
-                echo("", "(stopped; Ctrl-D ends)")
+                print_status("", "(stopped; Ctrl-D ends)")
 
     def run_script(self, lines: Iterable[str], name: str) -> int:
         """Process all lines, and show each with its answer. Return the exit status of the first error, or 0."""
@@ -147,27 +147,27 @@ class Session:
             return False
         if command == "/reset" and not argument:
             self.conversation.reset()
-            echo("conversation forgotten")
+            print_status("conversation forgotten")
         elif command == "/system":
             self.conversation.system = argument
-            echo("system message set" if argument else "system message removed")
+            print_status("system message set" if argument else "system message removed")
         elif command == "/set" and not argument:
-            echo(*(f"{name} = {value}" for name, value in asdict(self.conversation.settings).items()))
+            print_status(*(f"{name} = {value}" for name, value in asdict(self.conversation.settings).items()))
         elif command == "/set" and len(argument.split()) == 2:
             name, value = argument.split()
             self.conversation.set(name, value)
-            echo(f"{name} = {asdict(self.conversation.settings)[name]}")
+            print_status(f"{name} = {asdict(self.conversation.settings)[name]}")
         elif command == "/save" and argument:
             self.conversation.save(argument)
-            echo(f"saved: {argument}")
+            print_status(f"saved: {argument}")
         elif command == "/load" and argument:
             self.conversation.load(argument)
-            echo(f"loaded: {len(self.conversation.exchanges):,} messages with their answers")
+            print_status(f"loaded: {len(self.conversation.exchanges):,} messages with their answers")
         elif command == "/retry" and not argument:
             self._show(self.conversation.retry())
             self._answer_calls()
         elif command == "/help" and not argument:
-            echo(*(f"{usage:<17} {purpose}" for usage, purpose in _COMMANDS.items()), _LONG_LINES)
+            print_status(*(f"{usage:<17} {purpose}" for usage, purpose in _COMMANDS.items()), _LONG_LINES)
         else:
             raise _command_error(command)
         return True
@@ -182,7 +182,7 @@ class Session:
                     self.conversation.answer_results([self._run_call(call) for call in self.conversation.open_calls])
                 )
             if self.conversation.open_calls:
-                echo(f"stopped: the model has answered with calls {_MAX_CALLS} times in a row")
+                print_status(f"stopped: the model has answered with calls {_MAX_CALLS} times in a row")
         finally:  # even if a result is missing
             self.conversation.drop_calls()
 

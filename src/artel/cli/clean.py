@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, echo, print_json
+from artel.cli.common import AsJson, print_json, print_status
 from artel.cli.streams import print_result
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.printable import format_bytes
@@ -64,7 +64,7 @@ def clean(
     """
     from artel.storage import cache_folder
 
-    echo(f"looking at {cache_folder()}")
+    print_status(f"looking at {cache_folder()}")
     entries = list(_list_entries())
     removed, problems = _remove(_select(entries, names)) if names else ([], [])
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from artel.cli.streams import echo, write_out
+from artel.cli.streams import print_status, write_stdout
 from artel.errors import ArtelError
 from artel.printable import json_text
 
@@ -18,18 +18,18 @@ OverrideWords = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
-__all__ = ["AsJson", "OverrideWords", "RunName", "echo", "print_error", "print_json"]
+__all__ = ["AsJson", "OverrideWords", "RunName", "print_error", "print_json", "print_status"]
 
 
 def print_error(error: ArtelError, prefix: str = "") -> None:
     """Print an error that does not end the command, each problem after `prefix`."""
     for problem in error.problems:
         first_line, *more_lines = problem.lines
-        echo(f"{prefix}{first_line}", *more_lines)
+        print_status(f"{prefix}{first_line}", *more_lines)
 
 
 def print_json(result: dict[str, Any]) -> None:
     """Print one JSON document on standard output, from rank 0 only. Raise WorkError if it cannot be written."""
     if os.environ.get("RANK", "0") == "0":
         is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-        write_out(json_text(result, ascii_only=not is_utf8) + "\n")
+        write_stdout(json_text(result, ascii_only=not is_utf8) + "\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, RunName, echo, print_json
+from artel.cli.common import AsJson, OverrideWords, RunName, print_json, print_status
 from artel.cli.streams import print_result
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -37,7 +37,7 @@ def check(
 
     Example: artel config check run.yaml
     """
-    echo(f"reading {name}")
+    print_status(f"reading {name}")
     from artel.config import InvalidRunFile, Overrides, read_run_file
     from artel.launching.read_run import validate_run_file
     from artel.secrets import hide_secrets
@@ -45,9 +45,9 @@ def check(
     file, values = read_run_file(name), Overrides.parse(overrides)
     try:
         file.run(values)
-        echo(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
+        print_status(f"{name}: the keys are valid; now checking the model, the tokenizer and the texts")
     except InvalidRunFile:
-        echo(f"{name}: some keys are invalid; now checking the model and the texts")
+        print_status(f"{name}: some keys are invalid; now checking the model and the texts")
     config = validate_run_file(file, values)
     quiet_libraries()
     from artel.planning import Check, check_records, check_run, find_length_notes
@@ -59,10 +59,10 @@ def check(
     )
     notes += find_length_notes(config)
     for note in notes:
-        echo(note)
+        print_status(note)
     if as_json:
         print_json(hide_secrets(config.model_dump(mode="json", by_alias=True)))
-    echo(f"{name}: no problems found{' (see the notes above)' if notes else ''}")
+    print_status(f"{name}: no problems found{' (see the notes above)' if notes else ''}")
 
 
 Plugins = Annotated[
@@ -131,11 +131,11 @@ def convert(
     converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))
     parse_run(converted.run, {}, {(): str(file)})  # check before printing
     for line in converted.not_carried:
-        echo(f"not carried over: {line}")
+        print_status(f"not carried over: {line}")
     for line in converted.differs:
-        echo(f"differs: {line}")
+        print_status(f"differs: {line}")
     if converted.same:
-        echo(f"same in artel: {', '.join(converted.same)}")
+        print_status(f"same in artel: {', '.join(converted.same)}")
     if as_json:
         print_json(asdict(converted))
     else:

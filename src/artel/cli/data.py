@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, echo, print_json
-from artel.cli.streams import write_out
+from artel.cli.common import AsJson, OverrideWords, print_json, print_status
+from artel.cli.streams import write_stdout
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.printable import escape_lines
 
@@ -68,7 +68,7 @@ def show(
         fix = f"its samples are 0 to {num_samples - 1}" if num_samples else "it is empty"
         raise InputError.at("--document", f"the {part} split has no sample {document}", fix)
     if num_samples == 0:
-        echo(f"the {part} split has no samples: {split.tokens:,} tokens of {split.documents:,} documents")
+        print_status(f"the {part} split has no samples: {split.tokens:,} tokens of {split.documents:,} documents")
     numbers = range(min(count, num_samples)) if document is None else [document]
     if views is None:
         samples = [stored_sample_text(split, number, tokenizer) for number in numbers]
@@ -80,8 +80,8 @@ def show(
     for sample in samples:
         counts = f"{sample.tokens:,} tokens" if views is None else sample.describe_learned()
         name_part = f" · {sample.name}" if sample.name else ""
-        echo(f"{sample.origin} · sample {sample.number}{name_part} · {counts}")
-        write_out("".join(map(_highlight, sample.pieces)) + "\n")
+        print_status(f"{sample.origin} · sample {sample.number}{name_part} · {counts}")
+        write_stdout("".join(map(_highlight, sample.pieces)) + "\n")
 
 
 @app.command("verify", short_help="Verify the checksums of a token store.")
@@ -97,7 +97,7 @@ def verify(
 
     store = TokenStore(Path(name))
     store.verify(load_tokenizer(str(store.folder / "tokenizer")).vocabulary)
-    echo(f"{name}: complete, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
+    print_status(f"{name}: complete, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
     if as_json:
         print_json({"store": name, "digest": store.digest, "whole": True})
 
@@ -128,7 +128,7 @@ def import_(
     documents, tokens, changed = ledger["documents"], ledger["tokens"], ledger["changed"]
     rate = sum(tokens.values()) / imported.seconds
     added = f" · an end token was added to {changed['end_added']:,} documents" if changed else ""
-    echo(
+    print_status(
         f"{documents['read']:,} documents read, {documents['kept']:,} kept, {count_drops(documents['dropped'])}{added}",
         f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
         f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million tokens/s",
@@ -163,7 +163,7 @@ def mine_negatives(
 
     quiet_libraries()
     mined = mine(open_model(model), matches, out, negatives=negatives, corpus=corpus)
-    echo(
+    print_status(
         f"{mined.negatives:,} negatives for {mined.queries:,} queries, from {mined.documents:,} documents; "
         f"{mined.without:,} queries have no negatives",
         str(out),
@@ -198,10 +198,12 @@ def classifier(
         return (document.record.text for document in read_documents(data, Ledger()))
 
     trained = train_classifier(texts(good), texts(bad), folder)
-    echo(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
+    print_status(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
     for row in trained.kept:
-        echo(f"minimum {row.minimum:g} keeps {row.good:.1%} of the good texts and {row.bad:.1%} of the bad texts")
-    echo(str(folder))
+        print_status(
+            f"minimum {row.minimum:g} keeps {row.good:.1%} of the good texts and {row.bad:.1%} of the bad texts"
+        )
+    print_status(str(folder))
     if as_json:
         print_json(asdict(trained))
 

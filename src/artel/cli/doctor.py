@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, echo, print_json
+from artel.cli.common import AsJson, OverrideWords, print_json, print_status
 from artel.cli.streams import print_result
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -66,8 +66,8 @@ def hardware(as_json: AsJson = False) -> None:
     from artel.diagnostics.hardware import measure_hardware
 
     measured = measure_hardware()
-    echo(*measured.lines())
-    echo(f"saved in {measured.path}, after {measured.seconds:,.0f} s")
+    print_status(*measured.lines())
+    print_status(f"saved in {measured.path}, after {measured.seconds:,.0f} s")
     if as_json:
         print_json(measured.to_json())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, echo, print_json
+from artel.cli.common import AsJson, print_json, print_status
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def evaluate(
     """
     models, overrides = [name for name in names if "=" not in name], [name for name in names if "=" in name]
     if models:
-        echo(f"loading {', '.join(models)}")
+        print_status(f"loading {', '.join(models)}")
     quiet_libraries()
     from artel.config import Overrides
     from artel.errors import InputError
@@ -111,10 +111,12 @@ def _check_combination(
 def _show(results: list[EvaluationResult], as_json: bool) -> None:
     from artel.reports.details import detail_lines, read_details
 
-    echo(*_table(results))
+    print_status(*_table(results))
     for result in results:
         if result.details:
-            echo(*([f"{result.model}:"] if len(results) > 1 else []), *detail_lines(read_details(result.details)))
+            print_status(
+                *([f"{result.model}:"] if len(results) > 1 else []), *detail_lines(read_details(result.details))
+            )
     if as_json:
         print_json({"models": [result.to_json() for result in results]})
 
@@ -126,7 +128,7 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
     if result.predictions is None:
         raise InputError.at("--predictions", f"{result.model} is not a question-answering model", "remove it")
     write_output(file, json.dumps(result.predictions, ensure_ascii=False, indent=1))
-    echo(f"answers to {result.documents:,} questions: {file}")
+    print_status(f"answers to {result.documents:,} questions: {file}")
 
 
 def _table(results: list[EvaluationResult]) -> list[str]:
@@ -151,6 +153,6 @@ def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: i
             scores = " · ".join(
                 f"{key.split(',')[0]} {value:.4f}" for key, value in metrics.items() if isinstance(value, float)
             )
-            echo(f"{name}  {task}: {scores}")
+            print_status(f"{name}  {task}: {scores}")
     if as_json:
         print_json({"models": results_by_model})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, echo, print_json
+from artel.cli.common import AsJson, print_json, print_status
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -44,7 +44,7 @@ def export(
     Examples: artel export runs/assistant exported --merge --gguf q4_k_m
               artel export runs/ruroberta-mlm exported --to onnx
     """
-    echo(f"loading {name}")
+    print_status(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides
     from artel.errors import InputError
@@ -67,6 +67,6 @@ def export(
             to, values = "gguf", Overrides({"type": gguf})
         exported = write(name, folder, merge=merge, to=to, settings=values)
     merged = f", merged into {exported.merged_into} in {exported.dtype}" if exported.merged_into else ""
-    echo(f"{exported.kind}{merged}: {exported.folder}")
+    print_status(f"{exported.kind}{merged}: {exported.folder}")
     if as_json:
         print_json(exported.to_json())

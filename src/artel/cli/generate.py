@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, echo, print_json
+from artel.cli.common import AsJson, OverrideWords, print_json, print_status
 from artel.cli.streams import print_result
 from artel.elapsed import pause, resume
 from artel.launching.quiet_libraries import quiet_libraries
@@ -80,7 +80,7 @@ def generate(
     """
     is_one_prompt = not (prompts or out or best_of > 1)  # otherwise prompts are checked before the model
     if is_one_prompt:
-        echo(f"loading {name}")
+        print_status(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
     from artel.config.model_name import check_model_name
@@ -111,12 +111,12 @@ def generate(
         return opened
 
     def open_and_answer(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
-        echo(f"loading {name}")
+        print_status(f"loading {name}")
         opened = load_model()
         sampling = opened.decoding.sampling(**options)
         if best_of == 1:
             return generate_answers(opened, prompts, start, sampling)
-        echo(f"loading {reward}")
+        print_status(f"loading {reward}")
         judge = open_model(reward)
         check_reward(opened, judge)
         return best_answers(opened, judge, prompts, start, best_of, sampling)
@@ -164,7 +164,7 @@ def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None
         return
     print_result("")
     for note in reply.notes:
-        echo(note)
+        print_status(note)
 
 
 def _show_hits(query: str, context: str, hits: list[Hit], as_json: bool) -> None:
@@ -176,7 +176,7 @@ def _show_hits(query: str, context: str, hits: list[Hit], as_json: bool) -> None
     for hit in hits[:_MAX_HITS]:
         print_result(f"{hit.score:.4f}  {prefix}{hit.line}  {shorten(hit.text, 100, placeholder=' …')}")
     if len(hits) > _MAX_HITS:
-        echo(f"the best {_MAX_HITS} of {len(hits):,} paragraphs (--json prints all)")
+        print_status(f"the best {_MAX_HITS} of {len(hits):,} paragraphs (--json prints all)")
 
 
 def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
@@ -186,7 +186,7 @@ def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
     print_result(result["text"])
     _, *other_scores = sorted((answer["score"] for answer in result["answers"]), reverse=True)
     listed = ", ".join(f"{score:.4f}" for score in other_scores)
-    echo(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
+    print_status(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
 
 
 def _check_best_of(best_of: int, reward: str, temperature: float | None) -> None:
@@ -264,7 +264,7 @@ def _generate_file(
     with Results.open(out, prompts, {"model": name, "weights": weights_checksum(name)} | settings) as results:
         num_before = results.count
         if num_before:
-            echo(f"{num_before:,} of {len(prompts):,} prompts are already answered in {out}")
+            print_status(f"{num_before:,} of {len(prompts):,} prompts are already answered in {out}")
         tokens, started = 0, time.monotonic()
         if num_before < len(prompts):
             results_left = answer(prompts, num_before)
@@ -280,7 +280,7 @@ def _generate_file(
         print_json({"out": out, **counts, "tokens": tokens, "seconds": round(seconds, 3)})
         return
     rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-    echo(f"{len(prompts) - num_before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
+    print_status(f"{len(prompts) - num_before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
 
 
 class _Progress:
@@ -312,4 +312,4 @@ class _Progress:
         self._bar.update(self._task, completed=count, rate=rate)
         if self._bar.disable and now - self._printed >= _PROGRESS_SECONDS:
             self._printed = now
-            echo(f"{count:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")
+            print_status(f"{count:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")

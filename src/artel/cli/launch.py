@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, OverrideWords, RunName, echo, print_json
+from artel.cli.common import AsJson, OverrideWords, RunName, print_json, print_status
 from artel.cli.streams import print_result
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -74,7 +74,7 @@ def slurm(
             print_result(script, end="")
     else:
         number = submit(script, folder)
-        echo(f"submitted job {number}; log: {folder / f'slurm-{number}.log'}")
+        print_status(f"submitted job {number}; log: {folder / f'slurm-{number}.log'}")
     if as_json:
         print_json({"job": number, "script": script})
 

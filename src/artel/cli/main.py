@@ -41,7 +41,7 @@ from artel.cli.streams import (
     open_streams,
     print_record,
     print_result,
-    write_lines,
+    write_stderr_lines,
 )
 from artel.elapsed import hide_elapsed, show_elapsed
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, WorkError
@@ -64,7 +64,7 @@ class Commands(TyperGroup):
             raise Interrupted.at("", "interrupted", "; ".join(getattr(interrupt, "__notes__", []))) from None
         except Exception as error:
             if type(error).__name__ == "NoSuchOption" and _accepts_keys(getattr(error, "ctx", None)):
-                _report_key_option(error.option_name, arguments)  # type: ignore[attr-defined]
+                _reject_run_file_key(error.option_name, arguments)  # type: ignore[attr-defined]
             raise
 
 
@@ -74,7 +74,7 @@ def _accepts_keys(ctx: typer.Context | None) -> bool:
     return "overrides" in metavars and metavars.get("name") == "RUN"
 
 
-def _report_key_option(option: str, arguments: list[str]) -> None:
+def _reject_run_file_key(option: str, arguments: list[str]) -> None:
     """Raise InputError if an unknown option is a key of the run file. `arguments`: the command line."""
     from artel.config import RunConfig, guess_key
     from artel.config.suggest import all_keys, other_unit
@@ -190,11 +190,11 @@ def _run() -> int:
             return _print_error(user_error)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except typer.Abort:
-        write_lines(["artel: interrupted"])
+        write_stderr_lines(["artel: interrupted"])
         return 130
     except KeyboardInterrupt:
         mark_interrupt_handled()
-        write_lines(["artel: interrupted"])
+        write_stderr_lines(["artel: interrupted"])
         return 130
     except BrokenPipeError:  # the reader of the output (head, less) has exited
         discard_stdout()
@@ -208,7 +208,7 @@ def _run() -> int:
             return _print_error(known_error)
         command = " ".join(word for word in sys.argv[1:3] if word.isalpha()) or "start"
         activity = f"{command} (after: {last_message()})" if last_message() else command
-        write_lines([f"artel: {line}" for line in fault_lines(error, activity)])
+        write_stderr_lines([f"artel: {line}" for line in fault_lines(error, activity)])
         if "ARTEL_LAUNCHED" in os.environ:  # exit at once, before the processes that depend on this one end
             os._exit(FAULT)
         return 1
@@ -233,7 +233,7 @@ def _report_thread_error(hook_args: threading.ExceptHookArgs) -> None:
         _print_error(user_error)
     elif error is not None and not isinstance(error, SystemExit):  # SystemExit ends only the thread
         name = hook_args.thread.name if hook_args.thread is not None else "a thread"
-        write_lines([f"artel: {line}" for line in fault_lines(error, name)])
+        write_stderr_lines([f"artel: {line}" for line in fault_lines(error, name)])
 
 
 def _print_error(error: ArtelError) -> int:
@@ -241,10 +241,10 @@ def _print_error(error: ArtelError) -> int:
 
     If a signal stopped all processes of a run, only rank 0 prints.
     """
-    is_rank_0_printing = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
-    for problem in () if is_rank_0_printing else error.problems:
+    leave_to_rank_0 = isinstance(error, Interrupted) and os.environ.get("RANK", "0") != "0"
+    for problem in () if leave_to_rank_0 else error.problems:
         first_line, *more_lines = problem.lines
-        write_lines([f"artel: {first_line}", *more_lines])
+        write_stderr_lines([f"artel: {first_line}", *more_lines])
     from artel.launching.worker import LostPeers
 
     if isinstance(error, LostPeers | OutOfMemory):

@@ -1,4 +1,4 @@
-"""`artel new`: create a run file from four questions."""
+"""`artel new`: create a run file by asking four questions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, echo, print_json
+from artel.cli.common import AsJson, print_json, print_status
 from artel.elapsed import hide_elapsed
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -46,7 +46,7 @@ def new(
     if not force:
         check_new_file(file, fix="choose another name, or use --force")
     if text:
-        echo(f"looking at {', '.join(text)}")
+        print_status(f"looking at {', '.join(text)}")
     quiet_libraries()
     from artel.config import parse_run
     from artel.planning import Check, check_records, check_run
@@ -62,9 +62,9 @@ def new(
         records = Check(("data", "tokenizer", "objective"), lambda: notes.extend(check_records(run)))
         check_run(run, extra_checks=[records])
         for note in notes:
-            echo(note)
+            print_status(note)
     write_output(file, content)
-    echo(f"wrote {file}. Next:", f"    artel plan {file}", f"    artel train {file}")
+    print_status(f"wrote {file}. Next:", f"    artel plan {file}", f"    artel train {file}")
     if as_json:
         print_json({"file": str(file), "run": tree})
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, print_json
-from artel.cli.streams import echo, print_result
+from artel.cli.streams import print_result, print_status
 
 
 def plan(
@@ -38,7 +38,7 @@ def plan(
               artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp
               artel plan run.yaml --hardware a100-80gb:8 --fit
     """
-    echo(f"reading {name}")
+    print_status(f"reading {name}")
     from artel.config import Overrides, read_run_file
     from artel.launching.plan_run import PlanOptions, plan_run
 

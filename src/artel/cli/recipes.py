@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, echo, print_json
+from artel.cli.common import AsJson, print_json, print_status
 from artel.cli.streams import print_result
 
 app = typer.Typer(help="List, print or copy the recipes of the package: ls, cat, cp.", no_args_is_help=True)
@@ -51,7 +51,7 @@ def cp(name: Name, file: Annotated[Path, typer.Argument(help="File or folder to 
         file = file / f"{name}.yaml"
     check_new_file(file)
     write_output(file, _read_recipe(name))
-    echo(f"wrote {file}. Next: artel train {file}")
+    print_status(f"wrote {file}. Next: artel train {file}")
 
 
 def _read_recipe(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from artel.cli.common import AsJson, echo, print_json
+from artel.cli.common import AsJson, print_json, print_status
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -39,7 +39,7 @@ def report(
         result = _show_in_terminal(folders[0])
     if compressor:
         result["compressor"] = _measure_compressor(folders[0])
-        echo(
+        print_status(
             f"bits per byte of the same validation text: xz -9 {result['compressor']['xz']:.3f}; "
             f"xz -9 after the training text {result['compressor']['xz_after_training_text']:.3f}"
         )
@@ -58,9 +58,9 @@ def watch(
     from rich.console import Console
 
     from artel.reports.terminal import compare_runs
-    from artel.reports.watch import watch
+    from artel.reports.watch import watch as follow_run
 
-    run = watch(folder, Console(stderr=True, highlight=False))
+    run = follow_run(folder, Console(stderr=True, highlight=False))
     if as_json:
         rows, _ = compare_runs([run])
         print_json(rows[0])
@@ -75,21 +75,21 @@ def _show_in_terminal(folder: str) -> dict[str, Any]:
     from artel.training.run_folder import RunFolder
 
     curves = read_curves(RunFolder(Path(folder)).metrics)
-    echo(*loss_curve(curves))
+    print_status(*loss_curve(curves))
     status = read_status(RunFolder(Path(folder)), curves)
     if status.state != "complete":
         state = {"unknown": "not complete"}.get(status.state, status.state)
         resumes = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
-        echo(f"{folder}: {state} at step {status.step:,}{resumes}")
+        print_status(f"{folder}: {state} at step {status.step:,}{resumes}")
     if curves.newest_validation:
         metrics = curves.newest_validation.items()
         scores = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
-        echo(f"validation: {scores}")
+        print_status(f"validation: {scores}")
     choice = read_choice(RunFolder(Path(folder)))
     if choice is not None and (comparison := choice_comparison(choice)) is not None:
-        echo(comparison)
+        print_status(comparison)
     details = _read_details_file(RunFolder(Path(folder)).validation)
-    echo(*detail_lines(read_details(details)))
+    print_status(*detail_lines(read_details(details)))
     newest = {**curves.tasks_line, **curves.validation_line}
     optional = {name: value for name, value in (("details", details), ("choice", choice)) if value}
     return {"steps": curves.step, "state": status.state, **newest, **optional}
@@ -109,7 +109,7 @@ def _show_comparison(folders: list[str]) -> dict[str, Any]:
     from artel.reports.terminal import compare_runs
 
     rows, lines = compare_runs(read_runs(folders))
-    echo(*lines)
+    print_status(*lines)
     return {"runs": rows}
 
 
@@ -123,12 +123,12 @@ def _show_in_browser(folders: list[str], html: Path | None, port: int | None, la
     if html is not None:
         runs = read_runs(folders)
         write_output(html, Page(language).html(runs).encode())
-        echo(f"{html}: the report of {', '.join(folders)}; open it in a browser")
+        print_status(f"{html}: the report of {', '.join(folders)}; open it in a browser")
         result = {"html": str(html), "runs": [{"run": str(run.folder), "state": run.status.state} for run in runs]}
     if port is not None:
-        from artel.reports.live import serve
+        from artel.reports.live import serve as serve_report
 
-        serve(folders, port, language)
+        serve_report(folders, port, language)
     return result
 
 

@@ -51,7 +51,8 @@ def serve(
     _check_extra()
     quiet_libraries()
     from artel.inference.serve.app import Limits
-    from artel.inference.serve.server import Precision, ServerOptions, serve, serve_with_vllm
+    from artel.inference.serve.server import Precision, ServerOptions, serve_with_vllm
+    from artel.inference.serve.server import serve as run_server
 
     if engine not in ("artel", "vllm"):
         raise InputError.at("--engine", f"unknown engine {engine}", "use artel or vllm")
@@ -62,8 +63,8 @@ def serve(
     for argument in adapter or []:
         label, _, folder = argument.partition("=")
         if not label or not folder or label in adapters:
-            what = f"{argument!r} is not NAME=FOLDER, or its name is used twice"
-            raise InputError.at("--adapter", what, "use e.g. --adapter poet=runs/poet")
+            message = f"{argument!r} is not NAME=FOLDER, or its name is used twice"
+            raise InputError.at("--adapter", message, "use e.g. --adapter poet=runs/poet")
         adapters[label] = folder
     options = ServerOptions(
         host=host,
@@ -77,11 +78,11 @@ def serve(
     )
     if engine == "vllm":
         serve_with_vllm(name, options)
-    serve(name, options)
+    run_server(name, options)
 
 
 def _check_extra() -> None:
-    """Raise InputError if a package of the extra is not installed."""
+    """Raise InputError if a package of the extra `serve` is not installed."""
     from importlib.util import find_spec
 
     for package in _EXTRA:

@@ -30,16 +30,16 @@ def ensure_utf8_mode() -> None:
 def open_streams() -> None:
     """Make sure that the three streams are open, and that any character can be written.
 
-    The number of a closed stream (`>&-`) would be reused for the next file, which would receive the output. Closed
+    The descriptor of a closed stream (`>&-`) would be reused for the next file, which would receive the output. Closed
     standard output is opened read-only, so that writing a result fails instead of losing it silently.
     """
     global _last_message
     _last_message = ""
-    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+    for descriptor, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, flags)  # takes the lowest free number, which is this one
+            os.open(os.devnull, flags)  # takes the lowest free descriptor, which is this one
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # stays open until the process ends
     if sys.stdout is None:
@@ -53,28 +53,28 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def echo(*lines: str) -> None:
-    """Print lines for people on standard error, from rank 0 only. Hide secrets, escape control characters."""
+def print_status(*lines: str) -> None:
+    """Print a message for people on standard error, from rank 0 only. Hide secrets, escape control characters."""
     global _last_message
     if os.environ.get("RANK", "0") == "0":
         _last_message = lines[0] if lines and lines[0] else _last_message
-        write_lines(lines)
+        write_stderr_lines(lines)
 
 
 def print_record(record: logging.LogRecord) -> None:
     """Print a log record. Warnings are printed by every process, other messages by rank 0 only."""
     if record.levelno >= logging.WARNING:
-        write_lines([record.getMessage()])
+        write_stderr_lines([record.getMessage()])
     else:
-        echo(record.getMessage())
+        print_status(record.getMessage())
 
 
 def last_message() -> str:
-    """Return the last line that `echo` printed in this process, which tells its current work."""
+    """Return the first line of the last message that `print_status` printed: what the process is working on."""
     return _last_message
 
 
-def write_lines(lines: tuple[str, ...] | list[str]) -> None:
+def write_stderr_lines(lines: tuple[str, ...] | list[str]) -> None:
     """Print lines on standard error from any process. Ignore errors, because they could not be reported."""
     printable = [escape_line(hide_secrets(line)) for line in lines]
     with suppress(OSError), printing(printable[0] if printable else ""):
@@ -86,15 +86,19 @@ def print_result(text: str, end: str = "\n") -> None:
 
     Raise WorkError if it cannot be written.
     """
-    write_out(escape_lines(text) + end)
+    write_stdout(escape_lines(text) + end)
 
 
-def write_out(text: str, stream: TextIO | None = None) -> None:
-    """Write text unchanged to standard output or another stream. Raise WorkError if it cannot be written.
+def write_stdout(text: str) -> None:
+    """Write text unchanged to standard output. Raise WorkError or BrokenPipeError as `write_to` does."""
+    write_to(sys.stdout, text)
+
+
+def write_to(stream: TextIO, text: str) -> None:
+    """Write text unchanged to standard output or standard error. Raise WorkError if it cannot be written.
 
     Raise BrokenPipeError if the reader (head, less) has exited.
     """
-    stream = stream or sys.stdout
     try:
         with printing(ends_line=text.endswith("\n")):
             stream.write(text)

@@ -138,7 +138,7 @@ class GenerationInput:
 
     text: str
     sampling: Sampling
-    is_over: Callable[[], bool] | None = None
+    should_stop: Callable[[], bool] | None = None
     """Called after each token; if it returns True, generation ends."""
     on_text: Callable[[str], None] | None = None
     """Called with each new part of the text or of its beginning. Not called in beam search, nor for truncated
@@ -151,7 +151,7 @@ class GeneratedText:
 
     text: str
     is_finished: bool
-    """False if the maximum length or `is_over` stopped it."""
+    """False if the maximum length or `should_stop` stopped it."""
     tokens: int
     input_tokens: int
     """Number of tokens of the input."""
@@ -213,7 +213,7 @@ class TextGenerator:
         on_row = None if request.on_text is None or is_truncated else self._make_reporter(request.on_text)
         special_ids = self.special_ids(model)
         outputs = generate_rows(
-            model, ids, mask, request.sampling, special_ids, should_stop=request.is_over, on_row=on_row
+            model, ids, mask, request.sampling, special_ids, should_stop=request.should_stop, on_row=on_row
         )
         return list(outputs.cpu().numpy())
 
@@ -240,7 +240,7 @@ class TextGenerator:
 
 def _batches(lengths: Sequence[int], inputs: Sequence[GenerationInput]) -> Iterator[list[int]]:
     """Yield indices of texts to generate together: similar lengths and equal settings. One at a time with `on_text`."""
-    settings = [(request.sampling, request.is_over, request.on_text) for request in inputs]
+    settings = [(request.sampling, request.should_stop, request.on_text) for request in inputs]
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     while order:
         first = settings[order[0]]

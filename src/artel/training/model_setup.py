@@ -84,7 +84,7 @@ def check_layout(
     if plan.splits_layers and config.validate_.tasks:
         what = "a pipeline stage holds only a part of the model, but the harness needs a full one"
         problems.append(Problem("validate.tasks", what, "remove it: artel evaluate RUN --tasks runs them afterwards"))
-    if not OPTIMIZERS[config.train.optimizer].steps_shards:
+    if not OPTIMIZERS[config.train.optimizer].supports_sharding:
         what = f"{config.train.optimizer} needs full matrices, but each process has a shard"
         problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
     if config.model.quantize == "int8" and config.model.lora is not None and config.model.lora.dora:

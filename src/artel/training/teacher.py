@@ -32,8 +32,7 @@ from artel.storage import lock, write_file
 from artel.tokens import Samples, TokenStore, evaluation_rows, load_tokenizer
 from artel.training.evaluation import ProgressMessages, micro_batch_size
 from artel.training.heartbeat import heartbeat
-from artel.training.teacher_model import TeacherModel, load_teacher, release_memory, teacher_precision, weights_digest
-from artel.training.teacher_outputs import (
+from artel.training.teacher_cache import (
     CachedOutputs,
     Shard,
     damaged_shards,
@@ -43,6 +42,7 @@ from artel.training.teacher_outputs import (
     write_manifest,
     write_shard,
 )
+from artel.training.teacher_model import TeacherModel, load_teacher, release_memory, teacher_precision, weights_digest
 
 Result = TypeVar("Result")
 _FORMAT = 1

@@ -437,9 +437,9 @@ def resolve_conflicts(conversion: Conversion) -> None:
     is_sharded = conversion.output_value("parallel.data") in ("zero1", "zero2", "fsdp", "hsdp")
     optimizer = conversion.output_value("train.optimizer") or "adamw"
     kind = conversion.output_value("model.quantize")
-    if not OPTIMIZERS[optimizer].steps_shards and (is_split or is_sharded):
+    if not OPTIMIZERS[optimizer].supports_sharding and (is_split or is_sharded):
         conversion.change("train.optimizer", "adamw", f"{optimizer} cannot update sharded matrices: artel uses adamw")
-    elif not OPTIMIZERS[optimizer].steps_flat_shards and conversion.output_value("parallel.deepspeed") is not None:
+    elif not OPTIMIZERS[optimizer].supports_flat_shards and conversion.output_value("parallel.deepspeed") is not None:
         conversion.change("train.optimizer", "adamw", f"{optimizer} does not work with DeepSpeed: artel uses adamw")
     if kind in ("int8", "nf4") and (conversion.output_value("parallel.tensor") or 1) > 1:
         conversion.change("parallel.tensor", 1, "quantized matrices cannot be split: parallel.tensor is 1")
@@ -449,7 +449,7 @@ def resolve_conflicts(conversion: Conversion) -> None:
     elif kind == "int8" and conversion.output_value("model.lora.dora") and is_sharded:
         reason = "DoRA cannot use sharded int8 weights: parallel.data is auto; write model.quantize: nf4 to shard them"
         conversion.change("parallel.data", "auto", reason)
-    if conversion.output_value("train.weights") == "bf16" and not OPTIMIZERS[optimizer].rounds_to_bf16:
+    if conversion.output_value("train.weights") == "bf16" and not OPTIMIZERS[optimizer].stochastic_rounding:
         conversion.change("train.weights", "fp32", "only adamw supports bf16 weights: train.weights is fp32")
 
 

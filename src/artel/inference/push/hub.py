@@ -69,7 +69,7 @@ class Hub:
 
         The commit also deletes files of an earlier model that loaders would otherwise pick up.
         """
-        with hub_errors(repo), _progress():
+        with hub_errors(repo), _progress_bars_in_terminal():
             if revision != MAIN:
                 self._api.create_branch(repo, branch=revision, exist_ok=True)
             old_commit = self._api.repo_info(repo, revision=revision).sha
@@ -88,7 +88,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class UploadResult:
-    """The result of an upload."""
+    """What an upload changed in the repository."""
 
     url: str
     commit: str
@@ -103,7 +103,7 @@ def _selects_model(name: str) -> bool:
 
 
 @contextmanager
-def _progress() -> Iterator[None]:
+def _progress_bars_in_terminal() -> Iterator[None]:
     """Show the progress bars of huggingface_hub only in a terminal."""
     if sys.stderr.isatty() or are_progress_bars_disabled():
         yield
@@ -137,21 +137,21 @@ def _as_artel_error(location: str, error: Exception) -> ArtelError | None:
         return InputError.at("HF_HUB_OFFLINE", "is set, so the hub is not used", "unset it")
     http_error = next((cause for cause in causes if isinstance(cause, HfHubHTTPError)), None)
     if http_error is not None and http_error.response is not None:
-        return _http_problem(location, http_error)
+        return _http_error(location, http_error)
     # Compare names, since huggingface_hub has changed its HTTP library.
     names = {base.__name__ for cause in causes for base in type(cause).__mro__}
     if names & {"TransportError", "ConnectionError", "TimeoutError"}:
         what = f"the hub cannot be reached: {_shorten(causes[-1])}"
         return WorkError.at(location, what, f"check the network, HF_ENDPOINT and proxies, and {_RETRY}")
     if isinstance(error, KeyError | IndexError | TypeError | AttributeError | JSONDecodeError):
-        what = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({_shorten(repr(error))})"
+        what = f"{constants.ENDPOINT} is not a Hugging Face hub ({_shorten(repr(error))})"
         return InputError.at(location, what, "set HF_ENDPOINT to the address of a hub, or unset it")
     if isinstance(error, ValueError | RuntimeError):  # from checks of responses and model cards, and from hf_xet
         return WorkError.at(location, f"the upload failed: {_shorten(error)}", _RETRY)
     return None
 
 
-def _http_problem(location: str, error: HfHubHTTPError) -> ArtelError:
+def _http_error(location: str, error: HfHubHTTPError) -> ArtelError:
     """Return the error for an unsuccessful response."""
     status = error.response.status_code
     message = _shorten(error.server_message or error.response.reason_phrase or error)
@@ -169,7 +169,7 @@ def _http_problem(location: str, error: HfHubHTTPError) -> ArtelError:
         return WorkError.at(location, f"too many requests to the hub (429): {message}", f"wait, and {_RETRY}")
     if status >= 500:
         return WorkError.at(location, f"the hub failed ({status}): {message}", f"wait, and {_RETRY}")
-    return InputError.at(location, f"the hub rejected it ({status}): {message}", "fix that, and push again")
+    return InputError.at(location, f"the hub rejected the upload ({status}): {message}", "fix that, and push again")
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:

@@ -53,28 +53,28 @@ class AccessOptions:
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """An HTTP connection of uvicorn that closes if the headers of a request arrive too slowly or are too large."""
 
-    head_seconds = 30.0
+    header_timeout = 30.0
     """Time within which the headers must arrive."""
     _timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+    _header_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait_for_head()
+        self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_answering:
-            self._stop_waiting()
+            self._cancel_header_timer()
             return
-        self._head_bytes += len(data)
-        if self._head_bytes > _MAX_HEADER_BYTES:
+        self._header_bytes += len(data)
+        if self._header_bytes > _MAX_HEADER_BYTES:
             self.transport.close()
         elif self._timer is None:
-            self._wait_for_head()
+            self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._cancel_header_timer()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -87,16 +87,16 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _wait_for_head(self) -> None:
-        self._timer = self.loop.call_later(self.head_seconds, self._close_if_waiting)
+    def _start_header_timer(self) -> None:
+        self._timer = self.loop.call_later(self.header_timeout, self._on_header_timeout)
 
-    def _close_if_waiting(self) -> None:
+    def _on_header_timeout(self) -> None:
         self._timer = None
         if not self._is_answering:
             self.transport.close()
 
-    def _stop_waiting(self) -> None:
-        self._head_bytes = 0
+    def _cancel_header_timer(self) -> None:
+        self._header_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -127,8 +127,8 @@ class AccessControl:
                 async with asyncio.timeout_at(None if is_complete else deadline):
                     message = await receive()
             except TimeoutError:
-                what = f"the body did not arrive within {self._options.body_seconds:g} s"
-                raise ApiError(408, what, code="timeout") from None
+                reason = f"the body did not arrive within {self._options.body_seconds:g} s"
+                raise ApiError(408, reason, code="timeout") from None
             is_complete = is_complete or not message.get("more_body", False)
             received_bytes += len(message.get("body", b""))
             is_too_large = received_bytes > self._options.max_body_bytes
@@ -144,7 +144,7 @@ class AccessControl:
 
         headers = {name.lower(): value for name, value in scope["headers"]}
         try:
-            self._check(scope["path"], headers)
+            self._check_request(scope["path"], headers)
             with suppress(_BodyTooLarge):
                 await self._app(scope, limited_receive, guarded_send)
             if is_too_large and not has_started:
@@ -152,14 +152,14 @@ class AccessControl:
         except ApiError as error:
             await error.response()(scope, receive, send)
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check_request(self, path: str, headers: dict[bytes, bytes]) -> None:
         options = self._options
         if options.loopback:
             host = headers.get(b"host", b"localhost").decode("latin-1")
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if not is_loopback(name):
-                what = "this server only accepts requests to localhost or 127.0.0.1"
-                raise ApiError(400, what, code="wrong_host")
+                message = "this server only accepts requests to localhost or 127.0.0.1"
+                raise ApiError(400, message, code="wrong_host")
         if options.key is not None and path not in _PUBLIC_PATHS and not path.startswith("/page/"):
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), options.key.encode()):

@@ -59,72 +59,6 @@ _MAX_KEY = 64
 """Maximum characters of an unknown key to suggest similar keys for. The search is quadratic in its length."""
 
 
-def make_body_error(error: ValidationError, body: dict[str, Any], valid_keys: Collection[str]) -> ApiError:
-    """Return the error for a body that does not fit its schema: up to ten problems, and the number of further ones.
-
-    `valid_keys`: the keys that the body may have.
-    """
-    count = error.error_count()
-    if count > _MAX_PROBLEMS:  # pydantic can only list all problems, which takes seconds
-        unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in valid_keys), 3))
-        what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
-        return ApiError(422, what, None, "invalid_request")
-    located = locate_problems(error.errors(include_url=False, include_input=False), body)
-    lines = [f"{path}: {_message(problem, path, valid_keys)}" for path, problem in located[:_MAX_LISTED]]
-    lines += [f"and {len(located) - _MAX_LISTED} more"] if len(located) > _MAX_LISTED else []
-    return ApiError(422, "; ".join(lines)[:2000], located[0][0][:200], "invalid_request")
-
-
-def locate_problems(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
-    """Return (path in the body, problem) for pydantic's errors, without duplicates.
-
-    If a key accepts several types, return only the problem with the type that was sent.
-    """
-    located = [(_path(body, problem), problem) for problem in problems]
-    specific = {path for path, problem in located if not _is_type_error(problem)}
-    parents = {path[:index] for path, _ in located for index, character in enumerate(path) if character == "."}
-    unique = {
-        (path, _MESSAGES.get(problem["type"], problem["msg"])): (path, problem)
-        for path, problem in reversed(located)
-        if not (_is_type_error(problem) and (path in specific or path in parents))
-    }
-    return list(reversed(unique.values()))
-
-
-def _is_type_error(problem: dict[str, Any]) -> bool:
-    """True if the problem is the type of a value, such as "must be a string"."""
-    return problem["type"] in _TYPE_ERRORS
-
-
-def _message(problem: dict[str, Any], path: str, valid_keys: Collection[str]) -> str:
-    if problem["type"] == "extra_forbidden":
-        is_name = "." not in path and len(path) <= _MAX_KEY
-        similar = " or ".join(difflib.get_close_matches(path, [*valid_keys], 3, cutoff=0.5)) if is_name else ""
-        return "is unknown here" + (similar and f"; did you mean {similar}?")
-    template = _MESSAGES.get(problem["type"])
-    limits = problem.get("ctx", {})
-    integers = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
-    return problem["msg"] if template is None else template.format(**limits | integers)
-
-
-def _path(body: Any, problem: dict[str, Any]) -> str:
-    """Return the path of a value in a body, like `documents.0.text`. Omits the union members that pydantic tried."""
-    location = problem["loc"]
-    steps: list[str] = []
-    for number, step in enumerate(location, 1):
-        is_missing = problem["type"] == "missing" and number == len(location)
-        holds_key = number == len(location) - 1 and problem["type"] == "extra_forbidden"
-        if holds_key and isinstance(body, dict) and isinstance(body.get(step), dict) and location[-1] not in body[step]:
-            continue  # a union member whose name is also a key of the body
-        if isinstance(body, dict) and isinstance(step, str) and (step in body or is_missing):
-            steps.append(step)
-            body = body.get(step)
-        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
-            steps.append(str(step))
-            body = body[step]
-    return ".".join(steps)
-
-
 class ApiError(HTTPException):
     """An error response: status, message and the key at fault."""
 
@@ -144,3 +78,69 @@ class ApiError(HTTPException):
     def response(self) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status)
         return JSONResponse(self.body(), self.status, headers)
+
+
+def make_body_error(error: ValidationError, body: dict[str, Any], valid_keys: Collection[str]) -> ApiError:
+    """Return the error for a body that does not fit its schema: up to ten problems, and the number of further ones.
+
+    `valid_keys`: the keys that the body may have.
+    """
+    count = error.error_count()
+    if count > _MAX_PROBLEMS:  # pydantic can only list all problems, which takes seconds
+        unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in valid_keys), 3))
+        what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
+        return ApiError(422, what, None, "invalid_request")
+    located = locate_problems(error.errors(include_url=False, include_input=False), body)
+    lines = [f"{path}: {_format_problem(problem, path, valid_keys)}" for path, problem in located[:_MAX_LISTED]]
+    lines += [f"and {len(located) - _MAX_LISTED} more"] if len(located) > _MAX_LISTED else []
+    return ApiError(422, "; ".join(lines)[:2000], located[0][0][:200], "invalid_request")
+
+
+def locate_problems(problems: Sequence[Any], body: Any) -> list[tuple[str, Any]]:
+    """Return (path in the body, problem) for pydantic's errors, without duplicates.
+
+    If a key accepts several types, return only the problem with the type that was sent.
+    """
+    located = [(_body_path(body, problem), problem) for problem in problems]
+    specific = {path for path, problem in located if not _is_type_error(problem)}
+    parents = {path[:index] for path, _ in located for index, character in enumerate(path) if character == "."}
+    unique = {
+        (path, _MESSAGES.get(problem["type"], problem["msg"])): (path, problem)
+        for path, problem in reversed(located)
+        if not (_is_type_error(problem) and (path in specific or path in parents))
+    }
+    return list(reversed(unique.values()))
+
+
+def _is_type_error(problem: dict[str, Any]) -> bool:
+    """True if the problem is the type of a value, such as "must be a string"."""
+    return problem["type"] in _TYPE_ERRORS
+
+
+def _format_problem(problem: dict[str, Any], path: str, valid_keys: Collection[str]) -> str:
+    if problem["type"] == "extra_forbidden":
+        is_name = "." not in path and len(path) <= _MAX_KEY
+        similar = " or ".join(difflib.get_close_matches(path, [*valid_keys], 3, cutoff=0.5)) if is_name else ""
+        return "is unknown here" + (similar and f"; did you mean {similar}?")
+    template = _MESSAGES.get(problem["type"])
+    limits = problem.get("ctx", {})
+    integers = {name: int(value) for name, value in limits.items() if isinstance(value, float) and value.is_integer()}
+    return problem["msg"] if template is None else template.format(**limits | integers)
+
+
+def _body_path(body: Any, problem: dict[str, Any]) -> str:
+    """Return the path of a value in a body, like `documents.0.text`. Omits the union members that pydantic tried."""
+    location = problem["loc"]
+    steps: list[str] = []
+    for depth, step in enumerate(location, 1):
+        is_missing = problem["type"] == "missing" and depth == len(location)
+        holds_key = depth == len(location) - 1 and problem["type"] == "extra_forbidden"
+        if holds_key and isinstance(body, dict) and isinstance(body.get(step), dict) and location[-1] not in body[step]:
+            continue  # a union member whose name is also a key of the body
+        if isinstance(body, dict) and isinstance(step, str) and (step in body or is_missing):
+            steps.append(step)
+            body = body.get(step)
+        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+            steps.append(str(step))
+            body = body[step]
+    return ".".join(steps)

@@ -26,7 +26,7 @@ _NEUTRAL_VALUES: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Settings that these models do not support, with their values without effect."""
+"""Unsupported settings, and the value that turns each one off."""
 
 
 class Seq2SeqCompletions:
@@ -48,9 +48,9 @@ class Seq2SeqCompletions:
         """Return the response. Raise ApiError if a prompt is too long."""
         answers = await self._served.work(lambda: run_task(self._served, "generate", self._inputs, "prompt"))
         for answer in answers:
-            _check_complete(answer)
+            _check_not_truncated(answer)
         for answer in answers:
-            self._count(answer)
+            self._count_tokens(answer)
         choices = [_make_choice(index, answer["text"], answer) for index, answer in enumerate(answers)]
         return self._response_fields | {"choices": choices, "usage": self._usage.to_json()}
 
@@ -80,28 +80,28 @@ class Seq2SeqCompletions:
         """Yield the chunks of all texts. Raise ApiError if a prompt is too long."""
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        is_read = True
+        client_connected = True
 
         def put(chunk: dict[str, Any] | None) -> None:
             loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
-        def write() -> None:
+        def generate_all() -> None:
             try:
                 for index, item in enumerate(self._inputs):
-                    if is_read:
-                        self._write(index, item, put)
+                    if client_connected:
+                        self._generate(index, item, put)
             finally:
                 put(None)
 
-        generation = asyncio.ensure_future(self._served.work(write))
+        generation = asyncio.ensure_future(self._served.work(generate_all))
         try:
             while (chunk := await chunks.get()) is not None:
                 yield chunk
             await generation
         finally:
-            is_read = False  # start no further text after the client disconnects
+            client_connected = False  # start no further text after the client disconnects
 
-    def _write(self, index: int, item: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
+    def _generate(self, index: int, item: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
         """Generate one text, and `put` its chunks. Raise ApiError if its prompt is too long."""
         sent_text = ""
 
@@ -111,18 +111,18 @@ class Seq2SeqCompletions:
             put(_make_choice(index, text))
 
         (answer,) = run_task(self._served, "generate", [item | {"on_text": on_text}], "prompt")
-        _check_complete(answer)
-        self._count(answer)
+        _check_not_truncated(answer)
+        self._count_tokens(answer)
         put(_make_choice(index, answer["text"].removeprefix(sent_text), answer))
 
-    def _count(self, answer: dict[str, Any]) -> None:
+    def _count_tokens(self, answer: dict[str, Any]) -> None:
         self._usage.prompt_tokens += answer["prompt_tokens"]
         self._usage.completion_tokens += answer["tokens"]
         self._metrics.count_prompt(answer["prompt_tokens"])
         self._metrics.count_answer(answer["tokens"])
 
 
-def _check_complete(answer: dict[str, Any]) -> None:
+def _check_not_truncated(answer: dict[str, Any]) -> None:
     """Raise ApiError if the prompt was truncated."""
     if answer["truncated"]:
         what = f"a prompt has {answer['prompt_tokens']:,} tokens, more than the model reads"
@@ -131,8 +131,8 @@ def _check_complete(answer: dict[str, Any]) -> None:
 
 def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:
     """Return the objective's input for each text. Raise ApiError for unsupported settings."""
-    for name, neutral in _NEUTRAL_VALUES.items():
-        if getattr(body, name) not in (None, neutral):
+    for name, neutral_value in _NEUTRAL_VALUES.items():
+        if getattr(body, name) not in (None, neutral_value):
             raise ApiError(400, f"{served.name} is an encoder-decoder model and does not support {name}", name)
     sampling = served.opened.decoding.sampling(
         new_tokens=body.max_tokens,
@@ -150,9 +150,9 @@ def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadlin
     if len(texts) < len(body.prompts):
         raise ApiError(400, "this model accepts texts, not token ids", "prompt")
     first_seed = body.seed if body.seed is not None else uuid.uuid4().int % 2**31
-    seeds = [(first_seed + number) % 2**63 if sampling.temperature else 0 for number in range(body.n or 1)]
+    seeds = [(first_seed + index) % 2**63 if sampling.temperature else 0 for index in range(body.n or 1)]
     return [
-        {"text": text, "sampling": replace(sampling, seed=seed), "is_over": deadline.expired}
+        {"text": text, "sampling": replace(sampling, seed=seed), "should_stop": deadline.expired}
         for text in texts
         for seed in seeds
     ]

@@ -200,7 +200,7 @@ _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank."""
 
 
-def serve_with_vllm(name: str, options: ServerOptions) -> None:
+def serve_with_vllm(name: str, options: ServerOptions) -> NoReturn:
     """Replace this process by vLLM's server. Raise InputError if vLLM is not installed or a run has no model."""
     check_key(options)
     program = shutil.which("vllm")

@@ -175,8 +175,8 @@ def _check_run(findings: Findings, config: RunConfig) -> None:
         findings.problems.append(
             Problem("parallel", f"{', '.join(split_keys)} cannot be combined with parallel.deepspeed", fix)
         )
-    if not OPTIMIZERS[train.optimizer].steps_flat_shards:
-        names = " or ".join(name for name in OPTIMIZERS.names if OPTIMIZERS[name].steps_flat_shards)
+    if not OPTIMIZERS[train.optimizer].supports_flat_shards:
+        names = " or ".join(name for name in OPTIMIZERS.names if OPTIMIZERS[name].supports_flat_shards)
         what = f"{train.optimizer} cannot be combined with parallel.deepspeed"
         findings.problems.append(Problem("train.optimizer", what, f"set {names}"))
     if train.ema is not None:

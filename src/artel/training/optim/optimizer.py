@@ -37,7 +37,7 @@ def check_optimizer(train: TrainConfig) -> None:
     if train.ema is not None:
         what = "an average of bf16 weights would lose its small steps"
         problems.append(Problem("train.ema", what, "set train.weights: fp32, or remove it"))
-    if not spec.rounds_to_bf16:
+    if not spec.stochastic_rounding:
         what = f"bf16 would lose small steps of {train.optimizer}: only adamw's are rounded stochastically"
         problems.append(Problem("train.weights", what, "write train.optimizer: adamw, or train.weights: fp32"))
     if train.precision in ("fp32", "fp16"):

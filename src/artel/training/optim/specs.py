@@ -30,16 +30,16 @@ class OptimizerSpec:
     state_bytes: Callable[[TrainConfig], float]
     """Optimizer state in bytes per parameter."""
     keys: tuple[str, ...] = ()
-    """Keys of `train` that only some optimizers use, this one included. artel notes a key that does not apply."""
+    """Keys of `train` that this optimizer uses and some others ignore. artel notes a key that does not apply."""
     build_for_matrices: Callable[[Groups, torch.dtype], torch.optim.Optimizer] | None = None
     """Builds a separate optimizer for the layers' matrices, which multiplies in this dtype. None: `build` gets them."""
     matrix_bytes: float = 0.0
-    """Bytes of state per element of those matrices."""
-    steps_shards: bool = True
+    """Bytes of state per element of the layers' matrices."""
+    supports_sharding: bool = True
     """False if it needs full matrices, and so cannot step the shards of FSDP or tensor parallelism."""
-    steps_flat_shards: bool = False
-    """True if it is elementwise, so that it can step DeepSpeed's flat shards. artel then checks the DeepSpeed file."""
-    rounds_to_bf16: bool = False
+    supports_flat_shards: bool = False
+    """True if the optimizer is elementwise and so can step DeepSpeed's flat shards. artel then checks the DeepSpeed file."""
+    stochastic_rounding: bool = False
     """True if steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
     """True if its state is Adam's two moments in float32, as in DeepSpeed's checkpoints."""
@@ -99,8 +99,8 @@ ADAMW = OptimizerSpec(
     summary="AdamW, fused: one kernel steps all parameters",
     state_bytes=lambda train: 8.0,
     keys=("betas", "epsilon"),
-    steps_flat_shards=True,
-    rounds_to_bf16=True,
+    supports_flat_shards=True,
+    stochastic_rounding=True,
     is_adam=True,
     other_names=(
         (r"paged_adamw(_32bit)?|PagedAdamW", "its state is in fp32 and on the device"),
@@ -113,7 +113,7 @@ ADAMW_8BIT = OptimizerSpec(
     summary="AdamW from bitsandbytes, with 8-bit state; needs the extra `quantize`",
     state_bytes=lambda train: 2.0,
     keys=("betas", "epsilon"),
-    steps_shards=False,
+    supports_sharding=False,
     package="bitsandbytes",
     extra="quantize",
     other_names=(
@@ -126,12 +126,12 @@ ADAFACTOR = OptimizerSpec(
     build=_adafactor,
     summary="PyTorch's Adafactor, with a factored second moment",
     state_bytes=lambda train: 0.1,
-    steps_shards=False,
+    supports_sharding=False,
     other_names=(
         (
             r"adafactor|Adafactor",
-            "its step is the learning rate times the parameter's root mean square here, so learning_rate must be set "
-            "anew",
+            "in artel its step is the learning rate times the parameter's root mean square, so tune learning_rate "
+            "again",
         ),
     ),
 )
@@ -154,6 +154,6 @@ SGD = OptimizerSpec(
     summary="SGD, fused: one kernel steps all parameters",
     state_bytes=lambda train: 4.0 if train.momentum else 0.0,
     keys=("momentum",),
-    steps_flat_shards=True,
+    supports_flat_shards=True,
     other_names=((r"SGD|flash_sgdw?", ""),),
 )
