@@ -1,7 +1,7 @@
 """A status line on the terminal: the current work and its seconds, while nothing else is printed.
 
-The line is redrawn every second and removed before the next output. `print_status` (cli/streams.py) sets the work. Code that
-draws its own progress bar or waits for input does so inside `hide_elapsed`.
+The line is redrawn every second and removed before the next output. `print_status` (cli/streams.py) sets the work.
+Code that draws its own progress bar or waits for input does so inside `hide_elapsed`.
 """
 
 from __future__ import annotations

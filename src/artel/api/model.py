@@ -419,7 +419,7 @@ def _split_conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[st
     system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
     roles = [role for role, _ in turns]
     if len(turns) % 2 == 0 or roles != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
-        what = f"has the roles {', '.join(map(str, roles)) or 'none'}"
-        raise InputError.at("messages", what, "alternate user and assistant, and end with a message of the user")
+        reason = f"has the roles {', '.join(map(str, roles)) or 'none'}"
+        raise InputError.at("messages", reason, "alternate user and assistant, and end with a message of the user")
     texts = [text for _, text in turns]
     return system, list(zip(texts[:-1:2], texts[1::2], strict=True)), texts[-1]

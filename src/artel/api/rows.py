@@ -110,24 +110,25 @@ def _iterate_rows(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
             yield from rows.iloc[start : start + _CHUNK_ROWS].to_dict("records")
     elif isinstance(rows, Mapping):
         yield from _iterate_columns(rows, key)
-    elif isinstance(rows, _columns()):
-        for number, row in enumerate(rows):
+    elif isinstance(rows, _column_types()):
+        for index, row in enumerate(rows):
             if isinstance(row, str):
                 yield {field: row}
             elif isinstance(row, Mapping):
                 yield dict(row)
             else:
                 fix = "give texts, or dicts of fields"
-                raise InputError.at(f"{key}[{number}]", f"is {type_name(row)}, neither text nor dict", fix)
+                raise InputError.at(f"{key}[{index}]", f"is {type_name(row)}, neither text nor dict", fix)
     else:
         raise InputError.at(key, f"is {type_name(rows)}", _ROWS_FIX)
 
 
 def _iterate_columns(columns: Mapping[Any, Any], key: str) -> Iterator[dict[str, Any]]:
     for name, values in columns.items():
-        if not isinstance(values, _columns()):
-            what = f"is {type_name(values)}, not a column"
-            raise InputError.at(f"{key}.{name}", what, 'give a dict of lists, {"text": ["…", "…"]}, or a list of dicts')
+        if not isinstance(values, _column_types()):
+            message = f"is {type_name(values)}, not a column"
+            fix = 'give a dict of lists, {"text": ["…", "…"]}, or a list of dicts'
+            raise InputError.at(f"{key}.{name}", message, fix)
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name}: {length:,}" for name, length in lengths.items())
@@ -155,7 +156,7 @@ def _class_name(value: Any, names: list[str]) -> Any:
 _UNSUPPORTED_DATASETS = ("DatasetDict", "IterableDataset", "IterableDatasetDict")
 
 
-def _columns() -> tuple[type[Any], ...]:
+def _column_types() -> tuple[type[Any], ...]:
     """Types accepted as a column of values."""
     return (list, tuple, *_types("pandas", "Series"), *_types("numpy", "ndarray"))
 

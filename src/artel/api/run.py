@@ -58,13 +58,13 @@ class Run:
 
         Raise InputError if the file is damaged.
         """
-        return table(_columns(self._curves()), _dataframe_library())
+        return table(_make_columns(self._curves()), _dataframe_library())
 
     @property
     def ledger(self) -> dict[str, Any]:
         """Account of all documents: `documents` read, kept, and dropped by reason; the same by `sets`; `tokens` and
         `bytes` of the `parts`, train and validation. Raise InputError before the text is prepared."""
-        content = self._read(self._files.ledger, "artel.prepare(run)")
+        content = self._read_file(self._files.ledger, "artel.prepare(run)")
         return _parse(content, self._files.ledger)
 
     @property
@@ -72,7 +72,9 @@ class Run:
         """Text generated for `validate.prompts` at each validation: `step`, `prompt`, `text`, oldest first."""
         if not self._files.samples.exists():
             return []
-        complete, _, _ = self._read(self._files.samples, "").rpartition(b"\n")  # the last line may be being written
+        complete, _, _ = self._read_file(self._files.samples, "").rpartition(
+            b"\n"
+        )  # the last line may be being written
         return [_parse(line, self._files.samples) for line in complete.splitlines()]
 
     @property
@@ -106,9 +108,9 @@ class Run:
         return f"artel.Run({str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        return html_table(self._summary(), caption=str(self.folder))
+        return html_table(self._summary_rows(), caption=str(self.folder))
 
-    def _summary(self) -> list[tuple[str, str]]:
+    def _summary_rows(self) -> list[tuple[str, str]]:
         """Return the rows of the table that a notebook shows."""
         curves = self._curves()
         state = "complete" if self._files.is_complete else "not complete"
@@ -123,7 +125,7 @@ class Run:
 
         return CurveReader(self._files.metrics, points=None).read()
 
-    def _read(self, file: Path, fix: str) -> bytes:
+    def _read_file(self, file: Path, fix: str) -> bytes:
         check_regular(file)
         try:
             return file.read_bytes()
@@ -138,17 +140,17 @@ def _parse(content: bytes, file: Path) -> dict[str, Any]:
         value = orjson.loads(content)
         if isinstance(value, dict):
             return value
-        what = "is not an object"
+        message = "is not an object"
     except ValueError as error:
-        what = str(error)
-    raise InputError.at(str(file), f"is damaged: {what}", "remove it, or restore it from a copy")
+        message = str(error)
+    raise InputError.at(str(file), f"is damaged: {message}", "remove it, or restore it from a copy")
 
 
 def _format_value(value: object) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else "NaN"
 
 
-def _columns(curves: Curves) -> dict[str, Any]:
+def _make_columns(curves: Curves) -> dict[str, Any]:
     """Return a column per metric over all logged or validated steps. NaN if a step has no value."""
     import numpy as np
 

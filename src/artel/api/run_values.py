@@ -40,8 +40,8 @@ def as_run_file(run: RunLike) -> RunFile:
         return read_run_file(os.fspath(run))
     if isinstance(run, RunConfig | Mapping):
         return RunFile(_to_plain_values(run, ()), {(): ""}, _DEFAULT_NAME)
-    what = f"is {type_name(run)}, not a run"
-    raise InputError.at("run", what, "give a path, a recipe's name, a dict or an artel.RunConfig")
+    message = f"is {type_name(run)}, not a run"
+    raise InputError.at("run", message, "give a path, a recipe's name, a dict or an artel.RunConfig")
 
 
 def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = None) -> Overrides:
@@ -55,14 +55,14 @@ def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = 
     elif isinstance(overrides, Sequence) and all(isinstance(override, str) for override in overrides):
         result = Overrides.parse(overrides)
     else:
-        what = f"are {type_name(overrides)}"
-        raise InputError.at("overrides", what, 'use a dict, {"train.steps": 3}, or a list, ["train.steps=3"]')
+        message = f"are {type_name(overrides)}"
+        raise InputError.at("overrides", message, 'use a dict, {"train.steps": 3}, or a list, ["train.steps=3"]')
     names = section_keys(TrainConfig)
     problems = []
     for name in settings or {}:
         if name not in names:
-            what = 'is not a key of train; put keys of other sections into overrides: {"data.block": 512}'
-            problems.append(Problem(name, what, suggest_key(("train", name))))
+            message = 'is not a key of train; put keys of other sections into overrides: {"data.block": 512}'
+            problems.append(Problem(name, message, suggest_key(("train", name))))
         elif f"train.{name}" in result:
             problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "remove one"))
     if problems:
@@ -123,7 +123,7 @@ class _PlainValueReader:
 
     def _read_collection(self, value: Mapping[Any, Any] | Sequence[Any], key: Key) -> Any:
         if not isinstance(value, Mapping):
-            return [self.read(inner, (*key, number)) for number, inner in enumerate(value)]
+            return [self.read(inner, (*key, index)) for index, inner in enumerate(value)]
         if key[:2] == _SOURCES and len(key) == 3 and not isinstance(value.get("rows", ""), str):
             return self._read_source(value, key)
         for name in value:

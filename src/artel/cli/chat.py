@@ -105,7 +105,7 @@ def _read_script(script: str) -> Iterable[str]:
     try:
         return Path(script).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
-        what = f"{script} cannot be read: {error.strerror}"
+        message = f"{script} cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
-        what = f"{script} is not UTF-8 (byte {error.start})"
-    raise InputError.at("--script", what, "use a text file with one message or command per line")
+        message = f"{script} is not UTF-8 (byte {error.start})"
+    raise InputError.at("--script", message, "use a text file with one message or command per line")

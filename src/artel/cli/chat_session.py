@@ -245,8 +245,8 @@ def _check_utf8(line: str) -> str:
     try:
         line.encode()
     except UnicodeEncodeError as error:
-        what = f"character {error.start + 1} of the line is not UTF-8"
-        raise InputError.at("", what, "write it in UTF-8") from None
+        message = f"character {error.start + 1} of the line is not UTF-8"
+        raise InputError.at("", message, "write it in UTF-8") from None
     return line
 
 

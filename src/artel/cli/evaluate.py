@@ -78,14 +78,14 @@ def evaluate(
     check_worker()
     if corpus is not None:
         results = [evaluate_on_corpus(open_model(name), corpus, data) for name in models]
-        _show(results, as_json)
+        _print_results(results, as_json)
         return
     choose_process_interface()
     with join_world(None) as world:
         results = [evaluate_model(open_model(name), data, Overrides.parse(overrides), world) for name in models]
         if predictions is not None and world.first:
             _write_predictions(results[0], predictions)
-    _show(results, as_json)
+    _print_results(results, as_json)
 
 
 def _check_combination(
@@ -108,10 +108,10 @@ def _check_combination(
         raise InputError(problems)
 
 
-def _show(results: list[EvaluationResult], as_json: bool) -> None:
+def _print_results(results: list[EvaluationResult], as_json: bool) -> None:
     from artel.reports.details import detail_lines, read_details
 
-    print_status(*_table(results))
+    print_status(*_format_table(results))
     for result in results:
         if result.details:
             print_status(
@@ -131,7 +131,7 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
     print_status(f"answers to {result.documents:,} questions: {file}")
 
 
-def _table(results: list[EvaluationResult]) -> list[str]:
+def _format_table(results: list[EvaluationResult]) -> list[str]:
     """Return a row for each model, a column for each metric, and below them the amount of data."""
     columns = list(dict.fromkeys(name for result in results for name in result.metrics))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]

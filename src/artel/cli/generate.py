@@ -123,7 +123,7 @@ def generate(
 
     if prompts or out:
         _check_files(prompts, out, prompt or context)
-        settings = {"overrides": overrides or [], "untrained": untrained, **_settings(options)}
+        settings = {"overrides": overrides or [], "untrained": untrained, **_settings_to_match(options)}
         if best_of > 1:
             settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_checksum(reward)}
         _generate_file(name, open_and_answer, prompts, out, settings, as_json)
@@ -139,10 +139,10 @@ def generate(
         _show_hits(text, context, search(opened, text, _read_text_or_file(context)), as_json)
         return
     context_text = _read_text_or_file(context) if decoding.needs_context or (context and decoding.takes_context) else ""
-    _show(opened, text, decoding.reply(opened.model, text, context_text, sampling), as_json)
+    _print_reply(opened, text, decoding.reply(opened.model, text, context_text, sampling), as_json)
 
 
-def _settings(options: dict[str, Any]) -> dict[str, Any]:
+def _settings_to_match(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that must match to resume a file of results. The model's own choices stay defaults."""
     from artel.models.generate import Sampling
 
@@ -151,7 +151,7 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
     return settings if "beams" in chosen else {name: value for name, value in settings.items() if name != "beams"}
 
 
-def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
+def _print_reply(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
     chunks = []
     if not as_json and opened.decoding.continues:
         print_result(prompt, end="")
@@ -237,14 +237,14 @@ def _read_text_or_file(text_or_file: str) -> str:
     from artel.storage import check_regular
 
     if not text_or_file:
-        what = "missing: this model needs a text to answer from, a document or an answer to score"
-        raise InputError.at("--context", what, "add --context with a text or a file")
+        message = "missing: this model needs a text to answer from, a document or an answer to score"
+        raise InputError.at("--context", message, "add --context with a text or a file")
     try:
         check_regular(Path(text_or_file))
         return Path(text_or_file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        what = f"{text_or_file} is not UTF-8 (byte {error.start})"
-        raise InputError.at("--context", what, "save it as UTF-8") from None
+        message = f"{text_or_file} is not UTF-8 (byte {error.start})"
+        raise InputError.at("--context", message, "save it as UTF-8") from None
     except (OSError, ValueError):  # not a file, so it is the text itself
         return _read_option("--context", text_or_file)
 

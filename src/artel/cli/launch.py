@@ -58,7 +58,7 @@ def slurm(
     values = Overrides.parse(overrides)
     config = read_run(name, values, here=False)
     on_host = nproc or gpus or 1
-    _check(config, nodes * on_host, on_host)
+    _check_config(config, nodes * on_host, on_host)
     folder = Path(config.run)
     invalid = [text for text in option or [] if "=" not in text]
     if invalid:
@@ -79,7 +79,7 @@ def slurm(
         print_json({"job": number, "script": script})
 
 
-def _check(config: RunConfig, world: int, on_host: int) -> None:
+def _check_config(config: RunConfig, world: int, on_host: int) -> None:
     """Check the run before it is queued. The devices of the job's machines are unknown here."""
     quiet_libraries()
     from artel.planning import StartConditions, check_run

@@ -72,8 +72,8 @@ def _find_tasks(names: Sequence[str]) -> list[Any]:
             problems.append(Problem("--tasks", f"MTEB has no task {name}", hint or "see docs.mteb.org for their names"))
             continue
         if set(task.metadata.modalities) != {"text"}:
-            what = f"{name} is about {', '.join(sorted(task.metadata.modalities))}"
-            problems.append(Problem("--tasks", what, "use a text task"))
+            message = f"{name} is about {', '.join(sorted(task.metadata.modalities))}"
+            problems.append(Problem("--tasks", message, "use a text task"))
         tasks.append(task)
     if problems:
         raise InputError(problems)

@@ -90,8 +90,8 @@ class ChatSession:
         Raise InputError if the model does not generate text, or the chat template is wrong or does not support tools.
         """
         if not opened.objective.generates:
-            what = f"it is a model for {opened.objective.config.objective}, which does not generate text"
-            raise InputError.at(opened.name, what, "use a causal model; this one works with artel generate")
+            message = f"it is a model for {opened.objective.config.objective}, which does not generate text"
+            raise InputError.at(opened.name, message, "use a causal model; this one works with artel generate")
         self.settings = settings
         self.system = system
         self.exchanges: list[Exchange] = []
@@ -107,8 +107,8 @@ class ChatSession:
         self._tools = tools
         style = tool_style(opened.tokenizer, self._template) if tools else None
         if tools and (style is None or not style.writes_tools):
-            what = "the chat template does not support functions"
-            raise InputError.at("--tools", what, "use a model that was trained with tools, or chat.template: chatml")
+            message = "the chat template does not support functions"
+            raise InputError.at("--tools", message, "use a model that was trained with tools, or chat.template: chatml")
         self._tool_style = style or ToolStyle()
         if opened.template_setting == "auto" and not self._tokenizer.hf.chat_template:
             name = "chatml" if self._template == CHATML else "plain"
@@ -217,9 +217,9 @@ class ChatSession:
         )
         self._answer_count += 1
         self.exchanges = [*earlier, exchange]
-        return self._write(exchange, ids, sampling)
+        return self._generate_answer(exchange, ids, sampling)
 
-    def _write(self, exchange: Exchange, ids: list[int], sampling: Sampling) -> Iterator[str]:
+    def _generate_answer(self, exchange: Exchange, ids: list[int], sampling: Sampling) -> Iterator[str]:
         engine = self._engine.get_engine(len(ids) + sampling.new_tokens)
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
         generation_prompt = GenerationPrompt(ids, self._stop, special_tokens=bool(self._tools))
@@ -284,8 +284,8 @@ class ChatSession:
             history = shorter
             ids = self._encode([*history, exchange])
         if len(ids) >= self._window:
-            what = f"with it the prompt is {len(ids):,} tokens, but the model accepts {self._window:,}"
-            raise InputError.at("message", what, "shorten it, or the system message")
+            message = f"with it the prompt is {len(ids):,} tokens, but the model accepts {self._window:,}"
+            raise InputError.at("message", message, "shorten it, or the system message")
         if len(history) < available:
             dropped = available - len(history)
             reason = f"the context of {self._window:,} tokens is full"
@@ -362,7 +362,7 @@ class Exchange:
 
 def start_at_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
     """Return the exchanges from the first (or `last`) that begins with a message, not with results."""
-    starts = [number for number, exchange in enumerate(exchanges) if not exchange.results]
+    starts = [index for index, exchange in enumerate(exchanges) if not exchange.results]
     return exchanges[starts[-1 if last else 0] :] if starts else []
 
 

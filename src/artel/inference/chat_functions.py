@@ -65,10 +65,10 @@ def _read_json(path: Path) -> Tools:
     if not isinstance(entries, list) or not entries:
         raise InputError.at(str(path), "is not a list of functions", fix)
     tools = []
-    for number, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         function = entry.get("function", entry) if isinstance(entry, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InputError.at(str(path), f"entry {number + 1} has no name: {str(entry)[:80]}", fix)
+            raise InputError.at(str(path), f"entry {index + 1} has no name: {str(entry)[:80]}", fix)
         tools.append({"type": "function", "function": function})
     return tuple(tools)
 
@@ -89,8 +89,8 @@ def _read_module(path: Path) -> ChatFunctions:
         except Exception as error:  # transformers' own exceptions for docstrings and types
             line = inspect.getsourcelines(function)[1]
             fix = "each argument needs a type, and a line in the docstring: `Args:` and below it `city: The city.`"
-            what = f"{name} cannot be described to a model: {' '.join(str(error).split())}"
-            raise InputError.at(f"{path}:{line}", what, fix) from None
+            message = f"{name} cannot be described to a model: {' '.join(str(error).split())}"
+            raise InputError.at(f"{path}:{line}", message, fix) from None
     return ChatFunctions(tuple(tools), functions)
 
 

@@ -84,11 +84,13 @@ def conversion_problems(run: RunConfig) -> list[Problem]:
     """Return the reasons why checkpoints of `run` cannot be converted from or to DeepSpeed's."""
     problems = []
     if not OPTIMIZERS[run.train.optimizer].is_adam:
-        what = f"{run.train.optimizer}: only Adam's state can be converted between DeepSpeed's checkpoints and artel's"
-        problems.append(Problem("train.optimizer", what, "set adamw, or use the model alone"))
+        reason = (
+            f"{run.train.optimizer}: only Adam's state can be converted between DeepSpeed's checkpoints and artel's"
+        )
+        problems.append(Problem("train.optimizer", reason, "set adamw, or use the model alone"))
     if run.model.lora is not None:
-        what = "only full models can be converted between DeepSpeed's checkpoints and artel's"
-        problems.append(Problem("model.lora", what, "remove it, or use the model alone"))
+        reason = "only full models can be converted between DeepSpeed's checkpoints and artel's"
+        problems.append(Problem("model.lora", reason, "remove it, or use the model alone"))
     return problems
 
 
@@ -114,10 +116,10 @@ def write_first_checkpoint(run: RunConfig, prepared: PreparedText, folder: Path)
     opened, store = open_fresh(run, prepared), prepared.open()
     steps = run_length(run, opened.objective.dataset(store.train), store.train).steps
     if steps is not None and step >= steps:
-        what = f"was saved at step {step:,}, but this run ends after {steps:,}"
+        message = f"was saved at step {step:,}, but this run ends after {steps:,}"
         raise InputError.at(
             str(folder),
-            what,
+            message,
             "set train.steps, tokens or epochs for the whole run, including the steps of the checkpoint",
         )
     weights, state = _match_run(opened.model, saved.weights(), state, folder)
@@ -141,8 +143,8 @@ def _match_run(
     state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     trained_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if different := sorted(trained_names ^ {name.rpartition("|")[0] for name in state}):
-        what = f"trained other parameters than this run does ({different[0]} …, {len(different)} in all)"
-        raise InputError.at(str(folder), what, "set model.freeze as in that training")
+        message = f"trained other parameters than this run does ({different[0]} …, {len(different)} in all)"
+        raise InputError.at(str(folder), message, "set model.freeze as in that training")
     by_tensor = {id(tensors[name]): value for name, value in _match_model(model, weights, folder).items()}
     return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
 
@@ -175,8 +177,8 @@ def _match_model(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder:
     }
     fix = "use the config.json of the trained model, and its version of transformers"
     problems = [
-        Problem(str(folder), what.format(f"{len(names)} tensors ({sorted(names)[0]} …)", model_name), fix)
-        for what, names in mismatches.items()
+        Problem(str(folder), message.format(f"{len(names)} tensors ({sorted(names)[0]} …)", model_name), fix)
+        for message, names in mismatches.items()
         if names
     ]
     if problems:

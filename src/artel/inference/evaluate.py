@@ -131,9 +131,9 @@ def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> PreparedT
     try:
         return prepare(run)
     except InputError:
-        if data is not None and (what := _find_mismatch(opened, run)):
+        if data is not None and (message := _find_mismatch(opened, run)):
             fix = "use data with the labels of the model, or train a model on these"
-            raise InputError.at(data, what, fix) from None
+            raise InputError.at(data, message, fix) from None
         raise
 
 

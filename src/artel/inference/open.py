@@ -88,9 +88,9 @@ def move_to_device(opened: OpenedModel, device: torch.device) -> None:
     except torch.OutOfMemoryError:
         model.to("cpu")
         needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        what = f"its weights take {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of GPU memory are free"
+        message = f"its weights take {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of GPU memory are free"
         fix = "set CUDA_VISIBLE_DEVICES= to use the CPU"
-        raise InputError.at(opened.name, what, f"{fix}; artel serve also has --precision bf16") from None
+        raise InputError.at(opened.name, message, f"{fix}; artel serve also has --precision bf16") from None
 
 
 def _open(name: str) -> OpenedModel:
@@ -117,8 +117,8 @@ def _open(name: str) -> OpenedModel:
         similar = None if folder.path.is_dir() or is_in_hub_cache(name) else find_similar_name(name)
         if similar is None:
             raise
-        what = "is neither a run, a model folder nor a model on the hub"
-        raise InputError.at(name, what, f"did you mean {similar}?") from None
+        message = "is neither a run, a model folder nor a model on the hub"
+        raise InputError.at(name, message, f"did you mean {similar}?") from None
 
 
 def check_was_trained(folder: RunFolder) -> None:

@@ -40,8 +40,8 @@ _MINING_MARGIN = 0.05
 def check_can_embed(opened: OpenedModel) -> None:
     """Raise InputError if the model does not embed texts."""
     if "embed" not in opened.decoding.tasks:
-        what = f"learned {opened.objective.config.objective}, which does not embed texts"
-        raise InputError.at(opened.name, what, "use a model of objective embedding, or of sentence-transformers")
+        message = f"learned {opened.objective.config.objective}, which does not embed texts"
+        raise InputError.at(opened.name, message, "use a model of objective embedding, or of sentence-transformers")
 
 
 def _read_matches_and_corpus(
@@ -79,8 +79,8 @@ def _read_merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str]
         match = document.record.fields
         assert isinstance(match, Match)
         if match.score is not None:
-            what = "is a pair with a score, which does not say which documents answer a query"
-            raise InputError.at(document.record.origin, what, "use queries with matching texts")
+            message = "is a pair with a score, which does not say which documents answer a query"
+            raise InputError.at(document.record.origin, message, "use queries with matching texts")
         positives, negatives = merged.setdefault(match.query, ([], []))
         positives += [text for text in match.positives if text not in positives]
         negatives += [text for text in match.negatives if text not in negatives]
@@ -257,8 +257,8 @@ def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> Ev
     check_can_embed(opened)
     is_folder = Path(corpus).is_dir()
     if is_folder and data is not None:
-        what = f"{corpus} is a folder in BEIR's format, which has its own queries"
-        raise InputError.at("--data", what, "remove it, or use a file of texts as --corpus")
+        message = f"{corpus} is a folder in BEIR's format, which has its own queries"
+        raise InputError.at("--data", message, "remove it, or use a file of texts as --corpus")
     loaded = read_beir(Path(corpus)) if is_folder else _read_corpus_of_matches(corpus, data)
     started = time.monotonic()
     documents = embed_normalized(opened, loaded.documents, "document")
@@ -346,12 +346,12 @@ def _read_texts(file: Path, names: tuple[str, ...], problems: list[Problem]) -> 
 
 def _read_judgements(file: Path, queries: dict[str, Any], problems: list[Problem]) -> Iterator[tuple[str, str, float]]:
     """Yield (query, document, score) of each line except the heading."""
-    for number, (location, line) in enumerate(_iterate_lines(file)):
+    for index, (location, line) in enumerate(_iterate_lines(file)):
         columns = line.rstrip("\n").split("\t")
         try:
             query, document, score = columns[0], columns[1], float(columns[2])
         except (IndexError, ValueError):
-            if number:  # the first line is a heading
+            if index:  # the first line is a heading
                 problems.append(Problem(location, "is not a judgement", "write QUERY, DOCUMENT and SCORE between tabs"))
             continue
         if query not in queries:

@@ -100,10 +100,10 @@ class CurveReader:
         except OSError as error:
             raise InputError.at(str(self._path), f"cannot be read: {error.strerror}", "it must be a file") from None
         if self._lines.problems:
-            raise InputError(self._problems())
+            raise InputError(self._describe_problems())
         return self._build_curves(torn)
 
-    def _problems(self) -> list[Problem]:
+    def _describe_problems(self) -> list[Problem]:
         """Return one problem per damaged line, or one for the file if no line is valid."""
         lines = self._lines
         if lines.lines > 1 and not lines.has_valid:
@@ -220,8 +220,8 @@ def read_curves(path: Path) -> Curves:
     """
     if not path.exists():
         if (path.parent / "config.yaml").is_file():
-            what = "has not been trained yet: no step is logged"
-            raise InputError.at(str(path.parent), what, f"train it: artel train {path.parent}")
+            message = "has not been trained yet: no step is logged"
+            raise InputError.at(str(path.parent), message, f"train it: artel train {path.parent}")
         if not path.parent.is_dir():
             similar = find_similar_name(str(path.parent))
             fix = f"did you mean {similar}?" if similar else "use the folder of a trained run"

@@ -44,8 +44,8 @@ def serve(folders: Sequence[str], port: int, language: str) -> None:
     except OSError as error:
         if error.errno not in _PORT_ERRORS:
             raise
-        what = f"{port} {_PORT_ERRORS[error.errno]}"
-        raise InputError.at("--port", what, "use another one; --port 0 picks a free one") from None
+        message = f"{port} {_PORT_ERRORS[error.errno]}"
+        raise InputError.at("--port", message, "use another one; --port 0 picks a free one") from None
     try:
         logger.info(
             "the report is at http://%s:%s/ and follows %s; Ctrl-C ends it",

@@ -265,8 +265,8 @@ def check_is_run(folder: RunFolder) -> None:
         fix = f"did you mean {similar}?" if similar else "use the folder of a run, as printed by artel train"
         raise InputError.at(str(path), "is not a folder" if path.exists() else "there is no such folder", fix)
     if not any(file.is_file() for file in (path / MARK, folder.metrics, folder.config)):
-        what = "is not the folder of a run: it has no .artel-run.json, config.yaml or metrics.jsonl"
-        raise InputError.at(str(path), what, "use the folder of `run` in the run file")
+        message = "is not the folder of a run: it has no .artel-run.json, config.yaml or metrics.jsonl"
+        raise InputError.at(str(path), message, "use the folder of `run` in the run file")
 
 
 class _FileReader:
@@ -308,10 +308,10 @@ class _FileReader:
             value = orjson.loads(content)
             if isinstance(value, dict):
                 return value
-            what = "is not an object"
+            message = "is not an object"
         except ValueError as error:
-            what = f"is damaged: {error}"
-        self.problems.append(Problem(str(file), what, "remove it, or restore it from a copy"))
+            message = f"is damaged: {error}"
+        self.problems.append(Problem(str(file), message, "remove it, or restore it from a copy"))
         return None
 
     def read_lines(
@@ -360,10 +360,10 @@ def _read_config(files: _FileReader, file: Path) -> dict[str, Any]:
         config = yaml.safe_load(content)
         if isinstance(config, dict):
             return hide_secrets(config)
-        what = "is not a mapping"
+        message = "is not a mapping"
     except (yaml.YAMLError, ValueError) as error:
-        what = f"is damaged: {' '.join(str(error).split())}"
-    files.problems.append(Problem(str(file), what, "restore it from a copy, or from checkpoints/latest/run.yaml"))
+        message = f"is damaged: {' '.join(str(error).split())}"
+    files.problems.append(Problem(str(file), message, "restore it from a copy, or from checkpoints/latest/run.yaml"))
     return {}
 
 

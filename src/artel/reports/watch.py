@@ -57,13 +57,13 @@ def _follow(reader: RunReader, run: RunData, show: Callable[[RunData], None]) ->
 def _raise_if_failed(run: RunData) -> None:
     status, folder = run.status, str(run.folder)
     if status.state == "dead":
-        what = f"no sign of life for {status.silent:.0f} s after step {status.step}: its processes are gone"
-        raise WorkError.at(folder, what, "the same command resumes from its last checkpoint")
+        message = f"no sign of life for {status.silent:.0f} s after step {status.step}: its processes are gone"
+        raise WorkError.at(folder, message, "the same command resumes from its last checkpoint")
     if status.state == "failed":
         raise WorkError.at(folder, f"failed after step {status.step}: {status.message}", "the same command resumes")
     if status.state == "unknown":
-        what = "has no status files, so it is unknown whether it is running; its logged metrics are shown"
-        raise InputError.at(folder, what, "artel report shows it too")
+        message = "has no status files, so it is unknown whether it is running; its logged metrics are shown"
+        raise InputError.at(folder, message, "artel report shows it too")
 
 
 # On a terminal ---------------------------------------------------------------------------

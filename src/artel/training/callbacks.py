@@ -121,11 +121,11 @@ class ShowSamples:
 
     def show(self, run: Run) -> None:
         with run.timed_end("samples"), run.strategy.generating() as takes_part:
-            lines = [self._show(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
+            lines = [self._log_sample(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
         if lines:
             run.trackers.log_samples(lines)
 
-    def _show(self, run: Run, prompt: str) -> dict[str, Any]:
+    def _log_sample(self, run: Run, prompt: str) -> dict[str, Any]:
         line = {"step": run.step, "prompt": prompt, "text": _generate_sample(run, prompt)}
         logger.info("step %s: %s → %s", run.step, prompt, line["text"])
         if run.world.first:
@@ -163,7 +163,7 @@ class MeasureEnd:
         self._guard.check_newest_step(run)
         run.trackers.show_progress("measuring the time that the end takes")
         self._validate(run)
-        self._show(run)
+        self._generate_first_sample(run)
         run.saver.wait()
         run.check_folder()
         started = run.clock()
@@ -184,7 +184,7 @@ class MeasureEnd:
         seconds = run.clock() - start
         run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(timed_samples / rows))
 
-    def _show(self, run: Run) -> None:
+    def _generate_first_sample(self, run: Run) -> None:
         prompts = run.config.validate_.prompts
         start = run.clock()
         with run.strategy.generating() as takes_part:

@@ -116,9 +116,9 @@ def _refusal(
         override = f"train.budget={length}"
     else:
         length, override = f"{new.steps:,} steps", f"train.steps={max(1, new.steps - finished_steps)}"
-    what = f"the length cannot change to {length}: {reason}"
+    message = f"the length cannot change to {length}: {reason}"
     if not model.is_dir() or (new.steps is not None and new.steps <= finished_steps):
-        return InputError.at(str(file), what, "restore the former length, or start over with --restart")
+        return InputError.at(str(file), message, "restore the former length, or start over with --restart")
     name = str(file.parent)
     first_commands, base_model = [], str(model)
     if old_config.model.lora is not None:
@@ -133,4 +133,4 @@ def _refusal(
     commands = [*first_commands, ["artel", "train", name, *values]]
     line = " && ".join(shlex.join(command) for command in commands)
     fix = f"to train its model further with a new schedule: {line}"
-    return InputError.at(str(file), what, fix)
+    return InputError.at(str(file), message, fix)

@@ -264,14 +264,14 @@ def _read(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
 
 
 def _does_not_fit_error(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
-    what = f"{rows} sample(s) of {row_tokens:,} tokens do not fit into memory"
+    reason = f"{rows} sample(s) of {row_tokens:,} tokens do not fit into memory"
     if rows > 1:
-        return InputError.at("train.micro_batch", what, "write auto, or a smaller number")
+        return InputError.at("train.micro_batch", reason, "write auto, or a smaller number")
     if modes[-1] != "full":
-        message = f"{what} with {modes[-1]}"
+        message = f"{reason} with {modes[-1]}"
         return InputError.at("train.activation_checkpointing", message, "write auto, or full")
     fix = "use a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
-    return InputError.at("data.block", f"{what}, even with full activation checkpointing", fix)
+    return InputError.at("data.block", f"{reason}, even with full activation checkpointing", fix)
 
 
 @dataclass(frozen=True, slots=True)

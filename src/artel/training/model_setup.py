@@ -82,14 +82,16 @@ def check_layout(
         return
     problems = []
     if plan.splits_layers and config.validate_.tasks:
-        what = "a pipeline stage holds only a part of the model, but the harness needs a full one"
-        problems.append(Problem("validate.tasks", what, "remove it: artel evaluate RUN --tasks runs them afterwards"))
+        reason = "a pipeline stage holds only a part of the model, but the harness needs a full one"
+        problems.append(Problem("validate.tasks", reason, "remove it: artel evaluate RUN --tasks runs them afterwards"))
     if not OPTIMIZERS[config.train.optimizer].supports_sharding:
-        what = f"{config.train.optimizer} needs full matrices, but each process has a shard"
-        problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
+        reason = f"{config.train.optimizer} needs full matrices, but each process has a shard"
+        problems.append(Problem("train.optimizer", reason, "write adamw, sgd or muon; or parallel.data: ddp"))
     if config.model.quantize == "int8" and config.model.lora is not None and config.model.lora.dora:
-        what = "true with sharded int8 weights: peft reads their norms from full layers"
-        problems.append(Problem("model.lora.dora", what, "write false, or model.quantize: nf4; or parallel.data: ddp"))
+        reason = "true with sharded int8 weights: peft reads their norms from full layers"
+        problems.append(
+            Problem("model.lora.dora", reason, "write false, or model.quantize: nf4; or parallel.data: ddp")
+        )
     if model is None:
         model = build_outline(config.model, auto_class)
     if model is not None:
@@ -210,8 +212,8 @@ def _apply_recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatch
     """Switch on activation checkpointing as planned. Return a description of the recomputed layers."""
     description, mode = recompute(model, plan.recompute), config.train.activation_checkpointing
     if description.startswith("none (") and mode not in ("auto", "none"):
-        what = f"{mode}: {model.config.model_type} cannot compute its layers twice"
-        raise InputError.at("train.activation_checkpointing", what, "write auto or none")
+        message = f"{mode}: {model.config.model_type} cannot compute its layers twice"
+        raise InputError.at("train.activation_checkpointing", message, "write auto or none")
     return description
 
 

@@ -32,7 +32,7 @@ process on a CPU that takes too much is killed."""
 
 def planned_micro_batch(folder: RunFolder, device: torch.device) -> MicroBatchPlan | None:
     """Return the micro-batch of the run's plan if it fits with a margin for the plan's error, or None."""
-    plan = _read(folder)
+    plan = _read_plan(folder)
     if plan is None or plan["verdict"] != "fits":
         return None
     if device.type == "cpu" and plan["memory_share"] > _TRUSTED_CPU_FRACTION:
@@ -42,7 +42,7 @@ def planned_micro_batch(folder: RunFolder, device: torch.device) -> MicroBatchPl
 
 def plans_ample_memory(folder: RunFolder) -> bool:
     """True if the planned run needs so little memory that its micro-batch can be used untried."""
-    plan = _read(folder)
+    plan = _read_plan(folder)
     return plan is not None and plan["verdict"] == "fits" and plan["memory_share"] < AMPLE
 
 
@@ -83,7 +83,7 @@ class CompareWithPlan:
         return run.strategy.all_reduce_sum([seconds if run.world.first else 0.0])[0] >= _MIN_SECONDS
 
     def _record(self, run: Run, measured: dict[str, float | None]) -> None:
-        plan, choice = _read(run.folder), read_choice(run.folder)
+        plan, choice = _read_plan(run.folder), read_choice(run.folder)
         planned = {} if plan is None else _comparable_values(plan)
         if plan is not None:
             write_file(run.folder.plan, orjson.dumps(plan | {"measured": measured}, option=orjson.OPT_INDENT_2))
@@ -145,7 +145,7 @@ def _comparable_values(plan: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def _read(folder: RunFolder) -> dict[str, Any] | None:
+def _read_plan(folder: RunFolder) -> dict[str, Any] | None:
     """Return RUN/plan.json, or None if it is missing or damaged."""
     try:
         plan = orjson.loads(folder.plan.read_bytes())

@@ -87,7 +87,7 @@ class StepProfiler:
             logger.info("profile: the run ended before step %s was finished; no profile written", self._first_step + 1)
             return
         folder = self._run.folder.profile
-        table = _write(profiler, folder, steps)
+        table = _write_profile(profiler, folder, steps)
         logger.info(
             "profile: %s step(s) from step %s on, %s ms each: %s; %s, and trace.json for ui.perfetto.dev",
             steps,
@@ -117,7 +117,7 @@ class StepProfiler:
             torch.cuda.synchronize(self._run.world.device)
 
 
-def _write(profiler: profile, folder: Path, steps: int) -> TimeTable:
+def _write_profile(profiler: profile, folder: Path, steps: int) -> TimeTable:
     """Write trace.json, table.json and table.txt together, or none. Replace an earlier profile."""
     with new_folder(folder, replace=True) as partial:
         profiler.export_chrome_trace(str(partial / "trace.json"))

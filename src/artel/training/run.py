@@ -192,16 +192,16 @@ class Run:
     def _budget_over_error(self, seconds: float) -> InputError:
         """Return the error for a budget that is over before the run's end was measured."""
         work = "loading the model" if self.step == 0 else "loading the model and the first step"
-        what = f"{format_duration(self.budget.seconds)} is too short: {work} took {seconds:,.0f} s"
+        message = f"{format_duration(self.budget.seconds)} is too short: {work} took {seconds:,.0f} s"
         shortest = math.ceil(1.2 * (seconds + FEWEST_STEPS * self.progress.train_seconds))
         fix = f"write train.budget: {format_duration(shortest)} or more, plus the time of a validation and a save"
-        return InputError.at("train.budget", what, fix)
+        return InputError.at("train.budget", message, fix)
 
     def _budget_too_short_error(self, needed_seconds: float) -> InputError:
         work = "loading the model, the first steps, and the last validation and save"
-        what = f"{format_duration(self.budget.seconds)} is too short: {work} take {needed_seconds:,.0f} s"
+        message = f"{format_duration(self.budget.seconds)} is too short: {work} take {needed_seconds:,.0f} s"
         shortest = format_duration(math.ceil(1.2 * needed_seconds))  # the machine may be slower the next time
-        return InputError.at("train.budget", what, f"write train.budget: {shortest} or more")
+        return InputError.at("train.budget", message, f"write train.budget: {shortest} or more")
 
     def count_step(self) -> None:
         """Add the step just taken to the progress."""

@@ -214,8 +214,8 @@ class RunFolder:
         if saved is not None:
             write_file(self.config, saved.read_bytes())
         elif self.result.is_file():
-            what = "is gone, and so are the checkpoints: the settings of this run are unknown"
-            raise InputError.at(str(self.config), what, "restore it, or start over with --restart")
+            message = "is gone, and so are the checkpoints: the settings of this run are unknown"
+            raise InputError.at(str(self.config), message, "restore it, or start over with --restart")
         return saved
 
     def newest_run_file(self) -> Path | None:
@@ -254,11 +254,11 @@ class RunFolder:
             result = orjson.loads(self.result.read_bytes())
             if isinstance(result, dict):
                 return result
-            what = "is not an object"
+            message = "is not an object"
         except (OSError, ValueError) as error:
-            what = str(error)
+            message = str(error)
         fix = "remove it: the same command writes it again from the last checkpoint"
-        raise InputError.at(str(self.result), f"is damaged: {what}", fix)
+        raise InputError.at(str(self.result), f"is damaged: {message}", fix)
 
     def empty(self) -> None:
         """Remove everything that an earlier run wrote, but no other files. The folder must be claimed.

@@ -24,8 +24,8 @@ def check_same_run(config: RunConfig, prepared: PreparedText) -> None:
     folder.check_own_checkpoints()
     checkpoints = written_checkpoints(folder.checkpoints)
     if folder.result.is_file() and not (folder.is_complete or checkpoints or config.checkpoint.copy_to):
-        what = "lacks the weights of this run, which was complete, but there is no checkpoint to restore them from"
-        raise InputError.at(str(folder.model), what, "restore them, or start over with --restart")
+        message = "lacks the weights of this run, which was complete, but there is no checkpoint to restore them from"
+        raise InputError.at(str(folder.model), message, "restore them, or start over with --restart")
     if folder.config.is_file() and (folder.is_complete or checkpoints):
         file = _find_training_file(folder, config)
         earlier_run = load_run(str(file))

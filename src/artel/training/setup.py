@@ -192,13 +192,13 @@ def _check_blocks(samples: Samples, split: StoreSplit, validation: Validation, c
     problems = []
     block = config.data.block
     if len(samples) == 0:
-        what = f"the training text has {split.tokens:,} tokens, less than a block of {block:,} needs"
+        message = f"the training text has {split.tokens:,} tokens, less than a block of {block:,} needs"
         fix = f"write data.block: {max(2, split.tokens - 1)} or less, or add more text"
-        problems.append(Problem("data.block", what, fix))
+        problems.append(Problem("data.block", message, fix))
     if validation.split.samples and len(validation.samples) == 0:
-        what = f"the validation text has {validation.split.tokens:,} tokens, less than a block of {block:,} needs"
+        message = f"the validation text has {validation.split.tokens:,} tokens, less than a block of {block:,} needs"
         fix = "write a larger data.validation, a smaller data.block, or data.validation: 0"
-        problems.append(Problem("data.validation", what, fix))
+        problems.append(Problem("data.validation", message, fix))
     if config.validate_.patience is not None and not validation.split.samples:
         problems.append(Problem("validate.patience", "needs a validation split", "write data.validation"))
     if problems:

@@ -37,8 +37,8 @@ def check_tasks(config: RunConfig) -> None:
     if not config.validate_.tasks:
         return
     if not objective_type(config).generates:
-        what = f"{config.objective} does not train a model that generates text, but the harness needs one"
-        raise InputError.at(KEY, what, "remove it: the objective's own metrics are computed")
+        message = f"{config.objective} does not train a model that generates text, but the harness needs one"
+        raise InputError.at(KEY, message, "remove it: the objective's own metrics are computed")
     check_known(config.validate_.tasks, KEY)
     if best_is_task(config) and _is_readable(config.validate_.tasks):
         check_best(config)
@@ -72,8 +72,8 @@ def check_best(config: RunConfig) -> None:
         fix = f"write one of: {', '.join(similar)}"
         raise InputError.at(_BEST, f"{best!r} is not a metric of validate.tasks", fix)
     if directions[best] is None:
-        what = f"the harness does not define whether a higher {best} is better"
-        raise InputError.at(_BEST, what, "write a metric of one of its tasks")
+        message = f"the harness does not define whether a higher {best} is better"
+        raise InputError.at(_BEST, message, "write a metric of one of its tasks")
 
 
 def check_known(tasks: Sequence[str], key: str, folder: str | None = None) -> None:

@@ -116,8 +116,8 @@ def _find_or_compute_outputs(
     if not _run_on_first_rank(world, folder.is_dir):
         _compute_outputs(objective, teacher, config, store, world, folder)
     if not folder.is_dir():
-        what = f"{folder} does not exist on rank {world.rank}, but all processes share the outputs of the teacher"
-        raise WorkError.at("data.store", what, "use a folder that all hosts share")
+        message = f"{folder} does not exist on rank {world.rank}, but all processes share the outputs of the teacher"
+        raise WorkError.at("data.store", message, "use a folder that all hosts share")
     return folder
 
 

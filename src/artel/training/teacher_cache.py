@@ -56,7 +56,7 @@ def split_into_shards(split: str, samples: int, sample_bytes: int) -> list[Shard
     """Return the shards of a split, the same for any number of ranks. `sample_bytes`: bytes of the largest sample."""
     size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), ceil_div(samples, _MIN_SHARDS)))
     starts = range(0, samples, size)
-    return [Shard(split, number, start, min(start + size, samples)) for number, start in enumerate(starts)]
+    return [Shard(split, index, start, min(start + size, samples)) for index, start in enumerate(starts)]
 
 
 def write_shard(

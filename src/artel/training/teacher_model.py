@@ -70,8 +70,8 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     if on_meta:
         built = build_model(request, tokenizer, on_meta=True)
         if built.new_modules:
-            what = f"{name} lacks the weights of {', '.join(built.new_modules)}"
-            raise InputError.at(f"{objective.section}.teacher", what, "use a model with complete weights")
+            message = f"{name} lacks the weights of {', '.join(built.new_modules)}"
+            raise InputError.at(f"{objective.section}.teacher", message, "use a model with complete weights")
         assert built.weights is not None
         model, load_weights = built.model, partial(materialize, weights=built.weights)
     else:

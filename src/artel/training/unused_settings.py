@@ -37,7 +37,7 @@ def find_unused_settings(config: RunConfig, length: Length | None = None) -> lis
 
 def _idle_settings(config: RunConfig) -> Iterator[str]:
     sections = [("", config), ("train.", config.train), ("parallel.", config.parallel)]
-    sections += [(f"data.sources.{number}.", source) for number, source in enumerate(config.data.sources)]
+    sections += [(f"data.sources.{index}.", source) for index, source in enumerate(config.data.sources)]
     for prefix, section in sections:
         for name, key in section.unused_settings():
             if not (key == "format" and FORMATS[getattr(section, key)].goes_by_suffix and FORMATS[name].is_detected):
@@ -78,8 +78,8 @@ def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
     has_decay = rate(train, _MANY_STEPS - 1, _MANY_STEPS, 0) < 1
     last = rate(train, steps - 1, steps)
     if has_decay and last >= 1 and steps > 1:
-        what = "the warmup takes the entire run" if warmup >= steps - 1 else "the run is too short for its decay"
-        yield f"train.schedule: {train.schedule} never lowers the learning rate: {what} of {steps:,} steps"
+        cause = "the warmup takes the entire run" if warmup >= steps - 1 else "the run is too short for its decay"
+        yield f"train.schedule: {train.schedule} never lowers the learning rate: {cause} of {steps:,} steps"
     elif not has_decay and _is_set(train, "minimum_learning_rate"):
         yield f"train.minimum_learning_rate has no effect: train.schedule: {train.schedule} stays at the peak"
     if _is_set(train, "decay"):

@@ -90,8 +90,8 @@ def _check_prompt_types(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
     problems = []
     for prompt in prompts:
         if opened.decoding.needs_context and prompt.context is None:
-            what = f"{opened.name} answers questions about texts"
-            problems.append(Problem(prompt.location, what, 'write {"question": "…", "context": "…"}'))
+            message = f"{opened.name} answers questions about texts"
+            problems.append(Problem(prompt.location, message, 'write {"question": "…", "context": "…"}'))
         elif prompt.context is not None and not (opened.decoding.needs_context or opened.decoding.takes_context):
             problems.append(
                 Problem(prompt.location, f"{opened.name} does not answer questions", 'write {"prompt": "…"}')
@@ -118,8 +118,8 @@ def _make_generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> 
             check_embedded(opened.model, opened.tokenizer, generation_prompt.ids)
             generation_prompts.append(generation_prompt)
         except TemplateRejection as refusal:
-            what = f"the chat template raises an error: {refusal}"
-            problems.append(Problem(prompt.location, what, "change the messages to what the template expects"))
+            message = f"the chat template raises an error: {refusal}"
+            problems.append(Problem(prompt.location, message, "change the messages to what the template expects"))
         except InputError as error:
             problems += [Problem(prompt.location, problem.what, problem.fix) for problem in error.problems]
     raise_if_any(problems)
@@ -153,8 +153,8 @@ def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
         raise InputError.at("--best-of", f"{opened.name} does not generate answers to choose from", "remove it")
     if _SCORE not in reward.decoding.tasks:
         objective = reward.objective.config.objective
-        what = f"{reward.name} is a model for {objective}, which does not score answers"
-        raise InputError.at("--reward", what, "use a model of objective reward")
+        message = f"{reward.name} is a model for {objective}, which does not score answers"
+        raise InputError.at("--reward", message, "use a model of objective reward")
 
 
 def best_answers(

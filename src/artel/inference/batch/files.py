@@ -105,8 +105,8 @@ def _parse_json_prompt(location: str, line: str) -> Prompt:
         raise _BadLine(f"has a field {reserved[0]!r}, which is reserved for the result", "rename it")
     names = [name for name in _PARSERS if name in fields]
     if len(names) != 1:
-        what = f"has {' and '.join(names)}" if names else f"has none of the fields {', '.join(_PARSERS)}"
-        raise _BadLine(what, 'write {"prompt": "…"}, {"messages": […]} or {"question": "…", "context": "…"}')
+        message = f"has {' and '.join(names)}" if names else f"has none of the fields {', '.join(_PARSERS)}"
+        raise _BadLine(message, 'write {"prompt": "…"}, {"messages": […]} or {"question": "…", "context": "…"}')
     return _PARSERS[names[0]](location, fields)
 
 
@@ -125,10 +125,10 @@ def _parse_messages(location: str, fields: dict[str, Any]) -> Prompt:
     if not isinstance(messages, list) or not messages:
         raise _BadLine("its messages are not a list of objects", 'write [{"role": "user", "content": "…"}]')
     turns = []
-    for number, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise _BadLine(f"messages[{number}] has no role and content", 'write {"role": "user", "content": "…"}')
-        path = f"messages[{number}]."
+            raise _BadLine(f"messages[{index}] has no role and content", 'write {"role": "user", "content": "…"}')
+        path = f"messages[{index}]."
         turns.append({name: _get_text(message, name, path) for name in ("role", "content")})
     if turns[-1]["role"] == "assistant":
         raise _BadLine("the last message is the assistant's own", "remove it: the model writes it")
@@ -239,10 +239,10 @@ def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
                 break
             location = prompts[count].location if count < len(prompts) else name
             if count >= len(prompts) or not _has_fields(result, prompts[count].fields):
-                what = f"is another prompt than the one that {name}:{count + 1} answers"
+                message = f"is another prompt than the one that {name}:{count + 1} answers"
                 if count >= len(prompts):
-                    what = f"has more results than the {len(prompts):,} prompts"
-                raise InputError.at(location, what, "restore the prompts, or choose another --out")
+                    message = f"has more results than the {len(prompts):,} prompts"
+                raise InputError.at(location, message, "restore the prompts, or choose another --out")
             end += len(line)
             count += 1
         file.truncate(end)

@@ -129,6 +129,6 @@ def tokens_in_memory(device: torch.device, token_bytes: int, context: int) -> in
     free = memory().free if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     fitting_tokens = int(free * _MEMORY_FRACTION / token_bytes)
     if fitting_tokens < context:
-        what = f"{context:,} tokens of context need {context * token_bytes / 2**30:.1f} GiB for keys and values"
-        raise InputError.at("--context", what, f"use at most {max(1, fitting_tokens)}")
+        message = f"{context:,} tokens of context need {context * token_bytes / 2**30:.1f} GiB for keys and values"
+        raise InputError.at("--context", message, f"use at most {max(1, fitting_tokens)}")
     return fitting_tokens

@@ -307,11 +307,11 @@ class _Step:
     ) -> torch.Tensor:
         """Attend in one call per text."""
         attended = []
-        for number, chunk in enumerate(self.single_tokens):
+        for index, chunk in enumerate(self.single_tokens):
             slot_keys = _slot_view(keys, chunk.slot, chunk.slot + 1, chunk.end)
             slot_values = _slot_view(values, chunk.slot, chunk.slot + 1, chunk.end)
             attended.append(
-                F.scaled_dot_product_attention(query[number : number + 1], slot_keys, slot_values, scale=scale)
+                F.scaled_dot_product_attention(query[index : index + 1], slot_keys, slot_values, scale=scale)
             )
         return torch.cat(attended)
 

@@ -67,9 +67,9 @@ def find_gguf_tools(type_: str) -> GgufTools:
     if weights_type in _QUANTIZER_TYPES:
         quantize = _find_quantizer(Path(folder) if folder else None)
         if quantize is None:
-            what = f"{weights_type} needs llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
+            message = f"{weights_type} needs llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
             fix = "build it: cmake -B build && cmake --build build --target llama-quantize; or use --gguf q8_0"
-            raise InputError.at("--gguf", what, fix)
+            raise InputError.at("--gguf", message, fix)
     return GgufTools(weights_type, converter, quantize)
 
 

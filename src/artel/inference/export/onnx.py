@@ -66,11 +66,11 @@ def _open(folder: Path) -> PreTrainedModel:
     architecture = (config.architectures or [""])[0]
     model_class: Any = getattr(transformers, architecture, None)
     if not _is_model(model_class):
-        what = f"transformers has no class {architecture or 'for it'}"
-        raise InputError.at("--to onnx", what, "use a model that transformers saved")
+        message = f"transformers has no class {architecture or 'for it'}"
+        raise InputError.at("--to onnx", message, "use a model that transformers saved")
     if model_class.can_generate():
-        what = f"{architecture} generates token by token, which one graph cannot do"
-        raise InputError.at("--to onnx", what, "use --gguf q8_0 for llama.cpp, or serve it: artel serve")
+        message = f"{architecture} generates token by token, which one graph cannot do"
+        raise InputError.at("--to onnx", message, "use --gguf q8_0 for llama.cpp, or serve it: artel serve")
     return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -115,8 +115,8 @@ def _write_graph(model: PreTrainedModel, inputs: dict[str, torch.Tensor], output
                 verbose=False,
             )
     except Exception as error:  # torch.export and each operator's translation raise their own types
-        what = f"torch.onnx cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
-        raise WorkError.at("--to onnx", what, "serve it with artel serve, or use the Hugging Face folder") from None
+        message = f"torch.onnx cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
+        raise WorkError.at("--to onnx", message, "serve it with artel serve, or use the Hugging Face folder") from None
 
 
 def _compare(file: Path, inputs: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -128,5 +128,5 @@ def _compare(file: Path, inputs: dict[str, torch.Tensor], expected: dict[str, to
     for (name, tensor), array in zip(expected.items(), computed, strict=True):
         difference = float(np.abs(tensor.numpy() - array).max() / max(float(tensor.std()), 1e-6))
         if not difference < _TOLERANCE:
-            what = f"the graph's {name} differs from the model's by {difference:.2g} standard deviations"
-            raise WorkError.at("--to onnx", what, "use the Hugging Face folder, and please report this")
+            message = f"the graph's {name} differs from the model's by {difference:.2g} standard deviations"
+            raise WorkError.at("--to onnx", message, "use the Hugging Face folder, and please report this")

@@ -46,7 +46,7 @@ def push(name: str, repo: str, options: PushOptions) -> PushResult:
     model = find_model(name, options)
     revision = options.revision or model.revision
     if options.dry_run is not None:
-        return _write(model, repo, revision, options, options.dry_run)
+        return _write_dry_run(model, repo, revision, options, options.dry_run)
     hub = Hub()
     repo = hub.full_name(repo)
     private = hub.prepare_repo(repo, public=options.public)
@@ -69,7 +69,7 @@ def push(name: str, repo: str, options: PushOptions) -> PushResult:
     return PushResult(repo, revision, files, model.step, private, upload.url, upload.commit)
 
 
-def _write(model: PushedModel, repo: str, revision: str, options: PushOptions, target: Path) -> PushResult:
+def _write_dry_run(model: PushedModel, repo: str, revision: str, options: PushOptions, target: Path) -> PushResult:
     """Write the files of an upload to a new folder."""
     check_overlaps(model.run, [("--dry-run", target)])
     with new_folder(target) as folder:

@@ -88,7 +88,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class UploadResult:
-    """What an upload changed in the repository."""
+    """A commit to the hub, and the model files that it removed."""
 
     url: str
     commit: str
@@ -141,11 +141,11 @@ def _as_artel_error(location: str, error: Exception) -> ArtelError | None:
     # Compare names, since huggingface_hub has changed its HTTP library.
     names = {base.__name__ for cause in causes for base in type(cause).__mro__}
     if names & {"TransportError", "ConnectionError", "TimeoutError"}:
-        what = f"the hub cannot be reached: {_shorten(causes[-1])}"
-        return WorkError.at(location, what, f"check the network, HF_ENDPOINT and proxies, and {_RETRY}")
+        message = f"the hub cannot be reached: {_shorten(causes[-1])}"
+        return WorkError.at(location, message, f"check the network, HF_ENDPOINT and proxies, and {_RETRY}")
     if isinstance(error, KeyError | IndexError | TypeError | AttributeError | JSONDecodeError):
-        what = f"{constants.ENDPOINT} is not a Hugging Face hub ({_shorten(repr(error))})"
-        return InputError.at(location, what, "set HF_ENDPOINT to the address of a hub, or unset it")
+        message = f"{constants.ENDPOINT} is not a Hugging Face hub ({_shorten(repr(error))})"
+        return InputError.at(location, message, "set HF_ENDPOINT to the address of a hub, or unset it")
     if isinstance(error, ValueError | RuntimeError):  # from checks of responses and model cards, and from hf_xet
         return WorkError.at(location, f"the upload failed: {_shorten(error)}", _RETRY)
     return None

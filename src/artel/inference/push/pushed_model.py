@@ -57,13 +57,13 @@ class PushOptions:
 
     def check(self, repo: str) -> None:
         """Raise InputError with all problems of the repository's name and the options."""
-        problems = list(self._problems(repo))
+        problems = list(self._find_problems(repo))
         if problems:
             raise InputError(problems)
         if self.dry_run is not None:
             check_new(self.dry_run)
 
-    def _problems(self, repo: str) -> Iterator[Problem]:
+    def _find_problems(self, repo: str) -> Iterator[Problem]:
         yield from _find_id_problems("REPO", repo, owner_optional=True)
         if self.base_model:
             yield from _find_id_problems("--base-model", self.base_model, owner_optional=False)
@@ -179,10 +179,10 @@ def _check_model(folder: RunFolder) -> None:
     has_config = bool(names & {"config.json", CONFIG})
     if not has_config or not any(name.endswith(".safetensors") for name in names):
         foreign = ", ".join(path.name for path in folder.foreign_model_files())
-        what = "does not contain the model that artel wrote there"
-        what += f"; artel did not write {foreign}" if foreign else ": it lacks a configuration or weights"
+        message = "does not contain the model that artel wrote there"
+        message += f"; artel did not write {foreign}" if foreign else ": it lacks a configuration or weights"
         fix = "move other files away, and save the model again: artel train RUN"
-        raise InputError.at(str(folder.model), what, fix)
+        raise InputError.at(str(folder.model), message, fix)
 
 
 def _files_by_artel(folder: RunFolder) -> list[Path]:
@@ -214,9 +214,9 @@ def _hub_id(name: str | None) -> str:
 
 
 def _unknown_base_error(base: str) -> InputError:
-    what = f"the base model of this adapter is the folder {base}, which is not on the hub"
+    message = f"the base model of this adapter is the folder {base}, which is not on the hub"
     fix = "give its id on the hub: --base-model OWNER/NAME (push its run first if it is yours)"
-    return InputError.at("--base-model", what, fix)
+    return InputError.at("--base-model", message, fix)
 
 
 def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Path, *, links: bool) -> list[str]:

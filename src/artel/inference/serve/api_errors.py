@@ -88,8 +88,8 @@ def make_body_error(error: ValidationError, body: dict[str, Any], valid_keys: Co
     count = error.error_count()
     if count > _MAX_PROBLEMS:  # pydantic can only list all problems, which takes seconds
         unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in valid_keys), 3))
-        what = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
-        return ApiError(422, what, None, "invalid_request")
+        message = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
+        return ApiError(422, message, None, "invalid_request")
     located = locate_problems(error.errors(include_url=False, include_input=False), body)
     lines = [f"{path}: {_format_problem(problem, path, valid_keys)}" for path, problem in located[:_MAX_LISTED]]
     lines += [f"and {len(located) - _MAX_LISTED} more"] if len(located) > _MAX_LISTED else []

@@ -92,9 +92,9 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     def check_weights() -> None:
         """Raise ApiError 503 if a weight file was overwritten: answers would mix old and new weights."""
         if overwritten := weights.find_overwritten():
-            what = f"{', '.join(overwritten)} was overwritten while the server was running: restart the server"
-            models[0].log_once(what)
-            raise ApiError(503, what, code="weights_changed")
+            reason = f"{', '.join(overwritten)} was overwritten while the server was running: restart the server"
+            models[0].log_once(reason)
+            raise ApiError(503, reason, code="weights_changed")
 
     def find_model(name: str, can: Callable[[ServedModel], bool], task: str) -> ServedModel:
         check_weights()

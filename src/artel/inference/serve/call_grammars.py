@@ -170,16 +170,16 @@ def _tag_rules(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags,
     required, properties = dict.fromkeys(schema.get("required", [])), schema.get("properties", {})
     properties = properties | {key: {} for key in required if key not in properties}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    for number, (key, value) in enumerate(properties.items()):
+    for index, (key, value) in enumerate(properties.items()):
         if not re.fullmatch(r"[^<>\s]+", key):
             raise UnsupportedParameters(
                 f"{name}: {key!r} is not a valid name for a parameter that the model writes in tags"
             )
-        argument = f"{symbols.encode(key + tags.value)} {rule}_value{number} {rule}_next{number + 1}"
+        argument = f"{symbols.encode(key + tags.value)} {rule}_value{index} {rule}_next{index + 1}"
         for prefix, state in ((tags.first, "first"), (tags.next.removeprefix(tags.value_end), "next")):
-            skipped = "" if key in required else f" | {rule}_{state}{number + 1}"
-            yield f"{rule}_{state}{number}: {symbols.encode(prefix)} {argument}{skipped}"
-        yield from _value_rules(f"{rule}_value{number}", f"{name}: {key}", value, shared, tags.value_end, symbols)
+            skipped = "" if key in required else f" | {rule}_{state}{index + 1}"
+            yield f"{rule}_{state}{index}: {symbols.encode(prefix)} {argument}{skipped}"
+        yield from _value_rules(f"{rule}_value{index}", f"{name}: {key}", value, shared, tags.value_end, symbols)
     yield f"{rule}_first{len(properties)}: {symbols.encode(tags.none)}"
     yield f"{rule}_next{len(properties)}: {symbols.encode(tags.last.removeprefix(tags.value_end))}"
 

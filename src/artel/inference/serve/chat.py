@@ -59,7 +59,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
         fix = "serve a model whose template does, or train one with chat.template: chatml"
         raise ApiError(400, f"the model's chat template does not support tools; {fix}", "tools")
     style = style or ToolStyle()
-    messages = style.linked([as_record(number, message) for number, message in enumerate(body.messages)])
+    messages = style.linked([as_record(index, message) for index, message in enumerate(body.messages)])
     fields = [
         style.fields(message) | ({"reasoning_content": message.thought} if message.thought else {})
         for message in messages
@@ -81,18 +81,18 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
 def _check_results(messages: Sequence[Message]) -> None:
     """Raise ApiError, as OpenAI does, for a tool result without a call in the preceding message."""
     ids: set[str] = set()
-    for number, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.role != "tool":
             ids = {call.id for call in message.tool_calls or []} if message.role == "assistant" else set()
             continue
-        param = f"messages[{number}]"
+        param = f"messages[{index}]"
         if not ids:
-            what = "messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
-            raise ApiError(400, f"{param}: {what}", f"{param}.role")
+            reason = "messages with role 'tool' must be a response to a preceding message with 'tool_calls'"
+            raise ApiError(400, f"{param}: {reason}", f"{param}.role")
         call_id = message.tool_call_id
         if call_id and call_id not in ids:
-            what = f"the previous message has no call {call_id[:100]!r}; its calls are {', '.join(sorted(ids))[:500]}"
-            raise ApiError(400, f"{param}.tool_call_id: {what}", f"{param}.tool_call_id")
+            reason = f"the previous message has no call {call_id[:100]!r}; its calls are {', '.join(sorted(ids))[:500]}"
+            raise ApiError(400, f"{param}.tool_call_id: {reason}", f"{param}.tool_call_id")
 
 
 def as_record(number: int, message: Message) -> text.Message:
@@ -290,7 +290,7 @@ class Responses(ChatCompletions):
         try:
             for event_type in ("response.created", "response.in_progress"):
                 yield named_event(event_type, response=self._response_object("in_progress", []))
-            yield named_event("response.output_item.added", **item, item=self._message("in_progress", []))
+            yield named_event("response.output_item.added", **item, item=self._make_message("in_progress", []))
             yield named_event("response.content_part.added", **content_part, part=_make_text_part(""))
             async with aclosing(self._chat_deltas(0)) as deltas:
                 async for delta in deltas:
@@ -319,7 +319,7 @@ class Responses(ChatCompletions):
         }
         return self._response_object(
             status,
-            [self._message(status, [_make_text_part(text)])],
+            [self._make_message(status, [_make_text_part(text)])],
             incomplete_details={"reason": "max_output_tokens"} if finish == "length" else None,
             completed_at=int(time.time()) if status == "completed" else None,
             usage=usage,
@@ -355,7 +355,7 @@ class Responses(ChatCompletions):
             "user": body.user,
         } | fields
 
-    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _make_message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 

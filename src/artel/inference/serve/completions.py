@@ -79,8 +79,8 @@ def sampling_options(body: SamplingBody, served: ServedModel, *, logprobs: int |
     biases = {}
     for name, bias in (body.logit_bias or {}).items():
         if not (name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < served.num_output_ids):
-            what = f"{name[:50]!r} is not the id of a token of the model; use 0 to {served.num_output_ids - 1}"
-            raise ApiError(400, what, "logit_bias")
+            message = f"{name[:50]!r} is not the id of a token of the model; use 0 to {served.num_output_ids - 1}"
+            raise ApiError(400, message, "logit_bias")
         biases[int(name)] = bias
     options = {
         "temperature": body.temperature,
@@ -148,8 +148,8 @@ async def generate_deltas(
         yield Delta(stream.flush(), pending, "length")
     except EngineError as error:
         if matcher is not None and matcher.is_error():
-            what = f"the schema cannot be satisfied after {usage.completion_tokens} tokens: {grammar_error(error)}"
-            raise ApiError(400, f"{what}; use a simpler one", "response_format") from None
+            message = f"the schema cannot be satisfied after {usage.completion_tokens} tokens: {grammar_error(error)}"
+            raise ApiError(400, f"{message}; use a simpler one", "response_format") from None
         raise ApiError(500, f"the model failed: {error}") from None
     finally:
         served.engine.cancel(generation)

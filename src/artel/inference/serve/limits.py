@@ -23,8 +23,8 @@ class AdmissionLimit:
     def admit(self, count: int = 1) -> Iterator[None]:
         """Hold `count` slots inside the block. Raise ApiError (400 or 429) if they are not available."""
         if count > self._capacity:
-            what = f"this request needs {count} answers, but this server accepts at most {self._capacity} per request"
-            raise ApiError(400, what, "n")
+            reason = f"this request needs {count} answers, but this server accepts at most {self._capacity} per request"
+            raise ApiError(400, reason, "n")
         if self.admitted + count > self._capacity:
             raise ApiError(
                 429, f"server busy: {self.admitted} answers are running or queued; try again", code="server_busy"

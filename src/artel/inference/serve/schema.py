@@ -110,8 +110,10 @@ class CompletionRequest(SamplingBody):
     def _check_answer_count(cls, prompt: Any, info: ValidationInfo) -> Any:
         count, per_prompt = len(_prompts(prompt)), info.data.get("n") or 1
         if count * per_prompt > _MAX_ANSWERS:
-            what = f"{count} prompts with n: {per_prompt} need more than {_MAX_ANSWERS} answers; use fewer prompts or n"
-            raise PydanticCustomError("too_many_answers", what)
+            reason = (
+                f"{count} prompts with n: {per_prompt} need more than {_MAX_ANSWERS} answers; use fewer prompts or n"
+            )
+            raise PydanticCustomError("too_many_answers", reason)
         return prompt
 
     @property

@@ -125,8 +125,8 @@ class Seq2SeqCompletions:
 def _check_not_truncated(answer: dict[str, Any]) -> None:
     """Raise ApiError if the prompt was truncated."""
     if answer["truncated"]:
-        what = f"a prompt has {answer['prompt_tokens']:,} tokens, more than the model reads"
-        raise ApiError(400, what, "prompt", "context_length_exceeded")
+        message = f"a prompt has {answer['prompt_tokens']:,} tokens, more than the model reads"
+        raise ApiError(400, message, "prompt", "context_length_exceeded")
 
 
 def _make_inputs(served: ServedModel, body: CompletionRequest, deadline: Deadline) -> list[dict[str, Any]]:

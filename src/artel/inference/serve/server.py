@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import uvicorn
@@ -122,8 +123,8 @@ def _check_supports_adapters(opened: OpenedModel, adapters: dict[str, str]) -> N
             "--adapter", f"{opened.name} does not generate text", "serve the adapter alone: artel serve FOLDER"
         )
     if get_api_name(opened.name) in adapters:
-        what = f"{get_api_name(opened.name)} is the name of the model itself"
-        raise InputError.at("--adapter", what, "use another name for the adapter")
+        message = f"{get_api_name(opened.name)} is the name of the model itself"
+        raise InputError.at("--adapter", message, "use another name for the adapter")
 
 
 def _with_adapter(opened: OpenedModel, label: str, path: str) -> OpenedModel:
@@ -139,8 +140,8 @@ def _with_adapter(opened: OpenedModel, label: str, path: str) -> OpenedModel:
         fix = f"use {label}=FOLDER with an adapter, or a run with model.lora"
         raise InputError.at("--adapter", f"{folder} has no adapter", fix)
     if adapter.base_config is not None:
-        what = f"{folder} was trained over a base whose configuration a run changed (model.rope, model.attention)"
-        raise InputError.at("--adapter", what, f"merge and serve it: artel export {folder} FOLDER --merge")
+        message = f"{folder} was trained over a base whose configuration a run changed (model.rope, model.attention)"
+        raise InputError.at("--adapter", message, f"merge and serve it: artel export {folder} FOLDER --merge")
     with renamed_for_language_part(opened.model, adapter) as named:
         load_adapter(opened.model, named, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
@@ -215,8 +216,8 @@ def serve_with_vllm(name: str, options: ServerOptions) -> NoReturn:
         "--max-body": limits.body != default.body,
     }
     if ignored := [option for option, changed in is_changed.items() if changed]:
-        what = f"{', '.join(ignored)}: ignored, since vLLM's server has no such limit"
-        print(what, file=sys.stderr, flush=True)
+        message = f"{', '.join(ignored)}: ignored, since vLLM's server has no such limit"
+        print(message, file=sys.stderr, flush=True)
     key = {} if options.key is None else {"VLLM_API_KEY": options.key}
     os.execve(program, [program, *arguments], {**os.environ, **key})
 
@@ -241,8 +242,8 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
         adapters[label] = adapter
     for label, adapter in adapters.items():
         if adapter.base_config is not None:
-            what = f"{label} was trained over a base whose configuration a run changed (model.rope, model.attention)"
-            raise InputError.at("--engine", what, f"merge and serve it: artel export {label} FOLDER --merge")
+            message = f"{label} was trained over a base whose configuration a run changed (model.rope, model.attention)"
+            raise InputError.at("--engine", message, f"merge and serve it: artel export {label} FOLDER --merge")
     if adapters:
         largest = max(adapter.config.r for adapter in adapters.values())
         rank = min((rank for rank in _VLLM_RANKS if rank >= largest), default=largest)

@@ -66,10 +66,10 @@ def _embed_by_objective(served: ServedModel, texts: list[Any], body: EmbeddingRe
     except InputError as error:
         (problem,) = error.problems
         raise ApiError(400, problem.what, problem.where) from None
-    for number, answer in enumerate(answers):
+    for index, answer in enumerate(answers):
         if answer["truncated"]:
-            what = f"text {number} has over {answer['tokens']:,} tokens, the limit of the model"
-            raise ApiError(400, what, "input")
+            message = f"text {index} has over {answer['tokens']:,} tokens, the limit of the model"
+            raise ApiError(400, message, "input")
     vectors = [np.array(answer["embedding"], dtype=np.float32) for answer in answers]
     return vectors, sum(answer["tokens"] for answer in answers)
 
@@ -81,10 +81,10 @@ def _embed_by_mean(served: ServedModel, texts: list[Any], body: EmbeddingRequest
             raise ApiError(400, f"{name} is for models that learned it (objective embedding)", name)
     hf = served.opened.tokenizer.hf
     rows = [hf(text)["input_ids"] if isinstance(text, str) else text for text in texts]
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not 0 < len(row) <= served.context:
             raise ApiError(
-                400, f"text {number} has {len(row):,} tokens; the model supports 1 to {served.context:,}", "input"
+                400, f"text {index} has {len(row):,} tokens; the model supports 1 to {served.context:,}", "input"
             )
     vectors = [
         vector
@@ -152,14 +152,14 @@ def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
     """Return the label of each input and the probabilities of all labels. Raise ApiError."""
     inputs: list[Any] = [body.input] if isinstance(body.input, str) else body.input
     reads_pairs = _reads_pairs(served.opened.run)
-    for number, entry in enumerate(inputs):
-        path = "input" if isinstance(body.input, str) else f"input.{number}"
+    for index, entry in enumerate(inputs):
+        path = "input" if isinstance(body.input, str) else f"input.{index}"
         if isinstance(entry, str):
             _check_not_empty(entry, path)
             continue
         if not reads_pairs:
-            what = f"{path} is a pair of texts, but the model was trained on single texts"
-            raise ApiError(400, what, "input")
+            message = f"{path} is a pair of texts, but the model was trained on single texts"
+            raise ApiError(400, message, "input")
         for position, text in enumerate(entry):
             _check_not_empty(text, f"{path}.{position}")
     return _list_response(served, run_task(served, "classify", inputs))
@@ -206,7 +206,7 @@ def _first_texts(text_1: str | list[str] | list[Message]) -> list[Any]:
     """Return the first texts of pairs: texts, or one conversation. Raise ApiError for a wrong call."""
     if isinstance(text_1, str):
         return [text_1]
-    messages = [as_record(number, item) for number, item in enumerate(text_1) if isinstance(item, Message)]
+    messages = [as_record(index, item) for index, item in enumerate(text_1) if isinstance(item, Message)]
     return [messages] if messages else list(text_1)
 
 

@@ -75,12 +75,12 @@ def _make_constraint(
     """Constrain calls. Raise UnsupportedParameters or ApiError if that is not possible."""
     form, tokenizer = served.find_call_form, served.opened.tokenizer
     if form is None:
-        what = "calls cannot be forced in the form in which this model's chat template writes them"
+        message = "calls cannot be forced in the form in which this model's chat template writes them"
         fix = f"use auto{' or none' if must_call else ', and list only the allowed functions in tools'}"
-        raise ApiError(400, f"{what}: {fix}", "tool_choice")
+        raise ApiError(400, f"{message}: {fix}", "tool_choice")
     if not (must_call or form.mark):
-        what = "this model may call without a mark: use auto, and list only the allowed functions in tools"
-        raise ApiError(400, what, "tool_choice")
+        message = "this model may call without a mark: use auto, and list only the allowed functions in tools"
+        raise ApiError(400, message, "tool_choice")
     parallel_calls = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
     if must_call:
         matcher = served.grammars.lark_matcher(

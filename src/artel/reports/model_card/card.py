@@ -190,7 +190,7 @@ def _prune(value: Any, key: str, keys: set[str]) -> Any:
     if leaf_keys == {key}:
         return value
     if isinstance(value, list):
-        return [_prune(item, f"{key}.{number}", keys) for number, item in enumerate(value)]
+        return [_prune(item, f"{key}.{index}", keys) for index, item in enumerate(value)]
     children = {name: (child, f"{key}.{name}" if key else str(name)) for name, child in value.items()}
     return {
         name: _prune(child, child_key, keys)

@@ -117,9 +117,9 @@ class _Report:
         self.names = _name_runs(runs)
         colors = COLORS["light"]
         self._views = [
-            build_view(run, number, name, colors[number % len(colors)], language)
+            build_view(run, index, name, colors[index % len(colors)], language)
             | {"details": details_view(run, language)}
-            for number, (run, name) in enumerate(zip(runs, self.names, strict=True))
+            for index, (run, name) in enumerate(zip(runs, self.names, strict=True))
         ]
         self._charts = charts.build_charts(runs, self.names, language)
 
@@ -145,10 +145,10 @@ class _Report:
                     "id": chart.id,
                     "title": chart.title,
                     "about": chart.description,
-                    "wide": number == 0,
+                    "wide": index == 0,
                     "table": charts.build_table(chart, self._language),
                 }
-                for number, chart in enumerate(self._charts)
+                for index, chart in enumerate(self._charts)
             ],
         }
         names = ["head", "curves", *(name for name in _SECTIONS if self._has_content(name))]

@@ -79,7 +79,7 @@ class Saver:
         if in_background:
             files = self._copy(files)
         content = CheckpointContent(files, deepcopy(progress), self._run_file)
-        self._pending = self._thread.submit(self._write, content)
+        self._pending = self._thread.submit(self._write_checkpoint, content)
         return in_background or self.wait()
 
     def wait(self) -> bool:
@@ -126,7 +126,7 @@ class Saver:
             torch.cuda.current_stream().synchronize()
         return copied
 
-    def _write(self, content: CheckpointContent) -> bool:
+    def _write_checkpoint(self, content: CheckpointContent) -> bool:
         """Return True if the checkpoint was written. If uploading fails, the next upload includes this checkpoint."""
         step = content.progress.step
         path = checkpoint_path(self._folder, step)

@@ -140,8 +140,8 @@ class CallbackStates(CheckpointItem):
             if isinstance(callback, Stateful):
                 name = type(callback).__name__
                 if name in self._callbacks:
-                    what = f"two callbacks are named {name}, but both have state to save"
-                    raise InputError.at("callbacks", what, "rename one of the classes")
+                    message = f"two callbacks are named {name}, but both have state to save"
+                    raise InputError.at("callbacks", message, "rename one of the classes")
                 self._callbacks[name] = callback
 
     @classmethod
@@ -154,8 +154,8 @@ class CallbackStates(CheckpointItem):
         for name, callback in self._callbacks.items():
             for key, tensor in callback.state_dict().items():
                 if not isinstance(tensor, torch.Tensor):
-                    what = f"{key} of its state_dict is of type {type(tensor).__name__}"
-                    raise WorkError.at(f"callbacks: {name}", what, "return tensors by name: torch.tensor(…)")
+                    message = f"{key} of its state_dict is of type {type(tensor).__name__}"
+                    raise WorkError.at(f"callbacks: {name}", message, "return tensors by name: torch.tensor(…)")
                 tensors[f"callbacks/{name}/{key}"] = tensor
         return tensors
 

@@ -49,8 +49,8 @@ def check_space(folder: Path, expected: int) -> None:
         free = shutil.disk_usage(existing).free
     logger.info("a checkpoint takes about %s; %s are free in %s", _format_bytes(expected), _format_bytes(free), folder)
     if free < expected:
-        what = f"a checkpoint takes about {_format_bytes(expected)}, but only {_format_bytes(free)} are free"
-        raise InputError.at(str(folder), what, "free space there, or choose another folder (run=…)")
+        message = f"a checkpoint takes about {_format_bytes(expected)}, but only {_format_bytes(free)} are free"
+        raise InputError.at(str(folder), message, "free space there, or choose another folder (run=…)")
 
 
 def _format_bytes(count: int) -> str:

@@ -125,21 +125,21 @@ class Guard:
 
     def _handle(self, run: Run, bad: _PendingStep) -> bool:
         """Skip, rewind or stop, and log it. Return True if a checkpoint was restored."""
-        what, action = bad.spike or _NOT_FINITE, self._train.on_bad_step
+        reason, action = bad.spike or _NOT_FINITE, self._train.on_bad_step
         if run.progress.bad_in_a_row >= _MAX_IN_A_ROW:
-            what = Phrase("{what}; this is the {count}th bad step in a row", what=what, count=_MAX_IN_A_ROW)
+            reason = Phrase("{what}; this is the {count}th bad step in a row", what=reason, count=_MAX_IN_A_ROW)
             action = "stop"
         restored = _rewind(run) if action == "rewind" else None
         if action == "rewind" and restored is None:
             action = "skip"
         if action == "skip" and bad.spike is None and run.optimizer.loss_factor is not None:
-            what, action = Phrase("{what}, however small the loss is scaled", what=what), "stop"
+            reason, action = Phrase("{what}, however small the loss is scaled", what=reason), "stop"
         documents = _document_origins(run, bad.step)
-        self._record(run, bad, what, action, documents)
+        self._record(run, bad, reason, action, documents)
         listed = "; ".join(documents[:_MAX_LISTED])
         listed += f"; and {len(documents) - _MAX_LISTED} more" if len(documents) > _MAX_LISTED else ""
         if action == "stop":
-            message = f"{what}; nothing of this step was saved. Documents: {listed}"
+            message = f"{reason}; nothing of this step was saved. Documents: {listed}"
             fix = (
                 "lower train.learning_rate, lengthen train.warmup, write train.on_bad_step: skip or rewind, or look at "
                 "these documents; the same command resumes from the last checkpoint"
@@ -151,7 +151,7 @@ class Guard:
             outcome = f"continuing with the next step, from the weights of step {restored.step}"
         elif self._train.on_bad_step == "rewind":
             outcome = "the step is skipped, since there is no checkpoint to return to yet"
-        logger.info("step %s: %s; %s. Documents: %s", bad.step, what, outcome, listed)
+        logger.info("step %s: %s; %s. Documents: %s", bad.step, reason, outcome, listed)
         return restored is not None
 
     def _record(self, run: Run, bad: _PendingStep, what: str, action: str, documents: list[str]) -> None:
@@ -175,8 +175,8 @@ def _rewind(run: Run) -> Progress | None:
     run.strategy.model.zero_grad(set_to_none=True)
     step = -1 if restored is None else restored.step
     if run.strategy.all_reduce_sum([float(step)]) != [float(step * run.world.size)]:
-        what = f"process {run.world.rank} found step {step}, others found another"
-        raise WorkError.at(str(run.folder.checkpoints), what, "the same command resumes")
+        message = f"process {run.world.rank} found step {step}, others found another"
+        raise WorkError.at(str(run.folder.checkpoints), message, "the same command resumes")
     return restored
 
 

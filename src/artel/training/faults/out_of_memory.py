@@ -31,8 +31,8 @@ def optimizer_memory() -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        what = "out of memory in the optimizer's step, where a smaller micro-batch does not help"
-        raise WorkError.at("train.optimizer", what, f"write {_SMALLER_MODEL}") from error
+        message = "out of memory in the optimizer's step, where a smaller micro-batch does not help"
+        raise WorkError.at("train.optimizer", message, f"write {_SMALLER_MODEL}") from error
 
 
 def use_less_memory(run: Run) -> None:
@@ -47,8 +47,8 @@ def use_less_memory(run: Run) -> None:
     # DeepSpeed's engine cannot discard half a backward pass.
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.memory_limit.lower(smaller)
-        what = f"out of memory on process {run.world.rank} with micro-batches of {old_plan.size}"
-        raise OutOfMemory.at(step_name, what, f"the same command resumes with {_describe(smaller)}")
+        message = f"out of memory on process {run.world.rank} with micro-batches of {old_plan.size}"
+        raise OutOfMemory.at(step_name, message, f"the same command resumes with {_describe(smaller)}")
     run.strategy.forget_failed_pass()
     if smaller.recompute != old_plan.recompute:
         if recompute(run.strategy.model, smaller.recompute).startswith("none"):

@@ -107,8 +107,8 @@ class _Watchdog:
         timer = threading.Timer(_WRITE_SECONDS, os._exit, (HUNG,))
         timer.daemon = True
         timer.start()
-        what = f"no progress for {waited:,.0f} s after step {self._run.step}; last finished: {self.newest[0]}"
-        file, line = stacks_file(self._folder, self._rank), headline(self._rank, what)
+        message = f"no progress for {waited:,.0f} s after step {self._run.step}; last finished: {self.newest[0]}"
+        file, line = stacks_file(self._folder, self._rank), headline(self._rank, message)
         # In a separate thread: if nobody reads standard error, printing may hang.
         printing = threading.Thread(target=print_headline, args=(line, file), daemon=True)
         printing.start()

@@ -55,9 +55,9 @@ class RoundedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         members = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
-        for number, (parameter, group) in enumerate(members):
+        for index, (parameter, group) in enumerate(members):
             if parameter.grad is not None:
-                self._step(number, parameter, group)
+                self._step(index, parameter, group)
 
     def _step(self, number: int, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -35,14 +35,14 @@ def check_optimizer(train: TrainConfig) -> None:
         return
     problems = []
     if train.ema is not None:
-        what = "an average of bf16 weights would lose its small steps"
-        problems.append(Problem("train.ema", what, "set train.weights: fp32, or remove it"))
+        message = "an average of bf16 weights would lose its small steps"
+        problems.append(Problem("train.ema", message, "set train.weights: fp32, or remove it"))
     if not spec.stochastic_rounding:
-        what = f"bf16 would lose small steps of {train.optimizer}: only adamw's are rounded stochastically"
-        problems.append(Problem("train.weights", what, "write train.optimizer: adamw, or train.weights: fp32"))
+        message = f"bf16 would lose small steps of {train.optimizer}: only adamw's are rounded stochastically"
+        problems.append(Problem("train.weights", message, "write train.optimizer: adamw, or train.weights: fp32"))
     if train.precision in ("fp32", "fp16"):
-        what = f"bf16 weights do not compute in {train.precision}"
-        problems.append(Problem("train.weights", what, "write train.precision: bf16, or train.weights: fp32"))
+        message = f"bf16 weights do not compute in {train.precision}"
+        problems.append(Problem("train.weights", message, "write train.precision: bf16, or train.weights: fp32"))
     if problems:
         raise InputError(problems)
 

@@ -59,8 +59,8 @@ def lr_fractions(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, flo
     for module in _find_embeddings(model):
         fractions |= dict.fromkeys(module.parameters(), decay**tallest)
     for stack in stacks:
-        for number, layer in enumerate(stack):
-            fractions |= dict.fromkeys(layer.parameters(), decay ** (len(stack) - 1 - number))
+        for index, layer in enumerate(stack):
+            fractions |= dict.fromkeys(layer.parameters(), decay ** (len(stack) - 1 - index))
     return fractions
 
 

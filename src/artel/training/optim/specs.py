@@ -38,7 +38,7 @@ class OptimizerSpec:
     supports_sharding: bool = True
     """False if it needs full matrices, and so cannot step the shards of FSDP or tensor parallelism."""
     supports_flat_shards: bool = False
-    """True if the optimizer is elementwise and so can step DeepSpeed's flat shards. artel then checks the DeepSpeed file."""
+    """True if it is elementwise, so that it can step DeepSpeed's flat shards. artel then checks the DeepSpeed file."""
     stochastic_rounding: bool = False
     """True if steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
