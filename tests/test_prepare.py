@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import artel as artel_api
 from artel.config import Overrides, load_run
+from artel.errors import InputError
 from artel.preparing import prepare
 from artel.storage import lock
 from artel.text import Ledger, read_documents
@@ -198,6 +200,16 @@ def test_what_prepare_leaves_is_shown_by_folder_file_and_store():
     Path("run/starts.jsonl").touch()  # a run that has started keeps the config.yaml of its start
     succeed("prepare", "run.yaml", "data.block=16")
     assert load_run("run").data.block == 12
+
+
+def test_a_process_that_has_torch_checks_the_run_itself_before_it_reads_text(monkeypatch):
+    Path("a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
+    monkeypatch.setattr("artel.launching.background_check.subprocess", None)
+    model = {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}}
+    with pytest.raises(InputError, match="must be divisible by num_heads"):
+        artel_api.prepare({**PLAIN, "model": model})
+    assert not list(Path("stores").glob("*/manifest.json"))
+    assert artel_api.prepare({**PLAIN, "train": {"batch": 4}}).is_new
 
 
 @pytest.mark.processes

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.worker import end_with_launcher, module_command
+from artel.messages import logger
 from artel.storage.unexpected_errors import worker_error
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def check_in_background(config: RunConfig, name: str, overrides: Overrides) -> I
         yield lambda *, wait=False: None
         return
     if "torch" in sys.modules:
+        logger.info("checking the run and its model")
         try:
             _check(config)
         except InputError as error:

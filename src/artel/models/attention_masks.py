@@ -1,4 +1,4 @@
-"""Which kind of mask a model gets for rows with several documents, or several answers to one prompt."""
+"""Choose the attention mask for rows with several documents, or several answers to one prompt."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ from artel.training.unused_settings import find_unused_settings
 
 @dataclass(frozen=True, slots=True)
 class StartConditions:
-    """What is known about the start of the run."""
+    """Facts known about the start of the run."""
 
     world_size: int | None = None
     """Number of all processes. None if unknown. Then assume the minimum that `parallel` needs."""

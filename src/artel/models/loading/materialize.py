@@ -28,7 +28,7 @@ from artel.models.lora.adapters import name_in_base
 
 @dataclass(slots=True)
 class WeightSource:
-    """Where a model's weights come from: saved files, the seed, or adapters."""
+    """The origin of a model's weights: saved files, the seed, or adapters."""
 
     reference: PreTrainedModel
     """The full model on the meta device, not sharded, without adapters."""

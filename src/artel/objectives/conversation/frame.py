@@ -47,7 +47,7 @@ class Difference:
     turn: int
     """Its number among the assistant's turns, from 1."""
     kind: str
-    """What differs:
+    """The kind of difference:
 
     - thought: the thought or its tags disappear once the conversation continues;
     - prompt: the text before the turn changes once the conversation continues;

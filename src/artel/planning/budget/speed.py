@@ -71,7 +71,7 @@ class Speed:
     source: str
     """Source of the times, for people."""
     method: str = ""
-    """How the times were found, as a phrase for people."""
+    """The origin of the times, as a phrase for messages."""
 
     def seconds(self, size: Size, tokens: int) -> float:
         """Return the seconds of a step of `tokens` tokens."""
