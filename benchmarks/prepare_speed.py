@@ -54,7 +54,7 @@ from artel.tokens import (
     TokenStore,
     load_tokenizer,
     micro_batches,
-    step_numbers,
+    step_positions,
     train_tokenizer,
 )
 
@@ -254,9 +254,9 @@ def measure_read_back(folder: Path, tokens: int, rounds: int) -> float:
 
     def read() -> None:
         for step in range(steps):
-            numbers = step_numbers(step, batch, steps * batch)
-            epochs = numbers // len(blocks)
-            micro_batches(blocks, order.at(numbers), epochs, rank=0, world=1, batch=batch, size=rows)
+            positions = step_positions(step, batch, steps * batch)
+            epochs = positions // len(blocks)
+            micro_batches(blocks, order.at(positions), epochs, rank=0, world_size=1, batch_size=batch, max_rows=rows)
 
     return steps * batch * block / processor_seconds(read, rounds)
 

@@ -50,7 +50,7 @@ from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.objectives import build_objective
 from artel.registry import OBJECTIVES
-from artel.tokens import Sample, StoreWriter, TokenStore, load_tokenizer, micro_batches, step_numbers
+from artel.tokens import Sample, StoreWriter, TokenStore, load_tokenizer, micro_batches, step_positions
 
 DEFAULT_MODEL = {
     "causal": "{model_type: gpt2, n_layer: 6, n_embd: 384, n_head: 6, vocab_size: 16384, "
@@ -98,13 +98,14 @@ def make_inputs(work: Work, model: dict[str, Any], steps: int) -> Any:
         for name, file in (("input_ids", "inputs"), ("targets", "targets"))
     }
     for step in range(steps):
-        numbers = step_numbers(step, work.batch, rows)
+        positions = step_positions(step, work.batch, rows)
+        indices, epochs = order.at(positions), positions // len(samples)
         [batch_rows] = micro_batches(
-            samples, order.at(numbers), numbers // len(samples), rank=0, world=1, batch=work.batch, size=work.batch
+            samples, indices, epochs, rank=0, world_size=1, batch_size=work.batch, max_rows=work.batch
         )
         batch = learned.batch(batch_rows)
         for name, file in files.items():
-            file[numbers] = batch.tensors[name].numpy()
+            file[positions] = batch.tensors[name].numpy()
     return built.model.config
 
 

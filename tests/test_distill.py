@@ -157,7 +157,7 @@ def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
     order = objective.order(store.train, len(dataset))
     for epoch in (0, 1):
         indices = order.at(np.arange(epoch * len(dataset), epoch * len(dataset) + 5))
-        (rows,) = micro_batches(dataset, indices, np.full(5, epoch), rank=0, world=1, batch=5, size=5)
+        (rows,) = micro_batches(dataset, indices, np.full(5, epoch), rank=0, world_size=1, batch_size=5, max_rows=5)
         batch = objective.batch(rows)
         has_target = (batch.tensors["targets"] >= 0).flatten()
         ids = batch.tensors["teacher_ids"].flatten(0, 1)[has_target].numpy()

@@ -289,7 +289,7 @@ def test_without_it_the_note_says_how_to_get_it():
 
 def test_words_are_forgotten_when_they_are_many():
     tokenizer = trained("gpt4")
-    words = by_words.WordCache(*_state_of(tokenizer), known_words=5)
+    words = by_words.WordCache(*_state_of(tokenizer), max_words=5)
     texts = [*ENOUGH[:20], "и" * 101, "и" * 101, LINE, LINE[::-1]]
     assert [ids.tolist() for ids in words.encode(texts)] == wanted_ids(tokenizer, texts)
 

@@ -33,7 +33,9 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batch(tmp_path, name):
     opened.model.train()
 
     def step(size):
-        rows = micro_batches(samples, np.arange(BATCH), np.zeros(BATCH), rank=0, world=1, batch=BATCH, size=size)
+        rows = micro_batches(
+            samples, np.arange(BATCH), np.zeros(BATCH), rank=0, world_size=1, batch_size=BATCH, max_rows=size
+        )
         batches = [objective.batch(each) for each in rows]
         opened.model.zero_grad()
         sums = strategy.run(batches, sum(batch.targets for batch in batches))

@@ -283,7 +283,9 @@ def test_an_answer_counts_as_many_tokens_after_another_prompt(tokenizer, tmp_pat
 def test_positions_that_kto_computes_include_the_rows_of_other_answers(tokenizer, tmp_path):
     objective = preferring(tokenizer, tmp_path, "kto")
     data = objective.dataset(stored(objective, tmp_path / "store"))
-    (rows,) = micro_batches(data, np.arange(2), np.zeros(2, dtype=np.int64), rank=0, world=1, batch=2, size=2)
+    (rows,) = micro_batches(
+        data, np.arange(2), np.zeros(2, dtype=np.int64), rank=0, world_size=1, batch_size=2, max_rows=2
+    )
     batch = objective.batch(rows)
     sizes = [batch.tensors[name].numel() for name in ("input_ids", "other_input_ids")]
     assert min(sizes) > 0

@@ -55,8 +55,8 @@ def model_of(tokenizer):
 def batch_of(objective, part, epoch=0):
     """All samples of an epoch as one micro-batch, with a row of padding."""
     dataset = objective.dataset(part)
-    (rows,) = micro_batches(dataset, np.arange(len(dataset)), np.full(len(dataset), epoch), rank=0, world=1,
-                            batch=len(dataset) + 1, size=len(dataset) + 1)  # fmt: skip
+    (rows,) = micro_batches(dataset, np.arange(len(dataset)), np.full(len(dataset), epoch), rank=0, world_size=1,
+                            batch_size=len(dataset) + 1, max_rows=len(dataset) + 1)  # fmt: skip
     return objective.batch(rows), rows
 
 

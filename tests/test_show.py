@@ -30,12 +30,12 @@ def shown(folder, number=0, **sections):
     store = prepared.open()
     samples = SampleViews(prepared.config, store, store.train, prepared.tokenizer())
     readings = list(samples.views(number))
-    texts = ["".join(_written(piece) for piece in reading.pieces) for reading in readings]
+    texts = ["".join(_written(piece) for piece in reading.spans) for reading in readings]
     return texts, readings, len(samples)
 
 
 def _written(piece):
-    if not piece.learned:
+    if not piece.is_learned:
         return piece.text
     return f"[{piece.text}>{piece.target}]" if piece.target else f"[{piece.text}]"
 
@@ -50,7 +50,7 @@ def test_blocks_of_text_with_their_end_tokens(tmp_path):
     sections = {"model": GPT2, "data": lines(tmp_path, block=20)}
     (text,), (reading,), count = shown(tmp_path, **sections)
     assert text == f"o[ne two three{end}four fi]"  # tokens are bytes: 20 that are read, and the one after them
-    assert (reading.tokens, reading.learned, count) == (21, 20, 2)
+    assert (reading.num_tokens, reading.num_learned, count) == (21, 20, 2)
     assert reading.origin == f"{tmp_path}/a.txt:1 and 1 more"
     packed = {"model": GPT2, "data": lines(tmp_path, block=24, packing="best_fit")}
     (text,), (reading,), count = shown(tmp_path, 1, **packed)
@@ -63,8 +63,8 @@ def test_hidden_tokens_stand_beside_what_they_hide(tmp_path):
                 "masked": {"rate": 0.3, "mask": 1.0, "random": 0.0}}  # fmt: skip
     (text,), (reading,), _ = shown(tmp_path, data=lines(tmp_path, block=24), **sections)
     assert text.startswith("<s>")
-    assert reading.learned == round(0.3 * 21) == sum(piece.text.count("<mask>") for piece in reading.pieces)
-    hidden = "".join(piece.target or piece.text for piece in reading.pieces)
+    assert reading.num_learned == round(0.3 * 21) == sum(piece.text.count("<mask>") for piece in reading.spans)
+    hidden = "".join(piece.target or piece.text for piece in reading.spans)
     assert hidden == "<s>one two three</s>four fiv</s>"
 
 
@@ -153,7 +153,7 @@ def test_the_command(tmp_path, what):
 
 def test_a_document_of_a_store(tmp_path):
     prepared = prepare(run_of(tmp_path, model=GPT2, data=lines(tmp_path)))
-    assert stored_sample_text(prepared.open().train, 1, prepared.tokenizer()).pieces[0].text == "four five<|endoftext|>"
+    assert stored_sample_text(prepared.open().train, 1, prepared.tokenizer()).spans[0].text == "four five<|endoftext|>"
 
 
 @pytest.mark.processes

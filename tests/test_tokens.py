@@ -20,7 +20,7 @@ from artel.tokens import (
     TokenStore,
     load_tokenizer,
     micro_batches,
-    step_numbers,
+    step_positions,
     train_tokenizer,
 )
 from artel.tokens.tokenizer.train import auto_vocabulary, describe_vocabulary
@@ -71,7 +71,9 @@ def test_ranks_and_micro_batches_cover_the_step_exactly_once(batch, world, size,
     indices = np.arange(min(left, batch))
     shapes, seen = set(), []
     for rank in range(world):
-        rows = micro_batches(_Numbers(), indices, indices + 7, rank=rank, world=world, batch=batch, size=size)
+        rows = micro_batches(
+            _Numbers(), indices, indices + 7, rank=rank, world_size=world, batch_size=batch, max_rows=size
+        )
         shapes.add((len(rows), *(len(part.ids) for part in rows)))
         for part in rows:
             assert len(part.ids) == len(part.epochs) == len(part.numbers) == len(part.indices) == len(part.lengths)
@@ -99,7 +101,7 @@ def test_balanced_order_draws_every_class_and_every_member_equally_often():
 
 
 def test_the_last_step_is_shorter_and_nothing_is_skipped():
-    numbers = [number for step in range(4) for number in step_numbers(step, batch=3, total=10)]
+    numbers = [number for step in range(4) for number in step_positions(step, batch_size=3, total_samples=10)]
     assert numbers == list(range(10))
 
 

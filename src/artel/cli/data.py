@@ -69,19 +69,19 @@ def show(
         raise InputError.at("--document", f"the {part} split has no sample {document}", fix)
     if num_samples == 0:
         print_status(f"the {part} split has no samples: {split.tokens:,} tokens of {split.documents:,} documents")
-    numbers = range(min(count, num_samples)) if document is None else [document]
+    indices = range(min(count, num_samples)) if document is None else [document]
     if views is None:
-        samples = [stored_sample_text(split, number, tokenizer) for number in numbers]
+        samples = [stored_sample_text(split, index, tokenizer) for index in indices]
     else:
-        samples = [sample for number in numbers for sample in views.views(number)]
+        samples = [sample for index in indices for sample in views.views(index)]
     if as_json:
         print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
         return
     for sample in samples:
-        counts = f"{sample.tokens:,} tokens" if views is None else sample.describe_learned()
+        counts = f"{sample.num_tokens:,} tokens" if views is None else sample.describe_learned()
         name_part = f" · {sample.name}" if sample.name else ""
-        print_status(f"{sample.origin} · sample {sample.number}{name_part} · {counts}")
-        write_stdout("".join(map(_highlight, sample.pieces)) + "\n")
+        print_status(f"{sample.origin} · sample {sample.index}{name_part} · {counts}")
+        write_stdout("".join(map(_highlight, sample.spans)) + "\n")
 
 
 @app.command("verify", short_help="Verify the checksums of a token store.")
@@ -221,8 +221,8 @@ def _fraction_or_path(validation: str) -> float | str:
     return fraction
 
 
-def _highlight(piece: TextSpan) -> str:
-    text = escape_lines(piece.text) + (f"→{escape_lines(piece.target)}" if piece.target else "")
-    if not piece.learned:
+def _highlight(span: TextSpan) -> str:
+    text = escape_lines(span.text) + (f"→{escape_lines(span.target)}" if span.target else "")
+    if not span.is_learned:
         return text
     return f"\x1b[32m{text}\x1b[0m" if sys.stdout.isatty() else f"⟦{text}⟧"

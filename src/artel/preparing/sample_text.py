@@ -16,7 +16,6 @@ from artel.objectives.conversation.template_check import learned_turns
 from artel.objectives.types import TokenView
 from artel.printable import escape_lines
 from artel.tokens import StoreSplit, Tokenizer, TokenStore, micro_batches
-from artel.tokens.tokenizer.chat_template import TurnEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +23,25 @@ class TextSpan:
     """Consecutive tokens of one kind, as text."""
 
     text: str
-    learned: bool
+    is_learned: bool
     """True if the tokens have targets."""
     target: str = ""
     """The targets if they differ from the input: the word under a mask, the label of a name."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"text": self.text, "learned": self.learned} | ({"target": self.target} if self.target else {})
+        return {"text": self.text, "learned": self.is_learned} | ({"target": self.target} if self.target else {})
 
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """A sample as text, in pieces."""
+    """A sample as text, in spans."""
 
-    number: int
+    index: int
     origin: str
-    tokens: int
-    learned: int
+    num_tokens: int
+    num_learned: int
     """Number of tokens with a target."""
-    pieces: list[TextSpan]
+    spans: list[TextSpan]
     name: str = ""
     """The view of the sample: chosen, rejected, the class of an answer."""
     turns: list[tuple[int, str]] | None = None
@@ -51,35 +50,35 @@ class SampleText:
     """The target of the sample as a whole, if no token is predicted."""
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
+        data: dict[str, Any] = {"number": self.index, "origin": self.origin, "tokens": self.num_tokens}
         if self.turns is not None:
-            turns = [{"tokens": tokens, "end": end or None} for tokens, end in self.turns]
-            data |= {"learned": self.learned, "turns": turns}
+            turns = [{"tokens": num_tokens, "end": end or None} for num_tokens, end in self.turns]
+            data |= {"learned": self.num_learned, "turns": turns}
         data |= {key: value for key, value in (("name", self.name), ("goal", self.goal)) if value}
-        return {**data, "pieces": [piece.to_json() for piece in self.pieces]}
+        return {**data, "pieces": [span.to_json() for span in self.spans]}
 
     def describe_learned(self) -> str:
         """Describe the learned tokens, with the turns of a conversation and their ends; or the goal."""
         if self.goal:
-            return f"{self.tokens:,} tokens, learned: {self.goal}"
-        summary = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
+            return f"{self.num_tokens:,} tokens, learned: {self.goal}"
+        summary = f"{self.num_tokens:,} tokens, {self.num_learned:,} of them learned"
         if not self.turns:
             return summary
         ends = sorted({escape_lines(end) for _, end in self.turns if end})
-        count = "1 turn" if len(self.turns) == 1 else f"{len(self.turns):,} turns"
-        without_end = sum(not end for _, end in self.turns)
-        description = f"each with its end {' or '.join(ends)}" if ends and not without_end else ""
-        if without_end:
+        turn_count = "1 turn" if len(self.turns) == 1 else f"{len(self.turns):,} turns"
+        num_without_end = sum(not end for _, end in self.turns)
+        description = f"each with its end {' or '.join(ends)}" if ends and not num_without_end else ""
+        if num_without_end:
             description = (
-                "without the end of a turn" if not ends else f"{without_end:,} without the end {' or '.join(ends)}"
+                "without the end of a turn" if not ends else f"{num_without_end:,} without the end {' or '.join(ends)}"
             )
-        return f"{summary}: {count}, {description.removeprefix('each ') if len(self.turns) == 1 else description}"
+        return f"{summary}: {turn_count}, {description.removeprefix('each ') if len(self.turns) == 1 else description}"
 
 
-def stored_sample_text(split: StoreSplit, number: int, tokenizer: Tokenizer) -> SampleText:
-    """Return sample `number` of a split, as it is stored."""
-    ids = split.sample(number).ids
-    return _sample_text(TokenView(ids, np.full(len(ids), IGNORED)), number, [split.origin(number)], tokenizer)
+def stored_sample_text(split: StoreSplit, index: int, tokenizer: Tokenizer) -> SampleText:
+    """Return sample `index` of a split, as it is stored."""
+    ids = split.sample(index).ids
+    return _sample_text(TokenView(ids, np.full(len(ids), IGNORED)), index, [split.origin(index)], tokenizer)
 
 
 class SampleViews:
@@ -95,39 +94,39 @@ class SampleViews:
     def __len__(self) -> int:
         return len(self._samples)
 
-    def views(self, number: int) -> Iterator[SampleText]:
+    def views(self, sample_index: int) -> Iterator[SampleText]:
         """Yield the views of a sample: one, or one for each answer."""
-        index, epoch = np.array([number]), np.array([self._epoch])
-        (rows,) = micro_batches(self._samples, index, epoch, rank=0, world=1, batch=1, size=1)
-        token_views, origins = self._objective.token_views(rows), self._samples.origins(number)
-        for view_number, view in enumerate(token_views):
-            # Samples that share a block have one view and one origin each.
-            has_own_origin = len(token_views) == len(origins)
-            view_origins = origins[view_number : view_number + 1] if has_own_origin else origins
-            sample_text = _sample_text(view, number, view_origins, self._tokenizer)
-            yield sample_text if self._ends is None else replace(sample_text, turns=self._turns(view, self._ends))
+        indices, epochs = np.array([sample_index]), np.array([self._epoch])
+        (rows,) = micro_batches(self._samples, indices, epochs, rank=0, world_size=1, batch_size=1, max_rows=1)
+        token_views, origins = self._objective.token_views(rows), self._samples.origins(sample_index)
+        # Samples that share a block have one view and one origin each.
+        has_own_origin = len(token_views) == len(origins)
+        for view_index, view in enumerate(token_views):
+            view_origins = [origins[view_index]] if has_own_origin else origins
+            sample_text = _sample_text(view, sample_index, view_origins, self._tokenizer)
+            if self._ends is not None:
+                turns = learned_turns(view.ids, view.targets != IGNORED, self._ends, self._tokenizer)
+                sample_text = replace(sample_text, turns=turns)
+            yield sample_text
 
-    def _turns(self, view: TokenView, ends: TurnEnd) -> list[tuple[int, str]]:
-        return learned_turns(view.ids, view.targets != IGNORED, ends, self._tokenizer)
 
-
-def _sample_text(view: TokenView, number: int, origins: list[str], tokenizer: Tokenizer) -> SampleText:
+def _sample_text(view: TokenView, index: int, origins: list[str], tokenizer: Tokenizer) -> SampleText:
     suffix = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
     ids, targets = view.ids.tolist(), view.targets.tolist()
-    count = sum(target != IGNORED for target in targets)
+    num_learned = sum(target != IGNORED for target in targets)
     if view.labels is not None:
         labeled = groupby(zip(ids, view.labels, strict=True), key=lambda pair: pair[1])
-        pieces = [
+        spans = [
             TextSpan(tokenizer.decode([token for token, _ in group]), bool(label), label) for label, group in labeled
         ]
-        return SampleText(number, f"{origins[0]}{suffix}", len(ids), count, pieces, view.name)
+        return SampleText(index, f"{origins[0]}{suffix}", len(ids), num_learned, spans, view.name)
     # Decode tokens of a kind at once: a character may be several tokens.
     kinds = groupby(
         zip(ids, targets, strict=True), key=lambda pair: "" if pair[1] == IGNORED else ("=", ">")[pair[0] != pair[1]]
     )
-    pieces = []
+    spans = []
     for kind, group in kinds:
         input_ids, target_ids = zip(*group, strict=True)
         target = tokenizer.decode(target_ids) if kind == ">" else ""
-        pieces.append(TextSpan(tokenizer.decode(input_ids), bool(kind), target))
-    return SampleText(number, f"{origins[0]}{suffix}", len(ids), count, pieces, view.name, goal=view.goal)
+        spans.append(TextSpan(tokenizer.decode(input_ids), bool(kind), target))
+    return SampleText(index, f"{origins[0]}{suffix}", len(ids), num_learned, spans, view.name, goal=view.goal)

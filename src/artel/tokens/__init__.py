@@ -7,7 +7,7 @@ from artel.tokens.batches import (
     evaluation_rows,
     micro_batches,
     single_row,
-    step_numbers,
+    step_positions,
     training_rows,
 )
 from artel.tokens.order import BalancedOrder, Order
@@ -38,7 +38,7 @@ __all__ = [
     "load_tokenizer",
     "micro_batches",
     "single_row",
-    "step_numbers",
+    "step_positions",
     "train_tokenizer",
     "training_rows",
 ]

@@ -1,4 +1,4 @@
-"""The samples of a step and the micro-batches of each process: pure functions of the step number."""
+"""The samples of a step and the micro-batches of each process, as pure functions of the step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from artel.integers import ceil_div
 from artel.tokens.store import Sample
 
-_LENGTH_MULTIPLE = (
-    16  # rows are padded to a multiple of 16, for few different shapes and because kernels prefer multiples of 8
-)
+# Rows are padded to a multiple of this, for few different shapes and because kernels prefer multiples of 8.
+_LENGTH_MULTIPLE = 16
 
 
 class Samples(Protocol):
@@ -68,43 +67,49 @@ class Rows:
     """int64 (rows, columns)."""
 
 
-def step_numbers(step: int, batch: int, total: int | None) -> np.ndarray:
-    """Return the running numbers of a step's samples, from 0.
+def step_positions(step: int, batch_size: int, total_samples: int | None) -> np.ndarray:
+    """Return the positions of a step's samples in the order of the run, from 0.
 
-    The last step of `total` samples may have fewer samples.
+    If the run has `total_samples` samples, its last step may have fewer samples.
     """
-    end = (step + 1) * batch
-    return np.arange(step * batch, end if total is None else min(end, total), dtype=np.int64)
+    end = (step + 1) * batch_size
+    return np.arange(step * batch_size, end if total_samples is None else min(end, total_samples), dtype=np.int64)
 
 
 def micro_batches(
-    samples: Samples, indices: np.ndarray, epochs: np.ndarray, *, rank: int, world: int, batch: int, size: int
+    samples: Samples,
+    indices: np.ndarray,
+    epochs: np.ndarray,
+    *,
+    rank: int,
+    world_size: int,
+    batch_size: int,
+    max_rows: int,
 ) -> list[Rows]:
-    """Return this rank's shard of a global batch, as equal micro-batches of at most `size` rows.
+    """Return this rank's shard of a global batch, as equal micro-batches of at most `max_rows` rows.
 
-    Every rank gets ceil(batch / world) rows of the *full* batch, also in a last step with fewer samples. So all ranks
-    run equally many micro-batches with equally many rows in every step.
+    Every rank gets ceil(batch_size / world_size) rows of the *full* batch, also in a last step with fewer samples. So
+    all ranks run equally many micro-batches with equally many rows in every step.
     """
-    local_batch = ceil_div(batch, world)
-    count = ceil_div(local_batch, size)
+    local_batch = ceil_div(batch_size, world_size)
     # Equal micro-batches: 10 rows with at most 4 are 4 + 4 + 2 and two invalid rows.
-    size = ceil_div(local_batch, count)
-    first = rank * local_batch
+    num_rows = ceil_div(local_batch, ceil_div(local_batch, max_rows))
+    shard_start, shard_end = rank * local_batch, (rank + 1) * local_batch
     result = []
-    for number in range(count):
-        start, stop = first + number * size, first + min((number + 1) * size, local_batch)
-        result.append(_build_rows(samples, indices[start:stop], epochs[start:stop], size))
+    for start in range(shard_start, shard_end, num_rows):
+        end = min(start + num_rows, shard_end)
+        result.append(_build_rows(samples, indices[start:end], epochs[start:end], num_rows))
     return result
 
 
-def evaluation_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
-    """Return at most `size` samples as a validation micro-batch of `size` rows: other shapes would compile again."""
-    return _build_rows(samples, indices, np.full(size, -1), size)
+def evaluation_rows(samples: Samples, indices: np.ndarray, num_rows: int) -> Rows:
+    """Return the samples as a validation micro-batch, padded to `num_rows` rows: another shape would compile again."""
+    return _build_rows(samples, indices, np.full(num_rows, -1), num_rows)
 
 
-def training_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
-    """Return at most `size` training samples as a micro-batch of the first epoch."""
-    return _build_rows(samples, indices, np.zeros(size), size)
+def training_rows(samples: Samples, indices: np.ndarray, num_rows: int) -> Rows:
+    """Return the samples as a training micro-batch of the first epoch, padded to `num_rows` rows."""
+    return _build_rows(samples, indices, np.zeros(num_rows), num_rows)
 
 
 def single_row(sample: Sample) -> Rows:
@@ -121,24 +126,24 @@ def single_row(sample: Sample) -> Rows:
     )
 
 
-def _build_rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) -> Rows:
-    num_padding = size - len(indices)
+def _build_rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, num_rows: int) -> Rows:
+    num_padding = num_rows - len(indices)
     padded_indices = np.concatenate([indices, np.full(num_padding, indices[0] if len(indices) else 0)]).astype(np.int64)
     batch = [samples.read(int(index)) for index in padded_indices[: max(1, len(indices))]]
-    batch += [batch[0]] * (size - len(batch))
-    sizes = [len(sample.ids) for sample in batch]
-    longest = max(sizes)
-    if min(sizes) != longest:
+    batch += [batch[0]] * (num_rows - len(batch))
+    lengths = [len(sample.ids) for sample in batch]
+    longest = max(lengths)
+    if min(lengths) != longest:
         longest = ceil_div(longest, _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     flags = None
     if batch[0].flags is not None:
         flags = _stack([sample.flags for sample in batch if sample.flags is not None], longest, batch[0].flags.dtype)
     return Rows(
         ids=_stack([sample.ids for sample in batch], longest, np.dtype(np.int64)),
-        lengths=np.array(sizes, dtype=np.int64),
-        valid=np.arange(size) < len(indices),
+        lengths=np.array(lengths, dtype=np.int64),
+        valid=np.arange(num_rows) < len(indices),
         indices=padded_indices,
-        epochs=np.pad(epochs, (0, size - len(epochs))).astype(np.int64),
+        epochs=np.pad(epochs, (0, num_rows - len(epochs))).astype(np.int64),
         flags=flags,
         numbers=np.array([sample.numbers for sample in batch], dtype=np.int64),
     )

@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 
 _ROUNDS = 8  # four already pass a chi-square test of positions over 1,000 keys; eight cost 0.1 µs more
-# Numbers permuted at a time; the last window is cached. For the 64 samples of one step numpy's overhead per call would
-# be the whole cost, half a millisecond.
+# Positions permuted at a time. The last window is cached, because for the 64 samples of one step numpy's overhead per
+# call would be the whole cost, half a millisecond.
 _WINDOW = 4096
 
 
@@ -39,31 +39,31 @@ class Order:
         self._right_bits = np.uint64(bits - bits // 2)
         self._window = (-1, np.empty(0, dtype=np.int64))
 
-    def at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return sample indices, int64 (k,), for running numbers (k,) counted from the start of the run."""
-        numbers = np.asarray(numbers, dtype=np.int64)
-        if not len(numbers):
-            return self._lookup(numbers)
-        window = int(numbers[0]) // _WINDOW
-        if numbers.max() // _WINDOW != window or numbers.min() // _WINDOW != window:
-            return self._lookup(numbers)
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Return sample indices, int64 (k,), for positions (k,), counted from the start of the run."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if not len(positions):
+            return self._lookup(positions)
+        window = int(positions[0]) // _WINDOW
+        if positions.max() // _WINDOW != window or positions.min() // _WINDOW != window:
+            return self._lookup(positions)
         cached = self._window  # read once: another thread may replace it
         if cached[0] != window:
             cached = (window, self._lookup(np.arange(window * _WINDOW, (window + 1) * _WINDOW)))
             self._window = cached
-        return cached[1][numbers - window * _WINDOW]
+        return cached[1][positions - window * _WINDOW]
 
-    def _lookup(self, numbers: np.ndarray) -> np.ndarray:
-        epochs = numbers // self.samples
-        indices = np.empty(len(numbers), dtype=np.int64)
+    def _lookup(self, positions: np.ndarray) -> np.ndarray:
+        epochs = positions // self.samples
+        indices = np.empty(len(positions), dtype=np.int64)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
-            indices[in_epoch] = self._permute(numbers[in_epoch] % self.samples, int(epoch))
+            indices[in_epoch] = self._permute(positions[in_epoch] % self.samples, int(epoch))
         return indices
 
     def _permute(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         keys = [
-            np.uint64(xxhash.xxh3_64_intdigest(f"{self.seed}:{epoch}:{number}".encode())) for number in range(_ROUNDS)
+            np.uint64(xxhash.xxh3_64_intdigest(f"{self.seed}:{epoch}:{index}".encode())) for index in range(_ROUNDS)
         ]
         values = positions.astype(np.uint64)
         is_outside = np.ones(len(values), dtype=bool)
@@ -77,9 +77,9 @@ class Order:
         left_mask, right_mask = (one << self._left_bits) - one, (one << self._right_bits) - one
         left, right = values >> self._right_bits, values & right_mask
         with np.errstate(over="ignore"):  # arithmetic modulo 2**64
-            for number in range(0, _ROUNDS, 2):
-                left = left ^ (splitmix64(right + keys[number]) & left_mask)
-                right = right ^ (splitmix64(left + keys[number + 1]) & right_mask)
+            for round_index in range(0, _ROUNDS, 2):
+                left = left ^ (splitmix64(right + keys[round_index]) & left_mask)
+                right = right ^ (splitmix64(left + keys[round_index + 1]) & right_mask)
         return (left << self._right_bits) | right
 
 
@@ -87,7 +87,7 @@ class BalancedOrder:
     """An endless sequence in which all classes appear equally often.
 
     Every round contains each class once, in random order; the k-th draw of a class is the k-th sample of that class's
-    `Order`. So it depends only on (seed, number). An epoch has as many draws as there are samples.
+    `Order`. So it depends only on (seed, position). An epoch has as many draws as there are samples.
     """
 
     def __init__(self, classes: np.ndarray, seed: int) -> None:
@@ -95,26 +95,26 @@ class BalancedOrder:
         self.seed = seed
         self._members = [np.flatnonzero(classes == name) for name in np.unique(classes)]
         self._orders = [
-            Order(len(members), xxhash.xxh3_64_intdigest(f"{seed}:class:{number}".encode()))
-            for number, members in enumerate(self._members)
+            Order(len(members), xxhash.xxh3_64_intdigest(f"{seed}:class:{index}".encode()))
+            for index, members in enumerate(self._members)
         ]
 
-    def at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return sample indices, int64 (k,), for running numbers (k,) counted from the start of the run."""
-        numbers = np.asarray(numbers, dtype=np.int64)
-        rounds, positions = numbers // len(self._members), numbers % len(self._members)
-        indices = np.empty(len(numbers), dtype=np.int64)
-        pairs = zip(rounds, positions, strict=True)
-        chosen = np.array([self._round_order(int(number))[position] for number, position in pairs])
-        for number, (members, order) in enumerate(zip(self._members, self._orders, strict=True)):
-            is_in_class = chosen == number
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """Return sample indices, int64 (k,), for positions (k,), counted from the start of the run."""
+        positions = np.asarray(positions, dtype=np.int64)
+        rounds, turns = positions // len(self._members), positions % len(self._members)
+        indices = np.empty(len(positions), dtype=np.int64)
+        pairs = zip(rounds, turns, strict=True)
+        drawn_classes = np.array([self._class_order(int(round_index))[turn] for round_index, turn in pairs])
+        for class_index, (members, order) in enumerate(zip(self._members, self._orders, strict=True)):
+            is_in_class = drawn_classes == class_index
             indices[is_in_class] = members[order.at(rounds[is_in_class])]
         return indices
 
-    def _round_order(self, number: int) -> np.ndarray:
+    def _class_order(self, round_index: int) -> np.ndarray:
         """Return the order of the classes in a round."""
         keys = [
-            xxhash.xxh3_64_intdigest(f"{self.seed}:turn:{number}:{index}".encode())
+            xxhash.xxh3_64_intdigest(f"{self.seed}:turn:{round_index}:{index}".encode())
             for index in range(len(self._members))
         ]
         return np.argsort(keys)

@@ -41,12 +41,12 @@ class TokenBlocks:
         self.split = split
         self.length = length
         self.lookahead = lookahead
-        self._count = max(0, (split.tokens - lookahead) // length)
-        self.leftover_tokens = split.tokens - self._count * length
+        self._num_blocks = max(0, (split.tokens - lookahead) // length)
+        self.leftover_tokens = split.tokens - self._num_blocks * length
         self._ends = split.ends() if documents else None
 
     def __len__(self) -> int:
-        return self._count
+        return self._num_blocks
 
     def read(self, index: int) -> Sample:
         """Return ids (length + lookahead,), with `documents` also flags of that shape."""
@@ -95,12 +95,12 @@ class PackedBlocks(TokenBlocks):
     def __init__(self, split: StoreSplit, length: int, lookahead: int) -> None:
         super().__init__(split, length, lookahead)
         starts, sizes, is_continued = _split_documents(split.ends(), length, lookahead)
-        blocks, self._count = best_fit(np.minimum(sizes, length), length)
+        blocks, self._num_blocks = best_fit(np.minimum(sizes, length), length)
         # A block keeps the order of the store, but the last chunks of long documents come first: their first token is
         # predicted in another block, and the first token of a block is not predicted.
         order = np.argsort(2 * blocks.astype(np.int64) + ~is_continued, kind="stable")
         self._starts, self._sizes, self._is_continued = starts[order], sizes[order], is_continued[order]
-        self._block_starts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
+        self._block_starts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._num_blocks))])
         self.leftover_tokens = 0
 
     def read(self, index: int) -> Sample:
@@ -108,12 +108,12 @@ class PackedBlocks(TokenBlocks):
         ids = np.zeros(self.length + self.lookahead, dtype=np.int64)
         flags = np.zeros(len(ids), dtype=np.uint32)
         position = 0
-        for number, chunk in enumerate(self._block_chunks(index), start=1):
+        for document_number, chunk in enumerate(self._block_chunks(index), start=1):
             size = int(self._sizes[chunk])
             ids[position : position + size] = self.split.read(int(self._starts[chunk]), size)
-            flags[position : position + size] = 2 * number + PREDICTED
+            flags[position : position + size] = 2 * document_number + PREDICTED
             if self._is_continued[chunk]:
-                flags[position] = 2 * number
+                flags[position] = 2 * document_number
             position += size
         return Sample(ids, flags)
 
@@ -124,7 +124,8 @@ class PackedBlocks(TokenBlocks):
     @property
     def padding(self) -> float:
         """The fraction of padding in all blocks, 0 to 1."""
-        return 1 - float(np.minimum(self._sizes, self.length).sum(dtype=np.int64)) / max(1, self._count * self.length)
+        num_tokens = float(np.minimum(self._sizes, self.length).sum(dtype=np.int64))
+        return 1 - num_tokens / max(1, self._num_blocks * self.length)
 
     def _block_chunks(self, index: int) -> range:
         return range(int(self._block_starts[index]), int(self._block_starts[index + 1]))
@@ -144,32 +145,32 @@ class PackedSamples:
         sizes = sample_sizes(np.diff(split.ends().astype(np.int64), prepend=0), lookahead)
         if len(sizes) and sizes.max() > length:
             raise ValueError(f"a sample of {sizes.max():,} tokens does not fit into a block of {length:,}")
-        blocks, self._count = best_fit(sizes, length)
+        blocks, self._num_blocks = best_fit(sizes, length)
         self._members = np.argsort(blocks, kind="stable")
-        self._block_starts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
+        self._block_starts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._num_blocks))])
         self._tokens = int(sizes.sum(dtype=np.int64))
 
     def __len__(self) -> int:
-        return self._count
+        return self._num_blocks
 
     def members(self, index: int) -> np.ndarray:
         """Return the indices of the samples in a block."""
         return self._members[self._block_starts[index] : self._block_starts[index + 1]]
 
-    def samples_in(self, blocks: int) -> int:
-        """Return the number of samples in the first `blocks` blocks."""
-        return int(self._block_starts[blocks])
+    def samples_in(self, num_blocks: int) -> int:
+        """Return the number of samples in the first `num_blocks` blocks."""
+        return int(self._block_starts[num_blocks])
 
     def read(self, index: int) -> Sample:
-        return join_samples([self.split.sample(int(number)) for number in self.members(index)])
+        return join_samples([self.split.sample(int(sample_index)) for sample_index in self.members(index)])
 
     def origins(self, index: int) -> list[str]:
-        return [self.split.origin(int(number)) for number in self.members(index)]
+        return [self.split.origin(int(sample_index)) for sample_index in self.members(index)]
 
     @property
     def padding(self) -> float:
         """The fraction of padding in all blocks, 0 to 1."""
-        return 1 - self._tokens / max(1, self._count * self.length)
+        return 1 - self._tokens / max(1, self._num_blocks * self.length)
 
 
 _SAMPLE_FLAG_BITS = 8  # the samples' own flags in a packed block: objectives that pack use one byte
@@ -213,10 +214,10 @@ def _split_documents(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.
     cuts = np.maximum(0, -(-(tokens - lookahead) // length) - 1)
     if cuts.any():
         num_chunks = cuts + 1
-        number = np.arange(num_chunks.sum()) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
-        starts = np.repeat(starts, num_chunks) + number * length
-        tokens = np.repeat(tokens, num_chunks) - number * length
-        is_continued = number > 0
+        chunk_index = np.arange(num_chunks.sum()) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
+        starts = np.repeat(starts, num_chunks) + chunk_index * length
+        tokens = np.repeat(tokens, num_chunks) - chunk_index * length
+        is_continued = chunk_index > 0
     else:
         is_continued = np.zeros(len(tokens), dtype=bool)
     sizes = np.minimum(tokens, length + lookahead).astype(np.int32)
@@ -246,25 +247,25 @@ def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
             insort(spaces, space)
         open_blocks[space].append(blocks)
 
-    def take_blocks(number: int) -> np.ndarray:
-        space = spaces[number]
+    def take_blocks(index: int) -> np.ndarray:
+        space = spaces[index]
         blocks = open_blocks[space].pop()
         if not open_blocks[space]:
-            del open_blocks[space], spaces[number]
+            del open_blocks[space], spaces[index]
         return blocks
 
-    num_placed = total = 0
+    num_placed = num_blocks = 0
     for size in np.flatnonzero(counts)[::-1].tolist():
         num_left = int(counts[size])
         while num_left:
-            number = bisect_left(spaces, size)
-            if number < len(spaces):
-                space = spaces[number]
-                blocks = take_blocks(number)
+            index = bisect_left(spaces, size)
+            if index < len(spaces):
+                space = spaces[index]
+                blocks = take_blocks(index)
             else:
                 space = length
-                blocks = np.arange(total, total - (-num_left // (length // size)), dtype=np.int32)
-                total += len(blocks)
+                blocks = np.arange(num_blocks, num_blocks - (-num_left // (length // size)), dtype=np.int32)
+                num_blocks += len(blocks)
             per_block = space // size
             num_full = min(len(blocks), num_left // per_block)
             placed[num_placed : num_placed + num_full * per_block] = np.repeat(blocks[:num_full], per_block)
@@ -275,6 +276,6 @@ def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
                 add_blocks(space - num_left * size, blocks[num_full : num_full + 1])
                 num_placed, num_left, num_full = num_placed + num_left, 0, num_full + 1
             add_blocks(space, blocks[num_full:])
-    result = np.empty_like(placed)
-    result[order] = placed
-    return result, total
+    block_of_item = np.empty_like(placed)
+    block_of_item[order] = placed
+    return block_of_item, num_blocks

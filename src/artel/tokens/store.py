@@ -57,7 +57,7 @@ class Sample:
     flags: np.ndarray | None = None
     """A number per token, uint8 or uint64 (tokens,)."""
     numbers: tuple[int, ...] = ()
-    """Numbers of the sample; all samples of a store have equally many."""
+    """Numbers of the sample. All samples of a store have equally many."""
 
 
 class StoreSplit:
@@ -71,14 +71,14 @@ class StoreSplit:
         self._folder = folder
         self._shards = counts["shards"]
         self._columns: int = counts["numbers"]
-        self._token_maps = self._map(".tokens", np.dtype(dtype).newbyteorder("<"))
-        self._flags = self._map(".flags", np.dtype(counts["flags"])) if counts["flags"] else None
+        self._token_maps = self._map_files(".tokens", np.dtype(dtype).newbyteorder("<"))
+        self._flags = self._map_files(".flags", np.dtype(counts["flags"])) if counts["flags"] else None
         self._token_starts = list(accumulate((shard["tokens"] for shard in self._shards), initial=0))
         self._sample_starts = list(accumulate((shard["samples"] for shard in self._shards), initial=0))
         self._sample_ends: dict[int, np.ndarray] = {}
         self._numbers: np.ndarray | None = None
 
-    def _map(self, suffix: str, dtype: np.dtype) -> list[np.ndarray]:
+    def _map_files(self, suffix: str, dtype: np.dtype) -> list[np.ndarray]:
         # As plain arrays, since slicing a memmap runs Python code for each block.
         files = (self._folder / f"{shard['name']}{suffix}" for shard in self._shards)
         return [np.memmap(file, dtype=dtype, mode="r").view(np.ndarray) for file in files]
@@ -87,9 +87,10 @@ class StoreSplit:
         """Return the sample at `index`."""
         shard = bisect.bisect_right(self._sample_starts, index) - 1
         if shard not in self._sample_ends:
-            self._sample_ends[shard] = self._ends(self._shards[shard]["name"])
-        ends, number = self._sample_ends[shard], index - self._sample_starts[shard]
-        start, end = int(ends[number - 1]) if number else 0, int(ends[number])
+            self._sample_ends[shard] = self._read_ends(self._shards[shard]["name"])
+        ends = self._sample_ends[shard]
+        index_in_shard = index - self._sample_starts[shard]
+        start, end = int(ends[index_in_shard - 1]) if index_in_shard else 0, int(ends[index_in_shard])
         flags = None if self._flags is None else np.array(self._flags[shard][start:end])
         numbers = tuple(self.numbers()[index].tolist()) if self._columns else ()
         return Sample(self._token_maps[shard][start:end].astype(np.int64), flags, numbers)
@@ -97,7 +98,7 @@ class StoreSplit:
     def numbers(self) -> np.ndarray:
         """Return the numbers of all samples, int64 (samples, columns), memory-mapped if there is one shard."""
         if self._numbers is None:
-            maps = self._map(".numbers", np.dtype("<i8")) if self._columns else []
+            maps = self._map_files(".numbers", np.dtype("<i8")) if self._columns else []
             all_numbers = maps[0] if len(maps) == 1 else np.concatenate([np.empty(0, "<i8"), *maps])
             self._numbers = all_numbers.reshape(self.samples, self._columns)
         return self._numbers
@@ -128,42 +129,42 @@ class StoreSplit:
     def ends(self) -> np.ndarray:
         """Return the end of each sample in the stream of the split, exclusive, uint64 (samples,)."""
         ends = [
-            self._ends(shard["name"]) + np.uint64(self._token_starts[number])
-            for number, shard in enumerate(self._shards)
+            self._read_ends(shard["name"]) + np.uint64(self._token_starts[shard_index])
+            for shard_index, shard in enumerate(self._shards)
         ]
         return np.concatenate([np.empty(0, dtype=np.uint64), *ends])
 
     def iter_samples(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (`file:line`, ids) of every sample, in the order of the store."""
-        for number, shard in enumerate(self._shards):
-            origins = self._origins(shard["name"])
+        for shard_index, shard in enumerate(self._shards):
+            origins = self._read_origins(shard["name"])
             start = 0
-            for origin, end in zip(origins, self._ends(shard["name"]), strict=True):
-                yield origin, self._token_maps[number][start : int(end)].astype(np.int64)
+            for origin, end in zip(origins, self._read_ends(shard["name"]), strict=True):
+                yield origin, self._token_maps[shard_index][start : int(end)].astype(np.int64)
                 start = int(end)
 
-    def origins(self, start: int, stop: int) -> list[str]:
-        """Return the `file:line` of each sample with tokens in [start, stop)."""
+    def origins(self, start: int, end: int) -> list[str]:
+        """Return the `file:line` of each sample with tokens in [start, end)."""
         origins: list[str] = []
-        for number, shard in enumerate(self._shards):
-            low, high = start - self._token_starts[number], stop - self._token_starts[number]
+        for shard_index, shard in enumerate(self._shards):
+            low, high = start - self._token_starts[shard_index], end - self._token_starts[shard_index]
             if high <= 0 or low >= shard["tokens"]:
                 continue
-            ends = self._ends(shard["name"])
+            ends = self._read_ends(shard["name"])
             first = int(np.searchsorted(ends, max(low, 0), side="right"))
             last = int(np.searchsorted(ends, min(high, shard["tokens"]), side="left"))
-            origins += self._origins(shard["name"])[first : last + 1]
+            origins += self._read_origins(shard["name"])[first : last + 1]
         return origins
 
     def origin(self, index: int) -> str:
         """Return the `file:line` of a sample."""
         shard = bisect.bisect_right(self._sample_starts, index) - 1
-        return self._origins(self._shards[shard]["name"])[index - self._sample_starts[shard]]
+        return self._read_origins(self._shards[shard]["name"])[index - self._sample_starts[shard]]
 
-    def _ends(self, name: str) -> np.ndarray:
+    def _read_ends(self, name: str) -> np.ndarray:
         return np.fromfile(self._folder / f"{name}.ends", dtype="<u8")
 
-    def _origins(self, name: str) -> list[str]:
+    def _read_origins(self, name: str) -> list[str]:
         text = (self._folder / f"{name}.origins").read_bytes().decode("utf-8", "surrogateescape")
         return text.split("\n")[:-1]
 
@@ -192,7 +193,7 @@ class TokenStore:
         parts = self.manifest["parts"]
         report_bus_errors()
         try:
-            for file, size, _ in self._files(stored_files(self.manifest)):
+            for file, size, _ in self._with_paths(stored_files(self.manifest)):
                 if not file.is_file() or file.stat().st_size != size:
                     what = "is missing or has another size than was written"
                     raise self._damage_error(str(file.relative_to(folder)), what)
@@ -205,7 +206,7 @@ class TokenStore:
     def digest(self) -> str:
         """A hash of the contents: stores with equal digests have the same tokens in the same order."""
         digest = xxhash.xxh3_128()
-        for file, _, file_digest in self._files(sample_files(self.manifest)):
+        for file, _, file_digest in self._with_paths(sample_files(self.manifest)):
             if file.suffix != ".origins":  # paths of documents do not affect training
                 digest.update(f"{file.relative_to(self.folder)} {file_digest}\n".encode())
         return digest.hexdigest()
@@ -223,7 +224,7 @@ class TokenStore:
             num_whole_bytes = len(chunk) - len(chunk) % dtype.itemsize
             largest_id = max(largest_id, int(np.frombuffer(chunk[:num_whole_bytes], dtype).max(initial=0)))
 
-        for file, _, expected in self._files(stored_files(self.manifest)):
+        for file, _, expected in self._with_paths(stored_files(self.manifest)):
             limit = vocabulary if file.suffix == ".tokens" else None
             largest_id = -1
             try:
@@ -237,7 +238,7 @@ class TokenStore:
                 what = f"holds the token {largest_id:,}, but its tokenizer has {limit:,}"
                 raise self._damage_error(str(file.relative_to(self.folder)), what)
 
-    def _files(self, files: Iterator[StoredFile]) -> Iterator[tuple[Path, int, str]]:
+    def _with_paths(self, files: Iterator[StoredFile]) -> Iterator[tuple[Path, int, str]]:
         return ((self.folder / name, size, digest) for name, size, digest in files)
 
     def _read_error(self, file: Path, error: OSError) -> InputError:
@@ -355,7 +356,7 @@ class StoreWriter:
             shard = self._open_shards[split]
             shard.add(sample, origin)
             if shard.num_tokens >= self._shard_tokens:
-                self._finish(split)
+                self._finish_shard(split)
         counts["documents"] += 1
         counts["bytes"] += text_bytes
         if reference is not None:
@@ -366,13 +367,13 @@ class StoreWriter:
     def close(self, extra_entries: dict[str, Any]) -> dict[str, Any]:
         """Finish the shards and write the manifest with `extra_entries`. Return the manifest."""
         for split in list(self._open_shards):
-            self._finish(split)
+            self._finish_shard(split)
         for split, stream in self._references.items():
             stream.close()
             self._splits[split]["files"] = file_entries([self.folder / split / REFERENCES_FILE])
         return write_manifest(self.folder, self.dtype, extra_entries, self._splits)
 
-    def _finish(self, split: str) -> None:
+    def _finish_shard(self, split: str) -> None:
         shard = self._open_shards.pop(split)
         counts = self._splits[split]
         counts["shards"].append(shard.close())

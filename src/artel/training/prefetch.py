@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from artel.objectives import Batch
-from artel.tokens import micro_batches, step_numbers
+from artel.tokens import micro_batches, step_positions
 
 if TYPE_CHECKING:
     from artel.training.run import Run
@@ -26,15 +26,15 @@ MakeBatches = Callable[[int], list[Batch]]
 
 def local_batches(run: Run, step: int) -> list[Batch]:
     """Return this rank's micro-batches of a step, counted from 0: a pure function of the step (principle 1)."""
-    numbers = step_numbers(step, run.length.batch, run.length.total)
+    positions = step_positions(step, run.length.batch, run.length.total)
     rows = micro_batches(
         run.samples,
-        run.order.at(numbers),
-        numbers // run.length.samples,
+        run.order.at(positions),
+        positions // run.length.samples,
         rank=run.strategy.dp_rank,
-        world=run.strategy.dp_degree,
-        batch=run.length.batch,
-        size=run.batch_plan.size,
+        world_size=run.strategy.dp_degree,
+        batch_size=run.length.batch,
+        max_rows=run.batch_plan.size,
     )
     return [run.objective.batch(micro_batch) for micro_batch in rows]
 

@@ -24,7 +24,7 @@ from artel.tokens import (
     TokenStore,
     evaluation_rows,
     micro_batches,
-    step_numbers,
+    step_positions,
     train_tokenizer,
 )
 from artel.tokens.packing import best_fit, join_samples, sample_sizes
@@ -177,12 +177,12 @@ def _rows_of_steps(
     if length is not None and length.steps is not None:
         steps = min(steps, length.steps)
     for step in range(steps):
-        numbers = step_numbers(step, batch, total)
+        positions = step_positions(step, batch, total)
         if order is None:
             indices, epochs = np.random.default_rng(step).integers(len(samples), size=batch), np.full(batch, -1)
         else:
-            indices, epochs = order.at(numbers), numbers // len(samples)
+            indices, epochs = order.at(positions), positions // len(samples)
         yield [
-            micro_batches(samples, indices, epochs, rank=rank, world=dp_degree, batch=batch, size=rows)
+            micro_batches(samples, indices, epochs, rank=rank, world_size=dp_degree, batch_size=batch, max_rows=rows)
             for rank in ranks
         ]

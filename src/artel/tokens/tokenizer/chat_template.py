@@ -343,11 +343,11 @@ def _token_pattern(tokens: frozenset[str]) -> re.Pattern[str]:
 
     def group_pattern(group: set[str]) -> str:
         prefix = commonprefix([*group])  # noqa: RUF071 (by characters)
-        rest = {token[len(prefix) :] for token in group}
-        if "" in rest:  # a token ends here, so longer ones do not matter
+        suffixes = {token[len(prefix) :] for token in group}
+        if "" in suffixes:  # a token ends here, so longer ones do not matter
             return re.escape(prefix)
         first: dict[str, set[str]] = {}
-        for token in rest:
+        for token in suffixes:
             first.setdefault(token[0], set()).add(token)
         return f"{re.escape(prefix)}(?:{'|'.join(map(group_pattern, first.values()))})"
 

@@ -149,7 +149,7 @@ def roles_by_config(hf: PreTrainedTokenizerFast, name: str) -> dict[str, str]:
         ids: dict[str, Any] = PreTrainedConfig.get_config_dict(name)[0]
     except OSError:  # a tokenizer without a model
         return {}
-    tokens = {number: token for token, number in vocabulary.items()}
+    tokens = {token_id: token for token, token_id in vocabulary.items()}
     named_roles = {role: tokens[ids[f"{role}_id"]] for role in _ROLES if ids.get(f"{role}_id") in tokens}
     if "eos_token" not in named_roles:
         return {}
@@ -185,16 +185,16 @@ def trust_fix(name: str) -> str:
 
 def check_code_owner(values: dict[str, Any], name: str) -> None:
     """Raise InputError if a configuration of the repository `name` refers to code in another one."""
-    for reference in _references(values.get("auto_map")):
+    for reference in _find_references(values.get("auto_map")):
         owner, dashes, _ = reference.partition("--")
         if dashes and owner != name:
             fix = "use that repository, or put code and model into one folder and set it in model.from"
             raise InputError.at(KEY, f"the code of {name} is in another repository, {owner}", fix)
 
 
-def _references(value: Any) -> Iterator[str]:
+def _find_references(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _references(item)
+            yield from _find_references(item)

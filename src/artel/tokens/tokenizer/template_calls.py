@@ -81,7 +81,7 @@ def find_call_form(tokenizer: Tokenizer, template: str, style: ToolStyle, end: T
     answer = trials.answer(_FIRST)
     if answer is None or answer.count(_FIRST.name) != 1:
         return None
-    form = _json_form(answer, trials) or _tag_form(answer, trials)
+    form = _find_json_form(answer, trials) or _find_tag_form(answer, trials)
     return None if form is None or trials.end_at(form.prefix + form.after_name) is not None else form
 
 
@@ -94,27 +94,27 @@ class _Trials:
 
     def __init__(self, tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> None:
         self._tokenizer, self._template, self._style = tokenizer, template, style
-        texts = [text for text, number in added_tokens(tokenizer).items() if number in end.ids]
+        texts = [text for text, token_id in added_tokens(tokenizer).items() if token_id in end.ids]
         self._ends = [*texts, *end.texts]
         self._call_ids: list[str] = []  # of the last answer
 
     def answer(self, *calls: ToolCall) -> str | None:
         """Return the answer of a model that makes these calls, without its end; None if the template rejects them."""
-        tools = [_tool(call) for call in calls]
+        tools = [_describe_tool(call) for call in calls]
         messages = self._style.linked([Message("user", "triedquestion"), Message("assistant", "", tool_calls=calls)])
         self._call_ids = [call.id for call in messages[1].tool_calls]
         try:
             prompt, conversation = self._render(messages[:1], tools, True), self._render(messages, tools, False)
         except TemplateRejection:
             return None
-        begin = _answer_begin(prompt, conversation)
-        answer = conversation[begin:]
+        start = _find_answer_start(prompt, conversation)
+        answer = conversation[start:]
         words = [word for call in calls for word in (call.name, *call.arguments, *call.arguments.values())]
         last = max(map(answer.rfind, words))
         end = self.end_at(answer[last:])
         answer = answer[: None if end is None else last + end]
         # The prompt opens a thought, which the answer closes at once (DeepSeek R1).
-        opens_thought = "<think>" in prompt[begin:] and "</think>" not in prompt[begin:]
+        opens_thought = "<think>" in prompt[start:] and "</think>" not in prompt[start:]
         return f"\n</think>\n\n{answer.lstrip()}" if opens_thought else answer
 
     def end_at(self, text: str) -> int | None:
@@ -127,13 +127,13 @@ class _Trials:
             text = re.sub(rf',\s*"id":\s*"{call_id}"|\[CALL_ID\]{call_id}', "", text)
         return re.sub(r"^:\d+", f":{NUMBER}", text) if self._style.ids == "named" else text
 
-    def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]], begin_answer: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]], starts_answer: bool) -> str:
         fields = [self._style.fields(message) for message in messages]
-        return render(self._tokenizer, self._template, fields, begin_answer, tools)
+        return render(self._tokenizer, self._template, fields, starts_answer, tools)
 
 
-def _answer_begin(prompt: str, conversation: str) -> int:
-    """Return the index where the answer begins, never inside a mark, even if the prompt is not a prefix."""
+def _find_answer_start(prompt: str, conversation: str) -> int:
+    """Return the index where the answer starts, never inside a mark, even if the prompt is not a prefix."""
     if conversation.startswith(prompt):
         return len(prompt)
     common = next(index for index, letter in enumerate(prompt) if conversation[index : index + 1] != letter)
@@ -141,24 +141,26 @@ def _answer_begin(prompt: str, conversation: str) -> int:
     return common if open_mark is None else open_mark.start()
 
 
-def _tool(call: ToolCall) -> dict[str, Any]:
+def _describe_tool(call: ToolCall) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {key: {"type": "string"} for key in call.arguments}}
     return {"type": "function", "function": {"name": call.name, "description": "tried", "parameters": parameters}}
 
 
-def _json_form(answer: str, trials: _Trials) -> CallForm | None:
+def _find_json_form(answer: str, trials: _Trials) -> CallForm | None:
     """Return the form if arguments are a JSON object after the name."""
     texts = _split_at_call(answer, _FIRST)
     if texts is None:
         return None
-    opens, named, closes = map(trials.without_ids, texts)
-    between = None  # stays so if the template writes two calls differently, or rejects them
+    prefix, after_name, suffix = map(trials.without_ids, texts)
+    between = None  # unless the template writes two calls, both in the same way
     two_calls = trials.answer(_FIRST, _SECOND)
     first = None if two_calls is None else _split_at_call(two_calls, _FIRST)
     second = None if first is None else _split_at_call(first[2], _SECOND)
-    if first and second and [*map(trials.without_ids, (*first[:2], *second[1:]))] == [opens, named, named, closes]:
-        between = trials.without_ids(second[0])
-    return CallForm(opens, named, between, closes)
+    if first and second:
+        texts_around = [trials.without_ids(text) for text in (*first[:2], *second[1:])]
+        if texts_around == [prefix, after_name, after_name, suffix]:
+            between = trials.without_ids(second[0])
+    return CallForm(prefix, after_name, between, suffix)
 
 
 def _split_at_call(text: str, call: ToolCall) -> tuple[str, str, str] | None:
@@ -168,24 +170,24 @@ def _split_at_call(text: str, call: ToolCall) -> tuple[str, str, str] | None:
     return None if match is None else (text[: match.start()], match[1], text[match.end() :])
 
 
-def _tag_form(answer: str, trials: _Trials) -> CallForm | None:
+def _find_tag_form(answer: str, trials: _Trials) -> CallForm | None:
     """Return the form if each argument has a tag."""
-    opens, _, after = answer.partition("triedname")
+    prefix, _, after = answer.partition("triedname")
     first, _, after = after.partition("triedkey")
     value, _, last = after.partition("triedvalue")
     empty = trials.answer(ToolCall(_FIRST.name, {}))
     more = trials.answer(ToolCall(_FIRST.name, _FIRST.arguments | _SECOND.arguments))
     if empty is None or more is None or not _CLOSING_TAG.match(last) or value.strip() in ("", ":", "="):
         return None
-    begin = f"{opens}triedname{first}triedkey{value}triedvalue"
-    next_text = more.removeprefix(begin).partition("laidkey")[0]
-    if more != f"{begin}{next_text}laidkey{value}laid{last}":
+    start = f"{prefix}triedname{first}triedkey{value}triedvalue"
+    next_text = more.removeprefix(start).partition("laidkey")[0]
+    if more != f"{start}{next_text}laidkey{value}laid{last}":
         return None
-    tags = ArgumentTags(empty.removeprefix(opens + "triedname"), first, value, next_text, last)
+    tags = ArgumentTags(empty.removeprefix(prefix + "triedname"), first, value, next_text, last)
     two_calls = trials.answer(_FIRST, _SECOND)
     between = (
         two_calls.removeprefix(answer).partition("laidname")[0]
         if two_calls is not None and two_calls.startswith(answer)
         else None
     )
-    return CallForm(opens, "", between, "", tags)
+    return CallForm(prefix, "", between, "", tags)

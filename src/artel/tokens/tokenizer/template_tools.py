@@ -49,17 +49,18 @@ class ToolStyle:
         linked: list[Message] = []
         open_calls: list[ToolCall] = []
         by_id: dict[str, ToolCall] = {}  # the calls of the last message, by their old and new ids
-        count = 0
-        for number, message in enumerate(messages):
+        num_calls = 0
+        for message_index, message in enumerate(messages):
             if message.tool_calls:
                 calls = message.tool_calls
                 calls_with_ids = [
-                    self._with_id(call, f"{number} {index}", count + index) for index, call in enumerate(calls)
+                    self._with_id(call, f"{message_index} {index}", num_calls + index)
+                    for index, call in enumerate(calls)
                 ]
                 by_id = {call.id: call for call in calls_with_ids} | {
                     old.id: new for old, new in zip(calls, calls_with_ids, strict=True) if old.id
                 }
-                count += len(calls)
+                num_calls += len(calls)
                 open_calls = list(calls_with_ids)
                 message = replace(message, tool_calls=tuple(calls_with_ids))
             elif message.role == "tool":
@@ -67,11 +68,11 @@ class ToolStyle:
             linked.append(message)
         return linked
 
-    def _with_id(self, call: ToolCall, position: str, number: int) -> ToolCall:
-        """Return the call with the id that a template needs. `number` counts the calls of a conversation from 0."""
+    def _with_id(self, call: ToolCall, position: str, call_index: int) -> ToolCall:
+        """Return the call with the id that a template needs. `call_index`: index of the call in the conversation."""
         if self.ids == "nine":
             return replace(call, id=_mistral_id(call.id or f"{position} {call.as_json()}"))
-        return replace(call, id=f"functions.{call.name}:{number}") if self.ids == "named" else call
+        return replace(call, id=f"functions.{call.name}:{call_index}") if self.ids == "named" else call
 
     def _with_call(self, message: Message, open_calls: list[ToolCall], by_id: dict[str, ToolCall]) -> Message:
         """Return a result with the name and id of its call: the one with its id, else the next open one."""
@@ -107,9 +108,10 @@ def _mistral_id(call_id: str) -> str:
     """Return the id if it is nine letters and digits, else nine derived from it."""
     if _MISTRAL_ID.fullmatch(call_id):
         return call_id
-    number, letters = xxhash.xxh3_64_intdigest(call_id.encode()), ""
+    digest = xxhash.xxh3_64_intdigest(call_id.encode())
+    letters = ""
     for _ in range(9):
-        number, letter = divmod(number, len(_LETTERS))
+        digest, letter = divmod(digest, len(_LETTERS))
         letters += _LETTERS[letter]
     return letters
 

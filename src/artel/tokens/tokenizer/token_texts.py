@@ -36,15 +36,15 @@ def token_texts(tokenizer: Tokenizer, where: str) -> TokenTexts:
     unknown = tokenizer.hf.unk_token_id
     if unknown == tokenizer.end_id:  # GPT-2 has one token for all roles
         unknown = None
-    special = {number: token.content for number, token in added.items() if token.special and number != unknown}
+    special = {token_id: token.content for token_id, token in added.items() if token.special and token_id != unknown}
     special.setdefault(tokenizer.end_id, str(tokenizer.hf.convert_ids_to_tokens(tokenizer.end_id)))
     backend = tokenizer.hf.backend_tokenizer
     to_bytes = _decode_byte_letters if "ByteLevel" in component_types(backend.decoder) else _decode_sentencepiece
     vocabulary = backend.get_vocab(with_added_tokens=True)
     pieces: list[bytes | None] = [None] * tokenizer.vocabulary
-    for piece, number in vocabulary.items():
-        if number not in special and number != unknown:
-            pieces[number] = (piece.encode() if number in added else to_bytes(piece)) or None
+    for piece, token_id in vocabulary.items():
+        if token_id not in special and token_id != unknown:
+            pieces[token_id] = (piece.encode() if token_id in added else to_bytes(piece)) or None
     by_rank = sorted(vocabulary, key=lambda piece: (not _BYTE_PIECE.fullmatch(piece), -vocabulary[piece]))
     ids = {text: vocabulary[piece] for piece in by_rank if (text := pieces[vocabulary[piece]]) is not None}
     encoded = [encoding.ids.tolist() for encoding in tokenizer.encode_with_offsets(list(_TEST_TEXTS))]
@@ -57,7 +57,7 @@ def token_texts(tokenizer: Tokenizer, where: str) -> TokenTexts:
 
 def _pieces_join(tokenizer: Tokenizer, pieces: list[bytes | None], ids: list[int]) -> bool:
     """True if the pieces of a text join to the decoded text, or if the vocabulary lacks letters of the text."""
-    texts = [pieces[number] for number in ids]
+    texts = [pieces[token_id] for token_id in ids]
     known_texts = [text for text in texts if text is not None]
     return len(known_texts) < len(texts) or b"".join(known_texts).strip() == tokenizer.decode(ids).encode().strip()
 

@@ -163,18 +163,18 @@ class Tokenizer:
         with self._special_tokens_parsed(True):
             encodings = self._unspaced_backend[1].encode_batch(texts, add_special_tokens=False)
         for unspaced, spaced in zip(self._with_offsets(texts, encodings), spaced_encodings, strict=True):
-            end, begin = (
+            end, start = (
                 int(np.append(np.isin(encoding.ids, added), True).argmax()) for encoding in (unspaced, spaced)
             )
             yield Encoding(
-                np.append(unspaced.ids[:end], spaced.ids[begin:]),
-                np.append(unspaced.starts[:end], spaced.starts[begin:]),
-                np.append(unspaced.ends[:end], spaced.ends[begin:]),
+                np.append(unspaced.ids[:end], spaced.ids[start:]),
+                np.append(unspaced.starts[:end], spaced.starts[start:]),
+                np.append(unspaced.ends[:end], spaced.ends[start:]),
             )
 
     def _with_offsets(self, texts: list[str], encodings: list[Any]) -> Iterator[Encoding]:
         added = self._backend.get_added_tokens_decoder()
-        stripping_ids = [number for number, token in added.items() if token.lstrip or token.rstrip]
+        stripping_ids = [token_id for token_id, token in added.items() if token.lstrip or token.rstrip]
         for text, encoding in zip(texts, encodings, strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             encoded = Encoding(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
@@ -251,10 +251,10 @@ class Tokenizer:
     @property
     def unknown_id(self) -> int | None:
         """The id of the unknown token; None if the vocabulary covers everything (bytes) or drops unknown text."""
-        number, model = self.hf.unk_token_id, self._backend.model
-        if number is None or number == self.end_id or getattr(model, "unk_token", "") is None:
+        token_id = self.hf.unk_token_id
+        if token_id is None or token_id == self.end_id or getattr(self._backend.model, "unk_token", "") is None:
             return None
-        return int(number)
+        return int(token_id)
 
     @property
     def control_tokens(self) -> list[str]:
@@ -298,13 +298,13 @@ class Tokenizer:
         pieces = json.loads(self._backend.to_str())["model"]["type"] == "WordPiece"
         if not pieces and "Whitespace" in component_types(self._backend.pre_tokenizer):
             return starts
-        for token, number in tokens.items():
+        for token, token_id in tokens.items():
             if pieces:
-                starts[number] = not token.startswith("##")
+                starts[token_id] = not token.startswith("##")
             else:
                 # A byte-level vocabulary writes letters beyond ASCII as letters of Latin-1, not as punctuation.
                 first = token[:1]
-                starts[number] = first in "ĠĊĉ▁" or (first < "\x80" and not first.isalnum())
+                starts[token_id] = first in "ĠĊĉ▁" or (first < "\x80" and not first.isalnum())
         starts[self.special_ids] = True
         return starts
 

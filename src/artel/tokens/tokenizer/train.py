@@ -55,12 +55,12 @@ def train_tokenizer(texts: Iterator[str], settings: TokenizerTraining, *, encode
         backend.post_processor = processors.RobertaProcessing(frame_tokens[0], frame_tokens[1], add_prefix_space=False)
     elif is_bytewise:
         backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    size = 0
+    num_bytes = 0
 
     def count_bytes() -> Iterator[str]:
-        nonlocal size
+        nonlocal num_bytes
         for text in _take_bytes(texts, TRAINING_BYTES):
-            size += len(text.encode("utf-8", "surrogatepass"))
+            num_bytes += len(text.encode("utf-8", "surrogatepass"))
             yield text
 
     trainer = trainers.BpeTrainer(
@@ -72,7 +72,7 @@ def train_tokenizer(texts: Iterator[str], settings: TokenizerTraining, *, encode
     )
     backend.train_from_iterator(count_bytes(), trainer)
     if settings.vocab == "auto":  # the amount of text was not known before
-        backend = _cut_vocabulary(backend, auto_vocabulary(size))
+        backend = _cut_vocabulary(backend, auto_vocabulary(num_bytes))
     return Tokenizer(_as_transformers(backend, names), "tokenizer.train")
 
 
@@ -106,28 +106,28 @@ def describe_vocabulary(requested: int | Literal["auto"], reached: int, pattern:
     return ""
 
 
-def _cut_vocabulary(backend: Any, size: int) -> Any:
-    """Truncate the tokenizer to its first `size` ids. Training for that size gives the same tokenizer."""
+def _cut_vocabulary(backend: Any, num_ids: int) -> Any:
+    """Truncate the tokenizer to its first `num_ids` ids. Training for that size gives the same tokenizer."""
     from tokenizers import Tokenizer as Backend
 
     state = orjson.loads(backend.to_str())
     model = state["model"]
     vocabulary, merges = model["vocab"], model["merges"]
-    size = max(size, len(vocabulary) - len({"".join(merge) for merge in merges}))  # the alphabet stays
+    num_ids = max(num_ids, len(vocabulary) - len({"".join(merge) for merge in merges}))  # the alphabet stays
     num_merges = next(
-        (position for position, merge in enumerate(merges) if vocabulary["".join(merge)] >= size), len(merges)
+        (index for index, merge in enumerate(merges) if vocabulary["".join(merge)] >= num_ids), len(merges)
     )
     model["merges"] = merges[:num_merges]
-    model["vocab"] = {token: number for token, number in vocabulary.items() if number < size}
+    model["vocab"] = {token: token_id for token, token_id in vocabulary.items() if token_id < num_ids}
     return Backend.from_str(orjson.dumps(state).decode())
 
 
-def _take_bytes(texts: Iterator[str], budget: int) -> Iterator[str]:
-    """Yield texts, long ones in pieces, until they sum to `budget` bytes of UTF-8."""
+def _take_bytes(texts: Iterator[str], max_bytes: int) -> Iterator[str]:
+    """Yield texts, long ones in pieces, until they sum to `max_bytes` bytes of UTF-8."""
     for text in texts:
         yield from split_long_text(text)
-        budget -= len(text.encode("utf-8", "surrogatepass"))
-        if budget <= 0:
+        max_bytes -= len(text.encode("utf-8", "surrogatepass"))
+        if max_bytes <= 0:
             return
 
 
@@ -137,14 +137,14 @@ _PIECE_CHARACTERS = 100_000
 _END_OF_WORD = re.compile(r"\S\n(?=\S)|\S(?= \S)")
 
 
-def split_long_text(text: str, size: int = _PIECE_CHARACTERS) -> Iterator[str]:
+def split_long_text(text: str, chunk_characters: int = _PIECE_CHARACTERS) -> Iterator[str]:
     """Yield the text, or chunks of a long text with the same words. Splits a word only if a chunk has no other end."""
     position = 0
-    while len(text) - position > 2 * size:
-        end = _END_OF_WORD.search(text, position + size, position + 2 * size)
-        stop = end.end() if end else position + 2 * size
-        yield text[position:stop]
-        position = stop
+    while len(text) - position > 2 * chunk_characters:
+        word_end = _END_OF_WORD.search(text, position + chunk_characters, position + 2 * chunk_characters)
+        end = word_end.end() if word_end else position + 2 * chunk_characters
+        yield text[position:end]
+        position = end
     yield text[position:] if position else text
 
 

@@ -35,24 +35,24 @@ class UnsupportedTokenizer(Exception):
 class WordCache:
     """Encodes texts word by word."""
 
-    def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _MAX_WORDS) -> None:
+    def __init__(self, backend: Any, state: dict[str, Any], max_words: int = _MAX_WORDS) -> None:
         """`backend`: a tokenizers.Tokenizer; `state`: its JSON. Raise UnsupportedTokenizer."""
         self._pattern = _read_pattern(state)
-        self._words = _Words(backend.model, known_words)
+        self._words = _Words(backend.model, max_words)
 
     def encode(self, texts: list[str]) -> list[np.ndarray | None]:
         """Return the ids of each text, int64 (tokens,); None for a text that `tokenizers` must encode."""
-        return [None if _has_ambiguous_characters(text) else self._ids(text) for text in texts]
+        return [None if _has_ambiguous_characters(text) else self._encode_words(text) for text in texts]
 
-    def _ids(self, text: str) -> np.ndarray | None:
+    def _encode_words(self, text: str) -> np.ndarray | None:
         self._words.shrink()
         pieces: Iterable[str]
         if len(text) <= _MAX_LISTED_CHARACTERS:
             pieces = self._pattern.findall(text)
         else:
             pieces = map(itemgetter(0), self._pattern.finditer(text))
-        numbers = np.fromiter(map(self._words.__getitem__, pieces), np.int64)
-        return self._words.ids(numbers, characters=len(text))
+        word_indices = np.fromiter(map(self._words.__getitem__, pieces), np.int64)
+        return self._words.ids(word_indices, characters=len(text))
 
 
 class _Words(dict[str, int]):
@@ -73,22 +73,22 @@ class _Words(dict[str, int]):
             self._reset()
 
     def __missing__(self, word: str) -> int:
-        number = len(self._ends)
+        word_index = len(self._ends)
         letters = word.encode().decode("latin-1").translate(byte_letters())
         self._word_ids.extend(token.id for token in self._model.tokenize(letters))
         self._ends.append(len(self._word_ids))
         self._lengths.append(len(word))
         if len(word) <= _MAX_WORD_CHARACTERS:
-            self[word] = number
-        return number
+            self[word] = word_index
+        return word_index
 
-    def ids(self, numbers: np.ndarray, *, characters: int) -> np.ndarray | None:
+    def ids(self, word_indices: np.ndarray, *, characters: int) -> np.ndarray | None:
         """Return the ids of words in order; None if the words do not cover all `characters` of a text."""
-        if np.frombuffer(self._lengths, np.int64)[numbers].sum() != characters:
+        if np.frombuffer(self._lengths, np.int64)[word_indices].sum() != characters:
             return None
         ends = np.frombuffer(self._ends, np.int64)
-        starts = ends[numbers - 1]
-        counts = ends[numbers] - starts
+        starts = ends[word_indices - 1]
+        counts = ends[word_indices] - starts
         positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
         return np.frombuffer(self._word_ids, np.int64)[positions]
 

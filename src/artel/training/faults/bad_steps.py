@@ -17,7 +17,7 @@ import torch
 
 from artel.errors import InputError, WorkError
 from artel.messages import Phrase, logger, to_json
-from artel.tokens import step_numbers
+from artel.tokens import step_positions
 from artel.training.checkpoint.format import Progress, load_checkpoint
 from artel.training.metrics.jsonl import JsonLinesFile
 from artel.training.run import Run
@@ -188,5 +188,5 @@ def _compute_mean_loss(run: Run, sums: torch.Tensor) -> float:
 
 def _document_origins(run: Run, step: int) -> list[str]:
     """Return the origin `file:line` of each document in a step, counted from 1."""
-    samples = run.order.at(step_numbers(step - 1, run.length.batch, run.length.total))
+    samples = run.order.at(step_positions(step - 1, run.length.batch, run.length.total))
     return list(dict.fromkeys(name for index in samples for name in run.samples.origins(int(index))))
