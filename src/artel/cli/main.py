@@ -202,7 +202,7 @@ def _run() -> int:
     except BaseException as error:  # panics of Rust libraries are not Exceptions
         if hasattr(error, "format_message"):
             return _print_usage_error(error)
-        from artel.storage.unexpected_errors import FAULT, fault_lines, machine_error
+        from artel.storage.unexpected_errors import FAULT_EXIT_STATUS, fault_lines, machine_error
 
         if (known_error := machine_error(error)) is not None:
             return _print_error(known_error)
@@ -210,7 +210,7 @@ def _run() -> int:
         activity = f"{command} (after: {last_message()})" if last_message() else command
         write_stderr_lines([f"artel: {line}" for line in fault_lines(error, activity)])
         if "ARTEL_LAUNCHED" in os.environ:  # exit at once, before the processes that depend on this one end
-            os._exit(FAULT)
+            os._exit(FAULT_EXIT_STATUS)
         return 1
 
 

@@ -16,7 +16,7 @@ from artel.launching.rendezvous import SECRET_VARIABLE, Rendezvous
 from artel.launching.worker import module_command
 from artel.messages import logger
 from artel.preparing.progress import reporting
-from artel.storage.unexpected_errors import FAULT, find_fault_file
+from artel.storage.unexpected_errors import FAULT_EXIT_STATUS, find_fault_file
 from artel.training.rank_file import mark_start
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _process_error(rank: int, status: int, folder: RunFolder, number: int) -> Ar
     if status == OutOfMemory.exit_code:
         fix = "it will use less memory next time: the same command resumes from the last checkpoint"
         return WorkError.at(where, "was out of memory", fix)
-    if status == FAULT:
+    if status == FAULT_EXIT_STATUS:
         fix = f"its traceback: {find_fault_file(number) or 'is above'}; please report it"
         return WorkError.at(where, "failed because of a bug in artel", fix)
     if status < 0:

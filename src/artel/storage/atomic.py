@@ -39,7 +39,7 @@ def write_file(path: Path | str, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial_name(path)
+        partial = _partial_path(path)
         try:
             with partial.open("xb") as file:
                 file.write(data)
@@ -65,15 +65,15 @@ def write_output(path: Path | str, content: bytes | str) -> None:
                 raise InputError.at(str(path), what, "choose another name")
             write_file(path.resolve(), content)
             return
-        descriptor = _descriptor(path)
-        number = os.open(path, os.O_WRONLY | os.O_APPEND) if descriptor is None else os.dup(descriptor)
-        with os.fdopen(number, "wb") as stream:
+        named_descriptor = _find_descriptor(path)
+        output = os.open(path, os.O_WRONLY | os.O_APPEND) if named_descriptor is None else os.dup(named_descriptor)
+        with os.fdopen(output, "wb") as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
 
 
 def is_stream(path: Path) -> bool:
     """True for a path that is written into, not replaced: a named pipe, a character device, /dev/stdout."""
-    if _descriptor(path) is not None:
+    if _find_descriptor(path) is not None:
         return True
     try:
         mode = path.stat().st_mode
@@ -82,7 +82,7 @@ def is_stream(path: Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
-def _descriptor(path: Path) -> int | None:
+def _find_descriptor(path: Path) -> int | None:
     """Return the descriptor of this process that a path names, 1 for /dev/stdout; None for other paths."""
     for _ in range(40):  # as many links as Linux follows
         parent = os.path.realpath(path.parent)
@@ -118,7 +118,7 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers_once(path.parent.absolute())
-        partial = _partial_name(path)
+        partial = _partial_path(path)
         partial.mkdir()
         start_ns = partial.stat().st_mtime_ns
         try:
@@ -137,7 +137,7 @@ def scratch_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     with disk_errors(path.parent):
         _remove_leftovers_once(path.parent.absolute())
-        partial = _partial_name(path)
+        partial = _partial_path(path)
         partial.mkdir()
     try:
         yield partial
@@ -154,7 +154,7 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
     for entry in entries:
         match = _PARTIAL.fullmatch(entry.name)
         # The processes of other hosts, which write on a shared disk, may be alive.
-        if match is None or match[2] != _host() or process_exists(int(match[1])):
+        if match is None or match[2] != _host_hash() or process_exists(int(match[1])):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
@@ -173,7 +173,7 @@ def _remove_leftovers_once(folder: Path) -> None:
 def discard(folder: Path | str, *, ignore_errors: bool = True) -> None:
     """Remove a folder and its content, renamed first. Raise WorkError for files that stay, unless `ignore_errors`."""
     folder = Path(folder)
-    renamed = _partial_name(folder)
+    renamed = _partial_path(folder)
     with disk_errors(folder.parent):
         folder.rename(renamed)
     try:
@@ -192,7 +192,7 @@ def replace_link(link: Path | str, target: Path | str) -> None:
     if link.exists() and not link.is_symlink():
         raise InputError.at(str(link), "is a folder or a file, but artel writes a link there", "move it away")
     with disk_errors(link.parent):
-        partial = _partial_name(link)
+        partial = _partial_path(link)
         partial.symlink_to(os.path.relpath(target, link.parent))
         try:
             partial.replace(link)
@@ -212,7 +212,7 @@ def _move_to(partial: Path, path: Path, replace: bool) -> None:
                 if error.errno != errno.ENOTEMPTY:
                     raise
         return
-    renamed = _partial_name(path)
+    renamed = _partial_path(path)
     with suppress(FileNotFoundError):
         path.rename(renamed)
     partial.rename(path)
@@ -222,11 +222,11 @@ def _move_to(partial: Path, path: Path, replace: bool) -> None:
         renamed.unlink(missing_ok=True)
 
 
-def _partial_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial-{os.getpid()}-{_host()}{secrets.token_hex(4)}")
+def _partial_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial-{os.getpid()}-{_host_hash()}{secrets.token_hex(4)}")
 
 
-def _host() -> str:
+def _host_hash() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 

@@ -15,7 +15,7 @@ from artel.storage.panics import stderr_descriptor
 _FIX = "restore the file and repeat the command; training resumes from the last checkpoint"
 
 
-def _handle(number: int) -> None:
+def _exit_on_bus_error(signum: int) -> None:
     """Print a message and exit. Runs in the thread that was reading, which may or may not hold the GIL."""
     what = "a file that was being read (a token store, a model's weights)"
     with suppress(Exception):
@@ -38,8 +38,8 @@ def _mapped_files() -> dict[str, int]:
             addresses, _, offset, _, _, *name = line.rstrip("\n").split(maxsplit=5)
             # A library's last mapping may be longer than its file by design.
             if name and name[0].startswith("/") and ".so" not in Path(name[0]).suffixes and Path(name[0]).is_file():
-                first, end = (int(address, 16) for address in addresses.split("-"))
-                ends[name[0]] = max(ends.get(name[0], 0), int(offset, 16) + end - first)
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                ends[name[0]] = max(ends.get(name[0], 0), int(offset, 16) + end - start)
     return ends
 
 
@@ -65,7 +65,7 @@ def _is_overwritten(name: str, initial: os.stat_result) -> bool:
     return os.path.samestat(current, initial) and current.st_size >= initial.st_size and has_changed
 
 
-_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_handle)  # a global: C calls it
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_exit_on_bus_error)  # a global: C calls it
 
 
 def report_bus_errors() -> None:

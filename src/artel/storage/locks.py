@@ -29,13 +29,13 @@ def lock(
     keep: bool = True,
     shared: bool = False,
 ) -> Iterator[None]:
-    """Hold the lock file `path`, created if missing, in the block. Processes started in the block do not hold it.
+    """Hold the lock file `path` inside the block, creating it if missing. Processes started inside do not hold it.
 
     Args:
         on_wait: called once if another process holds the lock.
-        wait: whether to wait for that process, or the seconds to wait before WorkError is raised.
-        keep: whether the file stays when the block ends.
-        shared: processes that hold the lock shared hold it at the same time.
+        wait: True to wait for that process; or the seconds to wait before raising WorkError, False for none.
+        keep: True to keep the file when the block ends.
+        shared: True for a lock that several processes can hold at the same time, if each of them shares it.
     """
     path = Path(path)
     deadline = time.monotonic() + (math.inf if wait is True else wait)

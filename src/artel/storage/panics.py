@@ -18,11 +18,11 @@ _PANIC = re.compile(rb"\n?thread '[^\n]*' (\(\d+\) )?panicked at .*", re.DOTALL)
 @contextmanager
 def hide_panics() -> Iterator[None]:
     """Hide panics until the end of the block: standard error is buffered, so a killed process loses what it printed."""
-    _enter()
+    _redirect_stderr()
     try:
         yield
     finally:
-        _leave()
+        _restore_stderr()
 
 
 def stderr_descriptor() -> int:
@@ -30,7 +30,7 @@ def stderr_descriptor() -> int:
     return 2 if _stderr < 0 else _stderr
 
 
-def _enter() -> None:
+def _redirect_stderr() -> None:
     global _depth, _stderr, _buffer
     with _lock:
         _depth += 1
@@ -46,7 +46,7 @@ def _enter() -> None:
             os.dup2(_buffer, 2)
 
 
-def _leave() -> None:
+def _restore_stderr() -> None:
     global _depth, _stderr, _buffer
     with _lock:
         _depth -= 1

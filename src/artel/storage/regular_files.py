@@ -11,7 +11,7 @@ import xxhash
 
 from artel.errors import InputError, Problem
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -54,9 +54,9 @@ def checksum(path: Path | str, on_chunk: Callable[[memoryview], object] = lambda
     `on_chunk` is called with each chunk read, of at most 2**20 bytes.
     """
     digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_CHUNK))
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
     with Path(path).open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            on_chunk(buffer[:count])
+        while num_bytes := file.readinto(buffer):
+            digest.update(buffer[:num_bytes])
+            on_chunk(buffer[:num_bytes])
     return str(digest.hexdigest())

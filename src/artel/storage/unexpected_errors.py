@@ -21,7 +21,7 @@ from artel.plugins import describe_exception, exception_message, user_code_error
 from artel.secrets import hide_secrets
 from artel.storage.locations import DISK_ERRORS, cache_folder, disk_error
 
-FAULT = 70
+FAULT_EXIT_STATUS = 70
 """Exit status, EX_SOFTWARE of sysexits.h, of a process of a run; its launcher exits with 1."""
 
 _MEMORY_MESSAGES = ("allocate memory", "can't start new thread", "out of memory", "failed to map segment")
@@ -52,12 +52,12 @@ def machine_error(error: BaseException) -> ArtelError | None:
     return user_code_error(error)
 
 
-def write_fault(error: BaseException, doing: str) -> str:
+def write_fault(error: BaseException, activity: str) -> str:
     """Write an unexpected error to a file; return the file, or the location of the error if no file can be written."""
     text = "".join(traceback.format_exception(error))
     versions = f"artel {artel.__version__}, Python {platform.python_version()}, {platform.platform()}"
     command = " ".join(["artel", *sys.argv[1:]])
-    content = hide_secrets(f"{command}\n{versions}\nwhile it did: {doing}\n\n{text}")
+    content = hide_secrets(f"{command}\n{versions}\nwhile it did: {activity}\n\n{text}")
     name = f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-process-{os.getpid()}.txt"
     for folder in (_faults_folder, lambda: Path(tempfile.gettempdir())):
         try:
@@ -72,21 +72,21 @@ def write_fault(error: BaseException, doing: str) -> str:
     return " ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames) or "nowhere"
 
 
-def fault_lines(error: BaseException, doing: str) -> list[str]:
+def fault_lines(error: BaseException, activity: str) -> list[str]:
     """Return three lines for the user: what artel was doing, that it is a bug in artel, and the traceback's file."""
     message = " ".join(describe_exception(error).split())[:300]
     return [
-        f"{doing}: failed with {message}",
+        f"{activity}: failed with {message}",
         "this is a fault of artel, not of what you gave it; please report it with its traceback",
-        f"the traceback: {write_fault(error, doing)}",
+        f"the traceback: {write_fault(error, activity)}",
     ]
 
 
-def worker_error(error: BaseException, doing: str) -> ArtelError:
+def worker_error(error: BaseException, activity: str) -> ArtelError:
     """Convert an error of a worker process to the one that the waiting process reports."""
     if (cause := machine_error(error)) is not None:
         return cause
-    first, fault, file = fault_lines(error, doing)
+    first, fault, file = fault_lines(error, activity)
     return WorkError.at("", f"{first} ({fault})", file)
 
 
