@@ -68,12 +68,12 @@ def run_submission(work, ranks):
 def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
     tasks = lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts")
     work = create_submission(tasks, "lines", processes=2)
-    assert len(work.numbers) > 10
+    assert len(work.task_indices) > 10
     assert run_submission(work, 2) == [0, 0]
     assert sorted(file.name for file in Path(work.folder, "succeeded").iterdir()) == ["0", "1"]
     assert tasks.unfinished("lines") == []
     claims = {claim.name: str(claim.readlink()) for claim in Path(work.folder, "claims").iterdir()}
-    assert sorted(map(int, claims)) == work.numbers
+    assert sorted(map(int, claims)) == work.task_indices
     assert len(set(claims.values())) > 1
     assert create_submission(tasks, "lines").folder != work.folder
 
@@ -86,7 +86,7 @@ def test_a_rank_that_is_started_again_does_what_it_took(tmp_path, texts):
     assert [next(before), next(before), next(others)] == [4, 5, 0]
     again = list(work._claim_tasks("1.0", first=4))
     assert sorted(again[:2]) == [4, 5]
-    assert sorted(again) == work.numbers[1:]
+    assert sorted(again) == work.task_indices[1:]
     assert list(others) == []
 
 

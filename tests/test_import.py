@@ -11,7 +11,7 @@ import yaml
 from artel.config import Overrides, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.preparing import prepare
-from artel.preparing.import_tokens import import_tokens, make_text_sizer, open_token_files
+from artel.preparing.import_tokens import import_tokens, make_text_counter, open_token_files
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
 from support.messages import logged
 from support.runs import TINY, refused, succeed
@@ -175,17 +175,17 @@ def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
     assert "not a fraction" in refused(*one, tmp_path / "s", *options, "--validation", "1.5").stderr
 
 
-def test_the_size_of_text_is_exact_also_where_a_character_is_cut(tokenizer):
+def test_the_count_text_text_is_exact_also_where_a_character_is_cut(tokenizer):
     loaded = load_tokenizer(str(tokenizer))
-    size_of, text = make_text_sizer(loaded), "naïve 🙂 ю <|endoftext|> <|pad|>"
+    count_text, text = make_text_counter(loaded), "naïve 🙂 ю <|endoftext|> <|pad|>"
     (encoded,) = loaded.encode([text])
-    assert size_of(encoded) == (len(text), len(text.encode()))
-    sizes = [size_of(encoded[at : at + 1]) for at in range(len(encoded))]  # of each token by itself
+    assert count_text(encoded) == (len(text), len(text.encode()))
+    sizes = [count_text(encoded[at : at + 1]) for at in range(len(encoded))]  # of each token by itself
     assert tuple(map(sum, zip(*sizes, strict=True))) == (len(text), len(text.encode()))
-    assert size_of(np.array([loaded.end_id])) == (0, 0)
+    assert count_text(np.array([loaded.end_id])) == (0, 0)
 
 
-def test_the_size_of_text_of_a_vocabulary_that_is_not_of_bytes():
+def test_the_count_text_text_of_a_vocabulary_that_is_not_of_bytes():
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -195,7 +195,7 @@ def test_the_size_of_text_of_a_vocabulary_that_is_not_of_bytes():
     backend = Backend(models.WordLevel({"▁я": 0, "▁иду": 1, "</s>": 2, "?": 3}, unk_token="?"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"), "here")
-    assert make_text_sizer(tokenizer)(np.array([0, 1, 2])) == (5, 9)
+    assert make_text_counter(tokenizer)(np.array([0, 1, 2])) == (5, 9)
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_named(tokenizer, ids, tmp_path):

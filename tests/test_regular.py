@@ -7,7 +7,7 @@ import pytest
 
 from artel.errors import InputError
 from artel.models.loading.model_folder import read_config
-from artel.preparing.run_mark import check_own_checkpoints, claim_folder
+from artel.preparing.run_mark import check_checkpoint_ownership, claim_folder
 from artel.storage import lock
 from artel.tokens import TokenStore, load_tokenizer
 from artel.training.checkpoint.format import read_progress
@@ -57,7 +57,7 @@ def test_in_a_checkpoint(tmp_path, special):
     make(step / "state.json")
     with pytest.raises(InputError, match=f"state.json: is {kind}, not a regular file"):
         read_progress(step)
-    check_own_checkpoints(tmp_path, [step])  # it names no other run
+    check_checkpoint_ownership(tmp_path, [step])  # it names no other run
 
 
 @pytest.mark.parametrize(

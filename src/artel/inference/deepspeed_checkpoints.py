@@ -201,7 +201,7 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
         raise InputError.at(name, "is not a run and has no optimizer state", fix)
     run = load_run(name)
     folder.check_config(run)
-    folder.check_own_checkpoints()
+    folder.check_checkpoint_ownership()
     problems = conversion_problems(run)
     newest = folder.checkpoints / "latest"
     if not newest.exists():

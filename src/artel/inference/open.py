@@ -24,7 +24,7 @@ from artel.models.quantization import set_compute_precision
 from artel.objectives import Objective, build_objective
 from artel.objectives.decoding import Decoding
 from artel.preparing import PreparedText, prepare, prepare_silently
-from artel.preparing.run_mark import check_own_checkpoints
+from artel.preparing.run_mark import check_checkpoint_ownership
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd, resolve_template, turn_end
@@ -154,7 +154,7 @@ def open_fresh(run: RunConfig, prepared: PreparedText) -> OpenedModel:
 
 def open_checkpoint(run: RunConfig, prepared: PreparedText, path: Path) -> OpenedModel:
     """Open a run's model with the weights of the checkpoint at `path`."""
-    check_own_checkpoints(path.parent.parent, [path])
+    check_checkpoint_ownership(path.parent.parent, [path])
     opened = open_fresh(run, prepared)
     load_weights(path, opened.model)
     opened.objective.calibrate(read_progress(path).calibration)

@@ -25,17 +25,17 @@ from artel.tokens.store import REFERENCES_FILE, ShardWriter, empty_split, file_e
 
 def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:
     """Write the files of a store shard, and `entry.json`, its entry in the manifest."""
-    document = plan.first_document
+    document_number = plan.first_document
     dtype = id_dtype(objective.tokenizer.vocabulary)
     with new_folder(workspace.shard_path(plan.folder)) as folder:
         writer = ShardWriter(folder / plan.name, dtype)
-        for number, is_chosen in _iter_chosen_documents(workspace, shards, plan):
+        for shard_index, is_chosen in _iter_chosen_documents(workspace, shards, plan):
             samples: dict[int, _SplitSamples] = {}
-            for split_number, first, last in _document_runs(is_chosen, shards[number].rows["split"]):
-                if split_number not in samples:
-                    samples[split_number] = _SplitSamples(shards[number], SPLITS[split_number], dtype)
-                samples[split_number].copy(writer, first, last, objective.document_number, document)
-                document += last - first
+            for split_index, start, end in _document_runs(is_chosen, shards[shard_index].rows["split"]):
+                if split_index not in samples:
+                    samples[split_index] = _SplitSamples(shards[shard_index], SPLITS[split_index], dtype)
+                samples[split_index].copy(writer, start, end, objective.document_number, document_number)
+                document_number += end - start
         entry = writer.close()
         (folder / "entry.json").write_bytes(orjson.dumps([entry, writer.flags, writer.columns]))
 
@@ -56,7 +56,7 @@ def write_store(
         shard = workspace.shard_path(plan.folder)
         entry, flags, columns = orjson.loads((shard / "entry.json").read_bytes())
         for name in entry["files"]:
-            _link(shard / name, folder / plan.split / name)
+            _link_or_copy(shard / name, folder / plan.split / name)
         if entry["samples"]:
             counts["shards"].append(entry)
             counts["tokens"] += entry["tokens"]
@@ -67,7 +67,7 @@ def write_store(
     (folder / "ledger.json").write_bytes(orjson.dumps({**ledger, **totals}, option=orjson.OPT_INDENT_2))
     for name in LISTS:
         if (workspace.selection_path / name).is_file():
-            _link(workspace.selection_path / name, folder / name)
+            _link_or_copy(workspace.selection_path / name, folder / name)
     return write_manifest(folder, id_dtype(vocabulary), manifest_entries, splits)
 
 
@@ -88,15 +88,15 @@ class _SplitSamples:
         self._origins = _map_file(base, ".origins", "u1")
         self._line_ends = np.flatnonzero(self._origins == ord("\n")) + 1
 
-    def copy(self, writer: ShardWriter, first: int, last: int, number_column: int | None, document: int) -> None:
-        """Copy the documents [first, last). `document`: number of the first one in its split."""
-        tokens = slice(_item_start(self._token_ends, first), _item_start(self._token_ends, last))
-        samples = slice(_item_start(self._sample_ends, first), _item_start(self._sample_ends, last))
+    def copy(self, writer: ShardWriter, start: int, end: int, number_column: int | None, first_number: int) -> None:
+        """Copy the documents [start, end). `first_number`: the number of the first one in the store's split."""
+        tokens = slice(_item_start(self._token_ends, start), _item_start(self._token_ends, end))
+        samples = slice(_item_start(self._sample_ends, start), _item_start(self._sample_ends, end))
         numbers = None if self._numbers is None else self._numbers[samples]
         if numbers is not None and number_column is not None:
-            counts = np.diff(self._sample_ends[first:last], prepend=samples.start)
+            counts = np.diff(self._sample_ends[start:end], prepend=samples.start)
             numbers = np.array(numbers)
-            numbers[:, number_column] = document + np.repeat(np.arange(last - first), counts)
+            numbers[:, number_column] = first_number + np.repeat(np.arange(end - start), counts)
         origins = self._origins[
             _item_start(self._line_ends, samples.start) : _item_start(self._line_ends, samples.stop)
         ]
@@ -115,34 +115,36 @@ class _SplitSamples:
 def _iter_chosen_documents(
     workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yield (number, bool (documents,): True for documents to write) of each prepared shard, in each round."""
-    (round_number, number, document), stop = plan.start, plan.stop
-    while (round_number, number, 0) < stop:
-        is_chosen = _read_column(workspace, "copies", number, np.uint16) > round_number
-        is_chosen[:document] = False
-        if (round_number, number) == stop[:2]:
-            is_chosen[stop[2] :] = False
-        yield number, is_chosen & (_read_column(workspace, "splits", number, np.uint8) == SPLITS.index(plan.split))
-        number, document = number + 1, 0
-        if number == len(shards):
-            round_number, number = round_number + 1, 0
+    """Yield (shard index, bool (documents,): True for documents to write) for each prepared shard, in each round."""
+    round_index, shard_index, start_document = plan.start
+    end = plan.end
+    while (round_index, shard_index, 0) < end:
+        is_chosen = _read_column(workspace, "copies", shard_index, np.uint16) > round_index
+        is_chosen[:start_document] = False
+        if (round_index, shard_index) == end[:2]:
+            is_chosen[end[2] :] = False
+        is_in_split = _read_column(workspace, "splits", shard_index, np.uint8) == SPLITS.index(plan.split)
+        yield shard_index, is_chosen & is_in_split
+        shard_index, start_document = shard_index + 1, 0
+        if shard_index == len(shards):
+            round_index, shard_index = round_index + 1, 0
 
 
-def _read_column(workspace: Workspace, name: str, number: int, dtype: type[np.generic]) -> NDArray:
+def _read_column(workspace: Workspace, name: str, shard_index: int, dtype: type[np.generic]) -> NDArray:
     """Read a number per document of a prepared shard: how often it is written (copies), or its split (splits)."""
-    return np.fromfile(workspace.selection_path / name / f"{number:05d}", dtype)
+    return np.fromfile(workspace.selection_path / name / f"{shard_index:05d}", dtype)
 
 
-def _document_runs(is_chosen: NDArray[np.bool_], split_number: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Return runs of chosen documents: (split of the prepared shard, first document in it, last document + 1).
+def _document_runs(is_chosen: NDArray[np.bool_], split_indices: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
+    """Return runs of chosen documents: (split of the prepared shard, start and end of the run in that split).
 
-    `is_chosen` and `split_number`: (documents,). If labels moved documents, their split differs from the store's.
+    `is_chosen` and `split_indices`: (documents,). If labels moved documents, their split differs from the store's.
     """
-    indices = np.where(split_number == 0, np.cumsum(split_number == 0), np.cumsum(split_number == 1)) - 1
+    indices = np.where(split_indices == 0, np.cumsum(split_indices == 0), np.cumsum(split_indices == 1)) - 1
     documents = np.flatnonzero(is_chosen)
-    is_last = (np.diff(indices[documents]) != 1) | (np.diff(split_number[documents].astype(np.int8)) != 0)
+    is_last = (np.diff(indices[documents]) != 1) | (np.diff(split_indices[documents].astype(np.int8)) != 0)
     runs = np.split(documents, np.flatnonzero(is_last) + 1) if len(documents) else []
-    return [(int(split_number[run[0]]), int(indices[run[0]]), int(indices[run[-1]]) + 1) for run in runs]
+    return [(int(split_indices[run[0]]), int(indices[run[0]]), int(indices[run[-1]]) + 1) for run in runs]
 
 
 def _write_references(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
@@ -150,18 +152,18 @@ def _write_references(workspace: Workspace, folder: Path, split: str) -> dict[st
     shards = prepared_shards(workspace)
     if not any(shard.rows["has_reference"].any() for shard in shards):
         return {}
-    copies = (_read_column(workspace, "copies", number, np.uint16) for number in range(len(shards)))
+    copies = (_read_column(workspace, "copies", shard_index, np.uint16) for shard_index in range(len(shards)))
     rounds = max(int(counts.max(initial=0)) for counts in copies)
     full_plan = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
     with (folder / REFERENCES_FILE).open("wb") as stream:
-        for number, chosen in _iter_chosen_documents(workspace, shards, full_plan):
-            rows = shards[number].rows
+        for shard_index, chosen in _iter_chosen_documents(workspace, shards, full_plan):
+            rows = shards[shard_index].rows
             with ExitStack() as stack:
-                files = (shards[number].folder / f"{name}.references" for name in SPLITS)
+                files = (shards[shard_index].folder / f"{name}.references" for name in SPLITS)
                 lines = [stack.enter_context(file.open("rb")) for file in files]
                 has_reference = rows["has_reference"] == 1
-                for split_number, is_chosen in zip(rows["split"][has_reference], chosen[has_reference], strict=True):
-                    line = lines[split_number].readline()
+                for split_index, is_chosen in zip(rows["split"][has_reference], chosen[has_reference], strict=True):
+                    line = lines[split_index].readline()
                     if is_chosen:
                         stream.write(line)
         is_empty = stream.tell() == 0
@@ -177,14 +179,14 @@ def _map_file(base: Path, suffix: str, dtype: str) -> NDArray:
     return np.memmap(file, file_dtype, "r") if file.stat().st_size else np.empty(0, file_dtype)
 
 
-def _item_start(ends: NDArray, number: int) -> int:
-    """Return the start of item `number`, given the ends of all items."""
-    return int(ends[number - 1]) if number else 0
+def _item_start(ends: NDArray, index: int) -> int:
+    """Return the start of the item at `index`, given the ends of all items."""
+    return int(ends[index - 1]) if index else 0
 
 
-def _link(file: Path, name: Path) -> None:
+def _link_or_copy(file: Path, link: Path) -> None:
     """Hard-link a file, or copy it if linking fails (on another disk)."""
     try:
-        os.link(file, name)
+        os.link(file, link)
     except OSError:
-        shutil.copyfile(file, name)
+        shutil.copyfile(file, link)

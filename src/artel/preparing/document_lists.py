@@ -47,54 +47,55 @@ _MAX_LISTED_ROWS = 20
 
 
 def write_contaminated(
-    file: Path, contaminated: Iterable[ContaminatedDocument], index: BenchmarkIndex
+    file: Path, contaminated: Iterable[ContaminatedDocument], benchmark_index: BenchmarkIndex
 ) -> tuple[dict[str, Any], str]:
-    """Write a line for each contaminated document; return counts by benchmark, and a note for the user."""
-    row_benchmarks = [number for number, benchmark in enumerate(index.benchmarks) for _ in range(benchmark["rows"])]
-    rows: set[int] = set()
+    """Write a line for each contaminated document. Return counts by benchmark, and a note for the user."""
+    benchmarks = benchmark_index.benchmarks
+    row_benchmarks = [index for index, benchmark in enumerate(benchmarks) for _ in range(benchmark["rows"])]
+    found_rows: set[int] = set()
     documents: Counter[int] = Counter()
-    total = 0
-    first: dict[str, str] = {}
+    num_documents = 0
+    first_example: dict[str, str] = {}
     with file.open("wb") as stream:
         for item in contaminated:
-            numbers = sorted({row_benchmarks[row] for row in item.rows})
-            row_origins = [index.origins[row] for row in item.rows[:_MAX_LISTED_ROWS]]
+            benchmark_indices = sorted({row_benchmarks[row] for row in item.rows})
+            row_origins = [benchmark_index.origins[row] for row in item.rows[:_MAX_LISTED_ROWS]]
             line = {
                 "origin": item.origin,
                 "set": item.set_name,
-                "benchmarks": [index.benchmarks[number]["name"] for number in numbers],
+                "benchmarks": [benchmarks[index]["name"] for index in benchmark_indices],
                 "rows": row_origins,
                 "count": len(item.rows),
                 "words": item.words,
             }
             stream.write(orjson.dumps(line) + b"\n")
-            rows.update(item.rows)
-            documents.update(numbers)
-            total += 1
-            first = first or {"origin": item.origin, "words": item.words, "place": row_origins[0]}
-    num_found = Counter(row_benchmarks[row] for row in rows)
+            found_rows.update(item.rows)
+            documents.update(benchmark_indices)
+            num_documents += 1
+            first_example = first_example or {"origin": item.origin, "words": item.words, "place": row_origins[0]}
+    num_found = Counter(row_benchmarks[row] for row in found_rows)
     counts = {
         benchmark["name"]: {
             "rows": benchmark["rows"],
             "too_short": benchmark["too_short"],
-            "rows_found": num_found[number],
-            "documents": documents[number],
+            "rows_found": num_found[index],
+            "documents": documents[index],
         }
-        for number, benchmark in enumerate(index.benchmarks)
+        for index, benchmark in enumerate(benchmarks)
     }
     template = "{count:,} documents share words with benchmarks and are left out: {rows}"
-    note = Phrase(template, count=total, rows=[_describe_rows(name, count) for name, count in counts.items()])
-    if total:
+    note = Phrase(template, count=num_documents, rows=[_describe_rows(name, count) for name, count in counts.items()])
+    if num_documents:
         listed_template = "{note}; each is listed in {file}, the first: {origin} has {words!r} of {place}"
-        note = Phrase(listed_template, note=note, file=file.name, **first)
+        note = Phrase(listed_template, note=note, file=file.name, **first_example)
     return counts, note
 
 
 def _describe_rows(name: str, counts: dict[str, int]) -> Phrase:
-    what = "{rows_found:,} of {rows:,} rows of {name} in {documents:,} documents"
+    template = "{rows_found:,} of {rows:,} rows of {name} in {documents:,} documents"
     if counts["too_short"]:
-        what = (
+        template = (
             "{rows_found:,} of {rows:,} rows of {name} in {documents:,} documents ({too_short:,} rows are too short to "
             "be found)"
         )
-    return Phrase(what, name=name, **counts)
+    return Phrase(template, name=name, **counts)

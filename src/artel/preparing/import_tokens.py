@@ -59,7 +59,7 @@ def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: floa
     Raise InputError for missing, damaged or unknown files (all of them at once), an existing folder, and a token that
     the tokenizer does not have; WorkError if the disk is full.
     """
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     if os.path.lexists(folder):
         raise file_error(folder, "exists already", "choose another folder for the store, or delete it")
     tokenizer = load_tokenizer(tokenizer_name, "--tokenizer")
@@ -87,7 +87,7 @@ def import_tokens(path: str, folder: Path, tokenizer_name: str, validation: floa
         _check_splits(ledger, validation)
         (partial / "ledger.json").write_bytes(orjson.dumps(ledger, option=orjson.OPT_INDENT_2))
         imported.writer.close({**_manifest_entries(files, tokenizer, validation), "vocabulary": vocabulary})
-    return ImportedStore(folder, ledger, time.perf_counter() - start)
+    return ImportedStore(folder, ledger, time.perf_counter() - start_time)
 
 
 def _write_documents(
@@ -119,33 +119,33 @@ class _ImportWriter:
 
     def add(self, file: TokenFile, split: str, fraction: float) -> None:
         """Write the documents of a file into a split, `fraction` of them into validation."""
-        measure = make_text_sizer(self.tokenizer)
-        end, name, is_first_logged = self.tokenizer.end_id, str(file.path), False
-        for number, (start, stop) in enumerate(file.documents(end)):
+        count_text = make_text_counter(self.tokenizer)
+        end_id, name = self.tokenizer.end_id, str(file.path)
+        is_first_logged = False
+        for document_index, (start, end) in enumerate(file.documents(end_id)):
             self.read[name] += 1
-            has_end = stop > start and int(file.ids[stop - 1]) == end
-            text = file.ids[start : stop - has_end]
+            has_end = end > start and int(file.ids[end - 1]) == end_id
+            text = file.ids[start : end - has_end]
             if not len(text):
                 self.dropped[name] += 1
                 continue
             chunks = [text[first : first + CHUNK_TOKENS] for first in range(0, len(text), CHUNK_TOKENS)]
-            for chunk_number, chunk in enumerate(chunks):
-                self._check(file, number, start + chunk_number * CHUNK_TOKENS, chunk)
-            if (
-                not is_first_logged
-            ):  # ids of another tokenizer may be in range, but the user will see that this is not text
+            for chunk_index, chunk in enumerate(chunks):
+                self._check_ids(file, document_index, start + chunk_index * CHUNK_TOKENS, chunk)
+            # Ids of another tokenizer may be in range, but the user will see that this is not text.
+            if not is_first_logged:
                 is_first_logged = True
                 logger.info("its first document begins: %r", self.tokenizer.decode(text[:32].tolist())[:80])
             chosen_split = split
             if fraction:
                 self.hashes.append(_hash_ids(chunks))
                 chosen_split = "validation" if is_held_out(self.hashes[-1], fraction) else split
-            characters, size = (sum(sizes) for sizes in zip(*map(measure, chunks), strict=True))
-            chunks[-1] = np.append(chunks[-1].astype(np.int64), end)
+            num_characters, num_bytes = (sum(counts) for counts in zip(*map(count_text, chunks), strict=True))
+            chunks[-1] = np.append(chunks[-1].astype(np.int64), end_id)
             self.end_added += not has_end
-            self.writer.add(chosen_split, [Sample(chunk) for chunk in chunks], size, f"{name}[{number}]")
-            sizes = {"characters": characters, "bytes": size, "tokens": len(text) + 1, "samples": len(chunks)}
-            self.splits[chosen_split].update(documents=1, **sizes)
+            self.writer.add(chosen_split, [Sample(chunk) for chunk in chunks], num_bytes, f"{name}[{document_index}]")
+            counts = {"characters": num_characters, "bytes": num_bytes, "tokens": len(text) + 1, "samples": len(chunks)}
+            self.splits[chosen_split].update(documents=1, **counts)
 
     def ledger(self) -> dict[str, Any]:
         """Return the counts in the format of the ledger of `artel prepare`."""
@@ -155,24 +155,25 @@ class _ImportWriter:
             "documents": _document_counts(self.read.total(), self.dropped.total()),
             "sets": sets,
             "parts": {split: {name: counts[name] for name in fields} for split, counts in self.splits.items()},
-            "bytes": self._by_split("bytes"),
+            "bytes": self._count_by_split("bytes"),
             "changed": {"end_added": self.end_added} if self.end_added else {},
             "rejected": [],
-            "tokens": self._by_split("tokens"),
-            "samples": self._by_split("samples"),
+            "tokens": self._count_by_split("tokens"),
+            "samples": self._count_by_split("samples"),
         }
 
-    def _by_split(self, name: str) -> dict[str, int]:
+    def _count_by_split(self, name: str) -> dict[str, int]:
         return {split: counts[name] for split, counts in self.splits.items()}
 
-    def _check(self, file: TokenFile, number: int, first: int, chunk: np.ndarray) -> None:
+    def _check_ids(self, file: TokenFile, document_index: int, start: int, chunk: np.ndarray) -> None:
         """Raise InputError at the first id that the tokenizer does not have."""
         if chunk.max() < self.vocabulary and chunk.min() >= 0:
             return
-        index = first + int(np.flatnonzero((chunk >= self.vocabulary) | (chunk < 0))[0])
-        byte_offset = file.offset + index * file.ids.dtype.itemsize
-        where = f"{file.path}: token {index:,} (byte {byte_offset:,})"
-        what = f"id {file.ids[index]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
+        token_index = start + int(np.flatnonzero((chunk >= self.vocabulary) | (chunk < 0))[0])
+        byte_offset = file.offset + token_index * file.ids.dtype.itemsize
+        where = f"{file.path}: token {token_index:,} (byte {byte_offset:,})"
+        token_id, largest_id = file.ids[token_index], self.vocabulary - 1
+        what = f"id {token_id:,} in document {document_index:,}; the tokenizer's ids are 0 to {largest_id:,}"
         raise InputError.at(where, what, "use the tokenizer that made these tokens: --tokenizer FOLDER")
 
 
@@ -188,32 +189,32 @@ def _hash_ids(chunks: list[np.ndarray]) -> int:
     return int(digest.intdigest())
 
 
-def make_text_sizer(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
-    """Return a function from ids (tokens,) to (characters, UTF-8 bytes) of their text, without end tokens.
+def make_text_counter(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
+    """Return a function from ids (tokens,) to the (characters, UTF-8 bytes) of their text, without end tokens.
 
-    Byte-level vocabularies have a table of sizes, exact even if a character is cut. Others decode the ids.
+    It uses a table for byte-level vocabularies, exact even if a character is cut, and decodes the ids of others.
     """
     backend = tokenizer.hf.backend_tokenizer
     decoder = orjson.loads(backend.to_str())["decoder"] or {}
     if not any(step.get("type") == "ByteLevel" for step in decoder.get("decoders", [decoder])):
 
-        def decoded_size(ids: np.ndarray) -> tuple[int, int]:
+        def count_decoded(ids: np.ndarray) -> tuple[int, int]:
             text = tokenizer.decode(ids[ids != tokenizer.end_id].tolist())
             return len(text), len(text.encode("utf-8", "surrogatepass"))
 
-        return decoded_size
-    characters, sizes = np.zeros((2, tokenizer.vocabulary), dtype=np.int64)
-    for token, number in backend.get_vocab(with_added_tokens=True).items():
-        sizes[number] = len(token)  # each byte is one letter
-        characters[number] = sum(letter not in _CONTINUATION for letter in token)
-    for number, added in tokenizer.hf.added_tokens_decoder.items():  # added tokens are stored as plain text
-        characters[number], sizes[number] = len(added.content), len(added.content.encode())
-    characters[tokenizer.end_id] = sizes[tokenizer.end_id] = 0
+        return count_decoded
+    character_counts, byte_counts = np.zeros((2, tokenizer.vocabulary), dtype=np.int64)
+    for token, token_id in backend.get_vocab(with_added_tokens=True).items():
+        byte_counts[token_id] = len(token)  # each byte is one letter
+        character_counts[token_id] = sum(letter not in _CONTINUATION for letter in token)
+    for token_id, added in tokenizer.hf.added_tokens_decoder.items():  # added tokens are stored as plain text
+        character_counts[token_id], byte_counts[token_id] = len(added.content), len(added.content.encode())
+    character_counts[tokenizer.end_id] = byte_counts[tokenizer.end_id] = 0
 
-    def summed_size(ids: np.ndarray) -> tuple[int, int]:
-        return int(characters[ids].sum()), int(sizes[ids].sum())
+    def count_by_table(ids: np.ndarray) -> tuple[int, int]:
+        return int(character_counts[ids].sum()), int(byte_counts[ids].sum())
 
-    return summed_size
+    return count_by_table
 
 
 # The letters of byte-level vocabularies for the bytes 0x80 to 0xBF, which continue a character of UTF-8: printable
@@ -285,7 +286,7 @@ def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]
     problems: list[Problem] = []
     for file in _find_files(path, option):
         try:
-            opened.append(_open(file, vocabulary))
+            opened.append(_open_token_file(file, vocabulary))
         except InputError as error:
             problems += error.problems
     if problems:
@@ -308,7 +309,7 @@ def _find_files(path: str, option: str) -> list[Path]:
     return sorted({file.with_suffix(".bin") if file.suffix == ".idx" else file for file in files})
 
 
-def _open(file: Path, vocabulary: int) -> TokenFile:
+def _open_token_file(file: Path, vocabulary: int) -> TokenFile:
     if not file.is_file():
         raise file_error(file, "is missing next to its .idx", "use both files of Megatron-LM, NAME.bin and NAME.idx")
     if file.stat().st_size == 0:
@@ -328,15 +329,15 @@ def _open(file: Path, vocabulary: int) -> TokenFile:
 
 
 def _open_llm_c(file: Path, header: np.ndarray) -> TokenFile:
-    expected, dtype = _LLM_C[int(header[0])]
-    version, count = int(header[1]), int(header[2])
-    if version != expected:
-        raise file_error(file, f"is llm.c's format in version {version}", f"write it in version {expected}")
-    size, full_size = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(dtype).itemsize
-    if size != full_size:
-        what = f"has {size:,} bytes, but its header says {count:,} tokens, which need {full_size:,}"
+    supported_version, dtype = _LLM_C[int(header[0])]
+    version, num_tokens = int(header[1]), int(header[2])
+    if version != supported_version:
+        raise file_error(file, f"is llm.c's format in version {version}", f"write it in version {supported_version}")
+    file_size, expected_size = file.stat().st_size, _LLM_C_HEADER + num_tokens * np.dtype(dtype).itemsize
+    if file_size != expected_size:
+        what = f"has {file_size:,} bytes, but its header says {num_tokens:,} tokens, which need {expected_size:,}"
         raise file_error(file, what, "download or write it again: it is incomplete")
-    if count == 0:
+    if num_tokens == 0:
         raise file_error(file, "holds no tokens", "remove it")
     return _open_with_end_tokens(file, "llm.c", dtype, _LLM_C_HEADER)
 
@@ -371,35 +372,36 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
         )
     if len(header) < _MEGATRON_HEADER:
         raise file_error(index, f"is cut off after {len(header)} bytes, within its header", fix)
-    version, sequences, ends = (int.from_bytes(header[offset : offset + 8], "little") for offset in (9, 18, 26))
+    version, num_sequences, num_ends = (int.from_bytes(header[offset : offset + 8], "little") for offset in (9, 18, 26))
     code = header[17]
     if version != 1:
         raise file_error(index, f"is of version {version}", "this artel reads version 1, which Megatron-LM writes")
     if code not in _MEGATRON_TYPES:
         raise file_error(index, f"has the token type {code}, which is not an integer type", fix)
-    content = f"{sequences:,} sequences and {ends:,} ends of documents"
-    size, full_size = index.stat().st_size, _MEGATRON_HEADER + 12 * sequences + 8 * ends
-    if size == full_size + sequences and sequences:
+    content = f"{num_sequences:,} sequences and {num_ends:,} ends of documents"
+    actual, expected = index.stat().st_size, _MEGATRON_HEADER + 12 * num_sequences + 8 * num_ends
+    if actual == expected + num_sequences and num_sequences:
         raise file_error(index, "has a mode for each sequence: it also contains images", "use text only")
-    if size != full_size:
-        raise file_error(index, f"has {size:,} bytes, but its header says {content}, which need {full_size:,}", fix)
+    if actual != expected:
+        raise file_error(index, f"has {actual:,} bytes, but its header says {content}, which need {expected:,}", fix)
     width = np.dtype(_MEGATRON_TYPES[code]).itemsize
-    if sequences == 0 or ends < 2 or file.stat().st_size % width:
+    if num_sequences == 0 or num_ends < 2 or file.stat().st_size % width:
         what = f"its {file.stat().st_size:,} bytes are not {content} of tokens of {width} bytes each"
         raise file_error(file, what, fix)
-    offsets = [_MEGATRON_HEADER, _MEGATRON_HEADER + 4 * sequences, _MEGATRON_HEADER + 12 * sequences]
+    offsets = [_MEGATRON_HEADER, _MEGATRON_HEADER + 4 * num_sequences, _MEGATRON_HEADER + 12 * num_sequences]
+    array_lengths = (num_sequences, num_sequences, num_ends)
     lengths, pointers, bounds = (
-        np.memmap(index, dtype=dtype, mode="r", offset=offset, shape=(count,))
-        for dtype, offset, count in zip(("<i4", "<i8", "<i8"), offsets, (sequences, sequences, ends), strict=True)
+        np.memmap(index, dtype=dtype, mode="r", offset=offset, shape=(array_length,))
+        for dtype, offset, array_length in zip(("<i4", "<i8", "<i8"), offsets, array_lengths, strict=True)
     )
     _check_sequences(file, index, lengths, pointers, width, fix)
-    _check_bounds(index, bounds, sequences, fix)
+    _check_bounds(index, bounds, num_sequences, fix)
     ids = np.asarray(np.memmap(file, dtype=_MEGATRON_TYPES[code], mode="r"))
 
     def documents(end_id: int) -> Iterator[Span]:
         for first in range(0, len(bounds) - 1, CHUNK_TOKENS):
             chunk = np.asarray(bounds[first : first + CHUNK_TOKENS + 1])
-            starts = np.where(chunk < sequences, pointers[np.minimum(chunk, sequences - 1)] // width, len(ids))
+            starts = np.where(chunk < num_sequences, pointers[np.minimum(chunk, num_sequences - 1)] // width, len(ids))
             yield from pairwise(starts.tolist())
 
     return TokenFile(file, "Megatron-LM", ids, 0, documents)
@@ -413,22 +415,23 @@ def _check_sequences(file: Path, index: Path, lengths: np.ndarray, pointers: np.
         ends = expected + np.cumsum(chunk * width)
         wrong = np.flatnonzero((pointers[first : first + CHUNK_TOKENS] != ends - chunk * width) | (chunk < 0))
         if wrong.size:
-            number = first + int(wrong[0])
-            what = f"sequence {number:,} ({lengths[number]:,} tokens) does not begin where the one before it ends"
+            sequence_index = first + int(wrong[0])
+            num_tokens = lengths[sequence_index]
+            what = f"sequence {sequence_index:,} ({num_tokens:,} tokens) does not begin where the one before it ends"
             raise file_error(index, what, fix)
         expected = int(ends[-1])
-    size = file.stat().st_size
-    if size != expected:
-        raise file_error(file, f"has {size:,} bytes, but its sequences in {index.name} need {expected:,}", fix)
+    actual = file.stat().st_size
+    if actual != expected:
+        raise file_error(file, f"has {actual:,} bytes, but its sequences in {index.name} need {expected:,}", fix)
 
 
-def _check_bounds(index: Path, bounds: np.ndarray, sequences: int, fix: str) -> None:
+def _check_bounds(index: Path, bounds: np.ndarray, num_sequences: int, fix: str) -> None:
     """Raise InputError unless the bounds of documents rise from the first sequence to the last."""
     decreases = any(
         (np.diff(bounds[first : first + CHUNK_TOKENS + 1]) < 0).any() for first in range(0, len(bounds), CHUNK_TOKENS)
     )
-    if bounds[0] != 0 or bounds[-1] != sequences or decreases:
-        what = f"the ends of its documents do not rise from 0 to its {sequences:,} sequences"
+    if bounds[0] != 0 or bounds[-1] != num_sequences or decreases:
+        what = f"the ends of its documents do not rise from 0 to its {num_sequences:,} sequences"
         raise file_error(index, what, fix)
 
 

@@ -21,7 +21,7 @@ def overlap_problems(config: RunConfig, outputs: Outputs | None = None) -> list[
     By default, outputs are the run's folder, the stores and the cache. They need not exist. No output may contain
     text; the cache and the stores may contain models, tokenizers and finished stores.
     """
-    outputs = _outputs(config) if outputs is None else outputs
+    outputs = _list_outputs(config) if outputs is None else outputs
     problems = []
     for source_path in source_paths(config.data):
         problems += [
@@ -43,7 +43,7 @@ def overlap_problems(config: RunConfig, outputs: Outputs | None = None) -> list[
 
 def output_problems(config: RunConfig) -> list[Problem]:
     """Return problems with outputs that cannot be written. Existing stores and caches are not checked."""
-    outputs = [(key, folder) for key, folder in _outputs(config) if key == "run" or not folder.is_dir()]
+    outputs = [(key, folder) for key, folder in _list_outputs(config) if key == "run" or not folder.is_dir()]
     return [
         Problem(key, f"{folder} {problem}", "use another folder")
         for key, folder in outputs
@@ -57,7 +57,7 @@ def check_overlaps(config: RunConfig, outputs: Outputs | None = None) -> None:
         raise InputError(problems)
 
 
-def _outputs(config: RunConfig) -> Outputs:
+def _list_outputs(config: RunConfig) -> Outputs:
     outputs = [("ARTEL_CACHE", cache_folder())]
     if config.run:  # empty if there is no run folder, e.g. in artel evaluate
         outputs.insert(0, ("run", Path(config.run)))
@@ -81,9 +81,8 @@ def _nested_input_problems(input_key: str, files: Iterable[Path], outputs: Outpu
     by_real_path = {_real_path(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
     real_parents: dict[str, str] = {}
-    rows_path = _real_path(
-        rows_folder()
-    )  # rows passed from Python are written before the run is read, and never cleared
+    # Rows passed from Python are written before the run is read, and never cleared.
+    rows_path = _real_path(rows_folder())
     for file in files:
         parent = os.path.dirname(file)  # noqa: PTH120
         if parent not in real_parents:

@@ -48,13 +48,7 @@ from artel.preparing.stores import (
     settings_digest,
     store_key,
 )
-from artel.storage import (
-    cache_folder,
-    is_remote,
-    lock,
-    remove_leftovers,
-    write_bytes,
-)
+from artel.storage import cache_folder, is_remote, lock, remove_leftovers, write_bytes
 from artel.text import check_text, count_drops
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.manifest import SPLITS
@@ -164,11 +158,7 @@ def prepare(
 
 
 def _fetch_or_build(
-    config: RunConfig,
-    folder: Path,
-    key: str,
-    address: str,
-    while_building: Callable[[], AbstractContextManager[Check]],
+    config: RunConfig, folder: Path, key: str, address: str, while_building: Callable[[], AbstractContextManager[Check]]
 ) -> bool:
     """Fetch the store from S3, or build it and copy it there. Return True if it was built.
 

@@ -96,7 +96,7 @@ def write_prepared_shard(
         )
     tokenizer = objective.tokenizer
     with new_folder(folder) as partial, _PreparedShardWriter(partial, config, objective) as writer:
-        for chunk in _chunks(clean_shard(shard, config.data, writer.ledger, units, benchmarks)):
+        for chunk in _group_documents(clean_shard(shard, config.data, writer.ledger, units, benchmarks)):
             samples = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
             for cleaned in chunk:
                 writer.add(cleaned, next(samples) if cleaned.has_new_text else None)
@@ -121,7 +121,7 @@ class _PreparedShardWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
         self._labels: dict[tuple[str, ...], int] = {}
-        self._count = 0
+        self._num_documents = 0
         self._splits_by_label = splits_by_label(config)
         near = config.data.dedup.near
         self._signatures = SignatureWriter(folder / "near", near) if near is not None else None
@@ -162,25 +162,25 @@ class _PreparedShardWriter:
         if cleaned.changes:
             notes["changed"] = cleaned.changes
         if notes:
-            self._notes.write(orjson.dumps({"document": self._count, **notes}) + b"\n")
+            self._notes.write(orjson.dumps({"document": self._num_documents, **notes}) + b"\n")
         digest = tuple(int.from_bytes(cleaned.digest[start : start + 8]) for start in (0, 8))
         sizes = (len(record.text.encode()), len(record.text), tokens, samples)
-        set_number = self._sets.setdefault(record.set_name, len(self._sets))
+        set_index = self._sets.setdefault(record.set_name, len(self._sets))
         labels = record.fields.labels if self._splits_by_label and isinstance(record.fields, LabeledText) else ()
-        labels_number = self._labels.setdefault(labels, len(self._labels))
-        flags = (split, labels_number, cleaned.has_new_text, reference is not None)
-        self._rows.append((digest, *sizes, set_number, cleaned.split_hash, *flags))
+        labels_index = self._labels.setdefault(labels, len(self._labels))
+        flags = (split, labels_index, cleaned.has_new_text, reference is not None)
+        self._rows.append((digest, *sizes, set_index, cleaned.split_hash, *flags))
         if len(self._rows) == _BUFFERED_ROWS:
             self._write_rows()
         if self._signatures is not None and cleaned.has_new_text:
-            self._signatures.add(self._count, record.text)
-        self._count += 1
+            self._signatures.add(self._num_documents, record.text)
+        self._num_documents += 1
 
     def _write_rows(self) -> None:
         self._documents.write(np.array(self._rows, DOCUMENT_DTYPE).tobytes())
         self._rows.clear()
 
-    def close(self, lines: int | None, encoder: str) -> None:
+    def close(self, num_lines: int | None, encoder_note: str) -> None:
         """Write the remaining rows and summary.json."""
         self._write_rows()
         for stream in (self._documents, self._notes, self._rejected, self._contaminated, *self._references):
@@ -199,8 +199,8 @@ class _PreparedShardWriter:
             "encodings": self.ledger.encodings,
             **columns,
             "unknown": self._unknown_tokens.to_json(),
-            "lines": lines,
-            "encoder": encoder,
+            "lines": num_lines,
+            "encoder": encoder_note,
         }
         (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
 
@@ -213,7 +213,7 @@ class _PreparedShardWriter:
         self._rejected.write(orjson.dumps(row) + b"\n")
 
 
-def _chunks(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
+def _group_documents(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
     """Group documents for encoding. Groups of long documents are smaller."""
     records = iter(records)
     while True:
@@ -274,8 +274,8 @@ def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
     """Return the prepared shards of a workspace, in order."""
     shards: list[PreparedShard] = []
     lines_before = 0
-    for number, input_shard in enumerate(workspace.input_shards):
-        folder = workspace.text_path(number)
+    for shard_index, input_shard in enumerate(workspace.input_shards):
+        folder = workspace.text_path(shard_index)
         summary = orjson.loads((folder / "summary.json").read_bytes())
         span = input_shard.inputs[0].span if input_shard.inputs else None
         if span is None or span.start == 0:

@@ -52,7 +52,8 @@ def _read_values(config: RunConfig, file: Path) -> dict[str, Any] | None:
 
 def with_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the values in RUN/config.yaml, decided at its start; the unchanged run if there are none."""
-    objective, file = objective_type(config), Path(config.run, "config.yaml")
+    objective = objective_type(config)
+    file = Path(config.run, "config.yaml")
     undecided = objective.undecided(config)
     if not undecided or not config.run or not file.is_file():
         return config
@@ -64,13 +65,10 @@ def with_recorded_values(config: RunConfig) -> RunConfig:
 
 def require_recorded_values(config: RunConfig) -> RunConfig:
     """Return the run with the values recorded at its start. Raise InputError if values are still undecided."""
-    objective, config = objective_type(config), with_recorded_values(config)
+    objective = objective_type(config)
+    config = with_recorded_values(config)
     problems = [
-        Problem(
-            f"{objective.section}.{key}",
-            "auto needs the records, but there is only a token store",
-            "set a value",
-        )
+        Problem(f"{objective.section}.{key}", "auto needs the records, but there is only a token store", "set a value")
         for key in objective.undecided(config)
     ]
     if problems:
@@ -80,16 +78,17 @@ def require_recorded_values(config: RunConfig) -> RunConfig:
 
 def _decide_values(config: RunConfig, file: Path) -> dict[str, Any]:
     """Decide the values of the undecided keys. `file`: the file that will store them."""
-    objective, count = objective_type(config), 0
+    objective = objective_type(config)
+    num_read = 0
     is_split_by_fraction = config.data.held_out is not None  # the fraction held out depends on the labels
     file.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=file.parent) as folder:
         rejected = Path(folder, REJECTED)
 
         def records() -> Iterator[Record]:
-            nonlocal count
+            nonlocal num_read
             for document in read_documents(config.data, ledger):
-                count += 1
+                num_read += 1
                 if is_split_by_fraction or document.split == "train":
                     yield document.record
 
@@ -99,9 +98,9 @@ def _decide_values(config: RunConfig, file: Path) -> dict[str, Any]:
                     on_reject=lambda item: stream.write(orjson.dumps(item.to_json()) + b"\n"),
                     rejected_file=rejected_list_path(config),
                 )
-                what = f"reading the records for {objective.section}.{objective.undecided(config)[0]}"
-                logger.info(what)
-                with reporting(lambda: f"{what}: {count:,} read"):
+                activity = f"reading the records for {objective.section}.{objective.undecided(config)[0]}"
+                logger.info(activity)
+                with reporting(lambda: f"{activity}: {num_read:,} read"):
                     return objective.decide(config, records())
         except InputError:
             if rejected.stat().st_size:  # too many were rejected: the selection will not list them

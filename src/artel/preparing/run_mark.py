@@ -43,16 +43,15 @@ _FIX_FOREIGN = "choose another folder (run=…), or move it away"
 def check_claim(folder: Path) -> None:
     """Raise InputError if a file in a run's folder has one of artel's names, but is not artel's. Writes nothing."""
     check_regular(*(folder / name for name in (*NAMES, MARK)))
-    own_names = _own_names(folder)
-    foreign_names = [name for name in NAMES if name not in own_names and not _is_available(folder / name)]
+    recorded_names = _recorded_names(folder)
+    foreign_names = [name for name in NAMES if name not in recorded_names and not _is_available(folder / name)]
     if foreign_names and set(foreign_names) - set(_LOCKS) and _has_lost_mark(folder):
         # Without a result the run has written no model, so this one is the user's.
         foreign_names = [MODEL] if MODEL in foreign_names and not (folder / "result.json").is_file() else []
-    own_names = _own_names(
-        folder
-    )  # read again: another process of the run may have written mark and file in the meantime
+    # Read again: another process of the run may have written mark and file in the meantime.
+    recorded_names = _recorded_names(folder)
     what = "exists but is not from artel: a run in this folder would overwrite it"
-    problems = [Problem(str(folder / name), what, _FIX_FOREIGN) for name in foreign_names if name not in own_names]
+    problems = [Problem(str(folder / name), what, _FIX_FOREIGN) for name in foreign_names if name not in recorded_names]
     for name in ("latest", "best"):
         link = folder / CHECKPOINTS / name
         if link.exists() and not link.is_symlink():
@@ -68,8 +67,9 @@ def claim_folder(folder: Path, original: Path | None = None) -> str:
     Return a note for the user if it is a copy, else "". `original`: from `find_original`, if config.yaml has been
     rewritten. Raise InputError like `check_claim`.
     """
-    own_names, real_path = _own_names(folder), os.path.realpath(folder)
-    if own_names >= set(NAMES) and _read_mark(folder).get("folder") == real_path:
+    recorded_names = _recorded_names(folder)
+    real_path = os.path.realpath(folder)
+    if recorded_names >= set(NAMES) and _read_mark(folder).get("folder") == real_path:
         return ""
     check_claim(folder)
     original = original or find_original(folder)
@@ -81,7 +81,7 @@ def claim_folder(folder: Path, original: Path | None = None) -> str:
         run_id = _new_id()
         for name in ("tracker_runs.json", ".secret"):
             (folder / name).unlink(missing_ok=True)
-    names = sorted({*own_names, *NAMES})
+    names = sorted({*recorded_names, *NAMES})
     _write_mark(folder, mark | {"artel": artel.__version__, "id": run_id, "folder": real_path, "names": names})
     return f"{folder} is a copy of {original}; from now on it is a separate run" if original is not None else ""
 
@@ -128,7 +128,7 @@ def run_ids(folder: Path) -> set[str]:
     return {mark["id"], *mark.get("former_ids", [])} if mark else set()
 
 
-def check_own_checkpoints(folder: Path, checkpoints: Iterable[Path]) -> None:
+def check_checkpoint_ownership(folder: Path, checkpoints: Iterable[Path]) -> None:
     """Raise InputError for checkpoints that carry the id of another run."""
     ids = run_ids(folder)
     fix = "move it away: this run resumes from its own newest checkpoint"
@@ -155,7 +155,7 @@ def has_weights(folder: Path) -> bool:
     return any((folder / MODEL).glob("*.safetensors")) or any((folder / MODEL).glob("*.bin"))
 
 
-def check_own_weights(folder: Path) -> None:
+def check_weight_ownership(folder: Path) -> None:
     """Raise InputError if the weights in a run's model/ were not written by the run."""
     fix = f"move {folder / MODEL} away and run artel train {folder} to write it again; or use {folder / MODEL} itself"
     what = "was not written by this run: these are the weights of another model"
@@ -169,18 +169,19 @@ def check_own_weights(folder: Path) -> None:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    model, own_files = folder / MODEL, _read_mark(folder).get("model") or []
+    model = folder / MODEL
+    recorded_files = _read_mark(folder).get("model") or []
     files = (path.relative_to(model) for path in model.rglob("*.safetensors"))
-    return sorted(str(file) for file in files if file.parts[0] in own_files)
+    return sorted(str(file) for file in files if file.parts[0] in recorded_files)
 
 
 def _digest(file: Path) -> str:
-    """Return a digest of a file's size and _SAMPLES samples of its bytes, fast even for a large model."""
+    """Return a digest of a file's size and _DIGEST_SAMPLES samples of its bytes, fast even for a large model."""
     size = file.stat().st_size
     digest = xxhash.xxh3_128(b"%d" % size)
     with file.open("rb") as stream:
-        for number in range(_DIGEST_SAMPLES):
-            stream.seek(max(0, size - _DIGEST_SAMPLE_BYTES) * number // (_DIGEST_SAMPLES - 1))
+        for index in range(_DIGEST_SAMPLES):
+            stream.seek(max(0, size - _DIGEST_SAMPLE_BYTES) * index // (_DIGEST_SAMPLES - 1))
             digest.update(stream.read(_DIGEST_SAMPLE_BYTES))
     return digest.hexdigest()
 
@@ -209,11 +210,11 @@ def record_model_files(folder: Path, names: Iterable[str]) -> None:
 
 def foreign_model_files(folder: Path) -> list[Path]:
     """Return files in a run's model/ that artel did not write; [] if the mark was lost."""
-    own_files = _read_mark(folder).get("model")
+    recorded_files = _read_mark(folder).get("model")
     model = folder / MODEL
-    if own_files is None or not model.is_dir():
+    if recorded_files is None or not model.is_dir():
         return []
-    return sorted(path for path in model.iterdir() if path.name not in own_files)
+    return sorted(path for path in model.iterdir() if path.name not in recorded_files)
 
 
 def check_model_ownership(folder: Path) -> None:
@@ -229,9 +230,9 @@ def read_run_id(folder: Path) -> str:
     return str(_read_mark(folder).get("id", ""))
 
 
-def check_not_moved(folder: Path, expected_identity: str) -> None:
-    """Raise WorkError if a run's folder no longer has `expected_identity`: it was removed, moved or created again."""
-    if read_run_id(folder) == expected_identity:
+def check_not_moved(folder: Path, expected_id: str) -> None:
+    """Raise WorkError if a run's folder no longer has `expected_id`: it was removed, moved or created again."""
+    if read_run_id(folder) == expected_id:
         return
     what = "the run's folder was removed or moved during the run; nothing more is written to it"
     fix = "if it was moved, move it back: the same command resumes from its last checkpoint"
@@ -242,7 +243,7 @@ def _write_mark(folder: Path, mark: dict[str, Any]) -> None:
     write_file(folder / MARK, orjson.dumps(mark, option=orjson.OPT_INDENT_2))
 
 
-def _own_names(folder: Path) -> set[str]:
+def _recorded_names(folder: Path) -> set[str]:
     return set(_read_mark(folder).get("names", ()))
 
 

@@ -101,17 +101,17 @@ def _load_or_train(workspace: Workspace, objective: type[Objective], rejected: P
             on_reject=lambda record: stream.write(orjson.dumps(record.to_json()) + b"\n"),
             rejected_file=rejected_list_path(config),
         )
-        count = 0
+        num_read = 0
 
         def texts() -> Iterator[str]:
-            nonlocal count
+            nonlocal num_read
             benchmarks = workspace.benchmark_index()
             for document in read_documents(config.data, ledger, TRAINING_BYTES, benchmarks):
-                count += 1
+                num_read += 1
                 if document.split == "train":
                     yield document.record.text
 
-        with reporting(lambda: f"training the tokenizer: {count:,} documents read"):
+        with reporting(lambda: f"training the tokenizer: {num_read:,} documents read"):
             tokenizer = train_tokenizer(texts(), training, encoder=objective.adds_special_tokens)
     if note := describe_vocabulary(training.vocab, tokenizer.vocabulary, training.pattern):
         logger.info(note)

@@ -49,14 +49,14 @@ _MIN_VALIDATION_DOCUMENTS = 10
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """The documents of a store shard, [start, stop), each (round, input shard, document in it)."""
+    """The documents of a store shard, [start, end), each given as (round, input shard, document in it)."""
 
     name: str
     split: str
     start: tuple[int, int, int]
-    stop: tuple[int, int, int]
+    end: tuple[int, int, int]
     first_document: int
-    """The number of its first document in its split."""
+    """The index of its first document in its split."""
 
     @property
     def folder(self) -> str:
@@ -73,7 +73,7 @@ class Selection:
         self._shards = prepared_shards(workspace)
         self._starts = list(accumulate((len(shard.rows) for shard in self._shards), initial=0))
         self._reasons = [""]
-        """Reasons for dropping by their number in `_drop_reasons`; 0 means kept."""
+        """The reasons that `_drop_reasons` refers to by index; 0 means kept."""
         self._drop_reasons = np.zeros(self._starts[-1], np.uint8)
         self._copies = np.ones(self._starts[-1], np.uint16)
         self._splits = np.concatenate([np.empty(0, np.uint8), *(shard.rows["split"] for shard in self._shards)])
@@ -95,26 +95,26 @@ class Selection:
         if self._workspace.held_out is not None or not requested or self._splits_by_label:
             return None
         hashes = [np.empty(0, np.uint64)]
-        for shard, (start, stop) in zip(self._shards, pairwise(self._starts), strict=True):
-            kept = shard.rows[self._drop_reasons[start:stop] == 0]
-            if (kept["split"] == 1).any():
+        for shard, (start, end) in zip(self._shards, pairwise(self._starts), strict=True):
+            kept_rows = shard.rows[self._drop_reasons[start:end] == 0]
+            if (kept_rows["split"] == 1).any():
                 return None
-            hashes.append(kept["split_hash"])
+            hashes.append(kept_rows["split_hash"])
         all_hashes = np.concatenate(hashes)
         fraction = smallest_fraction(all_hashes, requested)
         if fraction is None:
             return None
-        count = int(np.count_nonzero(all_hashes < fraction * 2**64))
-        what = (
+        num_held_out = int(np.count_nonzero(all_hashes < fraction * 2**64))
+        template = (
             "data.validation {share:g} catches none of the {count:,} documents, so the one whose hash comes first is "
             "held out"
         )
-        if count > 1:
-            what = (
+        if num_held_out > 1:
+            template = (
                 "data.validation {share:g} catches none of the {count:,} documents, so the {held:,} whose hashes come "
                 "first are held out"
             )
-        return fraction, Phrase(what, share=requested, count=len(all_hashes), held=count)
+        return fraction, Phrase(template, share=requested, count=len(all_hashes), held=num_held_out)
 
     def write(
         self,
@@ -157,18 +157,18 @@ class Selection:
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
             for name, values in (("copies", self._copies), ("splits", self._splits)):
                 (partial / name).mkdir()
-                for number, (start, stop) in enumerate(pairwise(self._starts)):
-                    (partial / name / f"{number:05d}").write_bytes(values[start:stop].tobytes())
+                for shard_index, (start, end) in enumerate(pairwise(self._starts)):
+                    (partial / name / f"{shard_index:05d}").write_bytes(values[start:end].tobytes())
             plans = [astuple(plan) for split in SPLITS for plan in self._shard_plans(split)]
             (partial / "shards.json").write_bytes(orjson.dumps(plans))
 
     def _drop(self, documents: NDArray, reason: str) -> None:
-        """Drop documents, given by number or as bool (all documents,), that are not dropped yet."""
+        """Drop the documents, by index or as bool (all documents,), that are not dropped yet."""
         if reason not in self._reasons:
             self._reasons.append(reason)
-        is_given = np.zeros(len(self._drop_reasons), np.bool_)
-        is_given[documents] = True
-        self._drop_reasons[is_given & (self._drop_reasons == 0)] = self._reasons.index(reason)
+        is_selected = np.zeros(len(self._drop_reasons), np.bool_)
+        is_selected[documents] = True
+        self._drop_reasons[is_selected & (self._drop_reasons == 0)] = self._reasons.index(reason)
 
     def _drop_duplicates(self) -> None:
         kinds = read_duplicate_kinds(self._workspace)
@@ -186,8 +186,8 @@ class Selection:
         """Return bool (all documents,): True for documents that yield no sample."""
         has_no_sample = np.zeros(self._starts[-1], np.bool_)
         for shard, start in zip(self._shards, self._starts, strict=False):
-            numbers = [note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]
-            has_no_sample[[start + number for number in numbers]] = True
+            indices = [note["document"] for note in shard.notes if {"rejected", "dropped"} & note.keys()]
+            has_no_sample[[start + index for index in indices]] = True
         return has_no_sample
 
     def _drop_unusable(self) -> None:
@@ -218,14 +218,14 @@ class Selection:
         self._splits = np.isin(hashes, np.concatenate(held_out)).astype(np.uint8)
 
     def _documents_by_label(self) -> dict[str, NDArray[np.int64]]:
-        """Return the numbers of kept documents by label; "" for documents without a label."""
+        """Return the indices of kept documents by label; "" for documents without a label."""
         documents: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
         for shard, start in zip(self._shards, self._starts, strict=False):
-            kept = np.flatnonzero(self._drop_reasons[start : start + len(shard.rows)] == 0)
-            numbers = shard.rows["labels"][kept]
-            by_number = kept[np.argsort(numbers, kind="stable")] + start
-            counts = np.bincount(numbers, minlength=len(shard.summary["labels"]))
-            groups = np.split(by_number, np.cumsum(counts)[:-1])
+            kept_documents = np.flatnonzero(self._drop_reasons[start : start + len(shard.rows)] == 0)
+            labels_indices = shard.rows["labels"][kept_documents]
+            by_labels = kept_documents[np.argsort(labels_indices, kind="stable")] + start
+            counts = np.bincount(labels_indices, minlength=len(shard.summary["labels"]))
+            groups = np.split(by_labels, np.cumsum(counts)[:-1])
             for labels, group in zip(shard.summary["labels"], groups, strict=True):
                 for label in labels or [""]:
                     documents[label].append(group)
@@ -233,39 +233,39 @@ class Selection:
 
     def _apply_weights_and_budgets(self) -> None:
         """Apply weights and budgets to each source over all its shards. Validation documents are written once."""
-        for key, numbers in self._shards_by_source().items():
+        for key, shard_indices in self._shards_by_source().items():
             if key == "data.validation":
                 continue
             source = find_source(self._data, key)
-            for number in numbers:
-                shard, start = self._shards[number], self._starts[number]
+            for shard_index in shard_indices:
+                shard, start = self._shards[shard_index], self._starts[shard_index]
                 rows = shard.rows
                 copies = copies_by_weight(source, shard.summary["sets"], rows["set"], rows["digest"], self._seed)
                 copies[self._splits[start : start + len(rows)] == 1] = 1
                 self._copies[start : start + len(rows)] = copies
                 self._drop(np.flatnonzero(copies == 0) + start, WEIGHT)
             if source.budget_bytes is not None:
-                self._apply_budget(source.budget_bytes, numbers)
+                self._apply_budget(source.budget_bytes, shard_indices)
 
-    def _apply_budget(self, budget: int, numbers: list[int]) -> None:
+    def _apply_budget(self, max_bytes: int, shard_indices: list[int]) -> None:
         rows, documents = [], []
-        for number in numbers:
-            shard_rows, start = self._shards[number].rows, self._starts[number]
+        for shard_index in shard_indices:
+            shard_rows, start = self._shards[shard_index].rows, self._starts[shard_index]
             is_kept = self._drop_reasons[start : start + len(shard_rows)] == 0
-            kept = np.flatnonzero((self._splits[start : start + len(shard_rows)] == 0) & is_kept)
-            rows.append(shard_rows[kept])
-            documents.append(start + kept)
+            kept_documents = np.flatnonzero((self._splits[start : start + len(shard_rows)] == 0) & is_kept)
+            rows.append(shard_rows[kept_documents])
+            documents.append(start + kept_documents)
         all_rows, all_documents = np.concatenate(rows), np.concatenate(documents)
         copies = self._copies[all_documents]
-        is_over = over_budget(budget, copies, all_rows["bytes"], all_rows["digest"], self._seed)
+        is_over = over_budget(max_bytes, copies, all_rows["bytes"], all_rows["digest"], self._seed)
         self._drop(all_documents[is_over], BUDGET)
 
     def _shards_by_source(self) -> dict[str, list[int]]:
-        """Return the numbers of each source's shards, by its key in the run file."""
-        numbers: dict[str, list[int]] = defaultdict(list)
-        for number, shard in enumerate(self._workspace.input_shards):
-            numbers[shard.key].append(number)
-        return numbers
+        """Return the indices of each source's shards, by its key in the run file."""
+        shard_indices: dict[str, list[int]] = defaultdict(list)
+        for shard_index, shard in enumerate(self._workspace.input_shards):
+            shard_indices[shard.key].append(shard_index)
+        return shard_indices
 
     def _build_ledger(self, rejected_file: Path) -> Ledger:
         with rejected_file.open("wb") as stream:
@@ -273,9 +273,9 @@ class Selection:
                 on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
                 rejected_file=rejected_list_path(self._workspace.config),
             )
-            for number, shard in enumerate(self._shards):
-                self._count_documents(ledger, shard, slice(self._starts[number], self._starts[number + 1]))
-                for rejected in (*shard.rejected, *self._unusable_documents[number]):
+            for index, shard in enumerate(self._shards):
+                self._count_documents(ledger, shard, slice(self._starts[index], self._starts[index + 1]))
+                for rejected in (*shard.rejected, *self._unusable_documents[index]):
                     ledger.list_rejected(rejected)
         return ledger
 
@@ -287,16 +287,16 @@ class Selection:
             for encoding, files in encodings.items():
                 ledger.add_encoding(source, encoding, files)
         dropped, copies = self._drop_reasons[documents], self._copies[documents].astype(np.int64)
-        for number, name in enumerate(shard.summary["sets"]):
+        for set_index, name in enumerate(shard.summary["sets"]):
             counts = ledger.get_counts(name)
-            is_in_set = shard.rows["set"] == number
+            is_in_set = shard.rows["set"] == set_index
             for reason, count in zip(*np.unique(dropped[is_in_set], return_counts=True), strict=True):
                 if reason:
                     counts.dropped[self._reasons[reason]] += int(count)
                 else:
                     counts.kept += int(count)
-            for split_number, split in enumerate(SPLITS):
-                is_counted = is_in_set & (self._splits[documents] == split_number)
+            for split_index, split in enumerate(SPLITS):
+                is_counted = is_in_set & (self._splits[documents] == split_index)
                 totals = {"documents": int(copies[is_counted].sum())}
                 for column in ("characters", "bytes", "tokens", "samples"):
                     totals[column] = int((shard.rows[column][is_counted].astype(np.int64) * copies[is_counted]).sum())
@@ -315,8 +315,8 @@ class Selection:
 
     def _check_sets(self) -> None:
         problems: list[Problem] = []
-        for key, numbers in self._shards_by_source().items():
-            seen = {name for number in numbers for name in self._shards[number].summary["ledger"]}
+        for key, shard_indices in self._shards_by_source().items():
+            seen = {name for index in shard_indices for name in self._shards[index].summary["ledger"]}
             problems += check_sets(find_source(self._data, key), key, seen)
         if problems:
             raise InputError(problems)
@@ -326,30 +326,30 @@ class Selection:
         is_kept = self._drop_reasons == 0
         hashes = np.concatenate([shard.rows["split_hash"] for shard in self._shards])[is_kept]
         chapters = {
-            name: int(np.unique(hashes[self._splits[is_kept] == number]).size) for number, name in enumerate(SPLITS)
+            name: int(np.unique(hashes[self._splits[is_kept] == index]).size) for index, name in enumerate(SPLITS)
         }
         ledger.split = {"by": "chapter", "fraction": self._data.held_out, "chapters": chapters}
-        what = (
+        template = (
             "{held:,} of {count:,} chapters are held out: neighbouring pieces of a text stay on one side of the split "
             "(data.validation.by: chapter)"
         )
-        ledger.notes.append(Phrase(what, held=chapters["validation"], count=sum(chapters.values())))
+        ledger.notes.append(Phrase(template, held=chapters["validation"], count=sum(chapters.values())))
 
     def _add_label_note(self, ledger: Ledger) -> None:
         """Add the number of texts of each label in each split to the ledger."""
         counts = {
-            label: {name: int((self._splits[documents] == number).sum()) for number, name in enumerate(SPLITS)}
+            label: {name: int((self._splits[documents] == index).sum()) for index, name in enumerate(SPLITS)}
             for label, documents in sorted(self._documents_by_label().items())
             if len(documents)
         }
         ledger.split = {"by": "label", "fraction": self._data.held_out, "labels": counts}
         unsplit_labels = [label for label, splits in counts.items() if not splits["validation"]]
         if unsplit_labels:
-            what = "of {count:,} labels no text is held out, since each has too few: {labels}"
+            template = "of {count:,} labels no text is held out, since each has too few: {labels}"
             examples = ", ".join(repr(label) for label in unsplit_labels[:5]) + (
                 " …" if len(unsplit_labels) > 5 else ""
             )
-            ledger.notes.append(Phrase(what, count=len(unsplit_labels), labels=examples))
+            ledger.notes.append(Phrase(template, count=len(unsplit_labels), labels=examples))
 
     def _add_validation_note(self, ledger: Ledger) -> None:
         """Add a note to the ledger if validation has too few documents for metrics per document."""
@@ -361,40 +361,40 @@ class Selection:
         ):
             return
         fix = Phrase("write a larger data.validation" if self._data.held_out else "add more of them to data.validation")
-        what = "validation has {count} documents, too few for meaningful metrics: {fix}"
+        template = "validation has {count} documents, too few for meaningful metrics: {fix}"
         if count == 1:
-            what = "validation has {count} document, too few for meaningful metrics: {fix}"
-        ledger.notes.append(Phrase(what, count=count, fix=fix))
+            template = "validation has {count} document, too few for meaningful metrics: {fix}"
+        ledger.notes.append(Phrase(template, count=count, fix=fix))
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
         """Divide the documents of a split into store shards of `shard_tokens` or slightly more tokens, in order."""
-        number = document = tokens = 0
+        plan_index = document_index = tokens = 0
         rounds = int(self._copies.max(initial=0))
         start: tuple[int, int, int] | None = None
-        first = 0
-        for round_number in range(rounds):
-            for shard_number, shard in enumerate(self._shards):
-                documents = slice(self._starts[shard_number], self._starts[shard_number + 1])
+        first_document = 0
+        for round_index in range(rounds):
+            for shard_index, shard in enumerate(self._shards):
+                documents = slice(self._starts[shard_index], self._starts[shard_index + 1])
                 is_in_split = self._splits[documents] == SPLITS.index(split)
-                chosen = np.flatnonzero((self._copies[documents] > round_number) & is_in_split)
+                chosen = np.flatnonzero((self._copies[documents] > round_index) & is_in_split)
                 ends = np.cumsum(shard.rows["tokens"][chosen].astype(np.int64))
                 position = 0
                 while position < len(chosen):
                     if start is None:
-                        start, first = (round_number, shard_number, int(chosen[position])), document
+                        start, first_document = (round_index, shard_index, int(chosen[position])), document_index
                     tokens_before = int(ends[position - 1]) if position else 0
-                    stop = min(int(np.searchsorted(ends, tokens_before + self._shard_tokens - tokens)) + 1, len(chosen))
-                    tokens += int(ends[stop - 1]) - tokens_before
-                    document += stop - position
-                    position = stop
+                    end = min(int(np.searchsorted(ends, tokens_before + self._shard_tokens - tokens)) + 1, len(chosen))
+                    tokens += int(ends[end - 1]) - tokens_before
+                    document_index += end - position
+                    position = end
                     if tokens >= self._shard_tokens:
-                        end = (round_number, shard_number, int(chosen[stop - 1]) + 1)
-                        yield ShardPlan(f"{number:05d}", split, start, end, first)
-                        number, tokens, start = number + 1, 0, None
+                        plan_end = (round_index, shard_index, int(chosen[end - 1]) + 1)
+                        yield ShardPlan(f"{plan_index:05d}", split, start, plan_end, first_document)
+                        plan_index, tokens, start = plan_index + 1, 0, None
         if start is not None:
-            yield ShardPlan(f"{number:05d}", split, start, (rounds, 0, 0), first)
+            yield ShardPlan(f"{plan_index:05d}", split, start, (rounds, 0, 0), first_document)
 
 
 def shard_plans(workspace: Workspace) -> list[ShardPlan]:
     rows = orjson.loads((workspace.selection_path / "shards.json").read_bytes())
-    return [ShardPlan(name, split, tuple(start), tuple(stop), first) for name, split, start, stop, first in rows]
+    return [ShardPlan(name, split, tuple(start), tuple(end), first) for name, split, start, end, first in rows]

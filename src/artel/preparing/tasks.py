@@ -1,4 +1,4 @@
-"""The tasks of a workspace, by stage and number, as engines run them."""
+"""The tasks of a workspace, by stage and index, as engines run them."""
 
 from __future__ import annotations
 
@@ -26,40 +26,41 @@ class Tasks:
         self.workspace = workspace
 
     def unfinished(self, stage: Stage) -> list[int]:
-        """Return the numbers of the stage's unfinished tasks."""
+        """Return the indices of the stage's unfinished tasks."""
         if stage == "near":
-            count = BAND_GROUPS
+            num_tasks = BAND_GROUPS
         else:
-            count = len(self._plans if stage == "shards" else self.workspace.input_shards)
-        return [number for number in range(count) if not self._result(stage, number).exists()]
+            num_tasks = len(self._plans if stage == "shards" else self.workspace.input_shards)
+        return [index for index in range(num_tasks) if not self._result_path(stage, index).exists()]
 
-    def run(self, stage: Stage, number: int) -> None:
+    def run(self, stage: Stage, task_index: int) -> None:
         """Run a task, unless its result exists. Its errors are InputError or WorkError."""
-        workspace, result = self.workspace, self._result(stage, number)
+        workspace = self.workspace
+        result = self._result_path(stage, task_index)
         if result.exists():
             return
         if stage == "lines":
-            write_lines(workspace.config, workspace.input_shards[number], result, self._benchmarks)
+            write_lines(workspace.config, workspace.input_shards[task_index], result, self._benchmarks)
         elif stage == "text":
-            shard, earlier = workspace.input_shards[number], workspace.repeated_lines_path(number)
-            write_prepared_shard(workspace.config, shard, self._objective, result, earlier, self._benchmarks)
+            shard, repeated_lines = workspace.input_shards[task_index], workspace.repeated_lines_path(task_index)
+            write_prepared_shard(workspace.config, shard, self._objective, result, repeated_lines, self._benchmarks)
         elif stage == "near":
-            find_near_duplicates(workspace, self._prepared, number)
+            find_near_duplicates(workspace, self._prepared_shards, task_index)
         else:
-            write_shard(workspace, self._prepared, self._plans[number], self._objective)
+            write_shard(workspace, self._prepared_shards, self._plans[task_index], self._objective)
 
-    def _result(self, stage: Stage, number: int) -> Path:
+    def _result_path(self, stage: Stage, task_index: int) -> Path:
         """Return the file or folder that exists if the task is finished."""
         if stage == "shards":
-            return self.workspace.shard_path(self._plans[number].folder)
+            return self.workspace.shard_path(self._plans[task_index].folder)
         return {
             "lines": self.workspace.lines_path,
             "text": self.workspace.text_path,
             "near": self.workspace.near_duplicates_path,
-        }[stage](number)
+        }[stage](task_index)
 
     @cached_property
-    def _prepared(self) -> list[PreparedShard]:
+    def _prepared_shards(self) -> list[PreparedShard]:
         return prepared_shards(self.workspace)
 
     @cached_property

@@ -37,38 +37,41 @@ class UnknownTokens:
     """Counts the unknown tokens in the documents of one input shard, by set."""
 
     def __init__(self, objective: Objective) -> None:
-        self._objective, self._tokenizer = objective, objective.tokenizer
+        self._objective = objective
+        self._tokenizer = objective.tokenizer
         self._unknown_id = self._tokenizer.unknown_id
         self._is_lost = _lost_character_test(self._tokenizer)
         self._sets: dict[str, Counter[str]] = {}
         self._characters: Counter[str] = Counter()
-        self._examined = 0
+        self._num_examined = 0
         self._documents: list[tuple[int, int, str]] = []
 
     def add(self, record: Record, samples: Iterable[Sample]) -> None:
         """Count a document."""
         if self._unknown_id is None and self._is_lost is None:
             return
-        samples, text, set_name = list(samples), record.text, record.set_name
+        samples = list(samples)
+        text, set_name = record.text, record.set_name
         counts = self._sets.setdefault(set_name, Counter())
         counts.update(documents=1, tokens=sum(len(sample.ids) for sample in samples))
         if self._unknown_id is None:
             lost = Counter({character: text.count(character) for character in set(text) if self._is_lost(character)})
-            unknown, in_outputs = lost.total(), 0
+            num_unknown, num_in_outputs = lost.total(), 0
             self._characters.update(lost)
         else:
-            unknown = sum(int(np.count_nonzero(sample.ids == self._unknown_id)) for sample in samples)
-            outputs = filter(None.__ne__, map(self._objective.output_ids, samples)) if unknown else ()
-            in_outputs = sum(int(np.count_nonzero(ids == self._unknown_id)) for ids in outputs)
-        if not unknown:
+            num_unknown = sum(int(np.count_nonzero(sample.ids == self._unknown_id)) for sample in samples)
+            outputs = filter(None.__ne__, map(self._objective.output_ids, samples)) if num_unknown else ()
+            num_in_outputs = sum(int(np.count_nonzero(ids == self._unknown_id)) for ids in outputs)
+        if not num_unknown:
             return
-        counts.update(unknown=unknown, unknown_in_outputs=in_outputs, documents_with_unknown=1)
-        ids = xxhash.xxh3_64_intdigest(np.concatenate([sample.ids for sample in samples]).astype("<i8").tobytes())
+        counts.update(unknown=num_unknown, unknown_in_outputs=num_in_outputs, documents_with_unknown=1)
+        all_ids = np.concatenate([sample.ids for sample in samples]).astype("<i8")
+        ids_digest = xxhash.xxh3_64_intdigest(all_ids.tobytes())
         # The input of a pair is its group. Labels do not count: a text with two labels is one text.
-        digest = xxhash.xxh3_64_intdigest(f"{record.group}\n{text}".encode())
-        self._documents.append((ids, digest, set_name))
-        if self._unknown_id is not None and self._examined < _MAX_EXAMINED_DOCUMENTS:
-            self._examined += 1
+        text_digest = xxhash.xxh3_64_intdigest(f"{record.group}\n{text}".encode())
+        self._documents.append((ids_digest, text_digest, set_name))
+        if self._unknown_id is not None and self._num_examined < _MAX_EXAMINED_DOCUMENTS:
+            self._num_examined += 1
             text = text[:_MAX_EXAMINED_CHARACTERS]
             (encoded,) = self._tokenizer.encode_with_offsets([text])
             for index in np.flatnonzero(encoded.ids == self._unknown_id):
@@ -126,17 +129,17 @@ def check_unknown_tokens(config: RunConfig, shards: Iterable[Mapping[str, Any]])
         raise InputError.at(tokenizer_location(config)[0], what, fix)
     arguments = {"found": total["documents_with_unknown"], "documents": total["documents"], "characters": examples}
     if total["unknown_in_outputs"]:
-        what = (
+        template = (
             "{count:,} tokens of the outputs are unknown ({characters}), in {found:,} of {documents:,} documents: the "
             "model learns to write the unknown token there"
         )
-        return entry, [Phrase(what, count=total["unknown_in_outputs"], **arguments)]
+        return entry, [Phrase(template, count=total["unknown_in_outputs"], **arguments)]
     if fraction > _WARNING_FRACTION:
-        what = (
+        template = (
             "{share:.1%} of the tokens are unknown, in {found:,} of {documents:,} documents: the tokenizer has none "
             "for {characters}"
         )
-        return entry, [Phrase(what, share=fraction, **arguments)]
+        return entry, [Phrase(template, share=fraction, **arguments)]
     return entry, []
 
 

@@ -61,7 +61,9 @@ class Workspace:
         # Workers need the secrets. The folder is removed when the store is finished.
         run_file = dump_run(config, secrets=True)
         if run_file != dump_run(config):
-            _make_private(path)
+            with disk_errors(path.parent):  # no other user may enter the folder
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.chmod(0o700)
         if not workspace._plan.is_file():
             inputs = [entry for _, _, inputs in list_all_inputs(config.data) for entry in inputs]
             size = min(config.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
@@ -180,10 +182,3 @@ def _has_format(plan: Path) -> bool:
     with suppress(ValueError, AttributeError):
         return not plan.is_file() or bool(orjson.loads(plan.read_bytes()).get("format") == _FORMAT)
     return False
-
-
-def _make_private(folder: Path) -> None:
-    """Create a folder that no other user can enter."""
-    with disk_errors(folder.parent):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)

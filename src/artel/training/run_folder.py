@@ -16,11 +16,11 @@ from artel.config import RunConfig, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.preparing.run_mark import (
     assign_new_id,
+    check_checkpoint_ownership,
     check_claim,
     check_model_ownership,
     check_not_moved,
-    check_own_checkpoints,
-    check_own_weights,
+    check_weight_ownership,
     claim_folder,
     find_original,
     foreign_model_files,
@@ -184,9 +184,9 @@ class RunFolder:
         """The folder that this one was copied from, until it is claimed."""
         return find_original(self.path)
 
-    def check_own_checkpoints(self) -> None:
+    def check_checkpoint_ownership(self) -> None:
         """Raise InputError for checkpoints of another run."""
-        check_own_checkpoints(self.path, written_checkpoints(self.checkpoints))
+        check_checkpoint_ownership(self.path, written_checkpoints(self.checkpoints))
 
     @property
     def is_complete(self) -> bool:
@@ -200,7 +200,7 @@ class RunFolder:
         """
         if not has_weights(self.path) or not (self.is_complete or not (self.checkpoints / "latest").exists()):
             return None
-        check_own_weights(self.path)
+        check_weight_ownership(self.path)
         return self.model
 
     def restore_config(self) -> Path | None:

@@ -21,7 +21,7 @@ def check_same_run(config: RunConfig, prepared: PreparedText) -> None:
     before the others start.
     """
     folder = RunFolder(Path(config.run))
-    folder.check_own_checkpoints()
+    folder.check_checkpoint_ownership()
     checkpoints = written_checkpoints(folder.checkpoints)
     if folder.result.is_file() and not (folder.is_complete or checkpoints or config.checkpoint.copy_to):
         message = "lacks the weights of this run, which was complete, but there is no checkpoint to restore them from"

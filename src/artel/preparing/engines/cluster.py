@@ -55,11 +55,11 @@ class Submission:
 
     workspace: str
     stage: Stage
-    numbers: list[int]
+    task_indices: list[int]
     """Tasks that were unfinished at submission."""
     folder: str
     """The folder of this submission."""
-    directory: str
+    cwd: str
     """The working folder of the submitting process, for relative paths in the run file."""
     processes: int = 1
     """Processes per rank."""
@@ -83,9 +83,9 @@ class Submission:
             raise _invisible_path_error(Path(self.workspace))
         workspace = Workspace.load(Path(self.workspace))
         try:
-            os.chdir(self.directory)
+            os.chdir(self.cwd)
         except OSError as error:
-            what = f"the node {socket.gethostname()} cannot change to the folder {self.directory}: {error.strerror}"
+            what = f"the node {socket.gethostname()} cannot change to the folder {self.cwd}: {error.strerror}"
             workspace.write_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, FIX_SHARED_DISK))
             return
         encode_in_one_thread()  # other processes use the other cores
@@ -93,9 +93,9 @@ class Submission:
         # Fork even for one process, so that this process sees how it ended.
         context = multiprocessing.get_context("fork")
         processes = []
-        for number in range(self.processes):
-            first = len(self.numbers) * (rank * self.processes + number) // (ranks * self.processes)
-            arguments = (workspace, f"{rank}.{number}", first, os.getpid())
+        for index in range(self.processes):
+            first = len(self.task_indices) * (rank * self.processes + index) // (ranks * self.processes)
+            arguments = (workspace, f"{rank}.{index}", first, os.getpid())
             processes.append(context.Process(target=self._run_tasks, args=arguments))
         for process in processes:
             process.start()
@@ -113,46 +113,46 @@ class Submission:
     def _run_tasks(self, workspace: Workspace, name: str, first: int, parent: int) -> None:
         threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
         tasks = Tasks(workspace)
-        for number in self._claim_tasks(name, first):
+        for task_index in self._claim_tasks(name, first):
             try:
                 workspace.raise_errors()
             except ArtelError:
                 return  # another process failed
-            print(f"{self.stage} {number}", flush=True)
+            print(f"{self.stage} {task_index}", flush=True)
             try:
-                tasks.run(self.stage, number)
+                tasks.run(self.stage, task_index)
             except ArtelError as error:
                 print(f"artel: {error.one_line}", file=sys.stderr, flush=True)
-                workspace.write_error(f"{self.stage}-{number}", error)
+                workspace.write_error(f"{self.stage}-{task_index}", error)
                 return
             except (Exception, SystemExit) as error:
                 traceback.print_exc()
-                task_error = worker_error(error, f"stage {self.stage}, part {number}")
-                workspace.write_error(f"{self.stage}-{number}", task_error)
+                task_error = worker_error(error, f"stage {self.stage}, part {task_index}")
+                workspace.write_error(f"{self.stage}-{task_index}", task_error)
                 os._exit(1)
 
     def _claim_tasks(self, name: str, first: int) -> Iterator[int]:
         """Yield tasks claimed for a process, from `first` on. Tasks that it claimed before a requeue come first."""
         claims = Path(self.folder, "claims")
         yield from [int(claim.name) for claim in claims.iterdir() if str(claim.readlink()) == name]
-        unclaimed = deque(self.numbers[first:] + self.numbers[:first])
+        unclaimed = deque(self.task_indices[first:] + self.task_indices[:first])
         while unclaimed:
             claimed = {claim.name for claim in claims.iterdir()}
-            unclaimed = deque(number for number in unclaimed if str(number) not in claimed)
+            unclaimed = deque(task_index for task_index in unclaimed if str(task_index) not in claimed)
             if unclaimed:
-                number = unclaimed.popleft()
+                task_index = unclaimed.popleft()
                 try:
-                    (claims / str(number)).symlink_to(name)  # atomic, also over a network; fails if it exists
+                    (claims / str(task_index)).symlink_to(name)  # atomic, also over a network; fails if it exists
                 except FileExistsError:
                     continue
-                yield number
+                yield task_index
 
 
 def create_submission(tasks: Tasks, stage: Stage, processes: int = 1) -> Submission:
     """Return the unfinished tasks of a stage as a submission, written into its own folder."""
     jobs = tasks.workspace.path.resolve() / "jobs"
-    number = len(list(jobs.glob(f"{stage}-*")))
-    folder = jobs / f"{stage}-{number}"
+    submission_index = len(list(jobs.glob(f"{stage}-*")))
+    folder = jobs / f"{stage}-{submission_index}"
     for name in ("claims", "logs", "succeeded"):
         (folder / name).mkdir(parents=True)
     path = str(tasks.workspace.path.resolve())
@@ -169,17 +169,17 @@ def rank_command(submission: Submission, python: str = sys.executable) -> list[s
 def wait_for_results(tasks: Tasks, submission: Submission, progress: Callable[[int, int], None]) -> int:
     """Report progress, wait a few seconds, and return the number of missing results. Raise the errors of tasks."""
     start = time.monotonic()
-    missing = len(set(submission.numbers).intersection(tasks.unfinished(submission.stage)))
-    progress(len(submission.numbers) - missing, len(submission.numbers))
+    num_missing = len(set(submission.task_indices).intersection(tasks.unfinished(submission.stage)))
+    progress(len(submission.task_indices) - num_missing, len(submission.task_indices))
     tasks.workspace.raise_errors()
-    if missing:
+    if num_missing:
         time.sleep(max(_POLL_SECONDS, 9 * (time.monotonic() - start)))
-    return missing
+    return num_missing
 
 
-def lost_tasks_error(submission: Submission, missing: int, reason: str, fix: str) -> WorkError:
+def lost_tasks_error(submission: Submission, num_missing: int, reason: str, fix: str) -> WorkError:
     """Build the error for tasks that have neither a result nor an error. It quotes the log of a failed rank."""
-    what = f"{missing:,} of {len(submission.numbers):,} tasks ({submission.stage}) were not done: {reason}"
+    what = f"{num_missing:,} of {len(submission.task_indices):,} tasks ({submission.stage}) were not done: {reason}"
     if kill_notes := [file.read_text() for file in sorted(Path(submission.folder).glob("killed/*"))]:
         memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
         return WorkError.at("prepare.workers", f"{what}; {kill_notes[0]}", f"{memory}; {FIX_RESUME}")

@@ -1,7 +1,7 @@
 """Run the tasks of a stage in processes of this machine.
 
 The processes are forked: nothing is imported again, the tokenizer is shared, and no text passes between them. Each
-reads the number of its next task from a shared open file. A process exits if its parent dies.
+reads the index of its next task from a shared open file. A process exits if its parent dies.
 
 A process is forked even for a single worker: rensa keeps threads that do not survive a fork, so the children of a
 process that has used it would wait for those threads forever.
@@ -30,31 +30,32 @@ from artel.storage.panics import hide_panics
 from artel.storage.unexpected_errors import worker_error
 from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
-_TASK_NUMBER = struct.Struct("<i")
+_TASK_INDEX = struct.Struct("<i")
 
 
 def run_locally(
     tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progress: Callable[[int, int], None]
 ) -> None:
-    """Run the unfinished tasks of a stage. Calls `progress` with (number done, number of tasks).
+    """Run the unfinished tasks of a stage. Calls `progress` with (finished tasks, all tasks).
 
     Raise the errors of tasks, and WorkError if a process is killed.
     """
     unfinished = tasks.unfinished(stage)
     if not hasattr(os, "fork"):
-        for done, number in enumerate(unfinished):
+        for done, task_index in enumerate(unfinished):
             progress(done, len(unfinished))
-            tasks.run(stage, number)
+            tasks.run(stage, task_index)
         return
-    count = min(usable_cores() if workers == "auto" else workers, len(unfinished))
+    num_processes = min(usable_cores() if workers == "auto" else workers, len(unfinished))
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryFile(buffering=0, dir=tasks.workspace.path) as queue:  # forked processes share its position
-        queue.write(b"".join(map(_TASK_NUMBER.pack, unfinished)))
+        queue.write(b"".join(map(_TASK_INDEX.pack, unfinished)))
         queue.seek(0)
-        processes = [context.Process(target=_run_worker, args=(tasks, stage, queue, os.getpid())) for _ in range(count)]
+        arguments = (tasks, stage, queue, os.getpid())
+        processes = [context.Process(target=_run_worker, args=arguments) for _ in range(num_processes)]
         try:
-            _start(processes)
-            _watch(processes, tasks, stage, len(unfinished), progress)
+            _start_processes(processes)
+            _wait_for_processes(processes, tasks, stage, len(unfinished), progress)
         finally:
             started = [process for process in processes if process.pid is not None]
             for process in started:
@@ -63,20 +64,20 @@ def run_locally(
                 process.join()
 
 
-def _start(processes: Sequence[BaseProcess]) -> None:
+def _start_processes(processes: Sequence[BaseProcess]) -> None:
     """Start the processes. Delays Ctrl-C until all have started: an exception in a fork hook (of logging) is lost."""
     with delay_interrupts():
         for process in processes:
             process.start()
 
 
-def _watch(
-    processes: Sequence[BaseProcess], tasks: Tasks, stage: Stage, count: int, progress: Callable[[int, int], None]
+def _wait_for_processes(
+    processes: Sequence[BaseProcess], tasks: Tasks, stage: Stage, num_tasks: int, progress: Callable[[int, int], None]
 ) -> None:
     """Wait until all processes have exited. Raise the error of the first that fails."""
     running = {process.sentinel: process for process in processes}
     while running:
-        progress(count - len(tasks.unfinished(stage)), count)
+        progress(num_tasks - len(tasks.unfinished(stage)), num_tasks)
         wait(list(running), timeout=0.5)
         for process in [process for process in running.values() if not process.is_alive()]:
             del running[process.sentinel]
@@ -97,14 +98,14 @@ def _run_worker(tasks: Tasks, stage: Stage, queue: IO[bytes], parent: int) -> No
 
 def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
     """Run tasks until the queue is empty. Return the exit status."""
-    while entry := queue.read(_TASK_NUMBER.size):
-        number = _TASK_NUMBER.unpack(entry)[0]
+    while entry := queue.read(_TASK_INDEX.size):
+        task_index = _TASK_INDEX.unpack(entry)[0]
         try:
-            tasks.run(stage, number)
+            tasks.run(stage, task_index)
         except BaseException as raised:  # the parent reports unexpected errors, too
-            error = worker_error(raised, f"stage {stage}, part {number}")
+            error = worker_error(raised, f"stage {stage}, part {task_index}")
             try:
-                tasks.workspace.write_error(f"{stage}-{number}", error)
+                tasks.workspace.write_error(f"{stage}-{task_index}", error)
             except ArtelError:  # the disk is full
                 print(f"artel: {error.one_line}", file=sys.stderr, flush=True)
             return 1

@@ -47,7 +47,7 @@ def run_on_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
     with _connect() as ray:
         _check_nodes(ray, submission)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        num_ranks = min(cpus if prepare.workers == "auto" else prepare.workers, len(submission.numbers))
+        num_ranks = min(cpus if prepare.workers == "auto" else prepare.workers, len(submission.task_indices))
         # Ray restarts a rank if its node is lost. No memory is requested: Ray guesses the memory of a node, and a task
         # that does not fit waits forever.
         run_rank = ray.remote(num_cpus=1)(_run_rank)
@@ -59,11 +59,12 @@ def run_on_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
             failures += filter(None, map(partial(_failure_message, ray), finished))
             if not running:
                 end_time = end_time or time.monotonic()
-            if not (missing := wait_for_results(tasks, submission, progress)):  # counted after the ranks were checked
+            num_missing = wait_for_results(tasks, submission, progress)  # counted after the ranks were checked
+            if not num_missing:
                 break
             if end_time is not None and (failures or time.monotonic() > end_time + VISIBILITY_SECONDS):
-                reason = f": {failures[0]}" if failures else ""
-                raise lost_tasks_error(submission, missing, f"the Ray tasks ended{reason}", "fix what the log reports")
+                reason = f"the Ray tasks ended: {failures[0]}" if failures else "the Ray tasks ended"
+                raise lost_tasks_error(submission, num_missing, reason, "fix what the log reports")
 
 
 def _run_rank(submission: Submission, rank: int, ranks: int) -> int:

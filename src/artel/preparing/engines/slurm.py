@@ -60,7 +60,7 @@ def run_on_slurm(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: C
     """
     submission = create_submission(tasks, stage, prepare.slurm.cpus)
     max_processes = _MAX_PROCESSES if prepare.workers == "auto" else prepare.workers
-    num_processes = min(max_processes, len(submission.numbers))
+    num_processes = min(max_processes, len(submission.task_indices))
     num_ranks = ceil_div(num_processes, prepare.slurm.cpus)
     job_id = _submit(submission, job_script(submission, num_ranks, prepare.slurm))
     job = _Job(job_id)
@@ -174,14 +174,14 @@ def _wait_for_job(tasks: Tasks, submission: Submission, job: _Job, progress: Cal
     Raise the errors of tasks, and WorkError if the job cannot start or ended without all results.
     """
     end_time: float | None = None
-    while missing := wait_for_results(tasks, submission, progress):
+    while num_missing := wait_for_results(tasks, submission, progress):
         if end_time is None:
             end_time = time.monotonic() if job.has_ended() else None
             job.check()
         elif job.failed_states() or time.monotonic() > end_time + VISIBILITY_SECONDS:
             states = " and ".join(job.failed_states()) or "COMPLETED"
             raise lost_tasks_error(
-                submission, missing, f"the job {job.job_id} ended as {states}", _find_fix(job.failed_states())
+                submission, num_missing, f"the job {job.job_id} ended as {states}", _find_fix(job.failed_states())
             )
 
 
