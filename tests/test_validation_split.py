@@ -93,7 +93,7 @@ def test_without_headings_a_short_text_is_still_held_out(tmp_path):
 
 
 def test_chapters_by_hand():
-    chapters = Chapters(size=1_000_000, fraction=0.1)
+    chapters = Chapters(byte_size=1_000_000, fraction=0.1)
     texts = ["Пролог\nа", "б", "Глава 1\nв", "г", "x" * 40_000, "д"]
     assert [chapters.assign_chapter(text) for text in texts] == [texts[0]] * 2 + [texts[2]] * 3 + [texts[5]]
 

@@ -40,7 +40,7 @@ class Row(NamedTuple):
     """A row of a benchmark."""
 
     origin: str
-    """`file:line`, `file[number]`, or the task and the number of its example."""
+    """`file:line`, `file[index]`, or the task and the index of its example."""
     query: str
     labels: list[str]
 
@@ -66,8 +66,8 @@ def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterato
     """Yield the rows of the files of a benchmark. Raise InputError for rows that cannot be used. No row is skipped."""
     source = benchmark_source(benchmark)
     problems: list[Problem] = []
-    has_names = benchmark.query or benchmark.label
-    read = partial(_rows_by_fields, benchmark) if has_names else _rows_by_format
+    names_fields = benchmark.query or benchmark.label
+    read = partial(_read_rows_by_fields, benchmark) if names_fields else _read_rows_by_format
     for item in read_inputs(benchmark_files(benchmark, key, data), source, data, read, key=key):
         if isinstance(item, Row):
             yield item
@@ -80,8 +80,8 @@ def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterato
         raise InputError(problems)
 
 
-def _rows_by_format(file: SourceFile) -> Iterator[Row | Rejected]:
-    """Yield the rows as the format reads them."""
+def _read_rows_by_format(file: SourceFile) -> Iterator[Row | Rejected]:
+    """Yield the rows of a file as its format reads them."""
     for item in read_or_reject(choose_format(file.source, file.origin, file.content_type).read, file):
         if isinstance(item, Record):
             yield Row(item.origin, *query_and_labels(item))
@@ -89,8 +89,8 @@ def _rows_by_format(file: SourceFile) -> Iterator[Row | Rejected]:
             yield item
 
 
-def _rows_by_fields(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Row | Rejected]:
-    """Yield rows of the fields that the benchmark names."""
+def _read_rows_by_fields(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Row | Rejected]:
+    """Yield the rows of a file, from the fields that the benchmark names."""
     for origin, fields in _read_objects(benchmark, file):
         try:
             row = require_object(fields)
@@ -178,8 +178,8 @@ def task_rows(benchmark: BenchmarkConfig, key: str) -> Iterator[Row]:
         fix = f"download them once with network access: lm-eval run --tasks {benchmark.task} --limit 1 …"
         raise InputError.at(key, f"the data of {benchmark.task} cannot be read: {reason}", fix) from None
     for name, task in tasks.items():
-        for number, example in enumerate(task.eval_docs):
-            yield Row(f"{name}[{number}]", _build_query(task, example), _find_labels(task, example))
+        for index, example in enumerate(task.eval_docs):
+            yield Row(f"{name}[{index}]", _build_query(task, example), _find_labels(task, example))
 
 
 def _build_query(task: Any, example: Any) -> str:

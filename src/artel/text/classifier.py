@@ -54,25 +54,25 @@ class Features:
     values: NDArray[np.float32]
     """(features,): 1 + ln(count of the bucket in the text), scaled to L2 norm 1 per text."""
     texts: NDArray[np.int64]
-    """(features,): number of the text."""
+    """(features,): index of the text."""
 
 
 def features(texts: Sequence[str]) -> Features:
     """Return the features of texts: their words, and their pairs of neighbouring words. Pass many texts at a time."""
     words = _SHINGLER.hashes(texts)
-    counts = np.fromiter(map(len, words), np.int64, len(words))
+    word_counts = np.fromiter(map(len, words), np.int64, len(words))
     hashes = np.concatenate([*words, np.empty(0, np.uint64)])
-    text_numbers = np.repeat(np.arange(len(words)), counts)
-    neighbours = text_numbers[:-1] == text_numbers[1:]
+    text_indices = np.repeat(np.arange(len(words)), word_counts)
+    neighbours = text_indices[:-1] == text_indices[1:]
     pairs = (hashes[:-1] * _FIRST_FACTOR + hashes[1:] * _SECOND_FACTOR)[neighbours]
     buckets = np.concatenate([hashes, pairs]) >> np.uint64(64 - BUCKET_BITS)
-    numbers = np.concatenate([text_numbers, text_numbers[:-1][neighbours]])
-    keys, occurrences = np.unique((numbers << BUCKET_BITS) | buckets.astype(np.int64), return_counts=True)
-    text_numbers = keys >> BUCKET_BITS
+    feature_texts = np.concatenate([text_indices, text_indices[:-1][neighbours]])
+    keys, occurrences = np.unique((feature_texts << BUCKET_BITS) | buckets.astype(np.int64), return_counts=True)
+    text_indices = keys >> BUCKET_BITS
     values = 1 + np.log(occurrences)
-    lengths = np.sqrt(np.bincount(text_numbers, values * values, len(words)))
+    norms = np.sqrt(np.bincount(text_indices, values * values, len(words)))
     buckets = keys & ((1 << BUCKET_BITS) - 1)
-    return Features(buckets, (values / lengths[text_numbers]).astype(np.float32), text_numbers)
+    return Features(buckets, (values / norms[text_indices]).astype(np.float32), text_indices)
 
 
 @dataclass(frozen=True, slots=True)

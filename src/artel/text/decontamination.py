@@ -3,7 +3,7 @@
 The index of the n-grams of the benchmarks:
 
     hashes        uint64: the hash of each n-gram of each row, sorted
-    rows          uint32: the number of the row of each hash
+    rows          uint32: the index of the row of each hash
     places.jsonl  the origin of each row (`file:line`), in order
     about.json    for each benchmark its name, its number of rows, and how many are too short for an n-gram
 
@@ -112,7 +112,8 @@ def write_index(data: DataConfig, folder: Path) -> None:
     for key, benchmark in _list_benchmarks(data):
         name = benchmark.path or benchmark.task
         logger.info("reading the benchmark %s", name)
-        first, num_too_short = len(origins), 0
+        first = len(origins)
+        num_too_short = 0
         for row in task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data):
             texts = [f"{row.query}\n{label}" for label in row.labels or [""]]  # an n-gram may span both
             row_hashes = np.unique(np.concatenate(ngrams.hashes(texts)))
@@ -152,28 +153,28 @@ class BenchmarkIndex:
 
         Pass many short records at a time: the overhead of a call is the time of 5,000 characters.
         """
-        texts = [(number, text) for number, record in enumerate(records) for text in _lookup_texts(record)]
+        texts = [(index, text) for index, record in enumerate(records) for text in _lookup_texts(record)]
         matches: list[ContaminatedDocument | None] = [None] * len(records)
         text_hashes = self._ngrams.hashes([text for _, text in texts])
         hashes = np.concatenate(text_hashes)
         candidates = np.flatnonzero(self._has_hash[hashes >> self._shift])
         starts = np.searchsorted(self._hashes, hashes[candidates])
-        stops = np.searchsorted(self._hashes, hashes[candidates], side="right")
-        matching = np.flatnonzero(stops > starts)
+        ends = np.searchsorted(self._hashes, hashes[candidates], side="right")
+        matching = np.flatnonzero(ends > starts)
         if not matching.size:
             return matches
-        ends = np.cumsum([array.size for array in text_hashes])
-        text_indices = np.searchsorted(ends, candidates[matching], side="right")
-        for number in np.unique(text_indices).tolist():
-            owner, text = texts[number]
-            if matches[owner] is None:
-                positions = matching[text_indices == number]
-                spans = zip(starts[positions].tolist(), stops[positions].tolist(), strict=True)
-                rows = np.unique(np.concatenate([self._rows[start:stop] for start, stop in spans]))
-                first = int(candidates[positions[0]]) - (int(ends[number - 1]) if number else 0)
+        text_ends = np.cumsum([array.size for array in text_hashes])
+        text_indices = np.searchsorted(text_ends, candidates[matching], side="right")
+        for text_index in np.unique(text_indices).tolist():
+            record_index, text = texts[text_index]
+            if matches[record_index] is None:
+                positions = matching[text_indices == text_index]
+                spans = zip(starts[positions].tolist(), ends[positions].tolist(), strict=True)
+                rows = np.unique(np.concatenate([self._rows[start:end] for start, end in spans]))
+                first = int(candidates[positions[0]]) - (int(text_ends[text_index - 1]) if text_index else 0)
                 words = " ".join(simplified_words(text)[first : first + self._ngrams.words])
-                record = records[owner]
-                matches[owner] = ContaminatedDocument(record.origin, record.set_name, rows.tolist(), words)
+                record = records[record_index]
+                matches[record_index] = ContaminatedDocument(record.origin, record.set_name, rows.tolist(), words)
         return matches
 
     @cached_property
@@ -188,8 +189,8 @@ class BenchmarkIndex:
 
 
 def _list_benchmarks(data: DataConfig) -> Iterator[tuple[str, BenchmarkConfig]]:
-    for number, benchmark in enumerate(data.decontaminate.benchmarks if data.decontaminate else []):
-        yield f"data.decontaminate.benchmarks.{number}", benchmark
+    for index, benchmark in enumerate(data.decontaminate.benchmarks if data.decontaminate else []):
+        yield f"data.decontaminate.benchmarks.{index}", benchmark
 
 
 def _lookup_texts(record: Record) -> Sequence[str]:

@@ -130,7 +130,7 @@ def _good_records(
     records: Iterable[tuple[Record, Counter[str]]], rule: ClassifierConfig, ledger: Ledger
 ) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield the records that pass the classifier. Questions and texts with spans are not classified."""
-    for batch in _batches(records):
+    for batch in _group_batches(records):
         texts = ["" if isinstance(record.fields, Question | TaggedText) else record.text for record, _ in batch]
         for (record, changes), text, is_good in zip(batch, texts, apply_classifier(texts, rule), strict=True):
             if text and not is_good:
@@ -151,7 +151,7 @@ def _uncontaminated_records(
     records: Iterable[tuple[Record, Counter[str]]], benchmarks: BenchmarkIndex, ledger: Ledger
 ) -> Iterator[tuple[Record, Counter[str]]]:
     """Yield the records that share no n-grams with benchmarks."""
-    for batch in _batches(records):
+    for batch in _group_batches(records):
         matches = benchmarks.find([record for record, _ in batch])
         for (record, changes), contaminated in zip(batch, matches, strict=True):
             if contaminated is not None:
@@ -160,7 +160,7 @@ def _uncontaminated_records(
                 yield record, changes
 
 
-def _batches(records: Iterable[tuple[Record, Counter[str]]]) -> Iterator[list[tuple[Record, Counter[str]]]]:
+def _group_batches(records: Iterable[tuple[Record, Counter[str]]]) -> Iterator[list[tuple[Record, Counter[str]]]]:
     """Group records into batches of about _BATCH_CHARACTERS characters."""
     batch, characters = [], 0
     for record, changes in records:
@@ -186,13 +186,13 @@ def read_documents(
     seen: set[bytes] = set()
     units = RepeatedUnits(data.dedup.lines) if data.dedup.lines != "none" else None
     shards = input_shards(data)
-    total = sum(shard.size for shard in shards)
-    reads_all = max_bytes is None or total <= max_bytes
+    total_bytes = sum(shard.size for shard in shards)
+    reads_all = max_bytes is None or total_bytes <= max_bytes
     problems: list[Problem] = []
     for key, source_shards in groupby(shards, key=lambda shard: shard.key):
         source_ledger = Ledger(on_reject=ledger.on_reject, on_contaminated=ledger.on_contaminated)
         for shard in source_shards:
-            remaining = math.inf if reads_all or not shard.size else (max_bytes or 0) * shard.size / total
+            remaining_bytes = math.inf if reads_all or not shard.size else (max_bytes or 0) * shard.size / total_bytes
             for cleaned in clean_shard(shard, data, source_ledger, units, benchmarks):
                 record = cleaned.document.record
                 is_duplicate = cleaned.digest in seen
@@ -206,8 +206,8 @@ def read_documents(
                     source_ledger.keep(cleaned.document)
                     source_ledger.changes.update(cleaned.changes)
                     yield cleaned.document
-                    remaining -= len(record.text.encode())
-                    if remaining <= 0:
+                    remaining_bytes -= len(record.text.encode())
+                    if remaining_bytes <= 0:
                         break
         problems += check_sets(find_source(data, key), key, set(source_ledger.sets))
         ledger.add(source_ledger)
@@ -274,10 +274,10 @@ def _suggest_fix(data: DataConfig, dropped: Counter[str]) -> str:
 
 def suggest_more_documents(data: DataConfig) -> str:
     """Return a fix that gets more documents from the sources."""
-    for number, source in enumerate(data.sources):
+    for index, source in enumerate(data.sources):
         if source.yields == "text" and FORMATS[source.format].is_plain_text and source.document != "line":
-            cuts = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
-            return f"cut the text into more documents (data.sources.{number}.document={cuts})"
+            choices = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
+            return f"cut the text into more documents (data.sources.{index}.document={choices})"
     kinds = sorted({"documents" if source.yields == "text" else source.yields for source in data.sources})
     return f"give more {' and '.join(kinds)}"
 

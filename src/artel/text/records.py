@@ -159,8 +159,8 @@ class Match:
 
     def with_texts(self, texts: tuple[str, ...]) -> Match:
         """Return a copy with these texts, as many as in `texts`."""
-        count = 1 + len(self.positives)
-        return replace(self, query=texts[0], positives=texts[1:count], negatives=texts[count:])
+        negatives_start = 1 + len(self.positives)
+        return replace(self, query=texts[0], positives=texts[1:negatives_start], negatives=texts[negatives_start:])
 
 
 class Record(NamedTuple):

@@ -47,10 +47,10 @@ def smallest_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | No
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
         return None
-    count = max(1, round(fraction * len(hashes)))
-    below_the_last = hashes[hashes < hashes[-1]]
-    highest = int(hashes[min(count, len(below_the_last)) - 1])
-    return float(np.nextafter(highest / 2**64, 1.0))
+    num_held_out = max(1, round(fraction * len(hashes)))
+    below_largest = hashes[hashes < hashes[-1]]
+    last_held_out = int(hashes[min(num_held_out, len(below_largest)) - 1])
+    return float(np.nextafter(last_held_out / 2**64, 1.0))
 
 
 def is_heading(line: str) -> bool:
@@ -62,9 +62,9 @@ def is_heading(line: str) -> bool:
 class Chapters:
     """Assigns the documents of one text, in order, to chapters."""
 
-    def __init__(self, size: int, fraction: float) -> None:
-        """`size`: bytes of the text. `fraction`: fraction of the documents that is held out."""
-        self._limit_without_headings = min(_MAX_CHAPTER_CHARACTERS, int(_MAX_CHAPTER_FRACTION * fraction * size))
+    def __init__(self, byte_size: int, fraction: float) -> None:
+        """`byte_size`: bytes of the text. `fraction`: fraction of the documents that is held out."""
+        self._limit_without_headings = min(_MAX_CHAPTER_CHARACTERS, int(_MAX_CHAPTER_FRACTION * fraction * byte_size))
         self._limit = self._limit_without_headings
         self._chapter = ""
         self._characters = 0

@@ -79,12 +79,12 @@ def join_tagged_words(
         what = f"the tag {tag_without_prefix!r} has no B- or I- prefix, and no word is O"
         raise BadRecord("no_prefix", f"{what}; write kind: words in the source if each word has its own tag")
     starts, chunks, end = [], [], 0
-    for number, word in enumerate(words):
+    for index, word in enumerate(words):
         if not word.strip():
-            raise BadRecord("empty_word", f"word {number} is empty; fill it in, or remove it")
+            raise BadRecord("empty_word", f"word {index} is empty; fill it in, or remove it")
         starts.append(end)
         chunks.append(word)
-        if number + 1 < len(words) and (spaces is None or spaces[number]):
+        if index + 1 < len(words) and (spaces is None or spaces[index]):
             chunks.append(" ")
             end += 1
         end += len(word)
@@ -92,7 +92,7 @@ def join_tagged_words(
         spans = [(start, start + len(word), tag) for start, word, tag in zip(starts, words, tags, strict=True)]
     else:
         spans = [
-            (starts[first], starts[stop - 1] + len(words[stop - 1]), name) for first, stop, name in find_entities(tags)
+            (starts[first], starts[end - 1] + len(words[end - 1]), name) for first, end, name in find_entities(tags)
         ]
     return "".join(chunks), spans
 

@@ -72,13 +72,13 @@ def parse_calls(value: Any) -> tuple[ToolCall, ...]:
     """
     if isinstance(value, str):
         try:
-            value = _json_or_literal(value)
+            value = _parse_json_or_literal(value)
         except ValueError as error:
             raise BadRecord("bad_tool_call", f"the call {repr(value)[:80]} is not JSON: {error}; {_FIX_CALL}") from None
     return tuple(parse_call(item) for item in (value if isinstance(value, list) else [value]))
 
 
-def _json_or_literal(text: str) -> Any:
+def _parse_json_or_literal(text: str) -> Any:
     """Parse JSON, or a Python literal, which some datasets use instead. Raise ValueError if it is neither."""
     try:
         return json.loads(text)
@@ -204,22 +204,22 @@ def _parse_gigachat(text: str, tools: Tools) -> list[ToolCall]:
     return list(parse_calls(call)) if separator else []
 
 
-def _pattern_parser(pattern: str) -> Callable[[str, Tools], list[ToolCall]]:
+def _make_pattern_parser(pattern: str) -> Callable[[str, Tools], list[ToolCall]]:
     """Return a parser of calls that match a pattern with the groups name, arguments and, if calls have one, id."""
     compiled = re.compile(pattern, re.DOTALL)
     return lambda text, tools: _require_calls([parse_call(match.groupdict()) for match in compiled.finditer(text)])
 
 
-_DEEPSEEK = _pattern_parser(
+_parse_deepseek = _make_pattern_parser(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>.+?)(?:<｜tool▁sep｜>|\n```json\n)"
     r"(?P<arguments>.*?)(?:\n```)?<｜tool▁call▁end｜>"
 )
-_GPT_OSS = _pattern_parser(
+_parse_gpt_oss = _make_pattern_parser(
     r"\A\s*(?P<name>[\w.-]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?\s*(?:json)?<\|message\|>"
     r"(?P<arguments>.*)"
 )
 # The id contains the name: functions.f:0. Arguments end before the next call, or each end would be searched again.
-_KIMI = _pattern_parser(
+_parse_kimi = _make_pattern_parser(
     r"<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"
     r"(?P<arguments>(?:(?!<\|tool_call_begin\|>).)*?)<\|tool_call_end\|>"
 )
@@ -258,10 +258,10 @@ _FORMATS = (
     _Format("<|python_start|>", "", _parse_llama_4, _llama_4_text),
     _Format("<|tool_call|>", "", _parse_json),
     _Format("<|tool_call>", "<tool_call|>", _parse_gemma),
-    _Format("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _KIMI),
-    _Format("<|channel|>commentary to=functions.", "<|call|>", _GPT_OSS),
-    _Format(" to=functions.", "<|call|>", _GPT_OSS),
-    _Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _DEEPSEEK),
+    _Format("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _parse_kimi),
+    _Format("<|channel|>commentary to=functions.", "<|call|>", _parse_gpt_oss),
+    _Format(" to=functions.", "<|call|>", _parse_gpt_oss),
+    _Format("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _parse_deepseek),
     _Format("<|message_sep|>", "<|message_sep|>", _parse_gigachat, ends_turn=True),
     _Format("<|function_call|>", "<|message_sep|>", _parse_json, ends_turn=True),
 )
@@ -298,14 +298,14 @@ def _parse_pythonic(text: str, tools: Tools) -> list[ToolCall]:
             key, equals, value = argument.partition("=")
             if not equals:
                 raise ValueError("an argument without a name")
-            arguments[key.strip()] = _json_or_literal(value)
+            arguments[key.strip()] = _parse_json_or_literal(value)
         calls.append(ToolCall(name.strip(), arguments))
     return _require_calls(calls)
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
     """Split at the commas outside brackets and quotes."""
-    depth = begin = 0
+    depth = start = 0
     quote = ""
     has_equals = False  # in the current chunk: before an equals sign, an apostrophe is part of a name, not a quote
     for match in re.finditer(r"""\\.|["'()\[\]{},=]""", text, re.DOTALL):
@@ -319,11 +319,11 @@ def _split_at_commas(text: str) -> Iterator[str]:
         elif char in ")]}":
             depth -= 1
         elif char == "," and not depth:
-            yield text[begin : match.start()]
-            begin, has_equals = match.end(), False
+            yield text[start : match.start()]
+            start, has_equals = match.end(), False
         has_equals = has_equals or char == "="
-    if text[begin:].strip():
-        yield text[begin:]
+    if text[start:].strip():
+        yield text[start:]
 
 
 # Reading
@@ -375,8 +375,8 @@ class CallReader:
             visible += self._close_call(body, closed)
             self._pending = "" if self.is_over else after
         markers = (item.start_marker for item in _FORMATS)
-        size = max(size for marker in markers for size in range(len(marker)) if self._pending.endswith(marker[:size]))
-        end = len(self._pending) - size  # the characters after `end` may be the beginning of a marker
+        overlap = max(n for marker in markers for n in range(len(marker)) if self._pending.endswith(marker[:n]))
+        end = len(self._pending) - overlap  # the characters after `end` may be the beginning of a marker
         visible += self._pending[:end]
         self._pending = self._pending[end:]
         return visible

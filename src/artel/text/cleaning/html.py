@@ -27,8 +27,8 @@ _SUPERSETS = dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "asci
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 # The site lib.ru wraps the work itself in these comments: the inner pair if a page has it, else the outer one.
 _LIB_RU = tuple(
-    (re.compile(begin.encode()), re.compile(end.encode()))
-    for begin, end in (
+    (re.compile(start.encode()), re.compile(end.encode()))
+    for start, end in (
         ("<!--Section Begins-->", "<!--Section Ends-->"),
         ("<!-+ *Собственно произведение *-*>", "<!-+ *Блок описания произведения|<!-{20,}>"),
     )
@@ -164,11 +164,11 @@ def _remove_comments(code: bytes) -> bytes:
 
 def _extract_lib_ru_work(code: bytes) -> bytes:
     """Return the work between the marks of the site; the full page if they are missing."""
-    for begin, end in _LIB_RU:
-        first = begin.search(code)
-        if first:
-            last = end.search(code, first.end())
-            return b"<body>" + code[first.end() : last.start() if last else len(code)]
+    for start_mark, end_mark in _LIB_RU:
+        start = start_mark.search(code)
+        if start:
+            end = end_mark.search(code, start.end())
+            return b"<body>" + code[start.end() : end.start() if end else len(code)]
     return code
 
 
@@ -249,8 +249,8 @@ def _split_lines(marked_text: str) -> str:
     lines: list[str] = []
     preformatted = 0
     for section in marked_text.split(_PRE) if _PRE[1] in marked_text else [marked_text]:
-        for number, chunk in enumerate(section.split(_PRE_END) if _PRE_END[1] in section else [section]):
-            preformatted -= number > 0
+        for index, chunk in enumerate(section.split(_PRE_END) if _PRE_END[1] in section else [section]):
+            preformatted -= index > 0
             lines += map(_fold_preformatted, chunk.split(_LINE)) if preformatted else _fold_lines(chunk)
         preformatted += 1
     return "\n".join(line for line in lines if line).strip("\n ")

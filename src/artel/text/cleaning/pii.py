@@ -75,7 +75,7 @@ def find_pii(text: str, kinds: Sequence[PiiKind]) -> list[tuple[int, int, PiiKin
         if kind not in kinds:
             continue
         for start, end in find(text, regions):
-            if not any(start < stop and end > first for first, stop in spans):
+            if not any(start < other_end and end > other_start for other_start, other_end in spans):
                 spans.append((start, end))
                 findings.append((start, end, kind))
     return sorted(findings)

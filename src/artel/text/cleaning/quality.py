@@ -70,14 +70,14 @@ def symbol_fraction(text: str) -> float:
 def repeated_fraction(units: Iterable[str]) -> float:
     """Return the fraction (0 to 1) of characters in units (lines, paragraphs) that repeat an earlier unit, stripped."""
     seen: set[str] = set()
-    total = repeated = 0
+    num_characters = num_repeated = 0
     for unit in units:
         unit = unit.strip()
-        total += len(unit)
+        num_characters += len(unit)
         if unit in seen:
-            repeated += len(unit)
+            num_repeated += len(unit)
         seen.add(unit)
-    return repeated / total if total else 0.0
+    return num_repeated / num_characters if num_characters else 0.0
 
 
 def ngram_fractions(words: list[str], lengths: Iterable[int]) -> dict[int, float]:
@@ -87,8 +87,8 @@ def ngram_fractions(words: list[str], lengths: Iterable[int]) -> dict[int, float
     frequent ones the longest, then the first). From 5 on all n-grams count, at each position after their first. A
     character in two n-grams counts once. Takes n log n time in the number of words.
     """
-    numbers: dict[str, int] = {}
-    codes = _mix_bits(np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.uint64))
+    word_ids: dict[str, int] = {}
+    codes = _mix_bits(np.array([word_ids.setdefault(word, len(word_ids)) for word in words], dtype=np.uint64))
     characters = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
     ends = np.concatenate(([0], np.cumsum(characters)))
     fractions = {}

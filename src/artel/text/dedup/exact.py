@@ -27,25 +27,25 @@ def find_repeated(shards: Sequence[NDArray], max_sorted: int = _MAX_SORTED) -> N
 
     Each pass sorts about `max_sorted` digests, those in one range of values, which bounds the memory.
     """
-    count = sum(map(len, shards))
-    is_repeated = np.zeros(count, dtype=np.bool_)
-    ranges = ceil_div(count, max_sorted) if count else 0
-    for number in range(ranges):
-        low, high = number * 2**64 // ranges, (number + 1) * 2**64 // ranges - 1
+    num_digests = sum(map(len, shards))
+    is_repeated = np.zeros(num_digests, dtype=np.bool_)
+    num_ranges = ceil_div(num_digests, max_sorted) if num_digests else 0
+    for range_index in range(num_ranges):
+        first, last = range_index * 2**64 // num_ranges, (range_index + 1) * 2**64 // num_ranges - 1
         positions, digests = [], []
         start = 0
         for shard in shards:
             values = shard["high"]
-            in_range = np.flatnonzero((values >= np.uint64(low)) & (values <= np.uint64(high)))
+            in_range = np.flatnonzero((values >= np.uint64(first)) & (values <= np.uint64(last)))
             positions.append(in_range + start)
             digests.append(shard[in_range])
             start += len(shard)
-        position, digest = np.concatenate(positions), np.concatenate(digests)
+        all_positions, all_digests = np.concatenate(positions), np.concatenate(digests)
         # Equal digests stay in the order of their positions.
-        order = np.lexsort((position, digest["low"], digest["high"]))
-        digest = digest[order]
-        is_equal = (digest["high"][1:] == digest["high"][:-1]) & (digest["low"][1:] == digest["low"][:-1])
-        is_repeated[position[order[1:]][is_equal]] = True
+        order = np.lexsort((all_positions, all_digests["low"], all_digests["high"]))
+        high, low = all_digests["high"][order], all_digests["low"][order]
+        is_equal = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+        is_repeated[all_positions[order[1:]][is_equal]] = True
     return is_repeated
 
 

@@ -87,7 +87,7 @@ class SignatureWriter:
 
         shingles   uint32: the sorted shingle hashes of each signed document, one document after another
         ends       int64: the end of the shingles of each document
-        documents  int64: the number of each document within the shard, from 0
+        documents  int64: the index of each document within the shard
         batches    int64: the number of documents in each batch
         keys       uint64: for each batch (bands, documents), the keys of the documents in each band
 
@@ -136,7 +136,7 @@ class SignatureWriter:
         self._key_file.close()
 
     def add(self, document: int, text: str) -> None:
-        """Sign document number `document` of the shard, unless it is too short for a shingle."""
+        """Sign the document at index `document` of the shard, unless it is too short for a shingle."""
         self._texts.append((document, text))
         self._characters += len(text)
         if self._characters >= self._batch_characters or len(self._texts) == self._batch_documents:
@@ -177,7 +177,7 @@ class Signatures:
 
     Args:
         folders: the folder of each shard.
-        counts: number of documents of each shard.
+        counts: the number of documents of each shard.
         is_kept: bool (all documents,): documents that were not dropped before.
     """
 
@@ -186,35 +186,35 @@ class Signatures:
     ) -> None:
         self._open_files = open_files
         self._folders = folders
-        self._numbers = []
-        """For each shard, the numbers of the signed documents that are kept."""
+        self._kept_indices = []
+        """For each shard, the indices of the signed documents that are kept."""
         documents_of_shards = [np.empty(0, np.int64)]
         for folder, start in zip(folders, accumulate(counts, initial=0), strict=False):
             documents = start + np.fromfile(folder / "documents", np.int64)
-            numbers = np.flatnonzero(is_kept[documents])
-            self._numbers.append(numbers)
-            documents_of_shards.append(documents[numbers])
+            kept_indices = np.flatnonzero(is_kept[documents])
+            self._kept_indices.append(kept_indices)
+            documents_of_shards.append(documents[kept_indices])
         self.documents = np.concatenate(documents_of_shards)
-        """int64 (signed documents,): the number of each one among all documents."""
-        self._shard_starts = list(accumulate((numbers.size for numbers in self._numbers), initial=0))
+        """int64 (signed documents,): the index of each one among all documents."""
+        self._shard_starts = list(accumulate((kept_indices.size for kept_indices in self._kept_indices), initial=0))
         self._opened: OrderedDict[int, tuple[NDArray[np.uint32], NDArray[np.int64]]] = OrderedDict()
 
     def __len__(self) -> int:
         return self._shard_starts[-1]
 
-    def shingles(self, number: int) -> NDArray[np.uint32]:
+    def shingles(self, index: int) -> NDArray[np.uint32]:
         """Return the sorted shingle hashes of a signed document."""
-        shard = bisect_right(self._shard_starts, number) - 1
+        shard = bisect_right(self._shard_starts, index) - 1
         shingles, ends = self._files(shard)
-        index = int(self._numbers[shard][number - self._shard_starts[shard]])
-        return shingles[int(ends[index - 1]) if index else 0 : int(ends[index])]
+        index_in_shard = int(self._kept_indices[shard][index - self._shard_starts[shard]])
+        return shingles[int(ends[index_in_shard - 1]) if index_in_shard else 0 : int(ends[index_in_shard])]
 
     def keys(self, band: int) -> NDArray[np.uint64]:
         """Return uint64 (signed documents,): the key of each document in one band."""
         keys = [np.empty(0, np.uint64)]
-        for folder, numbers in zip(self._folders, self._numbers, strict=True):
-            if numbers.size:
-                keys.append(_band_keys(folder, band)[numbers])
+        for folder, kept_indices in zip(self._folders, self._kept_indices, strict=True):
+            if kept_indices.size:
+                keys.append(_band_keys(folder, band)[kept_indices])
         return np.concatenate(keys)
 
     def _files(self, shard: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -229,7 +229,7 @@ class Signatures:
 
 
 def find_similar_pairs(
-    signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _MAX_COMPARISONS
+    signatures: Signatures, bands: Iterable[int], threshold: float, max_comparisons: int = _MAX_COMPARISONS
 ) -> NDArray[np.int64]:
     """Return int64 (pairs, 2): documents that share a key and reach the threshold, enough to connect each cluster."""
     clusters = _Clusters(len(signatures))
@@ -242,7 +242,7 @@ def find_similar_pairs(
         starts = equal[np.diff(equal, prepend=-2) != 1]
         ends = equal[np.diff(equal, append=keys.size + 1) != 1] + 2
         for start, end in zip(starts, ends, strict=True):
-            pairs += _join_similar(order[start:end].tolist(), signatures, clusters, threshold, comparisons)
+            pairs += _join_similar(order[start:end].tolist(), signatures, clusters, threshold, max_comparisons)
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
@@ -252,7 +252,7 @@ def select_near_duplicates(
     is_protected: NDArray[np.bool_],
     is_unusable: NDArray[np.bool_],
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of the documents to drop, by reason.
+    """Return the indices of the documents to drop, by reason.
 
     A document is dropped if its cluster has one of `is_protected` (near_validation: a validation text given by a path),
     or an earlier usable document (near_duplicate). Both arrays are bool (all documents,).
@@ -260,21 +260,23 @@ def select_near_duplicates(
     clusters = _Clusters(len(signatures))
     for group in pairs:
         for first, second in group.tolist():
-            clusters.join(clusters.root(first), clusters.root(second))
-    validation_roots = {clusters.root(number) for number in np.flatnonzero(is_protected[signatures.documents]).tolist()}
+            clusters.join(clusters.find_root(first), clusters.find_root(second))
+    validation_roots = {
+        clusters.find_root(index) for index in np.flatnonzero(is_protected[signatures.documents]).tolist()
+    }
     dropped: dict[str, list[int]] = {NEAR_DUPLICATE: [], NEAR_VALIDATION: []}
     kept_roots: set[int] = set()
-    for number, document in enumerate(signatures.documents.tolist()):
+    for index, document in enumerate(signatures.documents.tolist()):
         if is_protected[document] or is_unusable[document]:
             continue
-        root = clusters.root(number)
+        root = clusters.find_root(index)
         if root in validation_roots:
             dropped[NEAR_VALIDATION].append(document)
         elif root in kept_roots:
             dropped[NEAR_DUPLICATE].append(document)
         else:
             kept_roots.add(root)
-    return {reason: np.array(numbers, np.int64) for reason, numbers in dropped.items()}
+    return {reason: np.array(documents, np.int64) for reason, documents in dropped.items()}
 
 
 def _band_keys(folder: Path, band: int) -> NDArray[np.uint64]:
@@ -293,14 +295,14 @@ def _band_keys(folder: Path, band: int) -> NDArray[np.uint64]:
 class _Clusters:
     """Union-find. The root of a cluster is its first document."""
 
-    def __init__(self, count: int) -> None:
-        self._parents = array("q", range(count))
+    def __init__(self, num_documents: int) -> None:
+        self._parents = array("q", range(num_documents))
 
-    def root(self, number: int) -> int:
+    def find_root(self, index: int) -> int:
         parents = self._parents
-        while parents[number] != number:
-            parents[number] = number = parents[parents[number]]
-        return number
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
 
     def join(self, root: int, other_root: int) -> int:
         """Join two clusters, given their roots; return the new root."""
@@ -310,21 +312,21 @@ class _Clusters:
 
 
 def _join_similar(
-    candidates: list[int], signatures: Signatures, clusters: _Clusters, threshold: float, comparisons: int
+    candidates: list[int], signatures: Signatures, clusters: _Clusters, threshold: float, max_comparisons: int
 ) -> list[tuple[int, int]]:
     """Compare each document with earlier ones of the same key outside its cluster. Return the similar pairs."""
     pairs = []
     members: dict[int, list[int]] = {}  # by the root of their cluster
-    for number in candidates:
-        own_root = clusters.root(number)
-        remaining = comparisons
+    for index in candidates:
+        own_root = clusters.find_root(index)
+        remaining = max_comparisons
         for root in list(islice(members, remaining)):
             if root == own_root or root not in members:  # the latter: joined in this loop
                 continue
             compared = members[root][:remaining]
-            match = next((member for member in compared if _are_similar(signatures, number, member, threshold)), None)
+            match = next((member for member in compared if _are_similar(signatures, index, member, threshold)), None)
             if match is not None:
-                pairs.append((match, number))
+                pairs.append((match, index))
                 cluster = members.pop(root) + members.pop(own_root, [])
                 own_root = clusters.join(own_root, root)
                 members[own_root] = cluster
@@ -332,7 +334,7 @@ def _join_similar(
             remaining -= len(compared)
             if remaining == 0:
                 break
-        members.setdefault(own_root, []).append(number)
+        members.setdefault(own_root, []).append(index)
     return pairs
 
 

@@ -63,10 +63,10 @@ class Shingler:
         folded_texts = [text.casefold() for text in texts]
         positions, words = _split_and_hash("\n".join(folded_texts), self._chunk)
         overlap = len(self._factors) - 1
-        count = max(0, words.size - overlap)
-        hashes = words[:count] * self._factors[0]
+        num_shingles = max(0, words.size - overlap)
+        hashes = words[:num_shingles] * self._factors[0]
         for index, factor in enumerate(self._factors[1:], 1):
-            hashes += words[index : index + count] * factor
+            hashes += words[index : index + num_shingles] * factor
         starts = [0, *accumulate(len(text) + 1 for text in folded_texts)]
         firsts = np.searchsorted(positions, starts).tolist()  # index of the first word of each text
         return [hashes[first : max(first, last - overlap)] for first, last in pairwise(firsts)]
@@ -124,10 +124,10 @@ def _hash_words(codes: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDAr
 
 
 @cache
-def _powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the powers of _BASE from 1 to `count`, and those of its inverse."""
-    powers = np.cumprod(np.full(count, _BASE, np.uint64), dtype=np.uint64)
-    return powers, np.cumprod(np.full(count, _BASE_INVERSE, np.uint64), dtype=np.uint64)
+def _powers(max_power: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the powers of _BASE from 1 to `max_power`, and those of its inverse."""
+    powers = np.cumprod(np.full(max_power, _BASE, np.uint64), dtype=np.uint64)
+    return powers, np.cumprod(np.full(max_power, _BASE_INVERSE, np.uint64), dtype=np.uint64)
 
 
 @cache

@@ -158,13 +158,13 @@ def _read_paragraphs(content: bytes, name: str) -> list[str]:
 
 
 def read_epub(file: SourceFile) -> Items:
-    """Yield a record per file of the spine, as `book.epub[number] name`. A book with encrypted chapters is rejected."""
+    """Yield a record per file of the spine, as `book.epub[index] name`. A book with encrypted chapters is rejected."""
     with _open_archive(file.path, "EPUB", file.max_bytes) as book:
         chapters = _list_chapters(book)
         if _find_encrypted_members(book) & set(chapters):
             raise BadRecord("encrypted", "is protected (DRM), and its chapters cannot be read; remove it")
-        for number, name in enumerate(chapters):
-            origin = f"{file.origin}[{number}] {name}"
+        for index, name in enumerate(chapters):
+            origin = f"{file.origin}[{index}] {name}"
             try:
                 page = _EMPTY_ELEMENT.sub(rb"<\1\2></\1>", book.read(name))
                 yield from read_page_records(page, _PAGE_TYPE, origin, file)

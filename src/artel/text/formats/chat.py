@@ -135,32 +135,32 @@ class Converter:
             row = result if isinstance(result, dict) else row | {"messages": result}
         tools = self._reader.tools(row)
         # A system message may describe more functions in words.
-        lists_all = bool(tools) and tools_field(row) is not None
-        for path, turns in self._turns(row):
+        has_all_tools = bool(tools) and tools_field(row) is not None
+        for path, turns in self._read_turns(row):
             try:
                 if isinstance(turns, BadRecord):
                     raise turns
-                yield path, _build_conversation(self._reader.messages(turns), tools, lists_all)
+                yield path, _build_conversation(self._reader.messages(turns), tools, has_all_tools)
             except BadRecord as error:
                 yield path, error
 
-    def _turns(self, row: dict[str, Any]) -> Iterable[PathTurns]:
+    def _read_turns(self, row: dict[str, Any]) -> Iterable[PathTurns]:
         if self._function is not None:
             return [("", self._reader.turns(row.get("messages"), f"what {self._name} returned"))]
         return FORMS[_detect_form(row) if self._name == "auto" else self._name](self._reader, row)
 
 
-def _build_conversation(messages: list[Message], tools: Tools, lists_all: bool) -> Conversation:
+def _build_conversation(messages: list[Message], tools: Tools, has_all_tools: bool) -> Conversation:
     messages, tools, changes = extract_tools(messages, tools)
     if not messages:
         raise BadRecord("empty_conversation", "has no messages; remove it")
     if all(message.role != "user" for message in messages):
         raise BadRecord("no_question", "has no message of the user; an answer needs a question, write one before it")
-    last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
-    kept_messages = tuple(messages[: last + 1])
+    last_answer = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    kept_messages = tuple(messages[: last_answer + 1])
     if not any(message.role == "user" for message in kept_messages):
         raise BadRecord("no_answer", "has no answer of the assistant; write one, or remove it")
-    if lists_all:
+    if has_all_tools:
         check_names(kept_messages, tools)
     check_results(kept_messages)
     num_dropped = len(messages) - len(kept_messages)
@@ -190,7 +190,7 @@ def _detect_form(row: dict[str, Any]) -> str:
     raise BadRecord("unknown_form", f"has no known form of a conversation (it has: {describe_fields(row)}); {fix}")
 
 
-def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+def _read_dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     if isinstance(row.get("role"), list):
         columns = {name: row[name] for name in ("role", "content") if name in row}
         return [("", [*reader.system(row), *reader.turns(columns, "the row")])]
@@ -207,7 +207,7 @@ def _read_field_turns(reader: RowReader, row: dict[str, Any], *names: str) -> It
     return [("", [*reader.system(row), *reader.turns(row[name], name)])]
 
 
-def _alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+def _read_alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     def answer(fields: dict[str, Any], path: str = "") -> Turn:
         thought = {name: fields[name] for name in THOUGHT_FIELDS if name in fields}
         return {"role": "assistant", "content": reader.text(fields, "output", path), **thought}
@@ -219,13 +219,13 @@ def _alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     return [("", [*reader.question(row), answer(row)])]
 
 
-def _xlam(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+def _read_xlam(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     """Return a question and the calls that answer it (Salesforce xLAM)."""
     question: Turn = {"role": "user", "content": reader.text(row, "query")}
     return [("", [*reader.system(row), question, {"role": "function_call", "content": row.get("answers")}])]
 
 
-def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+def _read_completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     """Return a prompt and its completion, each a text or messages (TRL). Answers in the prompt are not learned."""
 
     def turns(name: str, role: str) -> list[Turn]:
@@ -237,7 +237,7 @@ def _completion(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     return [("", [*reader.system(row), *prompt, *turns("completion", "assistant")])]
 
 
-def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+def _read_character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     """Return role-play, one conversation per dialogue, with `name` and `context` as system message."""
     name, context = reader.optional_text(row, "name"), reader.optional_text(row, "context")
     text = "\n\n".join(text for text in ("" if name in context else name, context) if text.strip())
@@ -252,7 +252,7 @@ def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     return [("", [*system, *reader.turns(row["example_dialogue"], "example_dialogue")])]
 
 
-def _oasst(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+def _read_oasst(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     message: Any = row.get("prompt")
     if not isinstance(message, dict):
         fix = "write the tree of replies under it"
@@ -266,17 +266,17 @@ def _oasst(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
         replies = message.get("replies")
         replies = replies if isinstance(replies, list) else []
         replies = [reply for reply in replies if isinstance(reply, dict) and not reply.get("deleted")]
-        message = min(replies, key=_rank, default=None)
+        message = min(replies, key=_get_rank, default=None)
     return [("", turns)]
 
 
-def _rank(reply: dict[str, Any]) -> float:
+def _get_rank(reply: dict[str, Any]) -> float:
     rank = reply.get("rank")
     return float(rank) if isinstance(rank, int | float) else float("inf")
 
 
 def _split_conversations(
-    row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str], list[Turn]]
+    row: dict[str, Any], name: str, read_turns: Callable[[dict[str, Any], str], list[Turn]]
 ) -> Iterator[PathTurns]:
     """Yield the conversations of a list in a row. A bad one costs only itself."""
     items = row[name]
@@ -284,25 +284,25 @@ def _split_conversations(
         what = "empty" if items == [] else type(items).__name__
         fix = "write a list of objects, or remove the row"
         raise BadRecord("empty_conversation", f"field {name!r} is {what}; {fix}")
-    for number, item in enumerate(items):
-        path = f"{name}[{number}]"
+    for index, item in enumerate(items):
+        path = f"{name}[{index}]"
         try:
             if not isinstance(item, dict):
                 raise BadRecord("no_field", f"{path} is {type(item).__name__}; write an object")
-            yield path, turns(item, path)
+            yield path, read_turns(item, path)
         except BadRecord as error:
             yield path, error
 
 
 FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
     "messages": lambda reader, row: _read_field_turns(reader, row, "messages"),
-    "alpaca": _alpaca,
+    "alpaca": _read_alpaca,
     "sharegpt": lambda reader, row: _read_field_turns(reader, row, "conversations", "conversation"),
-    "dialog": _dialog,
-    "character": _character,
-    "oasst": _oasst,
-    "xlam": _xlam,
-    "completion": _completion,
+    "dialog": _read_dialog,
+    "character": _read_character,
+    "oasst": _read_oasst,
+    "xlam": _read_xlam,
+    "completion": _read_completion,
 }
 
 

@@ -31,7 +31,7 @@ _FORM, _UPOS, _MISC, _NUM_COLUMNS = 1, 3, 9, 10
 class _Sentence:
     """The lines of a sentence, or its first error."""
 
-    number: int
+    line_number: int
     """The number of its first line."""
     rows: list[tuple[int, list[str]]] = field(default_factory=list)
     """(line number, columns)."""
@@ -46,17 +46,17 @@ def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
         if sentence.first_error is None and sentence.rows and sentence.rows[0][1][0] == _DOCUMENT_START:
             in_document, group = True, ""
             continue
-        origin = f"{file.origin}:{sentence.number}"
+        origin = f"{file.origin}:{sentence.line_number}"
         try:
             if sentence.first_error is not None:
                 origin = f"{file.origin}:{sentence.first_error[0]}"
                 raise sentence.first_error[1]
             if not sentence.rows:
                 raise BadRecord("no_words", "the sentence has no words; add some, or remove it")
-            for number, row in sentence.rows:
-                origin = f"{file.origin}:{number}"
+            for line_number, row in sentence.rows:
+                origin = f"{file.origin}:{line_number}"
                 _check_columns(row, sentence.rows[0][1], file.source)
-            origin = f"{file.origin}:{sentence.number}"
+            origin = f"{file.origin}:{sentence.line_number}"
             record = _build_record(sentence, file, origin, is_universal=is_universal)
         except BadRecord as error:
             yield file.reject(origin, error)
@@ -76,12 +76,12 @@ def _build_record(sentence: _Sentence, file: SourceFile, origin: str, *, is_univ
     return build_tagged_record(text, spans, origin, file.set_name)
 
 
-def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> None:
-    if len(row) != len(first):
-        what = f"has {len(row)} columns, but the sentence began with {len(first)}"
+def _check_columns(row: list[str], first_row: list[str], source: SourceConfig) -> None:
+    if len(row) != len(first_row):
+        what = f"has {len(row)} columns, but the sentence began with {len(first_row)}"
         raise BadRecord("unequal_columns", f"{what}; add the missing columns, or an empty line between sentences")
     columns = [int(column) for column in (source.words, source.tags) if column]
-    min_columns = max([2, *(number + 1 if number >= 0 else -number for number in columns)])
+    min_columns = max([2, *(column + 1 if column >= 0 else -column for column in columns)])
     if len(row) < min_columns:
         what = f"has {len(row)} column{'s' * (len(row) > 1)} but needs {min_columns}: a word and its tag"
         raise BadRecord("unequal_columns", f"{what}; separate them by spaces or tabs, or write words and tags: NUMBER")
@@ -89,7 +89,7 @@ def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> No
 
 def _read_sentences(file: SourceFile, is_universal: bool) -> Iterator[_Sentence]:
     sentence: _Sentence | None = None
-    for number, line in file.lines():
+    for line_number, line in file.lines():
         if not isinstance(line, BadRecord) and not line.strip():
             if sentence is not None:
                 yield _remove_comments(sentence)
@@ -97,16 +97,16 @@ def _read_sentences(file: SourceFile, is_universal: bool) -> Iterator[_Sentence]
             continue
         if isinstance(line, str) and is_universal and line.startswith("#"):
             continue
-        sentence = sentence or _Sentence(number)
+        sentence = sentence or _Sentence(line_number)
         if isinstance(line, BadRecord):
-            sentence.first_error = sentence.first_error or (number, line)
+            sentence.first_error = sentence.first_error or (line_number, line)
             continue
         row = line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
         if row and row[0] == _DOCUMENT_START and not sentence.rows:  # some files have no empty line after it
-            yield _Sentence(number, [(number, row)])
+            yield _Sentence(line_number, [(line_number, row)])
             sentence = None
         elif not (is_universal and ("-" in row[0] or "." in row[0])):  # a range of words, or an empty word
-            sentence.rows.append((number, row))
+            sentence.rows.append((line_number, row))
     if sentence is not None:
         yield _remove_comments(sentence)
 
@@ -116,8 +116,8 @@ def _remove_comments(sentence: _Sentence) -> _Sentence:
     rows = sentence.rows
     while len(rows) > 1 and rows[0][1][0].startswith("#") and len(rows[0][1]) != len(rows[-1][1]):
         rows = rows[1:]
-    number = rows[0][0] if rows else sentence.number
-    return _Sentence(number, rows, sentence.first_error)
+    line_number = rows[0][0] if rows else sentence.line_number
+    return _Sentence(line_number, rows, sentence.first_error)
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:

@@ -32,8 +32,8 @@ _PATTERNS = [
 
 def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
     """Yield texts with entities. Text i depends only on i."""
-    for number in range(source.documents):
-        rng = random.Random(f"0:{number}")
+    for index in range(source.documents):
+        rng = random.Random(f"0:{index}")
         text, spans = "", []
         for sentence in (rng.choice(_PATTERNS) for _ in range(rng.randint(1, 5))):
             text += " " if text else ""
@@ -42,7 +42,7 @@ def read_dummy_entities(source: SourceConfig) -> Iterator[Record]:
                 if name != token:
                     spans.append((len(text), len(text) + len(name), token))
                 text += name
-        yield build_tagged_record(text, spans, f"dummy:{number}", source.name or "dummy")
+        yield build_tagged_record(text, spans, f"dummy:{index}", source.name or "dummy")
 
 
 def _fill_placeholder(token: str, rng: random.Random) -> str:
@@ -58,13 +58,13 @@ def _fill_placeholder(token: str, rng: random.Random) -> str:
 
 def read_dummy_questions(source: SourceConfig) -> Iterator[Record]:
     """Yield questions. Question i depends only on i."""
-    for number in range(source.documents):
-        question = _question(f"dummy-{number}", random.Random(f"0:{number}"))
+    for index in range(source.documents):
+        question = _make_question(f"dummy-{index}", random.Random(f"0:{index}"))
         text = f"{question.question}\n{question.context}"
-        yield Record(text, f"dummy:{number}", source.name or "dummy", question, group=question.context)
+        yield Record(text, f"dummy:{index}", source.name or "dummy", question, group=question.context)
 
 
-def _question(name: str, rng: random.Random) -> Question:
+def _make_question(name: str, rng: random.Random) -> Question:
     """Return a question about one of the facts or, for class unknown, about a person who is not in the text.
 
     The kind of question does not reveal the class: each kind is sometimes unknown, and the moods are mixed.
@@ -72,24 +72,24 @@ def _question(name: str, rng: random.Random) -> Question:
     people = rng.sample(_PEOPLE, rng.randint(3, 6) + 1)
     absent = people.pop()
     answer_class = rng.choice(_CLASSES)
-    index = rng.randrange(len(people))
+    answer_index = rng.randrange(len(people))
     kind = rng.choice(_CLASSES[:4]) if answer_class == "unknown" else answer_class
     facts = [
-        _fact(person, kind if number == index else rng.choice(_CLASSES[:4]), rng)
-        for number, person in enumerate(people)
+        _make_fact(person, kind if index == answer_index else rng.choice(_CLASSES[:4]), rng)
+        for index, person in enumerate(people)
     ]
     context = " ".join([_OPENING, *facts])
     if answer_class == "unknown":
-        return Question(name, _question_text(absent, kind), context, (), answer_class)
-    start = len(" ".join([_OPENING, *facts[:index]])) + 1
-    end = start + len(facts[index])
+        return Question(name, _phrase_question(absent, kind), context, (), answer_class)
+    start = len(" ".join([_OPENING, *facts[:answer_index]])) + 1
+    end = start + len(facts[answer_index])
     if kind == "short":
         end -= len(" .")
         start = context.rindex(" ", start, end) + 1
-    return Question(name, _question_text(people[index], kind), context, ((start, end),), answer_class)
+    return Question(name, _phrase_question(people[answer_index], kind), context, ((start, end),), answer_class)
 
 
-def _fact(person: str, kind: AnswerClass, rng: random.Random) -> str:
+def _make_fact(person: str, kind: AnswerClass, rng: random.Random) -> str:
     """Return a fact that a small model learns quickly: six words, the person first."""
     if kind == "short":
         return f"{person} is in the {rng.choice(_PLACES)} ."
@@ -98,7 +98,7 @@ def _fact(person: str, kind: AnswerClass, rng: random.Random) -> str:
     return f"{person} is {'happy' if kind == 'yes' else 'sad'} this morning ."
 
 
-def _question_text(person: str, kind: AnswerClass) -> str:
+def _phrase_question(person: str, kind: AnswerClass) -> str:
     if kind == "short":
         return f"where is {person} ?"
     if kind == "long":
@@ -108,13 +108,13 @@ def _question_text(person: str, kind: AnswerClass) -> str:
 
 def read_dummy(source: SourceConfig) -> Iterator[Record]:
     """Yield documents. Document i depends only on i."""
-    for number in range(source.documents):
-        rng = random.Random(f"0:{number}")
-        sentences = [_sentence(rng) for _ in range(rng.randint(1, 12))]
-        yield Record(" ".join(sentences), f"dummy:{number}", source.name or "dummy")
+    for index in range(source.documents):
+        rng = random.Random(f"0:{index}")
+        sentences = [_make_sentence(rng) for _ in range(rng.randint(1, 12))]
+        yield Record(" ".join(sentences), f"dummy:{index}", source.name or "dummy")
 
 
-def _sentence(rng: random.Random) -> str:
+def _make_sentence(rng: random.Random) -> str:
     kind = rng.randrange(3)
     if kind == 0:  # the verb agrees with its subject
         noun, verb, place = rng.choice(_SINGULAR), rng.choice(_SINGULAR_VERBS), rng.choice(_PLACES)

@@ -114,7 +114,7 @@ class _EntityReader:
             fix = f"name it: {self._override_argument('tags', name)}; use an empty list if there are no names"
             raise BadRecord("no_field", f"{what}; {fix}")
         return text, [
-            span for number, item in enumerate(entry[field]) for span in _parse_spans(item, f"{field}[{number}]")
+            span for index, item in enumerate(entry[field]) for span in _parse_spans(item, f"{field}[{index}]")
         ]
 
 
@@ -184,7 +184,7 @@ def read_annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[S
         return text, None
     annotation = next((item for item in annotations if item.get("ground_truth")), annotations[0])
     results = enumerate(annotation.get("result") or [])
-    return text, [span for number, result in results for span in _read_result_spans(result, text, f"result[{number}]")]
+    return text, [span for index, result in results for span in _read_result_spans(result, text, f"result[{index}]")]
 
 
 def _read_result_spans(result: Any, text: str, path: str) -> list[Span]:

@@ -42,7 +42,7 @@ def read_jsonl(file: SourceFile) -> Iterator[Record | Rejected]:
 def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) -> Iterator[tuple[str, Any]]:
     """Yield (origin, value) of each row; the value is a BadRecord if the row cannot be read.
 
-    The origin is `file:line` for JSON lines, and `file[number]` for an array or parquet. A row of parquet is a
+    The origin is `file:line` for JSON lines, and `file[index]` for an array or parquet. A row of parquet is a
     dictionary of all columns. `parse` parses lines in UTF-8. Raise BadRecord for binary data; InputError for a line or
     compressed array of over data.max_document bytes, an array that is not JSON, and a damaged parquet file.
     """
@@ -50,41 +50,41 @@ def read_rows(file: SourceFile, parse: Callable[[bytes], Any] = orjson.loads) ->
         yield from parquet_rows(file)
     elif file.span is None and _is_array(file):
         fix = "write a larger data.max_document, or write one object per line: jq -c '.[]'"
-        for number, entry in enumerate(parse_full(file.text(_max_array_bytes(file), fix), file.origin)):
-            yield f"{file.origin}[{number}]", entry
+        for index, entry in enumerate(parse_full(file.text(_max_array_bytes(file), fix), file.origin)):
+            yield f"{file.origin}[{index}]", entry
     else:
         encoding = line_encoding(file.path, file.origin, file.source.encoding)
         is_utf_8 = codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
-        for number, row in _utf_8_rows(file, parse) if is_utf_8 else _decoded_rows(file):
-            yield f"{file.origin}:{number}", row
+        for line_number, row in _read_utf_8_rows(file, parse) if is_utf_8 else _read_decoded_rows(file):
+            yield f"{file.origin}:{line_number}", row
 
 
-def _utf_8_rows(file: SourceFile, parse: Callable[[bytes], Any]) -> Iterator[tuple[int, Any]]:
+def _read_utf_8_rows(file: SourceFile, parse: Callable[[bytes], Any]) -> Iterator[tuple[int, Any]]:
     """Let the parser decode UTF-8, almost twice as fast. Only lines that it refuses are decoded first."""
-    for number, line in read_byte_lines(file.path, file.origin, file.max_bytes, file.span):
+    for line_number, line in read_byte_lines(file.path, file.origin, file.max_bytes, file.span):
         if isinstance(line, BadRecord):
-            yield number, line
+            yield line_number, line
             continue
         try:
-            yield number, parse(line)
+            yield line_number, parse(line)
         except orjson.JSONDecodeError:
             try:
                 text = decode(line, "utf-8")
                 if text.strip():
-                    yield number, _parse_line(text)
+                    yield line_number, _parse_line(text)
             except BadRecord as error:
-                yield number, error
+                yield line_number, error
 
 
-def _decoded_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
-    for number, line in file.lines():
+def _read_decoded_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
+    for line_number, line in file.lines():
         if isinstance(line, BadRecord):
-            yield number, line
+            yield line_number, line
         elif line.strip():
             try:
-                yield number, _parse_line(line)
+                yield line_number, _parse_line(line)
             except BadRecord as error:
-                yield number, error
+                yield line_number, error
 
 
 def _parse_line(text: str) -> Any:
@@ -117,8 +117,8 @@ def _is_array(file: SourceFile) -> bool:
 
 def _max_array_bytes(file: SourceFile) -> int:
     """Return the limit of an array, which is parsed as a whole: the file size, or data.max_document if compressed."""
-    size = file.path.stat().st_size if file_name(file.origin).endswith(".json") else 0
-    return max(file.max_bytes, size)
+    file_bytes = file.path.stat().st_size if file_name(file.origin).endswith(".json") else 0
+    return max(file.max_bytes, file_bytes)
 
 
 def require_object(row: Any) -> dict[str, Any]:

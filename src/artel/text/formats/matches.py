@@ -146,8 +146,8 @@ def _is_squad(file: SourceFile) -> bool:
     """True if a JSON file is one object of articles, not one row per line."""
     if not file_name(file.origin).endswith(with_compressed(".json")):
         return False
-    size = max(file.max_bytes, file.path.stat().st_size)
-    lines = read_lines(file.path, file.origin, file.source.encoding, size)
+    max_bytes = max(file.max_bytes, file.path.stat().st_size)
+    lines = read_lines(file.path, file.origin, file.source.encoding, max_bytes)
     first = next((line for _, line in lines if isinstance(line, BadRecord) or line.strip()), "")
     if not isinstance(first, str) or not first.lstrip().startswith("{"):
         return False

@@ -52,13 +52,13 @@ def split_text_records(text: str, origin: str, file: SourceFile) -> Items:
     if file.source.document in ("auto", "file"):
         yield Record(text, origin, file.set_name)
         return
-    for number, line in enumerate(text.split("\n"), 1):
+    for line_number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield Record(line, f"{origin}:{number}", file.set_name)
+            yield Record(line, f"{origin}:{line_number}", file.set_name)
 
 
 def read_warc(file: SourceFile) -> Items:
-    """Yield a record per page. Its origin is `file[number] address`, with the number of the WARC record, from 0.
+    """Yield a record per page. Its origin is `file[index] address`, with the index of the WARC record, from 0.
 
     A page is HTML or plain text from a response with status 200, or from a conversion or resource record. Requests,
     metadata, images and others are not documents, and are not counted. Pages of over data.max_document bytes are
@@ -67,9 +67,9 @@ def read_warc(file: SourceFile) -> Items:
     origin = file.origin
     with open_decompressed(file.path, file.origin) as stream:
         try:
-            for number, entry in enumerate(_read_entries(stream)):
+            for index, entry in enumerate(_read_entries(stream)):
                 address = entry.headers.get("warc-target-uri", "").strip("<>")
-                origin = f"{file.origin}[{number}] {address}".rstrip()
+                origin = f"{file.origin}[{index}] {address}".rstrip()
                 try:
                     page = _read_page(entry, file.max_bytes)
                     if page is None:
@@ -104,14 +104,14 @@ class _Entry:
     def __init__(self, headers: dict[str, str], stream: io.BufferedReader, length: int) -> None:
         self.headers = headers
         self._stream = stream
-        self.remaining = length
+        self.remaining_bytes = length
 
-    def read(self, count: int) -> bytes:
-        count = min(count, self.remaining)
-        data = self._stream.read(count)
-        if len(data) < count:
-            raise _BadArchive("truncated", f"it ends {self.remaining - len(data):,} bytes before the record does")
-        self.remaining -= count
+    def read(self, num_bytes: int) -> bytes:
+        num_bytes = min(num_bytes, self.remaining_bytes)
+        data = self._stream.read(num_bytes)
+        if len(data) < num_bytes:
+            raise _BadArchive("truncated", f"it ends {self.remaining_bytes - len(data):,} bytes before the record does")
+        self.remaining_bytes -= num_bytes
         return data
 
 
@@ -140,7 +140,7 @@ def _read_entries(stream: io.BufferedReader) -> Iterator[_Entry]:
             raise _BadArchive("bad_warc", "a record does not say its length (Content-Length)")
         entry = _Entry(headers, stream, int(length))
         yield entry
-        while entry.remaining:
+        while entry.remaining_bytes:
             entry.read(1 << 20)
 
 
@@ -149,28 +149,28 @@ def _read_page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
     kind = entry.headers.get("warc-type", "").lower()
     if kind in ("conversion", "resource"):
         content_type = entry.headers.get("content-type", "text/plain" if kind == "conversion" else "")
-        return (content_type, _read_rest(entry, b"", max_bytes)) if _is_text(content_type) else None
+        return (content_type, _read_body(entry, b"", max_bytes)) if _is_text(content_type) else None
     if kind != "response" or not entry.headers.get("content-type", "").lower().startswith("application/http"):
         return None
-    start = entry.read(_MAX_HEADER_BYTES)
-    status, end = _STATUS.match(start), _HEADER_END.search(start)
+    head = entry.read(_MAX_HEADER_BYTES)
+    status, end = _STATUS.match(head), _HEADER_END.search(head)
     if status is None or end is None:
         raise BadRecord("bad_http", "is not an HTTP response with a status line and headers")
-    headers = _parse_headers(start[: end.start()])
+    headers = _parse_headers(head[: end.start()])
     content_type = headers.get("content-type", entry.headers.get("warc-identified-payload-type", ""))
     if status[1] != b"200" or not _is_text(content_type):
         return None
-    body = _read_rest(entry, start[end.end() :], max_bytes)
+    body = _read_body(entry, head[end.end() :], max_bytes)
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _join_chunks(body)
     return content_type, _decode_body(body, headers.get("content-encoding", "").strip().lower(), max_bytes)
 
 
-def _read_rest(entry: _Entry, start: bytes, max_bytes: int) -> bytes:
-    size = len(start) + entry.remaining
-    if size > max_bytes:
-        raise _size_error(f"{size:,}", max_bytes)
-    return start + entry.read(entry.remaining)
+def _read_body(entry: _Entry, head: bytes, max_bytes: int) -> bytes:
+    body_bytes = len(head) + entry.remaining_bytes
+    if body_bytes > max_bytes:
+        raise _size_error(f"{body_bytes:,}", max_bytes)
+    return head + entry.read(entry.remaining_bytes)
 
 
 def _size_error(size: str, max_bytes: int) -> BadRecord:

@@ -44,10 +44,10 @@ def _read_two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterat
         raise InputError.at(outputs_file.origin, "there is no such file", fix)
     inputs = _read_rows(inputs_file, [("input", inputs_file.source.input)])
     outputs = _read_outputs(outputs_file)
-    for count, (input_row, output_row) in enumerate(zip_longest(inputs, outputs)):
+    for num_pairs, (input_row, output_row) in enumerate(zip_longest(inputs, outputs)):
         if input_row is None or output_row is None:
-            longer_count = count + 1 + sum(1 for _ in (outputs if input_row is None else inputs))
-            counts = (count, longer_count) if input_row is None else (longer_count, count)
+            longer_count = num_pairs + 1 + sum(1 for _ in (outputs if input_row is None else inputs))
+            counts = (num_pairs, longer_count) if input_row is None else (longer_count, num_pairs)
             what = f"has {counts[0]:,} rows and {outputs_file.origin} has {counts[1]:,}: they do not match row for row"
             fix = "put the output of each input into the same row of the other file"
             raise InputError.at(inputs_file.origin, what, fix)
@@ -89,8 +89,8 @@ def _read_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator
             except BadRecord as error:
                 yield origin, error
     elif file.source.outputs and not name.endswith(_TABLE_SUFFIXES):  # parallel texts: empty lines are rows, too
-        for number, line in file.lines():
-            yield f"{file.origin}:{number}", line if isinstance(line, BadRecord) else (line,)
+        for line_number, line in file.lines():
+            yield f"{file.origin}:{line_number}", line if isinstance(line, BadRecord) else (line,)
     else:
         yield from read_csv_rows(file, columns)
 

@@ -42,12 +42,12 @@ def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
         encoding = _choose_encoding(table.schema_arrow.field(source.field).type, source)
         if set_column(source) in table.schema_arrow.names and set_column(source) not in columns:
             columns.append(set_column(source))
-        row = 0
+        row_index = 0
         for batch in table.iter_batches(_choose_batch_rows(file.path, table, columns), columns=columns):
             fields = _split_batch(batch.drop_columns([source.field])) if len(columns) > 1 else None
             for value in _read_bytes(batch.column(source.field)):
-                origin = f"{file.origin}[{row}]"
-                row += 1
+                origin = f"{file.origin}[{row_index}]"
+                row_index += 1
                 entry = next(fields) if fields else {}
                 set_name = file.set_name
                 try:
@@ -60,7 +60,7 @@ def read_parquet(file: SourceFile) -> Iterator[Record | Rejected]:
                 yield Record(text, origin, set_name)
                 del text
             del batch  # before the next one is read
-        _check_count(row, table, file.origin)
+        _check_count(row_index, table, file.origin)
 
 
 def _decode_value(value: bytes | None, encoding: str, origin: str, file: SourceFile) -> str:
@@ -75,12 +75,12 @@ def _decode_value(value: bytes | None, encoding: str, origin: str, file: SourceF
 def parquet_rows(file: SourceFile) -> Iterator[tuple[str, Any]]:
     """Yield (`file[row]`, the row as a dictionary of all its columns, or a BadRecord if a value cannot be read)."""
     with _open(file.path, file.origin) as table:
-        row = 0
+        row_index = 0
         for batch in table.iter_batches(_choose_batch_rows(file.path, table, table.schema_arrow.names)):
             for entry in _split_batch(batch):
-                yield f"{file.origin}[{row}]", entry
-                row += 1
-        _check_count(row, table, file.origin)
+                yield f"{file.origin}[{row_index}]", entry
+                row_index += 1
+        _check_count(row_index, table, file.origin)
 
 
 def read_class_names(path: Path, origin: str, columns: Sequence[str]) -> dict[str, list[str]]:
@@ -116,9 +116,9 @@ def check_parquet_columns(path: Path, key: str, columns: Sequence[tuple[str, str
         return problems
     with _open(path, str(path)) as table:
         names = table.schema_arrow.names
-    have = ", ".join(names) or "none"
+    existing = ", ".join(names) or "none"
     return [
-        Problem(f"{key}.{column}", f"{path} has no column {name!r} (it has: {have})", f"write {column}: NAME")
+        Problem(f"{key}.{column}", f"{path} has no column {name!r} (it has: {existing})", f"write {column}: NAME")
         for column, name in columns
         if name not in names
     ]
@@ -150,10 +150,10 @@ def _open(path: Path, origin: str) -> Iterator[Any]:
 
 def _choose_batch_rows(path: Path, table: Any, columns: list[str]) -> int:
     """Return the number of rows per batch: about _BATCH_BYTES if rows have equal sizes, and never far more."""
-    rows = _MAX_BATCH_ROWS
+    batch_rows = _MAX_BATCH_ROWS
     with path.open("rb", buffering=0) as file:
-        for number in range(table.num_row_groups):
-            group = table.metadata.row_group(number)
+        for group_index in range(table.num_row_groups):
+            group = table.metadata.row_group(group_index)
             if group.num_rows == 0:
                 continue
             chunks = [
@@ -161,14 +161,14 @@ def _choose_batch_rows(path: Path, table: Any, columns: list[str]) -> int:
                 for chunk in map(group.column, range(group.num_columns))
                 if chunk.path_in_schema.partition(".")[0] in columns
             ]
-            size = sum(chunk.total_uncompressed_size for chunk in chunks)
+            num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
             dictionary_bytes = sum(_read_dictionary_size(file, chunk) for chunk in chunks)
-            rows = min(
-                rows,
-                max(1, _BATCH_BYTES * group.num_rows // max(size, 1)),
+            batch_rows = min(
+                batch_rows,
+                max(1, _BATCH_BYTES * group.num_rows // max(num_bytes, 1)),
                 max(1, _MAX_REPEATED_BYTES // max(dictionary_bytes, 1)),
             )
-    return rows
+    return batch_rows
 
 
 def _read_dictionary_size(file: IO[bytes], chunk: Any) -> int:
@@ -192,9 +192,9 @@ def _read_dictionary_size(file: IO[bytes], chunk: Any) -> int:
     return size // 2  # zigzag
 
 
-def _check_count(rows: int, table: Any, origin: str) -> None:
-    if rows != table.metadata.num_rows:
-        raise _damage_error(origin, f"it ends after {rows:,} of {table.metadata.num_rows:,} rows")
+def _check_count(num_rows: int, table: Any, origin: str) -> None:
+    if num_rows != table.metadata.num_rows:
+        raise _damage_error(origin, f"it ends after {num_rows:,} of {table.metadata.num_rows:,} rows")
 
 
 def _damage_error(origin: str, what: str) -> InputError:
@@ -239,16 +239,16 @@ def _read_bytes(column: Any) -> Iterator[bytes | None]:
 
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    for number in range(len(column)):
-        value = column[number]
+    for index in range(len(column)):
+        value = column[index]
         yield value.as_buffer().to_pybytes() if value.is_valid else None
 
 
 def _split_batch(batch: Any) -> Iterator[Any]:
     """Yield the rows of a batch one by one, so that a value that cannot be decoded costs only its row."""
-    for number in range(batch.num_rows):
+    for index in range(batch.num_rows):
         try:
-            yield batch.slice(number, 1).to_pylist()[0]
+            yield batch.slice(index, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
             yield BadRecord("unreadable", f"holds text that is not utf-8: byte {error.object[error.start]:#04x}")
         except (ValueError, ArithmeticError, LookupError) as error:  # years over 9999, unknown time zones, a name twice

@@ -73,9 +73,9 @@ class PreferenceReader:
         )
 
     def _read_paired(self, row: dict[str, Any]) -> Preference:
-        chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
+        chosen, rejected = self._read_answer(row, "chosen"), self._read_answer(row, "rejected")
         if len(chosen) == len(rejected) == 1:
-            prompt = self._prompt(row)
+            prompt = self._read_prompt(row)
         else:  # full conversations
             common = _find_common_beginning(chosen, rejected)
             prompt = [*self._rows.messages(self._rows.system(row)), *common]
@@ -92,9 +92,9 @@ class PreferenceReader:
         if label not in (True, False):  # 1 and 0 are equal to these
             fix = "write true for a good answer and false for a bad one"
             raise BadRecord("bad_label", f"label is {repr(label)[:80]}; {fix}")
-        prompt = self._prompt(row)
+        prompt = self._read_prompt(row)
         if row.get("completion") is not None:
-            answer = _require_single_answer(self._answer(row, "completion"), "completion")
+            answer = _require_single_answer(self._read_answer(row, "completion"), "completion")
         elif prompt and prompt[-1].role == "assistant":
             answer = prompt.pop()
         else:
@@ -104,14 +104,14 @@ class PreferenceReader:
         answer = _extract_calls(answer, tools)
         return Preference(_check_prompt(prompt), answer if label else None, None if label else answer, tools)
 
-    def _answer(self, row: dict[str, Any], name: str) -> list[Message]:
-        turns = _parse_transcript(row[name]) or self._turns(row[name], name, "assistant")
+    def _read_answer(self, row: dict[str, Any], name: str) -> list[Message]:
+        turns = _parse_transcript(row[name]) or self._read_turns(row[name], name, "assistant")
         messages = self._rows.messages(turns, f"{name}: ")
         if not messages:
             raise BadRecord("no_answer", f"{name} is empty; write an answer, or remove the row")
         return messages
 
-    def _prompt(self, row: dict[str, Any]) -> list[Message]:
+    def _read_prompt(self, row: dict[str, Any]) -> list[Message]:
         name = next((name for name in self._prompt_fields if row.get(name) is not None), None)
         if name is None:
             field_name = self._rows.mapping.get("prompt", self._prompt_fields[0])
@@ -121,9 +121,9 @@ class PreferenceReader:
             )
         if name == "instruction":
             return self._rows.messages(self._rows.question(row), "prompt: ")
-        return self._rows.messages([*self._rows.system(row), *self._turns(row[name], name, "user")], "prompt: ")
+        return self._rows.messages([*self._rows.system(row), *self._read_turns(row[name], name, "user")], "prompt: ")
 
-    def _turns(self, value: Any, name: str, role: str) -> list[Turn]:
+    def _read_turns(self, value: Any, name: str, role: str) -> list[Turn]:
         """Return the turns of a field. A text is one turn of `role`."""
         if isinstance(value, str):
             return [{"role": role, "content": value}]

@@ -76,7 +76,7 @@ def _require_field(entry: Any, name: str, kind: type | tuple[type, ...], path: s
     return value
 
 
-def _parse_nq_question(entry: dict[str, Any], number: str) -> Question:
+def _parse_nq_question(entry: dict[str, Any], default_id: str) -> Question:
     document = _read_nq_document(entry)
     question = _require_field(entry, "question_text", str)
     if "annotations" in entry:
@@ -86,7 +86,7 @@ def _parse_nq_question(entry: dict[str, Any], number: str) -> Question:
     else:
         raise _annotations_error("it has neither annotations nor answers")
     id_field = next((name for name in ("example_id", "id") if name in entry), None)
-    question_id = number if id_field is None else str(_require_field(entry, id_field, (str, int)))
+    question_id = default_id if id_field is None else str(_require_field(entry, id_field, (str, int)))
     return Question(question_id, question, document, answers, answer_class, _read_candidates(entry))
 
 
@@ -100,7 +100,7 @@ def _read_nq_document(entry: dict[str, Any]) -> str:
         return str(_require_field(entry, "document_text", str))
     tokens = enumerate(_require_field(entry, "document_tokens", list))
     return " ".join(
-        _require_field(token, "token", str, f"document_tokens[{number}]").replace(" ", "_") for number, token in tokens
+        _require_field(token, "token", str, f"document_tokens[{index}]").replace(" ", "_") for index, token in tokens
     )
 
 
@@ -115,8 +115,8 @@ def _choose_official_answer(entry: dict[str, Any], document: str) -> _Answers:
         raise _annotations_error("its annotations are empty")
     words = _Words(document)
     answers = [
-        _parse_annotation(annotation, entry, words, f"annotations[{number}]")
-        for number, annotation in enumerate(annotations)
+        _parse_annotation(annotation, entry, words, f"annotations[{index}]")
+        for index, annotation in enumerate(annotations)
     ]
     answered = [answer for answer in answers if answer[0] != "unknown"]
     if len(answered) < min(2, len(answers)):
@@ -138,9 +138,9 @@ class _Words:
         if not self._starts:  # computed when needed, since most examples have no answer
             starts = (match.end() for match in re.finditer(" ", self._document))
             self._starts = [0, *starts, len(self._document) + 1]
-        count = len(self._starts) - 1
-        if not 0 <= start < end <= count:
-            what = f"words {start} to {end} ({path}) are outside the document of {count:,} words"
+        num_words = len(self._starts) - 1
+        if not 0 <= start < end <= num_words:
+            what = f"words {start} to {end} ({path}) are outside the document of {num_words:,} words"
             raise BadRecord("answer_not_in_document", f"{what}; fix start_token and end_token, or remove the line")
         span = self._starts[start], self._starts[end] - 1
         if not self._document[span[0] : span[1]].strip():
@@ -156,8 +156,8 @@ def _parse_annotation(annotation: Any, entry: dict[str, Any], words: _Words, pat
     short_answers = _require_field(annotation, "short_answers", list, path)
     if yes_no == "NONE" and short_answers:
         return "short", tuple(
-            _parse_token_span(answer, words, f"{path}.short_answers[{number}]")
-            for number, answer in enumerate(short_answers)
+            _parse_token_span(answer, words, f"{path}.short_answers[{index}]")
+            for index, answer in enumerate(short_answers)
         )
     long_answer = _parse_long_answer(annotation, entry, words, path)
     if yes_no == "NONE":
@@ -190,9 +190,9 @@ def _parse_token_span(entry: Any, words: _Words, path: str) -> Span:
 def _find_texts(answers: list[Any], document: str) -> _Answers:
     """Return the spans of answers given as texts, each at its first occurrence."""
     spans = []
-    for number, answer in enumerate(answers):
+    for index, answer in enumerate(answers):
         if not isinstance(answer, str):
-            what = f"answers[{number}] is {type(answer).__name__}"
+            what = f"answers[{index}] is {type(answer).__name__}"
             raise BadRecord("no_field", f"{what}; write answers as texts in quotes")
         start = document.find(answer) if answer.strip() else -1
         if start >= 0:
@@ -209,8 +209,8 @@ def _read_candidates(entry: dict[str, Any]) -> tuple[Span, ...]:
     if "long_answer_candidates" not in entry:
         return ()
     candidates = []
-    for number, candidate in enumerate(_require_field(entry, "long_answer_candidates", list)):
-        path = f"long_answer_candidates[{number}]"
+    for index, candidate in enumerate(_require_field(entry, "long_answer_candidates", list)):
+        path = f"long_answer_candidates[{index}]"
         span = (_require_field(candidate, "start_token", int, path), _require_field(candidate, "end_token", int, path))
         candidates.append((not candidate.get("top_level", True), span))
     return tuple(span for _, span in sorted(candidates, key=lambda item: item[0]))
@@ -222,8 +222,8 @@ def _walk_squad_entries(content: Any) -> Iterator[tuple[str, Any, Any]]:
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         have = (", ".join(content) or "no fields") if isinstance(content, dict) else type(content).__name__
         raise BadRecord("bad_json", f"has no list 'data' (it has: {have}); {fix}")
-    for number, article in enumerate(content["data"]):
-        for paragraph_path, paragraph in _walk_items(article, "paragraphs", f"data[{number}]"):
+    for index, article in enumerate(content["data"]):
+        for paragraph_path, paragraph in _walk_items(article, "paragraphs", f"data[{index}]"):
             for path, entry in _walk_items(paragraph, "qas", paragraph_path):
                 yield path, paragraph, entry
 
@@ -237,8 +237,8 @@ def _walk_items(owner: Any, name: str, path: str) -> Iterator[tuple[str, Any]]:
     except BadRecord as error:
         yield path, error
         return
-    for number, item in enumerate(items):
-        yield f"{path}.{name}[{number}]", item
+    for index, item in enumerate(items):
+        yield f"{path}.{name}[{index}]", item
 
 
 def _parse_squad_question(path: str, paragraph: Any, entry: Any) -> Question:
@@ -249,7 +249,7 @@ def _parse_squad_question(path: str, paragraph: Any, entry: Any) -> Question:
     question = _require_field(entry, "question", str, path)
     is_impossible = "is_impossible" in entry and _require_field(entry, "is_impossible", bool, path)
     answers = [] if is_impossible else _require_field(entry, "answers", list, path)
-    spans = [_parse_squad_span(answer, context, f"{path}.answers[{number}]") for number, answer in enumerate(answers)]
+    spans = [_parse_squad_span(answer, context, f"{path}.answers[{index}]") for index, answer in enumerate(answers)]
     return Question(question_id, question, context, tuple(dict.fromkeys(spans)), "short" if spans else "unknown")
 
 
@@ -276,10 +276,10 @@ class _Positions:
         self._origin = origin
         self._line = 1
         self._lines: dict[str, deque[int]] = defaultdict(deque)
-        line, counted = 1, 0
+        line, position = 1, 0
         for match in self._ID_OR_QUESTION.finditer(text):
-            line += text.count("\n", counted, match.start())
-            counted = match.start()
+            line += text.count("\n", position, match.start())
+            position = match.start()
             with suppress(orjson.JSONDecodeError):  # reading reports files that are not JSON
                 self._lines[str(orjson.loads(match[1]))].append(line)
 

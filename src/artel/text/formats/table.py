@@ -89,8 +89,8 @@ def _read_rows(file: SourceFile, columns: Callable[[str, list[str]], list[int]])
     with _open_table(file, trusts_quotes) as (rows, header, origin):
         indices = columns(origin, header)
         is_literal = _is_tsv(file) and _has_quotes(file) and not trusts_quotes()
-        for number, row in rows.without_quoting() if is_literal else rows:
-            origin = f"{file.origin}:{number}"
+        for line_number, row in rows.without_quoting() if is_literal else rows:
+            origin = f"{file.origin}:{line_number}"
             yield origin, row if isinstance(row, BadRecord) else _select_values(row, len(header), indices, encoding)
 
 
@@ -108,8 +108,8 @@ def _open_table(
     ):
         lines = _read_lines(text, file.origin, file.max_bytes)
         rows = TableRows(lines, file.origin, "\t" if _is_tsv(file) else ",", file.max_bytes, trusts_quotes)
-        number, header = next(iter(rows), (1, []))
-        origin = f"{file.origin}:{number}"
+        line_number, header = next(iter(rows), (1, []))
+        origin = f"{file.origin}:{line_number}"
         if isinstance(header, BadRecord):
             raise InputError.at(origin, f"the header cannot be read: it {header.detail}", "fix the first line")
         yield rows, [name.strip() for name in header], origin
@@ -134,19 +134,19 @@ def _is_quoted(file: SourceFile) -> bool:
 
 def _read_lines(text: TextIOWrapper, origin: str, max_characters: int) -> Iterator[str]:
     """Yield the lines of a table. Raise InputError for a line that is too long for memory."""
-    number = 0
+    line_number = 0
     try:
         while line := text.readline(max_characters + 1):
-            number += 1
+            line_number += 1
             if len(line) > max_characters:
-                raise too_long_error(f"{origin}:{number}", "the line", max_characters)
+                raise too_long_error(f"{origin}:{line_number}", "the line", max_characters)
             yield line.removeprefix("\ufeff")  # also in the middle of joined files
     except UnicodeError as error:  # only in encodings of several bytes per character: UTF-16, UTF-32
         what = f"is not {text.encoding}: {error}"
-        raise InputError.at(f"{origin}:{number + 1}", what, "save the file as UTF-8") from None
+        raise InputError.at(f"{origin}:{line_number + 1}", what, "save the file as UTF-8") from None
     except DECOMPRESSION_ERRORS as error:
         fix = "remove the file until then"
-        raise InputError.at(f"{origin}:{number + 1}", decompression_error(error).detail, fix) from None
+        raise InputError.at(f"{origin}:{line_number + 1}", decompression_error(error).detail, fix) from None
 
 
 def _column_indices(origin: str, names: list[str], columns: Sequence[tuple[str, str]], source_key: str) -> list[int]:

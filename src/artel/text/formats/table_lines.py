@@ -47,12 +47,12 @@ class TableRows:
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
         while (line := self._next_line()) is not None:
-            number = self._num_read
+            line_number = self._num_read
             if '"' in line:
-                for offset, cells in enumerate(self._quoted_row(line)):
-                    yield number + offset, cells
+                for offset, cells in enumerate(self._read_quoted_row(line)):
+                    yield line_number + offset, cells
             elif line.strip("\r\n"):
-                yield number, self._split_cells(line)
+                yield line_number, self._split_cells(line)
 
     def without_quoting(self) -> Iterator[tuple[int, Cells]]:
         """Yield the rows with quotes as ordinary characters: one row per line."""
@@ -71,9 +71,12 @@ class TableRows:
         self._width = self._width or len(cells)
         return cells
 
-    def _quoted_row(self, line: str) -> list[Cells]:
+    def _read_quoted_row(self, line: str) -> list[Cells]:
         """Return the row that begins with `line`, or a BadRecord for each lost line."""
-        first, row_lines, num_like_rows, is_cut = self._num_read, list[str](), 0, False
+        first_line = self._num_read
+        row_lines: list[str] = []
+        num_like_rows = 0
+        is_cut = False
 
         def are_rows() -> bool:
             # Most lines of this row look like rows: an open quote swallowed them.
@@ -100,22 +103,25 @@ class TableRows:
         except csv.Error as error:
             problem = str(error)
         if "field limit" in problem:
-            raise too_long_error(f"{self._origin}:{first}", "the row that begins here", self._max_characters) from None
+            raise too_long_error(
+                f"{self._origin}:{first_line}", "the row that begins here", self._max_characters
+            ) from None
+        last_line = first_line + len(row_lines) - 1
         is_swallowing = is_cut or are_rows()
         if problem and is_swallowing:
             self._pushed_back.extendleft(reversed(row_lines[1:]))
-            self._num_read = first
+            self._num_read = first_line
             self.literal += 1
             return [BadRecord("open_quote", f"opens a quote that is never closed; {_FIX}")]
         if is_swallowing and not self._trusts_quotes():
             self.literal += 1
-            what = f"its quote is closed in line {first + len(row_lines) - 1} only, and the lines up to there are rows"
-            return [BadRecord("open_quote", f"line {first}: {what}; {_FIX}")] * len(row_lines)
+            what = f"its quote is closed in line {last_line} only, and the lines up to there are rows"
+            return [BadRecord("open_quote", f"line {first_line}: {what}; {_FIX}")] * len(row_lines)
         if "end of data" in problem:
-            raise InputError.at(f"{self._origin}:{first}", "a quote is opened in this row and never closed", _FIX)
+            raise InputError.at(f"{self._origin}:{first_line}", "a quote is opened in this row and never closed", _FIX)
         if problem:
             self.literal += len(row_lines) == 1 and self._is_row(line)
-            span = f"lines {first} to {first + len(row_lines) - 1}: " if len(row_lines) > 1 else ""
+            span = f"lines {first_line} to {last_line}: " if last_line > first_line else ""
             what = f"{span}is not csv: {problem}"
             bad_row = BadRecord("bad_row", f'{what}; a quote inside of a text is written twice: ""')
             # With one column, each line may have been a row.

@@ -70,8 +70,8 @@ def _group_by_chapter(file: SourceFile, items: Iterator[Record | Rejected]) -> I
 
 
 def _read_lines(file: SourceFile) -> Iterator[Record | Rejected]:
-    for number, line in _read_work_lines(file):
-        origin = f"{file.origin}:{number}"
+    for line_number, line in _read_work_lines(file):
+        origin = f"{file.origin}:{line_number}"
         if isinstance(line, BadRecord):
             yield file.reject(origin, line)
         elif line.strip():
@@ -120,40 +120,40 @@ def _remove_gutenberg_frame(lines: Lines) -> Iterator[tuple[int, str | BadRecord
             remaining = dropwhile(lambda item: isinstance(item[1], str) and not item[1].strip(), remaining)
             break
     yield from header
-    for number, line in remaining:
+    for line_number, line in remaining:
         if isinstance(line, str) and _GUTENBERG_END.search(line):
             return
-        yield number, line
+        yield line_number, line
 
 
 def _read_paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
     """Join lines up to a blank line; if the file is cut, up to about CUT_CHARACTERS."""
     lines: list[str] = []
-    first, length = 1, 0
+    first_line, num_characters = 1, 0
     try:
-        for number, line in _read_work_lines(file):
+        for line_number, line in _read_work_lines(file):
             if isinstance(line, BadRecord):
-                yield file.reject(f"{file.origin}:{number}", line)
+                yield file.reject(f"{file.origin}:{line_number}", line)
                 continue
             if file.is_cut and file.data.splits_by_chapter and lines and is_heading(line):
-                yield Record("\n".join(lines), f"{file.origin}:{first}", file.set_name)
+                yield Record("\n".join(lines), f"{file.origin}:{first_line}", file.set_name)
                 lines = []
             if not lines:
-                first, length = number, 0
+                first_line, num_characters = line_number, 0
             if file.is_cut or line.strip():
                 lines.append(line)
-                length += len(line) + 1
+                num_characters += len(line) + 1
             if file.is_cut:  # preferably at a blank line, else at a line end
-                is_end = length >= (2 * CUT_CHARACTERS if line.strip() else CUT_CHARACTERS)
+                is_end = num_characters >= (2 * CUT_CHARACTERS if line.strip() else CUT_CHARACTERS)
             else:
                 is_end = not line.strip()
             if is_end and lines:
-                yield Record("\n".join(lines), f"{file.origin}:{first}", file.set_name)
+                yield Record("\n".join(lines), f"{file.origin}:{first_line}", file.set_name)
                 lines = []
     except BadRecord as error:
         yield file.reject(file.origin, error)
     if lines:
-        yield Record("\n".join(lines), f"{file.origin}:{first}", file.set_name)
+        yield Record("\n".join(lines), f"{file.origin}:{first_line}", file.set_name)
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:

@@ -51,7 +51,7 @@ def parse_tools(value: Any, where: str) -> Tools:
         except (ValueError, RecursionError) as error:
             raise BadRecord("bad_tools", f"{where} are not JSON: {error}; {_FIX_TOOLS}") from None
     items = [] if value is None else value if isinstance(value, list) else [value]
-    return tuple(_parse_tool(item, f"{where}[{number}]") for number, item in enumerate(items))
+    return tuple(_parse_tool(item, f"{where}[{index}]") for index, item in enumerate(items))
 
 
 def _parse_tool(item: Any, where: str) -> dict[str, Any]:
@@ -114,17 +114,17 @@ def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message],
             counts = {"tools_of_system": 1}
     if tools:
         messages = [
-            item for number, message in enumerate(messages, 1) for item in _parse_message(message, tools, number)
+            item for position, message in enumerate(messages, 1) for item in _parse_message(message, tools, position)
         ]
     return messages, tools, counts
 
 
-def _parse_message(message: Message, tools: Tools, number: int) -> Iterable[Message]:
+def _parse_message(message: Message, tools: Tools, position: int) -> Iterable[Message]:
     if message.role == "assistant" and not message.tool_calls:
         content, calls = read_calls(message.content, tools)
         if not calls and any(mark in message.content for mark in _CALL_MARKS):
             fix = 'write <tool_call>{"name": "FUNCTION", "arguments": {…}}</tool_call>'
-            raise BadRecord("bad_tool_call", f"message {number} has a call that cannot be read; {fix}")
+            raise BadRecord("bad_tool_call", f"message {position} has a call that cannot be read; {fix}")
         return [replace(message, content=content, tool_calls=calls)]
     results = _RESPONSE.findall(message.content) if message.role in ("tool", "user") else []
     if results and not _RESPONSE.sub("", message.content).strip():
@@ -141,14 +141,14 @@ def _extract_descriptions(text: str, tools: Tools) -> tuple[str, Tools]:
         if match.start() < end:
             continue
         try:
-            value, stop = _DECODER.raw_decode(text, match.start())
+            value, value_end = _DECODER.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
         items = value if isinstance(value, list) else [value]
         if items and all(_is_description(item, names) for item in items):
             descriptions += items
             kept_texts.append(text[end : match.start()])
-            end = stop
+            end = value_end
     if not descriptions:
         return text, ()
     remaining = _CALL_INSTRUCTIONS.sub("", "".join([*kept_texts, text[end:]]))
@@ -175,10 +175,10 @@ def read_turn_calls(turn: dict[str, Any], where: str) -> tuple[ToolCall, ...]:
 def check_names(messages: Iterable[Message], tools: Tools) -> None:
     """Raise BadRecord for a call of a function that the row does not list, except in turns that are not learned."""
     names = tool_names(tools)
-    for number, message in enumerate(messages, 1):
+    for position, message in enumerate(messages, 1):
         for call in message.tool_calls:
             if call.name not in names and message.trained is not False:
-                what = f"message {number} calls {call.name!r}, not one of the tools of the row ({', '.join(names)})"
+                what = f"message {position} calls {call.name!r}, not one of the tools of the row ({', '.join(names)})"
                 raise BadRecord("unknown_tool", f"{what}; describe it there, or remove the row")
 
 
@@ -188,21 +188,21 @@ def check_results(messages: Iterable[Message]) -> None:
     has_calls = any(message.tool_calls for message in messages)
     ids = {call.id for message in messages for call in message.tool_calls if call.id}
     caller: Message | None = None
-    results = 0
-    for number, message in enumerate(messages, 1):
+    num_results = 0
+    for position, message in enumerate(messages, 1):
         if message.role != "tool":
-            caller, results = (message if message.role == "assistant" else None), 0
+            caller, num_results = (message if message.role == "assistant" else None), 0
             continue
-        results += 1
+        num_results += 1
         fix = "put it after the message with the call, or remove the row"
         if caller is None or (has_calls and not caller.tool_calls):
-            raise BadRecord("no_call", f"message {number} is a tool result without a call before it; {fix}")
+            raise BadRecord("no_call", f"message {position} is a tool result without a call before it; {fix}")
         if message.tool_call_id and ids and message.tool_call_id not in ids:
-            what = f"message {number} answers the call {message.tool_call_id!r}, which does not exist"
+            what = f"message {position} answers the call {message.tool_call_id!r}, which does not exist"
             raise BadRecord("no_call", what)
-        if has_calls and results > len(caller.tool_calls):
-            count = len(caller.tool_calls)
-            raise BadRecord("no_call", f"message {number} is a result too many for {count} calls; {fix}")
+        if has_calls and num_results > len(caller.tool_calls):
+            num_calls = len(caller.tool_calls)
+            raise BadRecord("no_call", f"message {position} is a result too many for {num_calls} calls; {fix}")
 
 
 def is_padded(row: Any) -> bool:

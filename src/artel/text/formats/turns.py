@@ -75,10 +75,10 @@ class RowReader:
             fix = "write a list of messages, each with role and content"
             raise BadRecord("no_messages", f"{path} is {type(value).__name__}; {fix}")
         if value and all(isinstance(item, str) for item in value):
-            return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(value)]
-        return [self._turn(item, f"{path}[{number}]") for number, item in enumerate(value)]
+            return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(value)]
+        return [self._read_turn(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
-    def _turn(self, item: Any, path: str) -> Turn:
+    def _read_turn(self, item: Any, path: str) -> Turn:
         if not isinstance(item, dict):
             raise BadRecord("no_messages", f"{path} is {type(item).__name__}; write an object with role and content")
         turn = {name: item[name] for name in (*THOUGHT_FIELDS, *_TRAINED_FIELDS, *_CALL_FIELDS) if name in item}
@@ -96,9 +96,9 @@ class RowReader:
     def messages(self, turns: list[Turn], prefix: str = "") -> list[Message]:
         """Return the messages of turns, joining consecutive turns of one role. `prefix`: for their names in errors."""
         messages: list[Message] = []
-        for number, turn in enumerate(turns, 1):
-            where = f"{prefix}message {number}"
-            message = self._message(turn, where)
+        for message_number, turn in enumerate(turns, 1):
+            where = f"{prefix}message {message_number}"
+            message = self._build_message(turn, where)
             calls = next((name for name in _CALL_FIELDS[:2] if turn.get(name)), None)
             if message.role == "user" and calls is not None:
                 what = f"{where} has {calls}, but its role is user; are the roles swapped?"
@@ -118,7 +118,7 @@ class RowReader:
             messages.append(message)
         return messages
 
-    def _message(self, turn: Turn, where: str) -> Message:
+    def _build_message(self, turn: Turn, where: str) -> Message:
         name = turn["role"]
         role = _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
         if role is None and isinstance(name, str) and name.strip().lower() in _CALLING_ROLES:
@@ -127,8 +127,8 @@ class RowReader:
             fix = f"known are {', '.join((*_ROLES, *_CALLING_ROLES))}; rename it, or write converter: module:function"
             raise BadRecord("unknown_role", f"{where} has the role {repr(name)[:80]}; {fix}")
         if role == "tool":
-            source, call_id = (turn.get(name) for name in ("name", "tool_call_id"))
-            texts = (value if isinstance(value, str) else "" for value in (source, call_id))
+            values = (turn.get(field) for field in ("name", "tool_call_id"))
+            texts = (value if isinstance(value, str) else "" for value in values)
             return Message(role, self._fill_in(_result_text(turn["content"], where)), "", None, (), *texts)
         content = self._fill_in(_content_text(turn["content"], f"the content of {where}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""

@@ -133,7 +133,7 @@ def detect_wide_encoding(head: bytes) -> str:
 def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
     """Return the lines that are not ASCII, from `block` on, up to 64 KB of non-ASCII bytes."""
     lines: list[bytes] = []
-    size = count = 0
+    num_bytes = num_non_ascii = 0
     while block:
         if not block.isascii():
             tail = bytearray()  # up to an ASCII byte, which is never inside a character
@@ -142,9 +142,9 @@ def _non_ascii_lines(block: bytes, read: Callable[[int], bytes]) -> bytes:
             block += tail
             non_ascii_lines = [line for line in block.split(b"\n") if not line.isascii()]
             lines += non_ascii_lines
-            size += sum(map(len, non_ascii_lines))
-            count += sum(map(_non_ascii_count, non_ascii_lines))
-            if count >= _DECISIVE_BYTES or size >= 4 * SAMPLE_BYTES:
+            num_bytes += sum(map(len, non_ascii_lines))
+            num_non_ascii += sum(map(_non_ascii_count, non_ascii_lines))
+            if num_non_ascii >= _DECISIVE_BYTES or num_bytes >= 4 * SAMPLE_BYTES:
                 break
         block = read(SAMPLE_BYTES)
     return b"\n".join(lines)
@@ -163,12 +163,12 @@ def _check_cyrillic(sample: bytes) -> None:
     Letters of Chinese, Korean, Arabic or ISO 8859-5 score -0.1 to -0.5 each; Ukrainian, Kazakh, Serbian, tables and
     names of firms score 0.3 and more. Short words are left out: кВт and МПа score no better than nonsense.
     """
-    count, score = 0, 0.0
+    num_letters, total_score = 0, 0.0
     for line in sample.split(b"\n"):
         if not line.isascii():
             letters, line_score = _best_words_score(line)
-            count, score = count + letters, score + line_score
-    if count >= _MIN_REJECTED_BYTES and score < 0:
+            num_letters, total_score = num_letters + letters, total_score + line_score
+    if num_letters >= _MIN_REJECTED_BYTES and total_score < 0:
         raise _unknown_encoding_error()
 
 
@@ -257,17 +257,17 @@ def make_line_check(encoding: str) -> Callable[[bytes], str] | None:
 
     def check(line: bytes) -> str:
         letters = line.translate(None, _ASCII)
-        count = len(letters)
-        if 2 * len(line.translate(None, common)) <= count:  # as in `_find_suspect_lines`
+        num_letters = len(letters)
+        if 2 * len(line.translate(None, common)) <= num_letters:  # as in `_find_suspect_lines`
             return ""
         if _detect_utf_8(line):
             return "utf-8"
-        if count < _MIN_LETTERS or len(set(letters)) < _MIN_LETTERS // 2:
+        if num_letters < _MIN_LETTERS or len(set(letters)) < _MIN_LETTERS // 2:
             return ""
         scores = {name: _russian_score(line.decode(name, "replace")) for name in _CYRILLIC_ENCODINGS}
         best = max(scores, key=lambda name: scores[name])
         # With half this margin Ukrainian, scored as Russian, would win in a wrong encoding.
-        return best if scores[best] > scores[cyrillic] + 5 + count / 10 else ""
+        return best if scores[best] > scores[cyrillic] + 5 + num_letters / 10 else ""
 
     return check
 
@@ -282,7 +282,7 @@ def _detect_utf_8(line: bytes) -> str:
 
 
 def find_lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
-    """Return {line number in the block, from 0: actual encoding of the line} (see `make_line_check`).
+    """Return {index of the line in the block: actual encoding of the line} (see `make_line_check`).
 
     One pass over the block selects the lines to check: few, if the block is in the encoding of its file.
     """
@@ -294,11 +294,11 @@ def find_lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
         lines = _find_suspect_lines(block, cyrillic)
     else:
         lines = enumerate(block.split(b"\n")) if _UTF_8_CHARACTER.search(block) else iter(())
-    return {number: other for number, line in lines if (other := check(line))}
+    return {line_index: other for line_index, line in lines if (other := check(line))}
 
 
 def _find_suspect_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line in which under half of the non-ASCII letters are common ones.
+    """Yield (index, line) for each line in which under half of the non-ASCII letters are common ones.
 
     In Russian text three quarters of the letters are common; in another language or encoding fewer.
     """
@@ -309,9 +309,9 @@ def _find_suspect_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, byte
     if starts[-1] == len(block):
         starts = starts[:-1]
     weights = np.frombuffer(block.translate(_BYTE_WEIGHTS[cyrillic]), np.int8)
-    for number in np.flatnonzero(np.add.reduceat(weights, starts, dtype=np.int32) > 0).tolist():
-        end = ends[number] if number < len(ends) else len(block)
-        yield number, block[starts[number] : end]
+    for line_index in np.flatnonzero(np.add.reduceat(weights, starts, dtype=np.int32) > 0).tolist():
+        end = ends[line_index] if line_index < len(ends) else len(block)
+        yield line_index, block[starts[line_index] : end]
 
 
 def check_lines(data: bytes, encoding: str) -> None:
@@ -320,12 +320,12 @@ def check_lines(data: bytes, encoding: str) -> None:
         return
     start = 0
     while start < len(data):
-        stop = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
-        for number, other in find_lines_in_other_encoding(data[start:stop], encoding).items():
-            line = data.count(b"\n", 0, start) + number + 1
+        end = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
+        for line_index, other in find_lines_in_other_encoding(data[start:end], encoding).items():
+            line_number = data.count(b"\n", 0, start) + line_index + 1
             detail = describe_other_encoding(encoding, other)
-            raise BadRecord("other_encoding", f"its line {line} {detail}, or name the encoding of the source")
-        start = stop
+            raise BadRecord("other_encoding", f"its line {line_number} {detail}, or name the encoding of the source")
+        start = end
 
 
 @cache

@@ -167,8 +167,8 @@ class require_unchanged:
     ) -> None:
         if error is not None and not isinstance(error, ArtelError | OSError):
             return
-        now = _file_state(self._file)
-        if now != self._initial_state or (isinstance(error, FileNotFoundError) and now[0] < 0):
+        state = _file_state(self._file)
+        if state != self._initial_state or (isinstance(error, FileNotFoundError) and state[0] < 0):
             raise _change_error(self._file, self._initial_state[0]) from error
 
 
@@ -180,13 +180,13 @@ def _file_state(file: Path) -> tuple[int, int, int, int]:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def _change_error(file: Path, size: int) -> WorkError:
-    now = _file_state(file)[0]
-    if now < 0:
+def _change_error(file: Path, initial_bytes: int) -> WorkError:
+    current_bytes = _file_state(file)[0]
+    if current_bytes < 0:
         what = "was removed"
-    elif now == size:
+    elif current_bytes == initial_bytes:
         what = "changed (same size, but another modification time or another file)"
     else:
-        what = f"changed from {size:,} to {now:,} bytes"
+        what = f"changed from {initial_bytes:,} to {current_bytes:,} bytes"
     fix = "run again when no process writes to it, or use a copy"
     return WorkError.at(str(file), f"{what} while it was being read", fix)

@@ -52,18 +52,18 @@ def read_lines(
     With `encoding` "auto" the lines that are not ASCII decide. A truncated compressed file yields a last bad line. Only
     a file that `can_be_divided` has spans. Raise BadRecord for binary data, InputError for a longer line.
     """
-    name = line_encoding(file, origin, encoding)
-    if not _has_line_feed_byte(name):
+    encoding_name = line_encoding(file, origin, encoding)
+    if not _has_line_feed_byte(encoding_name):
         if span is not None:
-            raise ValueError(f"{origin} in {name} cannot be divided")
-        yield from _read_multibyte_lines(file, origin, name, max_bytes)
+            raise ValueError(f"{origin} in {encoding_name} cannot be divided")
+        yield from _read_multibyte_lines(file, origin, encoding_name, max_bytes)
         return
     lines = read_byte_lines(file, origin, max_bytes, span)
-    if is_single_byte(name):
-        yield from _decode_single_byte(lines, name)
+    if is_single_byte(encoding_name):
+        yield from _decode_single_byte(lines, encoding_name)
     else:
-        for number, line in lines:
-            yield number, line if isinstance(line, BadRecord) else _decode_line(line, name)
+        for line_number, line in lines:
+            yield line_number, line if isinstance(line, BadRecord) else _decode_line(line, encoding_name)
 
 
 def _decode_line(line: bytes, encoding: str) -> str | BadRecord:
@@ -85,26 +85,26 @@ def _decode_single_byte(
             with suppress(UnicodeDecodeError):  # the loop below finds the bad line
                 texts = content.decode(encoding).split("\n")
         if texts:
-            yield from zip((number for number, _ in block), texts, strict=False)
+            yield from zip((line_number for line_number, _ in block), texts, strict=False)
             continue
-        for index, (number, line) in enumerate(block):
+        for index, (line_number, line) in enumerate(block):
             if index in others:
-                yield number, BadRecord("other_encoding", describe_other_encoding(encoding, others[index]))
+                yield line_number, BadRecord("other_encoding", describe_other_encoding(encoding, others[index]))
             else:
-                yield number, line if isinstance(line, BadRecord) else _decode_line(line, encoding)
+                yield line_number, line if isinstance(line, BadRecord) else _decode_line(line, encoding)
 
 
 def _group_blocks(lines: Iterator[tuple[int, bytes | BadRecord]]) -> Iterator[list[tuple[int, bytes | BadRecord]]]:
     """Group lines into blocks of about BLOCK_BYTES. Raise an error of `lines` after yielding the lines before it."""
     block: list[tuple[int, bytes | BadRecord]] = []
-    size = 0
+    num_bytes = 0
     try:
-        for number, line in lines:
-            block.append((number, line))
-            size += len(line) if isinstance(line, bytes) else 0
-            if size >= BLOCK_BYTES:
+        for line_number, line in lines:
+            block.append((line_number, line))
+            num_bytes += len(line) if isinstance(line, bytes) else 0
+            if num_bytes >= BLOCK_BYTES:
                 yield block
-                block, size = [], 0
+                block, num_bytes = [], 0
     except InputError:
         if block:
             yield block
@@ -120,21 +120,21 @@ def read_byte_lines(
     with open_decompressed(file, origin, _READ_AHEAD_BYTES) as stream:
         position = _seek_line(stream, span.start) if span else 0
         stop = span.stop if span else sys.maxsize
-        number = 0
+        line_number = 0
         while position < stop:
-            number += 1
+            line_number += 1
             try:
                 line = stream.readline(max_bytes + 1)
             except DECOMPRESSION_ERRORS as error:
-                yield number, decompression_error(error)
+                yield line_number, decompression_error(error)
                 return
             if not line:
                 return
             if len(line) > max_bytes:
                 lines_before = count_lines(file, Span(0, span.start)) if span else 0
-                raise _long_line_error(origin, lines_before + number, max_bytes)
+                raise _long_line_error(origin, lines_before + line_number, max_bytes)
             position += len(line)
-            yield number, line
+            yield line_number, line
 
 
 def line_encoding(file: Path, origin: str, encoding: str) -> str:
@@ -148,16 +148,16 @@ def line_encoding(file: Path, origin: str, encoding: str) -> str:
 
 
 @lru_cache(maxsize=1024)  # called for each span of a large file
-def _detect_large_encoding(file: Path, origin: str, size: int, mtime: int) -> str:
+def _detect_large_encoding(file: Path, origin: str, num_bytes: int, mtime: int) -> str:
     return _detect_encoding(file, origin)
 
 
 def _detect_encoding(file: Path, origin: str) -> str:
     with open_decompressed(file, origin) as stream:
 
-        def read(count: int) -> bytes:
+        def read(num_bytes: int) -> bytes:
             try:
-                return stream.read1(count)
+                return stream.read1(num_bytes)
             except DECOMPRESSION_ERRORS:
                 return b""  # the text before the damage decides; reading the lines reports the damage
 
@@ -170,15 +170,15 @@ def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
         return False
     with file.open("rb") as stream:
         head = stream.read(SAMPLE_BYTES)
-        name = detect_wide_encoding(head) if encoding == "auto" else encoding
-        if (b"\0" in head and not name) or not _has_line_feed_byte(name or "utf-8"):
+        encoding_name = detect_wide_encoding(head) if encoding == "auto" else encoding
+        if (b"\0" in head and not encoding_name) or not _has_line_feed_byte(encoding_name or "utf-8"):
             return False
         if not file_name(origin).endswith(".json"):
             return True
         stream.seek(0)
         while line := stream.readline(SAMPLE_BYTES):
             # The same test as in `read_rows`: is the file an array?
-            if text := normalize_line_ends(line.decode(name or "utf-8", "replace")).strip():
+            if text := normalize_line_ends(line.decode(encoding_name or "utf-8", "replace")).strip():
                 return not text.startswith("[")
     return False
 
@@ -190,12 +190,12 @@ def count_lines(file: Path, span: Span) -> int:
         if stop <= span.start:
             return 0
         # A line begins after each line feed, and at the beginning of the file.
-        count = 1 if span.start == 0 else 0
+        num_lines = 1 if span.start == 0 else 0
         position = stream.seek(max(span.start - 1, 0))
         while position < stop - 1 and (chunk := stream.read(min(SAMPLE_BYTES, stop - 1 - position))):
-            count += chunk.count(b"\n")
+            num_lines += chunk.count(b"\n")
             position += len(chunk)
-    return count
+    return num_lines
 
 
 def _seek_line(stream: io.BufferedReader, start: int) -> int:
@@ -222,28 +222,28 @@ def _read_multibyte_lines(
     file: Path, origin: str, encoding: str, max_bytes: int
 ) -> Iterator[tuple[int, str | BadRecord]]:
     """Yield lines of UTF-16 or UTF-32. They end up to 8 KB before the first character that cannot be decoded."""
-    number = 0
+    line_number = 0
     with open_decompressed(file, origin) as stream, io.TextIOWrapper(stream, encoding, newline="\n") as text:
         while True:
-            number += 1
+            line_number += 1
             try:
                 line = text.readline(max_bytes + 1)
             except DECOMPRESSION_ERRORS as error:
-                yield number, decompression_error(error)
+                yield line_number, decompression_error(error)
                 return
             except UnicodeError as error:
-                yield number, BadRecord("unreadable", f"is not {encoding} from here on: {error}")
+                yield line_number, BadRecord("unreadable", f"is not {encoding} from here on: {error}")
                 return
             if not line:
                 return
             if len(line) > max_bytes:
-                raise _long_line_error(origin, number, max_bytes)
-            yield number, normalize_line_ends(line.rstrip("\r\n"))
+                raise _long_line_error(origin, line_number, max_bytes)
+            yield line_number, normalize_line_ends(line.rstrip("\r\n"))
 
 
-def _long_line_error(origin: str, number: int, max_bytes: int) -> InputError:
+def _long_line_error(origin: str, line_number: int, max_bytes: int) -> InputError:
     what = f"the line is over {max_bytes:,} bytes (data.max_document)"
-    return InputError.at(f"{origin}:{number}", what, "write a larger data.max_document")
+    return InputError.at(f"{origin}:{line_number}", what, "write a larger data.max_document")
 
 
 def read_full(file: Path, origin: str, max_bytes: int) -> bytes:
@@ -254,16 +254,16 @@ def read_full(file: Path, origin: str, max_bytes: int) -> bytes:
     """
     is_compressed = file_name(origin).endswith(COMPRESSED_SUFFIXES)
     with open_decompressed(file, origin) if is_compressed else file.open("rb", buffering=0) as stream:
-        size = -1 if is_compressed else os.fstat(stream.fileno()).st_size
-        if size > max_bytes:
-            raise _large_file_error(origin, f"{size:,} bytes are", max_bytes)
+        file_bytes = -1 if is_compressed else os.fstat(stream.fileno()).st_size
+        if file_bytes > max_bytes:
+            raise _large_file_error(origin, f"{file_bytes:,} bytes are", max_bytes)
         chunks: list[bytes] = []
-        read = 0
+        bytes_read = 0
         try:
-            while chunk := stream.read(max(size + 1 - read, 0) or SAMPLE_BYTES):
+            while chunk := stream.read(max(file_bytes + 1 - bytes_read, 0) or SAMPLE_BYTES):
                 chunks.append(chunk)
-                read += len(chunk)
-                if read > max_bytes:
+                bytes_read += len(chunk)
+                if bytes_read > max_bytes:
                     what = "its unpacked bytes are" if is_compressed else "its bytes are"
                     raise _large_file_error(origin, what, max_bytes)
         except DECOMPRESSION_ERRORS as error:
@@ -273,6 +273,6 @@ def read_full(file: Path, origin: str, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _large_file_error(origin: str, size: str, max_bytes: int) -> InputError:
+def _large_file_error(origin: str, subject: str, max_bytes: int) -> InputError:
     fix = "write a larger data.max_document, or cut it up (document: line or paragraph)"
-    return InputError.at(origin, f"{size} more than data.max_document ({max_bytes:,}) allows in one document", fix)
+    return InputError.at(origin, f"{subject} more than data.max_document ({max_bytes:,}) allows in one document", fix)

@@ -50,13 +50,13 @@ class SourceFile:
         Raise BadRecord for a line that cannot be read, InputError with `fix` for more than `max_bytes` characters.
         """
         lines: list[str] = []
-        size = 0
-        for number, line in read_lines(self.path, self.origin, self.source.encoding, max_bytes):
+        num_characters = 0
+        for line_number, line in read_lines(self.path, self.origin, self.source.encoding, max_bytes):
             if isinstance(line, BadRecord):
-                raise BadRecord(line.reason, f"line {number}: {line.detail}")
+                raise BadRecord(line.reason, f"line {line_number}: {line.detail}")
             lines.append(line)
-            size += len(line) + 1
-            if size > max_bytes + 1:
+            num_characters += len(line) + 1
+            if num_characters > max_bytes + 1:
                 what = f"is over {max_bytes:,} characters (data.max_document), but must be parsed as a whole"
                 raise InputError.at(self.origin, what, fix)
         return "\n".join(lines)

@@ -131,7 +131,7 @@ def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:
     for name, sets in (("include", source.include), ("exclude", source.exclude), ("weight", list(weights))):
         missing = [set_name for set_name in sets if set_name not in seen]
         if missing:
-            have = ", ".join(sorted(seen)[:40]) or "none"
-            what = f"no record has the set{'s' * (len(missing) > 1)} {', '.join(missing)} (the sets are: {have})"
+            known = ", ".join(sorted(seen)[:40]) or "none"
+            what = f"no record has the set{'s' * (len(missing) > 1)} {', '.join(missing)} (the sets are: {known})"
             problems.append(Problem(f"{key}.{name}", what, "use set names of the data, or remove the key"))
     return problems

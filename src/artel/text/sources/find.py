@@ -43,8 +43,8 @@ def list_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
         source = data.sources[0] if has_files else SourceConfig(path=["-"])
         update = {"path": [data.validation], "name": "validation", "rows": "", "outputs": ""}
         yield "data.validation", source.model_copy(update=update)
-    for number, source in enumerate(data.sources):
-        yield f"data.sources.{number}", source
+    for index, source in enumerate(data.sources):
+        yield f"data.sources.{index}", source
 
 
 def check_sources(data: DataConfig) -> None:

@@ -103,8 +103,8 @@ def list_inputs(source: SourceConfig, key: str, data: DataConfig) -> Iterator[In
 def list_all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input]]]:
     """Yield (key in the run file, source, its files) for all sources. Sets `is_cut` of texts to cut into documents."""
     sources = [(key, source, list(list_inputs(source, key, data))) for key, source in list_sources(data)]
-    total = sum(entry.size for _, _, inputs in sources for entry in inputs)
-    min_bytes = max(MIN_CUT_BYTES, data.held_out * total) if data.held_out else math.inf
+    total_bytes = sum(entry.size for _, _, inputs in sources for entry in inputs)
+    min_bytes = max(MIN_CUT_BYTES, data.held_out * total_bytes) if data.held_out else math.inf
     for key, source, inputs in sources:
         if source.document == "auto":
             inputs = [
@@ -128,8 +128,8 @@ def cut_notes(inputs: Iterable[Input], held_out: float | None) -> list[str]:
     ]
 
 
-def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
-    """Divide the sources into shards of about `size` bytes, in order; one shard per file if `size` is None.
+def input_shards(data: DataConfig, shard_bytes: int | None = None) -> list[InputShard]:
+    """Divide the sources into shards of about `shard_bytes` bytes, in order; None for one shard per file.
 
     Small files are grouped, and large files of lines are divided; compressed files, tables and pages are not. A source
     with `rows` is one shard, since its records must be counted.
@@ -142,11 +142,11 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
         group: list[Input] = []
         group_bytes = 0
         for entry in inputs:
-            is_one_span = size is None or (
+            is_one_span = shard_bytes is None or (
                 data.splits_by_chapter and choose_format(source, entry.address).is_plain_text
             )
-            spans = [] if size is None or is_one_span else _divide_file(entry, source, size)
-            if group and (spans or size is None or group_bytes + entry.size > size):
+            spans = [] if shard_bytes is None or is_one_span else _divide_file(entry, source, shard_bytes)
+            if group and (spans or shard_bytes is None or group_bytes + entry.size > shard_bytes):
                 shards.append(InputShard(key, tuple(group)))
                 group, group_bytes = [], 0
             if spans:
@@ -172,17 +172,17 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
     return facts
 
 
-def _divide_file(entry: Input, source: SourceConfig, size: int) -> list[Input]:
-    """Divide a file into spans of about `size` bytes; empty if it cannot be divided."""
-    if entry.size <= size or not choose_format(source, entry.address).can_be_divided(source):
+def _divide_file(entry: Input, source: SourceConfig, span_bytes: int) -> list[Input]:
+    """Divide a file into spans of about `span_bytes` bytes; empty if it cannot be divided."""
+    if entry.size <= span_bytes or not choose_format(source, entry.address).can_be_divided(source):
         return []
     address = entry.address
     if is_url(address) or is_remote(address) or file_name(address).endswith(".parquet"):  # jsonl reads parquet too
         return []
     if not can_be_divided(Path(entry.address), entry.address, source.encoding):
         return []
-    count = ceil_div(entry.size, size)
-    bounds = pairwise(entry.size * number // count for number in range(count + 1))
+    num_spans = ceil_div(entry.size, span_bytes)
+    bounds = pairwise(entry.size * index // num_spans for index in range(num_spans + 1))
     return [replace(entry, size=stop - start, span=Span(start, stop)) for start, stop in bounds]
 
 
@@ -200,7 +200,7 @@ class SourcePath:
         """True if the source would read files in `folder`, a real path that need not exist."""
         path = resolve_local_path(self.path, self.key)
         parts = path.parts
-        num_fixed_parts = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+        num_fixed_parts = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts))
         if path.is_dir():
             num_fixed_parts = len(parts)
         elif path.exists() or num_fixed_parts == len(parts):
