@@ -72,18 +72,21 @@ class DoctorReport:
 def examine(config: RunConfig | None, variables: Mapping[str, str]) -> DoctorReport:
     """Examine this machine, for a run or for artel's defaults. `variables`: the environment as set by the user.
 
-    Raise InputError for a run that cannot be started. Write nothing and use no network, if before the import of this
-    module HF_HUB_OFFLINE is set, and TORCHINDUCTOR_CACHE_DIR to an existing folder.
+    Raise InputError for a run that cannot be started on it. Write nothing and use no network, provided that before the
+    import of this module HF_HUB_OFFLINE was set, and TORCHINDUCTOR_CACHE_DIR set to an existing folder.
     """
     device = local_device()
     examined_run = config or RunConfig()
     model = _outline_run_model(examined_run)
     gpus = _list_gpus()
-    folders = {"cache folder": cache_folder(), "temporary files": _compile_folder(variables)}
+    # The folder of compiled layers. `tempfile` would write a file to find it.
+    temporary_folder = Path(variables.get("TORCHINDUCTOR_CACHE_DIR") or variables.get("TMPDIR") or "/tmp")
+    folders = {"cache folder": cache_folder(), "temporary files": temporary_folder}
     if config is not None:
         folders = {"run folder": Path(config.run), **folders}
     disks = {name: machine.get_disk(folder) for name, folder in folders.items()}
-    choices = _make_choices(_ChoiceContext(examined_run, device, model))
+    context = _ChoiceContext(examined_run, device, model)
+    choices = {name: choice for name, choose in _CHOICES.items() if (choice := choose(context)) is not None}
     sections = {
         "machine": _machine_facts(gpus, disks),
         "software": _software_facts(),
@@ -164,10 +167,10 @@ def _run_facts(config: RunConfig, model: PreTrainedModel | None) -> dict[str, Fa
             f"{config.model.from_}, not in the cache of this machine: choices that depend on it are not shown", None
         )
         return facts
-    count = sum(parameter.numel() for parameter in model.parameters())
-    data = {"type": model.config.model_type, "class": type(model).__name__, "parameters": count}
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    data = {"type": model.config.model_type, "class": type(model).__name__, "parameters": num_parameters}
     # "about", because the size of an untrained tokenizer is only a request.
-    facts["model"] = Fact(f"{data['class']} ({data['type']}), about {count:,} parameters", data)
+    facts["model"] = Fact(f"{data['class']} ({data['type']}), about {num_parameters:,} parameters", data)
     return facts
 
 
@@ -193,28 +196,15 @@ def _outline_run_model(config: RunConfig) -> PreTrainedModel | None:
 
 def _list_gpus() -> list[dict[str, Any]]:
     gpus = []
-    for number in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(number)
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
         try:
-            free: int | None = torch.cuda.mem_get_info(number)[0]
+            free: int | None = torch.cuda.mem_get_info(index)[0]
         except RuntimeError:  # used exclusively by another process, or its memory is full
             free = None
-        capability = f"{properties.major}.{properties.minor}"
-        gpus.append(
-            {
-                "number": number,
-                "name": properties.name,
-                "memory": properties.total_memory,
-                "free": free,
-                "capability": capability,
-            }
-        )
+        gpu = {"number": index, "name": properties.name, "memory": properties.total_memory, "free": free}
+        gpus.append(gpu | {"capability": f"{properties.major}.{properties.minor}"})
     return gpus
-
-
-def _compile_folder(variables: Mapping[str, str]) -> Path:
-    """Return the folder of compiled layers. `tempfile` would write a file to find it."""
-    return Path(variables.get("TORCHINDUCTOR_CACHE_DIR") or variables.get("TMPDIR") or "/tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +214,6 @@ class _ChoiceContext:
     config: RunConfig
     device: torch.device
     model: PreTrainedModel | None
-
-
-def _make_choices(context: _ChoiceContext) -> dict[str, Choice]:
-    """Return every choice by name. Raise InputError if the device cannot do what the run requires."""
-    return {name: choice for name, choose in _CHOICES.items() if (choice := choose(context)) is not None}
 
 
 def _choose_precision(context: _ChoiceContext) -> Choice:

@@ -63,25 +63,25 @@ def measure_hardware() -> Measurement:
     identity = measurement_identity(device)
     rates = []
     max_processes = torch.cuda.device_count() if device.type == "cuda" else 2
-    for count in (1, max_processes) if max_processes > 1 else (1,):
-        logger.info("measuring %s: %s process(es)", identity["device"], count)
-        rates.append(Rates(count, _run_processes(count)))
+    for num_processes in (1, max_processes) if max_processes > 1 else (1,):
+        logger.info("measuring %s: %s process(es)", identity["device"], num_processes)
+        rates.append(Rates(num_processes, _run_processes(num_processes)))
     identity |= {"cores": usable_cores(), "measured": time.strftime("%Y-%m-%d %H:%M")}
     return Measurement(identity, rates, save_rates(identity, rates), time.monotonic() - start)
 
 
-def _run_processes(count: int) -> dict[str, Points]:
-    """Measure in `count` processes at the same time. Return the results of the first."""
+def _run_processes(num_processes: int) -> dict[str, Points]:
+    """Measure in `num_processes` processes at the same time. Return the results of the first."""
     can_compile = torch.cuda.is_available() or bool(shutil.which("g++") or shutil.which("clang++"))
     environment = dict(os.environ)
     if sys.platform.startswith("linux"):
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "artel.diagnostics.hardware", name, str(count), str(can_compile)]
+        command = [sys.executable, "-m", "artel.diagnostics.hardware", name, str(num_processes), str(can_compile)]
         processes = []
         try:
-            for rank in range(count):
+            for rank in range(num_processes):
                 with (folder / f"{rank}.log").open("wb") as log:
                     rank_environment = {**environment, "RANK": str(rank)}
                     processes.append(subprocess.Popen(command, env=rank_environment, stdout=log, stderr=log))
@@ -95,7 +95,7 @@ def _run_processes(count: int) -> dict[str, Points]:
         if failed:
             text = (folder / f"{processes.index(failed[0])}.log").read_text(errors="replace")
             log_tail = tuple(text.splitlines()[-5:])
-            raise WorkError.at("artel hardware", f"{count} process(es) could not be measured", "", log_tail)
+            raise WorkError.at("artel hardware", f"{num_processes} process(es) could not be measured", "", log_tail)
         return orjson.loads((folder / "result.json").read_bytes())
 
 
@@ -116,8 +116,8 @@ def _format_rate(key: str, points: Points) -> str:
     return f"{size / seconds / 1e9:,.4g} GB/s ({size / 1e6:,.1f} MB {action} in {duration})"
 
 
-def _run_worker(folder: Path, count: int, can_compile: bool) -> None:
-    """Measure as one of `count` processes that measure at the same time, with RANK set."""
+def _run_worker(folder: Path, world_size: int, can_compile: bool) -> None:
+    """Measure as one of `world_size` processes that measure at the same time, with RANK set."""
     import torch.distributed as dist
 
     from artel.diagnostics.hardware_operators import measure
@@ -128,15 +128,17 @@ def _run_worker(folder: Path, count: int, can_compile: bool) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(max(1, usable_cores() // count))
-    if count > 1:
+        torch.set_num_threads(max(1, usable_cores() // world_size))
+    if world_size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=count)
+        dist.init_process_group(
+            backend, init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world_size
+        )
     with retained_host_memory(device):  # as in training: freed memory is kept and reused
         rates = measure(device, can_compile=can_compile)
     if rank == 0:
         (folder / "result.json").write_bytes(orjson.dumps(rates))
-    if count > 1:
+    if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
 

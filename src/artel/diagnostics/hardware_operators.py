@@ -126,8 +126,8 @@ def _time_on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, fl
                 continue
             work.run()
             end = time.perf_counter() + sizes.seconds
-            for count in range(_MAX_CALLS):
-                if count >= _MIN_CALLS and time.perf_counter() >= end and not work.is_synchronized:
+            for num_calls in range(_MAX_CALLS):
+                if num_calls >= _MIN_CALLS and time.perf_counter() >= end and not work.is_synchronized:
                     break
                 cache_filler += 1
                 times.append(_time_call(work.run))
@@ -146,9 +146,9 @@ def _time_on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> I
         work.run()
         torch.cuda.synchronize(device)
         times = [_time_call(partial(call_repeatedly, work.run))]
-        fitting = max(_MIN_CALLS, min(_MAX_SEQUENCES_ON_GPU, int(sizes.seconds / max(times[0], 1e-6))))
-        sequences = _SYNCHRONIZED_SEQUENCES_ON_GPU if work.is_synchronized else fitting
-        times += [_time_call(partial(call_repeatedly, work.run)) for _ in range(sequences - 1)]
+        num_fitting = max(_MIN_CALLS, min(_MAX_SEQUENCES_ON_GPU, int(sizes.seconds / max(times[0], 1e-6))))
+        num_sequences = _SYNCHRONIZED_SEQUENCES_ON_GPU if work.is_synchronized else num_fitting
+        times += [_time_call(partial(call_repeatedly, work.run)) for _ in range(num_sequences - 1)]
         yield work, min(times) / _CALLS_ON_GPU
 
 
@@ -166,8 +166,8 @@ def _list_works(device: torch.device, sizes: Sizes, can_compile: bool) -> Iterat
         for shape in sizes.heads:
             for run in _attention(shape, dtype, device):
                 yield _record_work(run)
-    for count in sizes.elements:
-        for run in _memory_operators(count, sizes, device):
+    for num_elements in sizes.elements:
+        for run in _memory_operators(num_elements, sizes, device):
             yield _record_work(run)
     if can_compile:
         yield from _list_compiled_works(sizes, device)
@@ -219,11 +219,11 @@ def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
         yield partial(torch.autograd.grad, output, (query, key, value), torch.randn_like(output), retain_graph=True)
 
 
-def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object]]:
+def _memory_operators(num_elements: int, sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object]]:
     """Yield the operators that take most of the time between matmuls. Each is one operator of PyTorch."""
     aten: Any = torch.ops.aten
     width, vocabulary = sizes.width, sizes.vocabulary
-    x, y = torch.randn(2, count // width, width, device=device)
+    x, y = torch.randn(2, num_elements // width, width, device=device)
     half, other_half = x.bfloat16(), y.bfloat16()
     weight, bias = torch.ones(2, width, device=device)
     _, mean, scale = torch.native_layer_norm(x, [width], weight, bias, 1e-5)
@@ -254,15 +254,15 @@ def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterato
     yield partial(torch.index_put, half, (rows,), other_half, accumulate=True)
     ids = torch.randint(vocabulary, (len(x),), device=device)
     yield partial(aten.embedding_dense_backward, x, ids, vocabulary, -1, False)
-    yield _adamw(count, device)
-    logits = torch.randn(max(1, count // vocabulary), vocabulary, device=device).bfloat16()
+    yield _make_adamw_step(num_elements, device)
+    logits = torch.randn(max(1, num_elements // vocabulary), vocabulary, device=device).bfloat16()
     targets = torch.randint(vocabulary, (len(logits),), device=device)
     if supports_logits(device, logits.dtype):
         yield partial(cpu_cross_entropy_with_grad, logits, targets)
 
 
-def _adamw(count: int, device: torch.device) -> Callable[[], object]:
-    parameter = nn.Parameter(torch.randn(count, device=device))
+def _make_adamw_step(num_elements: int, device: torch.device) -> Callable[[], object]:
+    parameter = nn.Parameter(torch.randn(num_elements, device=device))
     parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW([parameter], lr=1e-9, fused=True)
     optimizer.step()
@@ -275,13 +275,11 @@ def _list_host_works() -> Iterator[Work]:
     The first is measured on a model of transformers. It includes modules, autograd and autocast, which take as long as
     the operators themselves.
     """
-    model, step = (
-        _small_model(),
-        partial(_train_step, dtype=autocast_dtype(pick_precision("auto", torch.device("cpu")))),
-    )
+    model = _small_model()
+    step = partial(_train_step, dtype=autocast_dtype(pick_precision("auto", torch.device("cpu"))))
     yield Work("start", _count_operators(model, step)[0], partial(step, model))
     if dist.is_initialized():
-        layers = _small_layers()
+        layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)) for _ in range(16)))
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in layers:
             parallelize_module(layer, mesh, {"0": ColumnParallel(), "2": RowParallel()})
@@ -308,10 +306,6 @@ def _train_step(model: nn.Module, dtype: torch.dtype | None) -> None:
         logits = model(ids, use_cache=False).logits
     logits.float().sum().backward()
     model.zero_grad()
-
-
-def _small_layers() -> nn.Sequential:
-    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)) for _ in range(16)))
 
 
 def _forward_backward(layers: nn.Module) -> None:
@@ -344,13 +338,13 @@ def _measure_waiting(matmuls: int, sizes: Sizes) -> tuple[float, float]:
     exchange_seconds = statistics.median([_time_call(partial(_all_reduce, message)) for _ in range(_BARRIERS)])
     compute = partial(torch.mm, left.T, right)
     seconds = float(_all_reduce(torch.tensor([_time_call(compute)]))) / dist.get_world_size()  # the same on all
-    barriers = max(2, min(_BARRIERS, int(_BARRIER_SECONDS / (matmuls * seconds))))
+    num_barriers = max(2, min(_BARRIERS, int(_BARRIER_SECONDS / (matmuls * seconds))))
     compute_seconds, wait_seconds = 0.0, 0.0
-    for _ in range(barriers):
+    for _ in range(num_barriers):
         _all_reduce(message)
         compute_seconds += sum(_time_call(compute) for _ in range(matmuls))
         wait_seconds += _time_call(partial(_all_reduce, message))
-    return compute_seconds / barriers, max(wait_seconds / barriers - exchange_seconds, 1e-9)
+    return compute_seconds / num_barriers, max(wait_seconds / num_barriers - exchange_seconds, 1e-9)
 
 
 class _ElementwiseLayer(nn.Module):
@@ -379,7 +373,7 @@ def _list_compiled_works(sizes: Sizes, device: torch.device) -> Iterator[Work]:
     layers = _Layers(device)
     compile_layers(layers, fixed=False)
     plain, gelu = layers.layers
-    for count in sizes.elements:
-        x, y = torch.randn(2, count, device=device).bfloat16()
-        yield Work("fused", 6 * count, torch.no_grad()(partial(plain, x, y)))
-        yield Work("exponentials", count, torch.no_grad()(partial(gelu, x)), subtracted=("fused", 4 * count))
+    for length in sizes.elements:
+        x, y = torch.randn(2, length, device=device).bfloat16()
+        yield Work("fused", 6 * length, torch.no_grad()(partial(plain, x, y)))
+        yield Work("exponentials", length, torch.no_grad()(partial(gelu, x)), subtracted=("fused", 4 * length))

@@ -105,19 +105,19 @@ def check_parallel(config: RunConfig, processes: int) -> Agreement:
 
 def small_copy(config: RunConfig, dp_degree: int) -> dict[str, Any]:
     """Return the tree of a run file that trains a small copy of the run's model on made-up records."""
-    model_config = _small_config(config)
     stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
-    rows = _ROWS * dp_degree * max(2, stages)
+    num_layers = max(2, stages)
     small = objective_type(config).small_run(_BLOCK)
     train_keys = {"optimizer", "clip", *OPTIMIZERS.names_with_settings}
-    train = {**config.train.model_dump(mode="json", include=train_keys), "learning_rate": 1e-3, "warmup": 0}
+    train = config.train.model_dump(mode="json", include=train_keys) | {"learning_rate": 1e-3, "warmup": 0}
+    train |= {"steps": _STEPS, "batch": _ROWS * dp_degree * num_layers, "micro_batch": _ROWS}
+    train |= {"precision": "fp32", "compile": "off", "threads": 1}
     return {
         **small,
         "data": {**small["data"], "validation": 0, "block": _BLOCK},
         "tokenizer": {"train": {"vocab": 403}},  # divisible by no number of processes, like real ones
-        "model": {"config": model_config},
-        "train": train
-        | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off", "threads": 1},
+        "model": {"config": _small_config(config, num_layers)},
+        "train": train,
         "validate": {"every": "never"},
         "checkpoint": {"every": "never", "best": None},
         "log": {"every": 1},
@@ -125,7 +125,7 @@ def small_copy(config: RunConfig, dp_degree: int) -> dict[str, Any]:
     }
 
 
-def _small_config(config: RunConfig) -> dict[str, Any]:
+def _small_config(config: RunConfig, num_layers: int) -> dict[str, Any]:
     if config.model.from_ is not None:
         pretrained = read_config(config.model.from_)[0]
         values = pretrained.to_diff_dict()
@@ -137,8 +137,6 @@ def _small_config(config: RunConfig) -> dict[str, Any]:
     model_config = _build_config(values)
     names = model_config.attribute_map
     layers, heads = model_config.num_hidden_layers, model_config.num_attention_heads
-    stages = config.parallel.pipeline * (2 if config.parallel.schedule in ("interleaved", "zero_bubble") else 1)
-    num_layers = max(2, stages)
     sizes = {
         "num_hidden_layers": num_layers,
         "hidden_size": heads * _HEAD_DIM,

@@ -53,13 +53,13 @@ def install_command(extra: str) -> str:
 def list_packages() -> dict[str, list[Package]]:
     """Return packages by extra, in the project's order; core dependencies under ""."""
     by_extra: dict[str, list[Package]] = {"": []}
-    for extra, requirement in _requirements():
+    for extra, requirement in _list_requirements():
         if extra not in _GROUPS:
             by_extra.setdefault(extra, []).append(Package(requirement, installed_version(requirement.name)))
     return by_extra
 
 
-def _requirements() -> list[tuple[str, Requirement]]:
+def _list_requirements() -> list[tuple[str, Requirement]]:
     """Return the requirements in the project's metadata, or in its pyproject.toml if it is not installed."""
     try:
         installed = [Requirement(line) for line in requires(DISTRIBUTION) or []]
@@ -70,10 +70,10 @@ def _requirements() -> list[tuple[str, Requirement]]:
         table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
         groups = {"": table["dependencies"], **table["optional-dependencies"]}
         return [(extra, Requirement(line)) for extra, lines in groups.items() for line in lines]
-    return [(_extra(requirement), requirement) for requirement in installed]
+    return [(_get_extra(requirement), requirement) for requirement in installed]
 
 
-def _extra(requirement: Requirement) -> str:
+def _get_extra(requirement: Requirement) -> str:
     match = re.search(r"extra == ['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
     return match[1] if match else ""
 
