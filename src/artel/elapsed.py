@@ -15,17 +15,17 @@ from contextlib import contextmanager, suppress
 
 _CLEAR = "\r\x1b[K"
 _lock = threading.RLock()
-_work, _since = "starting", 0.0
-_pauses, _is_shown = 0, False
+_work, _start_time = "starting", 0.0
+_pause_count, _is_shown = 0, False
 _is_within_line = False
 """True after output without a line break, such as a partial answer."""
 
 
 def show_elapsed() -> None:
     """Start drawing the line, if standard error is a terminal. For the command line only."""
-    global _since
+    global _start_time
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" and os.environ.get("TERM") != "dumb":
-        _since = time.monotonic()
+        _start_time = time.monotonic()
         os.register_at_fork(after_in_child=_reset_in_child)
         threading.Thread(target=_draw_each_second, name="elapsed time", daemon=True).start()
 
@@ -33,11 +33,11 @@ def show_elapsed() -> None:
 @contextmanager
 def printing(work: str = "", *, ends_line: bool = True) -> Iterator[None]:
     """Remove the line and print inside the block. `work` describes the work that starts now; "": no change."""
-    global _work, _since, _is_within_line
+    global _work, _start_time, _is_within_line
     with _lock:
         _clear()
         yield
-        _work, _since, _is_within_line = work or _work, time.monotonic(), not ends_line
+        _work, _start_time, _is_within_line = work or _work, time.monotonic(), not ends_line
 
 
 @contextmanager
@@ -52,17 +52,17 @@ def hide_elapsed() -> Iterator[None]:
 
 def pause() -> None:
     """Hide the line until `resume` has been called as often as `pause`."""
-    global _pauses
+    global _pause_count
     with _lock:
         _clear()
-        _pauses += 1
+        _pause_count += 1
 
 
 def resume() -> None:
     """End a pause."""
-    global _pauses, _since
+    global _pause_count, _start_time
     with _lock:
-        _pauses, _since = _pauses - 1, time.monotonic()
+        _pause_count, _start_time = _pause_count - 1, time.monotonic()
 
 
 def _clear() -> None:
@@ -77,14 +77,14 @@ def _draw_each_second() -> None:
     while True:
         time.sleep(1)
         with _lock:
-            seconds = time.monotonic() - _since
-            if not _pauses and not _is_within_line and seconds >= 1 and (columns := _columns()):
-                count = f" ({seconds:,.0f} s)"
-                _write(f"{_CLEAR}{_work[: max(0, columns - len(count) - 1)]}{count}")
+            seconds = time.monotonic() - _start_time
+            if not _pause_count and not _is_within_line and seconds >= 1 and (width := _terminal_width()):
+                suffix = f" ({seconds:,.0f} s)"
+                _write(f"{_CLEAR}{_work[: max(0, width - len(suffix) - 1)]}{suffix}")
                 _is_shown = True
 
 
-def _columns() -> int:
+def _terminal_width() -> int:
     """Return the width of the terminal, or 0 while standard error is redirected (`storage/panics.py`)."""
     try:
         return os.get_terminal_size(2).columns or 80

@@ -114,11 +114,11 @@ def read_lines(file: Path) -> list[str]:
 def _cgroup_folders(controller: str, cgroup_file: Path, mount: Path) -> Iterator[Path]:
     """Yield the folders of this process's control group and its parents, in versions 2 and 1."""
     for line in read_lines(cgroup_file):
-        number, names, path = line.split(":", 2)
-        if number == "0":
+        hierarchy_id, controllers, path = line.split(":", 2)
+        if hierarchy_id == "0":
             root = mount
-        elif controller in names.split(","):
-            root = mount / names if (mount / names).is_dir() else mount / controller
+        elif controller in controllers.split(","):
+            root = mount / controllers if (mount / controllers).is_dir() else mount / controller
         else:
             continue
         inner = root / path.lstrip("/")

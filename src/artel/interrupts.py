@@ -23,8 +23,8 @@ SAME_SIGNAL_SECONDS = 1.0
 
 Answer = Callable[[], str]
 
-_ENDING = "stopping; press Ctrl-C again to end at once"
-_answers: list[Answer | None] = [lambda: _ENDING]
+_STOPPING_MESSAGE = "stopping; press Ctrl-C again to end at once"
+_answers: list[Answer | None] = [lambda: _STOPPING_MESSAGE]
 """The innermost answer counts. None: print nothing; a second Ctrl-C goes to Python's handler."""
 _last_lines: list[Answer] = []
 """While not empty, a signal ends this process at once, after the line that the last entry returns."""
@@ -102,12 +102,13 @@ def _listen(reader: int) -> None:
     """Answer the signals whose numbers arrive through the pipe `reader`."""
     last_signal = -SAME_SIGNAL_SECONDS
     while True:
-        numbers = os.read(reader, 64)
-        if _last_lines and not {*_STOP_SIGNALS}.isdisjoint(numbers):
+        signal_numbers = os.read(reader, 64)
+        if _last_lines and not {*_STOP_SIGNALS}.isdisjoint(signal_numbers):
             _print_line(_last_lines[-1]())
             os._exit(130)
-        now, answer = time.monotonic(), _answers[-1]
-        if signal.SIGINT not in numbers or answer is None or 0 < now - last_signal < SAME_SIGNAL_SECONDS:
+        now = time.monotonic()
+        answer = _answers[-1]
+        if signal.SIGINT not in signal_numbers or answer is None or 0 < now - last_signal < SAME_SIGNAL_SECONDS:
             continue
         if now - _handled_at < _EXIT_SECONDS:  # the main thread was faster than this one
             last_signal = -SAME_SIGNAL_SECONDS
@@ -141,13 +142,13 @@ def delay_interrupts() -> Iterator[None]:
         yield
         return
     interrupts: list[int] = []
-    handlers = {number: handler for number in _STOP_SIGNALS if callable(handler := signal.getsignal(number))}
-    for number in handlers:
-        signal.signal(number, lambda number, frame: interrupts.append(number))
+    handlers = {signum: handler for signum in _STOP_SIGNALS if callable(handler := signal.getsignal(signum))}
+    for signum in handlers:
+        signal.signal(signum, lambda signum, frame: interrupts.append(signum))
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
         if interrupts:
             signal.raise_signal(interrupts[0])

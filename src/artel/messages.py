@@ -17,7 +17,7 @@ logger = logging.getLogger("artel")
 _is_silenced = ContextVar("is_silenced", default=False)
 logger.addFilter(lambda record: record.levelno >= logging.WARNING or not _is_silenced.get())
 
-_LONGEST_SPEC = 5
+_MAX_SPEC_CHARACTERS = 5
 
 
 class PhraseFormatter(Formatter):
@@ -39,7 +39,7 @@ class PhraseFormatter(Formatter):
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        if len(format_spec) > _LONGEST_SPEC:
+        if len(format_spec) > _MAX_SPEC_CHARACTERS:
             raise ValueError(f"the format {format_spec!r} is too long")
         if isinstance(value, list):
             return (format_spec or ", ").join(self.format_field(item, "") for item in value)
@@ -79,13 +79,13 @@ def from_json(value: Any) -> Any:
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
-    read = {key: from_json(item) for key, item in value.items()}
-    if read.keys() != {"text", "arguments"} or not isinstance(read["text"], str):
-        return read
+    parsed = {key: from_json(item) for key, item in value.items()}
+    if parsed.keys() != {"text", "arguments"} or not isinstance(parsed["text"], str):
+        return parsed
     try:
-        return Phrase(read["text"], **read["arguments"])
+        return Phrase(parsed["text"], **parsed["arguments"])
     except (LookupError, OverflowError, TypeError, ValueError):
-        return read["text"]
+        return parsed["text"]
 
 
 class _Printer(logging.Handler):
