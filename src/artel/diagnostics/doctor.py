@@ -98,9 +98,12 @@ def examine(config: RunConfig | None, variables: Mapping[str, str]) -> DoctorRep
 
 
 def _machine_facts(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
-    flags, cores, quota = machine.read_cpu_flags(), host.usable_cores(), host.core_quota()
-    memory, shared = host.memory(), machine.get_shared_memory_bytes()
-    compiler, headers = machine.find_cpp_compiler(), machine.has_python_headers()
+    flags = machine.read_cpu_flags()
+    cores, quota = host.usable_cores(), host.core_quota()
+    memory = host.memory()
+    shared_memory = machine.get_shared_memory_bytes()
+    compiler = machine.find_cpp_compiler()
+    has_headers = machine.has_python_headers()
     limit = f", limited to {format_gib(memory.limit)}" if memory.limit is not None else ""
     facts = {
         "processor": Fact(host.processor_name(), host.processor_name()),
@@ -124,10 +127,10 @@ def _machine_facts(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -
         access = "" if disk.writable else ", not writable"
         data = {"folder": str(disk.folder), "free": disk.free, "total": disk.total, "writable": disk.writable}
         facts[name] = Fact(f"{disk.folder}: {format_gib(disk.free)} of {format_gib(disk.total)} free{access}", data)
-    if shared is not None:
-        facts["/dev/shm"] = Fact(format_gib(shared), shared)
+    if shared_memory is not None:
+        facts["/dev/shm"] = Fact(format_gib(shared_memory), shared_memory)
     facts["C++ compiler"] = Fact(compiler or "none", compiler)
-    facts["Python's headers"] = Fact("installed" if headers else "not installed", headers)
+    facts["Python's headers"] = Fact("installed" if has_headers else "not installed", has_headers)
     return facts
 
 
@@ -149,13 +152,10 @@ def _software_facts() -> dict[str, Fact]:
         facts["torch"].data.update(cuda=torch.version.cuda, kernels=kernels)
     for extra, members in by_extra.items():
         is_complete = all(package.fits for package in members)
-        text = ", ".join(map(str, members)) + ("" if is_complete else f": {install_command(extra)}")
+        install = None if is_complete else install_command(extra)
+        text = ", ".join(map(str, members)) + (f": {install}" if install else "")
         versions = {package.requirement.name: package.installed for package in members}
-        data = {
-            "packages": versions,
-            "installed": is_complete,
-            "install": None if is_complete else install_command(extra),
-        }
+        data = {"packages": versions, "installed": is_complete, "install": install}
         facts[f"extra {extra}"] = Fact(text, data)
     return facts
 
@@ -217,12 +217,12 @@ class _ChoiceContext:
 
 
 def _choose_precision(context: _ChoiceContext) -> Choice:
-    train, native = context.config.train, bf16_is_native(context.device)
+    train = context.config.train
     device = "CPU" if context.device.type == "cpu" else "GPU"
     value = pick_precision(train.precision, context.device, train.weights)
     if train.precision != "auto":
         return Choice(value, f"train.precision: {train.precision}")
-    if native:
+    if bf16_is_native(context.device):
         return Choice(value, f"the {device} multiplies bf16 in hardware")
     if value == "bf16":
         return Choice(value, "train.weights: bf16")

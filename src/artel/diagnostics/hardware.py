@@ -37,12 +37,12 @@ class Measurement:
 
     def lines(self) -> list[str]:
         """Return a line for each rate per process, at the largest measured size."""
-        rows = []
+        named_rates = []
         for rates in self.rates:
             suffix = f" x {rates.processes}" if rates.processes > 1 else ""
-            rows += [(f"{key}{suffix}", _format_rate(key, points)) for key, points in rates.points.items()]
-        width = max(len(name) for name, _ in rows)
-        return [f"{name:<{width}}  {rate}" for name, rate in rows]
+            named_rates += [(f"{key}{suffix}", _format_rate(key, points)) for key, points in rates.points.items()]
+        width = max(len(name) for name, _ in named_rates)
+        return [f"{name:<{width}}  {rate}" for name, rate in named_rates]
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -33,6 +33,7 @@ from artel.parallel.tensor_styles import ColumnParallel, RowParallel
 from artel.planning.operations import DISPATCH, MEMORY, Operation, OperationRecorder
 from artel.planning.rates import Rates, rate_key
 
+Call = Callable[[], object]
 MeasuredPoints = dict[str, list[tuple[float, float]]]
 
 _ROUNDS = 2
@@ -95,7 +96,7 @@ class Work:
     key: str
     size: float
     """FLOPs, bytes or a count, as in `Rates`."""
-    run: Callable[[], object]
+    run: Call
     subtracted: tuple[str, float] | None = None
     """Key and size of work that it includes, measured earlier. Its seconds are subtracted."""
     is_synchronized: bool = False
@@ -106,11 +107,12 @@ def measure(device: torch.device, *, can_compile: bool, sizes: Sizes | None = No
     """Measure all operators on this process's device; with several processes also collectives."""
     sizes = sizes or (ON_GPU if device.type == "cuda" else Sizes())
     works = _list_works(device, sizes, can_compile)
-    seconds = _time_on_gpu(works, device, sizes) if device.type == "cuda" else _time_on_cpu(list(works), sizes)
+    timings = _time_on_gpu(works, device, sizes) if device.type == "cuda" else _time_on_cpu(list(works), sizes)
     measured: MeasuredPoints = defaultdict(list)
-    for work, total in seconds:
-        own_seconds = total if work.subtracted is None else total - Rates(1, measured).seconds(*work.subtracted)
-        measured[work.key] = sorted([*measured[work.key], (work.size, max(own_seconds, 1e-9))])
+    for work, seconds in timings:
+        if work.subtracted is not None:
+            seconds -= Rates(1, measured).seconds(*work.subtracted)
+        measured[work.key] = sorted([*measured[work.key], (work.size, max(seconds, 1e-9))])
     if device.type == "cpu" and dist.is_initialized():
         measured["waiting"] = [_measure_waiting(matmuls, sizes) for matmuls in _MATMULS_BETWEEN_BARRIERS]
     return dict(measured)
@@ -137,7 +139,7 @@ def _time_on_cpu(works: Sequence[Work], sizes: Sizes) -> Iterator[tuple[Work, fl
 def _time_on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> Iterator[tuple[Work, float]]:
     """Yield each work with its seconds per call, from the fastest sequence of calls."""
 
-    def call_repeatedly(run: Callable[[], object]) -> None:
+    def call_repeatedly(run: Call) -> None:
         for _ in range(_CALLS_ON_GPU):
             run()
         torch.cuda.synchronize(device)
@@ -152,7 +154,7 @@ def _time_on_gpu(works: Iterator[Work], device: torch.device, sizes: Sizes) -> I
         yield work, min(times) / _CALLS_ON_GPU
 
 
-def _time_call(run: Callable[[], object]) -> float:
+def _time_call(run: Call) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -161,13 +163,13 @@ def _time_call(run: Callable[[], object]) -> float:
 def _list_works(device: torch.device, sizes: Sizes, can_compile: bool) -> Iterator[Work]:
     for dtype in (torch.bfloat16, torch.float32):
         for layer in sizes.matmuls:
-            for run in _matmuls(layer, dtype, device):
+            for run in _list_matmuls(layer, dtype, device):
                 yield _record_work(run)
         for shape in sizes.heads:
-            for run in _attention(shape, dtype, device):
+            for run in _list_attention(shape, dtype, device):
                 yield _record_work(run)
     for num_elements in sizes.elements:
-        for run in _memory_operators(num_elements, sizes, device):
+        for run in _list_memory_operators(num_elements, sizes, device):
             yield _record_work(run)
     if can_compile:
         yield from _list_compiled_works(sizes, device)
@@ -175,19 +177,16 @@ def _list_works(device: torch.device, sizes: Sizes, can_compile: bool) -> Iterat
         yield from _list_host_works()
     if dist.is_initialized():
         reduce = dist.all_reduce if device.type == "cuda" else _all_reduce
+        collective = partial(Work, is_synchronized=True)
         for size in sizes.messages:
             shard = torch.zeros(size // 4 // dist.get_world_size(), device=device)
             full = shard.repeat(dist.get_world_size())
-            yield Work("all_reduce", full.nbytes, partial(reduce, full), is_synchronized=True)
-            yield Work(
-                "all_gather", full.nbytes, partial(dist.all_gather_into_tensor, full, shard), is_synchronized=True
-            )
-            yield Work(
-                "reduce_scatter", full.nbytes, partial(dist.reduce_scatter_tensor, shard, full), is_synchronized=True
-            )
+            yield collective("all_reduce", full.nbytes, partial(reduce, full))
+            yield collective("all_gather", full.nbytes, partial(dist.all_gather_into_tensor, full, shard))
+            yield collective("reduce_scatter", full.nbytes, partial(dist.reduce_scatter_tensor, shard, full))
 
 
-def _record_work(run: Callable[[], object]) -> Work:
+def _record_work(run: Call) -> Work:
     """Return the work under the key and size of its largest operation, as recorded in a trace."""
     with OperationRecorder(nn.Module()) as recorder:
         run()
@@ -195,7 +194,7 @@ def _record_work(run: Callable[[], object]) -> Work:
     return Work(rate_key(largest), largest.bytes if largest.kind == MEMORY else largest.flops, run)
 
 
-def _matmuls(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
+def _list_matmuls(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Iterator[Call]:
     """Yield a layer's matmuls: forward with a plain or transposed weight, and the gradient of the weight."""
     tokens, width, out_width = layer
     inputs = torch.randn(tokens, width, device=device).to(dtype)
@@ -207,7 +206,7 @@ def _matmuls(layer: tuple[int, int, int], dtype: torch.dtype, device: torch.devi
     yield partial(torch.mm, grad_output.T, inputs)
 
 
-def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Iterator[Callable[[], object]]:
+def _list_attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Iterator[Call]:
     """Yield forward and backward as in layers; and PyTorch's backward pass, for cases that artel's does not support."""
     query, key, value = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
     options = AttentionOptions(None, causal=True, window=None, dropout=0.0, scale=None)
@@ -219,7 +218,7 @@ def _attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
         yield partial(torch.autograd.grad, output, (query, key, value), torch.randn_like(output), retain_graph=True)
 
 
-def _memory_operators(num_elements: int, sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object]]:
+def _list_memory_operators(num_elements: int, sizes: Sizes, device: torch.device) -> Iterator[Call]:
     """Yield the operators that take most of the time between matmuls. Each is one operator of PyTorch."""
     aten: Any = torch.ops.aten
     width, vocabulary = sizes.width, sizes.vocabulary
@@ -261,7 +260,7 @@ def _memory_operators(num_elements: int, sizes: Sizes, device: torch.device) -> 
         yield partial(cpu_cross_entropy_with_grad, logits, targets)
 
 
-def _make_adamw_step(num_elements: int, device: torch.device) -> Callable[[], object]:
+def _make_adamw_step(num_elements: int, device: torch.device) -> Call:
     parameter = nn.Parameter(torch.randn(num_elements, device=device))
     parameter.grad = torch.randn_like(parameter)
     optimizer = torch.optim.AdamW([parameter], lr=1e-9, fused=True)
@@ -284,13 +283,8 @@ def _list_host_works() -> Iterator[Work]:
         for layer in layers:
             parallelize_module(layer, mesh, {"0": ColumnParallel(), "2": RowParallel()})
         started, dispatched = _count_operators(layers, _forward_backward)
-        yield Work(
-            "dispatch",
-            dispatched,
-            partial(_forward_backward, layers),
-            subtracted=("start", started),
-            is_synchronized=True,
-        )
+        run = partial(_forward_backward, layers)
+        yield Work("dispatch", dispatched, run, subtracted=("start", started), is_synchronized=True)
 
 
 def _small_model() -> PreTrainedModel:

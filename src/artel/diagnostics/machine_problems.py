@@ -52,7 +52,8 @@ def _compiler_problems(device: torch.device, config: RunConfig) -> Iterator[Prob
 
 
 def _gpu_problems(gpus: list[dict[str, Any]], variables: Mapping[str, str]) -> Iterator[Problem]:
-    devices, shared = machine.list_nvidia_devices(), machine.get_shared_memory_bytes()
+    devices = machine.list_nvidia_devices()
+    shared_memory = machine.get_shared_memory_bytes()
     if devices and torch.version.cuda is None:
         what = f"this machine has {len(devices)} NVIDIA GPU(s), but PyTorch was built without CUDA"
         yield Problem("torch", what, "install a build for CUDA: pytorch.org/get-started")
@@ -63,8 +64,8 @@ def _gpu_problems(gpus: list[dict[str, Any]], variables: Mapping[str, str]) -> I
         driver = machine.read_nvidia_driver_version()
         what = f"PyTorch for CUDA {torch.version.cuda} cannot use {devices[0]} with driver {driver}"
         yield Problem("GPU", what, "install a newer driver, or PyTorch for an older CUDA")
-    if len(gpus) > 1 and shared is not None and shared < _MIN_FREE_BYTES:
-        what = f"has only {format_gib(shared)}, but GPUs of one machine communicate through it"
+    if len(gpus) > 1 and shared_memory is not None and shared_memory < _MIN_FREE_BYTES:
+        what = f"has only {format_gib(shared_memory)}, but GPUs of one machine communicate through it"
         yield Problem("/dev/shm", what, "start the container with --ipc=host or --shm-size=8g")
 
 

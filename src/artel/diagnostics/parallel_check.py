@@ -35,19 +35,9 @@ _TIMEOUT_SECONDS = 900  # imports may take a minute on a busy host
 TOLERANCE = 1e-5  # for sums in a different order, over two steps
 # Keys about the tokenizer, files and lengths, which do not apply to the copy.
 _OMITTED_KEYS = (
-    "_token_id",
-    "architectures",
-    "transformers_version",
-    "dtype",
-    "_name_or_path",
-    "auto_map",
-    "vocab_size",
-    "rope_scaling",
-    "rope_parameters",
-    "quantization_config",
-    "sliding_window",
-    "max_window_layers",
-)
+    "_token_id architectures transformers_version dtype _name_or_path auto_map vocab_size rope_scaling rope_parameters "
+    "quantization_config sliding_window max_window_layers"
+).split()
 
 
 @dataclass(frozen=True, slots=True)
