@@ -15,8 +15,10 @@ from contextlib import contextmanager, suppress
 
 _CLEAR = "\r\x1b[K"
 _lock = threading.RLock()
-_work, _start_time = "starting", 0.0
-_pause_count, _is_shown = 0, False
+_work = "starting"
+_start_time = 0.0
+_pause_count = 0
+_is_shown = False
 _is_within_line = False
 """True after output without a line break, such as a partial answer."""
 
@@ -32,37 +34,40 @@ def show_elapsed() -> None:
 
 @contextmanager
 def printing(work: str = "", *, ends_line: bool = True) -> Iterator[None]:
-    """Remove the line and print inside the block. `work` describes the work that starts now; "": no change."""
+    """Remove the line and print inside the block. `work`: the work that starts now; "" keeps the current one."""
     global _work, _start_time, _is_within_line
     with _lock:
         _clear()
         yield
-        _work, _start_time, _is_within_line = work or _work, time.monotonic(), not ends_line
+        _work = work or _work
+        _start_time = time.monotonic()
+        _is_within_line = not ends_line
 
 
 @contextmanager
 def hide_elapsed() -> Iterator[None]:
     """Hide the line inside the block."""
-    pause()
+    pause_elapsed()
     try:
         yield
     finally:
-        resume()
+        resume_elapsed()
 
 
-def pause() -> None:
-    """Hide the line until `resume` has been called as often as `pause`."""
+def pause_elapsed() -> None:
+    """Hide the line until `resume_elapsed` has been called as often as this function."""
     global _pause_count
     with _lock:
         _clear()
         _pause_count += 1
 
 
-def resume() -> None:
+def resume_elapsed() -> None:
     """End a pause."""
     global _pause_count, _start_time
     with _lock:
-        _pause_count, _start_time = _pause_count - 1, time.monotonic()
+        _pause_count -= 1
+        _start_time = time.monotonic()
 
 
 def _clear() -> None:
@@ -95,7 +100,8 @@ def _terminal_width() -> int:
 def _reset_in_child() -> None:
     """Reset the state in a forked child. It has no drawing thread, and the parent's may have held the lock."""
     global _lock, _is_shown
-    _lock, _is_shown = threading.RLock(), False
+    _lock = threading.RLock()
+    _is_shown = False
 
 
 def _write(text: str) -> None:

@@ -17,7 +17,7 @@ import typer
 
 from artel.cli.common import AsJson, OverrideWords, print_json, print_status
 from artel.cli.streams import print_result
-from artel.elapsed import pause, resume
+from artel.elapsed import pause_elapsed, resume_elapsed
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
@@ -298,13 +298,13 @@ class _Progress:
         self._started = self._printed = time.monotonic()
 
     def __enter__(self) -> _Progress:
-        pause()
+        pause_elapsed()
         self._bar.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
-        resume()
+        resume_elapsed()
 
     def show(self, count: int, tokens: int) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from artel.config import RunConfig
-from artel.elapsed import pause, resume
+from artel.elapsed import pause_elapsed, resume_elapsed
 from artel.errors import InputError, missing_extra
 from artel.notebooks import in_notebook
 from artel.plugins import describe_exception
@@ -50,7 +50,7 @@ class Trackers:
     def __init__(self, config: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
         self._active: dict[str, Tracker] = {}
         self._closed = False
-        pause()  # from now on a bar or lines of metrics show the progress
+        pause_elapsed()  # from now on a bar or lines of metrics show the progress
         self.doing = ""
         """Work of the run between two steps: the last argument of `show_progress`."""
         for name in config.track:
@@ -97,7 +97,7 @@ class Trackers:
         if not self._closed:
             self._closed = True
             self._call_all("close")
-            resume()
+            resume_elapsed()
 
     def _call_all(self, method: str, *arguments: Any) -> None:
         for name, tracker in list(self._active.items()):
