@@ -87,7 +87,7 @@ def kept_of(tmp_path, sources, benchmarks, **data):
     ledger = Ledger(on_contaminated=dropped.append)
     kept = [document.record.origin for document in read_documents(config, ledger, benchmarks=index)]
     assert ledger.total.read == ledger.total.kept + ledger.total.dropped.total()
-    return kept, [(item.origin, [index.origins[row] for row in item.rows]) for item in dropped]
+    return kept, [(item.origin, [index.origins[row] for row in item.benchmark_rows]) for item in dropped]
 
 
 MESSAGES = [{"role": "user", "content": "Вопрос"}, {"role": "assistant", "content": "Ответ"}]

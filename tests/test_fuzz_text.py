@@ -175,10 +175,10 @@ def check_read(file, **source):
         ledger.check()
         total = ledger.total
         assert len(documents) == total.kept > 0
-        assert ledger.rejected <= total.dropped.total()
+        assert ledger.num_rejected <= total.dropped.total()
         assert all(document.record.text.encode() for document in documents)
     place = re.compile(re.escape(str(file)) + r"(:[1-9]\d*|\[\d+\])?( .*)?", re.DOTALL)
-    for item in ledger.listed:
+    for item in ledger.rejected_records:
         assert place.fullmatch(item.origin), item
         assert item.reason.isidentifier()
         assert item.detail

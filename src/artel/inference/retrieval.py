@@ -67,9 +67,9 @@ def _read_matches_and_corpus(
                 f"{total.kept:,}",
                 count_drops(total.dropped),
             )
-        for rejected in ledger.listed:  # the first 1,000
+        for rejected in ledger.rejected_records:  # the first 1,000
             logger.info("%s: %s", rejected.origin, rejected.detail)
-    return matches, list(texts), data_ledger.rejected + corpus_ledger.rejected
+    return matches, list(texts), data_ledger.num_rejected + corpus_ledger.num_rejected
 
 
 def _read_merged_matches(data: str, ledger: Ledger) -> dict[str, tuple[list[str], list[str]]]:

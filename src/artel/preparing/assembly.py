@@ -79,7 +79,8 @@ class _SplitSamples:
         self._shard = shard
         self._token_ends = np.cumsum(rows["tokens"].astype(np.int64))
         self._sample_ends = np.cumsum(rows["samples"].astype(np.int64))
-        base, columns = shard.folder / split, shard.summary[split]
+        base = shard.folder / split
+        columns = shard.summary[split]
         self._tokens = _map_file(base, ".tokens", dtype)
         self._lengths = np.diff(_map_file(base, ".ends", "<u8").astype(np.int64), prepend=0)
         self._flags = _map_file(base, ".flags", columns["flags"]) if columns["flags"] else None

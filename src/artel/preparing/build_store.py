@@ -55,9 +55,9 @@ def build_store(config: RunConfig, folder: Path, key: str, check: Check) -> None
             logger.info(description)
             progress_line = Progress(description)
 
-            def progress(done: int, count: int) -> None:
+            def progress(num_done: int, num_tasks: int) -> None:
                 check()
-                progress_line(done, count)
+                progress_line(num_done, num_tasks)
 
             run_stage(tasks, stage, config.prepare, progress)
 

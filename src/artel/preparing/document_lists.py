@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -13,16 +13,19 @@ from artel.config import RunConfig
 from artel.messages import Phrase
 from artel.preparing.run_mark import claim_folder, read_run_id
 from artel.storage import write_file
-from artel.text import BenchmarkIndex, ContaminatedDocument
+from artel.text import BenchmarkIndex, ContaminatedDocument, Ledger
 
 REJECTED, CONTAMINATED = "rejected.jsonl", "contaminated.jsonl"
 """Records that could not be used; documents that share n-grams with benchmarks (with data.decontaminate)."""
 LISTS = (REJECTED, CONTAMINATED)
 
 
-def rejected_list_path(config: RunConfig) -> str:
-    """Return the path of the run's list of rejected records, for messages; empty without a run folder."""
-    return str(Path(config.run, REJECTED)) if config.run else ""
+def create_ledger(config: RunConfig, rejected: BinaryIO) -> Ledger:
+    """Return a ledger that writes the rejected records to the stream `rejected`, one per line."""
+    return Ledger(
+        on_reject=lambda record: rejected.write(orjson.dumps(record.to_json()) + b"\n"),
+        rejected_file=str(Path(config.run, REJECTED)) if config.run else "",
+    )
 
 
 def copy_list(config: RunConfig, file: Path) -> None:
@@ -58,18 +61,18 @@ def write_contaminated(
     first_example: dict[str, str] = {}
     with file.open("wb") as stream:
         for item in contaminated:
-            benchmark_indices = sorted({row_benchmarks[row] for row in item.rows})
-            row_origins = [benchmark_index.origins[row] for row in item.rows[:_MAX_LISTED_ROWS]]
+            benchmark_indices = sorted({row_benchmarks[row] for row in item.benchmark_rows})
+            row_origins = [benchmark_index.origins[row] for row in item.benchmark_rows[:_MAX_LISTED_ROWS]]
             line = {
                 "origin": item.origin,
                 "set": item.set_name,
                 "benchmarks": [benchmarks[index]["name"] for index in benchmark_indices],
                 "rows": row_origins,
-                "count": len(item.rows),
+                "count": len(item.benchmark_rows),
                 "words": item.words,
             }
             stream.write(orjson.dumps(line) + b"\n")
-            found_rows.update(item.rows)
+            found_rows.update(item.benchmark_rows)
             documents.update(benchmark_indices)
             num_documents += 1
             first_example = first_example or {"origin": item.origin, "words": item.words, "place": row_origins[0]}

@@ -149,7 +149,7 @@ class _ImportWriter:
 
     def ledger(self) -> dict[str, Any]:
         """Return the counts in the format of the ledger of `artel prepare`."""
-        sets = {name: _document_counts(count, self.dropped[name]) for name, count in self.read.items()}
+        sets = {name: _document_counts(num_read, self.dropped[name]) for name, num_read in self.read.items()}
         fields = ("documents", "characters", "bytes")
         return {
             "documents": _document_counts(self.read.total(), self.dropped.total()),

@@ -139,19 +139,20 @@ class _PreparedShardWriter:
 
     def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | DroppedRecord | None) -> None:
         """Write a document and its `result` from the objective; None for a document without new text."""
-        record, split = cleaned.document.record, SPLITS.index(cleaned.document.split)
+        record = cleaned.document.record
+        split_index = SPLITS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
         reference = None
         if isinstance(result, DocumentSamples):
             reference = result.reference
             for sample in result.samples:
-                self._samples[split].add(sample, record.origin)
+                self._samples[split_index].add(sample, record.origin)
                 tokens += len(sample.ids)
             samples = len(result.samples)
             self._unknown_tokens.add(record, result.samples)
             if reference is not None:
-                self._references[split].write(orjson.dumps(reference) + b"\n")
+                self._references[split_index].write(orjson.dumps(reference) + b"\n")
             cleaned.changes.update(result.counts)
             if result.observed:
                 notes["observed"] = [record.origin, result.observed]
@@ -168,7 +169,7 @@ class _PreparedShardWriter:
         set_index = self._sets.setdefault(record.set_name, len(self._sets))
         labels = record.fields.labels if self._splits_by_label and isinstance(record.fields, LabeledText) else ()
         labels_index = self._labels.setdefault(labels, len(self._labels))
-        flags = (split, labels_index, cleaned.has_new_text, reference is not None)
+        flags = (split_index, labels_index, cleaned.has_new_text, reference is not None)
         self._rows.append((digest, *sizes, set_index, cleaned.split_hash, *flags))
         if len(self._rows) == _BUFFERED_ROWS:
             self._write_rows()
@@ -195,7 +196,7 @@ class _PreparedShardWriter:
             "ledger": {
                 name: {"read": counts.read, "dropped": counts.dropped} for name, counts in self.ledger.sets.items()
             },
-            "rejected": self.ledger.rejected,
+            "rejected": self.ledger.num_rejected,
             "encodings": self.ledger.encodings,
             **columns,
             "unknown": self._unknown_tokens.to_json(),
@@ -205,7 +206,7 @@ class _PreparedShardWriter:
         (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
 
     def _write_contaminated(self, contaminated: ContaminatedDocument) -> None:
-        row = [contaminated.origin, contaminated.set_name, contaminated.rows, contaminated.words]
+        row = [contaminated.origin, contaminated.set_name, contaminated.benchmark_rows, contaminated.words]
         self._contaminated.write(orjson.dumps(row) + b"\n")
 
     def _write_rejected(self, rejected: Rejected) -> None:

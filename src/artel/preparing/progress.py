@@ -21,9 +21,9 @@ class Progress:
         self._description, self._seconds = description, seconds
         self._next = time.monotonic() + seconds
 
-    def __call__(self, done: int, count: int) -> None:
+    def __call__(self, num_done: int, num_tasks: int) -> None:
         if time.monotonic() > self._next:
-            logger.info("%s: %s of %s parts", self._description, f"{done:,}", f"{count:,}")
+            logger.info("%s: %s of %s parts", self._description, f"{num_done:,}", f"{num_tasks:,}")
             self._next = time.monotonic() + self._seconds
 
 

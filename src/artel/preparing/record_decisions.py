@@ -18,10 +18,10 @@ from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.messages import logger
 from artel.objectives import objective_type
-from artel.preparing.document_lists import REJECTED, copy_list, rejected_list_path
+from artel.preparing.document_lists import REJECTED, copy_list, create_ledger
 from artel.preparing.progress import reporting
 from artel.storage import write_file
-from artel.text import Ledger, Record, read_documents
+from artel.text import Record, read_documents
 
 
 def resolve_values(config: RunConfig, file: Path) -> RunConfig:
@@ -94,10 +94,7 @@ def _decide_values(config: RunConfig, file: Path) -> dict[str, Any]:
 
         try:
             with rejected.open("wb") as stream:
-                ledger = Ledger(
-                    on_reject=lambda item: stream.write(orjson.dumps(item.to_json()) + b"\n"),
-                    rejected_file=rejected_list_path(config),
-                )
+                ledger = create_ledger(config, stream)
                 activity = f"reading the records for {objective.section}.{objective.undecided(config)[0]}"
                 logger.info(activity)
                 with reporting(lambda: f"{activity}: {num_read:,} read"):

@@ -177,11 +177,11 @@ def _weight_files(folder: Path) -> list[str]:
 
 def _digest(file: Path) -> str:
     """Return a digest of a file's size and _DIGEST_SAMPLES samples of its bytes, fast even for a large model."""
-    size = file.stat().st_size
-    digest = xxhash.xxh3_128(b"%d" % size)
+    file_bytes = file.stat().st_size
+    digest = xxhash.xxh3_128(b"%d" % file_bytes)
     with file.open("rb") as stream:
         for index in range(_DIGEST_SAMPLES):
-            stream.seek(max(0, size - _DIGEST_SAMPLE_BYTES) * index // (_DIGEST_SAMPLES - 1))
+            stream.seek(max(0, file_bytes - _DIGEST_SAMPLE_BYTES) * index // (_DIGEST_SAMPLES - 1))
             digest.update(stream.read(_DIGEST_SAMPLE_BYTES))
     return digest.hexdigest()
 

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.messages import logger
-from artel.preparing.document_lists import rejected_list_path
+from artel.preparing.document_lists import create_ledger
 from artel.preparing.progress import reporting
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.text import Ledger, read_documents
+from artel.text import read_documents
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
 from artel.tokens.tokenizer.train import TRAINING_BYTES, describe_vocabulary
 
@@ -97,10 +95,7 @@ def _load_or_train(workspace: Workspace, objective: type[Objective], rejected: P
         update={"special": list(dict.fromkeys([*objective.special_tokens(config), *training.special]))}
     )
     with rejected.open("wb") as stream:
-        ledger = Ledger(
-            on_reject=lambda record: stream.write(orjson.dumps(record.to_json()) + b"\n"),
-            rejected_file=rejected_list_path(config),
-        )
+        ledger = create_ledger(config, stream)
         num_read = 0
 
         def texts() -> Iterator[str]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from artel.errors import InputError, Problem
 from artel.messages import Phrase
 from artel.objectives import objective_type, splits_by_label
-from artel.preparing.document_lists import CONTAMINATED, REJECTED, rejected_list_path, write_contaminated
+from artel.preparing.document_lists import CONTAMINATED, REJECTED, create_ledger, write_contaminated
 from artel.preparing.prepared_shard import PreparedShard, prepared_shards
 from artel.preparing.selection_rules import (
     BUDGET,
@@ -79,7 +79,9 @@ class Selection:
         self._splits = np.concatenate([np.empty(0, np.uint8), *(shard.rows["split"] for shard in self._shards)])
         self._unusable_documents: list[list[Rejected]] = [[] for _ in self._shards]
         """For each shard, the documents that yield no sample."""
-        self._drop_duplicates()
+        kinds = read_duplicate_kinds(workspace)
+        self._drop(kinds == DUPLICATE, "duplicate")
+        self._drop(kinds == REPEATED, "repeated")
         self._drop_near_duplicates()
         self._drop_unusable()
         self._splits_by_label = splits_by_label(workspace.config)
@@ -133,13 +135,13 @@ class Selection:
         self._copies[self._drop_reasons > 0] = 0
         with new_folder(folder) as partial:
             ledger = self._build_ledger(partial / REJECTED)
-            if ledger.rejected:
+            if ledger.num_rejected:
                 save_rejected(partial / REJECTED)
             self._check_sets()
             ledger.notes += [*self._workspace.notes, *notes]
-            ledger.not_read = self._workspace.unread_files
+            ledger.unread_files = self._workspace.unread_files
             counts = (shard.summary["unknown"] for shard in self._shards)
-            ledger.unknown, unknown_notes = check_unknown_tokens(self._workspace.config, counts)
+            ledger.unknown_tokens, unknown_notes = check_unknown_tokens(self._workspace.config, counts)
             ledger.notes += unknown_notes
             index = self._workspace.benchmark_index()
             if index is not None:
@@ -152,7 +154,7 @@ class Selection:
                 self._add_label_note(ledger)
             check_ledger(self._data, ledger)
             self._add_validation_note(ledger)
-            ledger.notes += review(self._observations())
+            ledger.notes += review(self._list_observations())
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
             for name, values in (("copies", self._copies), ("splits", self._splits)):
@@ -169,11 +171,6 @@ class Selection:
         is_selected = np.zeros(len(self._drop_reasons), np.bool_)
         is_selected[documents] = True
         self._drop_reasons[is_selected & (self._drop_reasons == 0)] = self._reasons.index(reason)
-
-    def _drop_duplicates(self) -> None:
-        kinds = read_duplicate_kinds(self._workspace)
-        self._drop(kinds == DUPLICATE, "duplicate")
-        self._drop(kinds == REPEATED, "repeated")
 
     def _drop_near_duplicates(self) -> None:
         if self._data.dedup.near is None:
@@ -269,10 +266,7 @@ class Selection:
 
     def _build_ledger(self, rejected_file: Path) -> Ledger:
         with rejected_file.open("wb") as stream:
-            ledger = Ledger(
-                on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"),
-                rejected_file=rejected_list_path(self._workspace.config),
-            )
+            ledger = create_ledger(self._workspace.config, stream)
             for index, shard in enumerate(self._shards):
                 self._count_documents(ledger, shard, slice(self._starts[index], self._starts[index + 1]))
                 for rejected in (*shard.rejected, *self._unusable_documents[index]):
@@ -305,7 +299,7 @@ class Selection:
             if "changed" in note and copies[note["document"]]:
                 ledger.changes.update(note["changed"])
 
-    def _observations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _list_observations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (origin, `observed`) of each kept document."""
         for shard, start in zip(self._shards, self._starts, strict=False):
             for note in shard.notes:
@@ -328,7 +322,7 @@ class Selection:
         chapters = {
             name: int(np.unique(hashes[self._splits[is_kept] == index]).size) for index, name in enumerate(SPLITS)
         }
-        ledger.split = {"by": "chapter", "fraction": self._data.held_out, "chapters": chapters}
+        ledger.split_rule = {"by": "chapter", "fraction": self._data.held_out, "chapters": chapters}
         template = (
             "{held:,} of {count:,} chapters are held out: neighbouring pieces of a text stay on one side of the split "
             "(data.validation.by: chapter)"
@@ -342,7 +336,7 @@ class Selection:
             for label, documents in sorted(self._documents_by_label().items())
             if len(documents)
         }
-        ledger.split = {"by": "label", "fraction": self._data.held_out, "labels": counts}
+        ledger.split_rule = {"by": "label", "fraction": self._data.held_out, "labels": counts}
         unsplit_labels = [label for label, splits in counts.items() if not splits["validation"]]
         if unsplit_labels:
             template = "of {count:,} labels no text is held out, since each has too few: {labels}"
@@ -396,5 +390,5 @@ class Selection:
 
 
 def shard_plans(workspace: Workspace) -> list[ShardPlan]:
-    rows = orjson.loads((workspace.selection_path / "shards.json").read_bytes())
-    return [ShardPlan(name, split, tuple(start), tuple(end), first) for name, split, start, end, first in rows]
+    plans = orjson.loads((workspace.selection_path / "shards.json").read_bytes())
+    return [ShardPlan(name, split, tuple(start), tuple(end), first) for name, split, start, end, first in plans]

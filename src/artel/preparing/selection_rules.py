@@ -23,8 +23,8 @@ FIRST, DUPLICATE, REPEATED = range(3)
 
 def find_repeated_lines(workspace: Workspace) -> None:
     """Write, for each input shard, the digests of its lines or paragraphs that occur in an earlier shard."""
-    count = len(workspace.input_shards)
-    digests = [np.fromfile(workspace.lines_path(shard_index) / "digests", DIGEST) for shard_index in range(count)]
+    num_shards = len(workspace.input_shards)
+    digests = [np.fromfile(workspace.lines_path(shard_index) / "digests", DIGEST) for shard_index in range(num_shards)]
     is_repeated = find_repeated(digests)
     start = 0
     for shard_index, shard in enumerate(digests):
@@ -50,7 +50,7 @@ def find_near_duplicates(workspace: Workspace, shards: list[PreparedShard], grou
     near = workspace.config.data.dedup.near
     assert near is not None
     bands, _ = choose_bands(near.threshold)
-    signatures = _signatures(shards, read_duplicate_kinds(workspace) == FIRST)
+    signatures = _open_signatures(shards, read_duplicate_kinds(workspace) == FIRST)
     pairs = find_similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near_duplicates_path(group), pairs.tobytes())
 
@@ -59,7 +59,7 @@ def near_duplicates_by_reason(
     workspace: Workspace, shards: list[PreparedShard], is_unusable: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.int64]]:
     """Return the indices of near-duplicates to drop, by reason. `is_unusable`: documents without a sample."""
-    signatures = _signatures(shards, read_duplicate_kinds(workspace) == FIRST)
+    signatures = _open_signatures(shards, read_duplicate_kinds(workspace) == FIRST)
     pairs = (
         np.fromfile(workspace.near_duplicates_path(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS)
     )
@@ -74,7 +74,7 @@ def read_duplicate_kinds(workspace: Workspace) -> NDArray[np.uint8]:
     return np.fromfile(workspace.exact_duplicates_path, np.uint8)
 
 
-def _signatures(shards: list[PreparedShard], is_kept: NDArray[np.bool_]) -> Signatures:
+def _open_signatures(shards: list[PreparedShard], is_kept: NDArray[np.bool_]) -> Signatures:
     return Signatures([shard.folder / "near" for shard in shards], [len(shard.rows) for shard in shards], is_kept)
 
 

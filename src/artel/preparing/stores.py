@@ -36,12 +36,12 @@ def store_key(config: RunConfig) -> str:
         files["benchmarks"] = benchmark_fingerprint(config.data)
     if config.data.clean.classifier is not None:
         files["classifier"] = classifier_digest(config.data.clean.classifier)
-    return _digest({**_store_settings(config), **files})
+    return _digest_inputs({**_store_settings(config), **files})
 
 
 def settings_digest(config: RunConfig) -> str:
     """Return a digest of the settings that shape the store, without its texts."""
-    return _digest(_store_settings(config))
+    return _digest_inputs(_store_settings(config))
 
 
 def _store_settings(config: RunConfig) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _store_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _digest(inputs: dict[str, Any]) -> str:
+def _digest_inputs(inputs: dict[str, Any]) -> str:
     """Return a digest without secrets: a new token in an address does not change the text."""
     return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
 

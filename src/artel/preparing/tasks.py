@@ -42,7 +42,8 @@ class Tasks:
         if stage == "lines":
             write_lines(workspace.config, workspace.input_shards[task_index], result, self._benchmarks)
         elif stage == "text":
-            shard, repeated_lines = workspace.input_shards[task_index], workspace.repeated_lines_path(task_index)
+            shard = workspace.input_shards[task_index]
+            repeated_lines = workspace.repeated_lines_path(task_index)
             write_prepared_shard(workspace.config, shard, self._objective, result, repeated_lines, self._benchmarks)
         elif stage == "near":
             find_near_duplicates(workspace, self._prepared_shards, task_index)

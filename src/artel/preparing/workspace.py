@@ -64,15 +64,16 @@ class Workspace:
             with disk_errors(path.parent):  # no other user may enter the folder
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.chmod(0o700)
-        if not workspace._plan.is_file():
+        if not workspace._plan_file.is_file():
             inputs = [entry for _, _, inputs in list_all_inputs(config.data) for entry in inputs]
-            size = min(config.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
-            shards = [shard.to_json() for shard in input_shards(config.data, size)]
+            total_bytes = sum(entry.size for entry in inputs)
+            shard_bytes = min(config.prepare.part, max(_SMALL_SHARD, total_bytes // _MIN_SHARDS))
+            shards = [shard.to_json() for shard in input_shards(config.data, shard_bytes)]
             unread = list(unread_files(config.data))
             notes = [*unread_notes(unread), *cut_notes(inputs, config.data.held_out)]
             not_read = [hide_secrets(str(file)) for *_, files in unread for file in files]
             plan = {"format": _FORMAT, "input_shards": shards, "notes": to_json(notes), "not_read": not_read}
-            write_file(workspace._plan, orjson.dumps(plan))
+            write_file(workspace._plan_file, orjson.dumps(plan))
         write_file(path / "run.yaml", run_file)  # settings that do not shape the store may have changed
         for folder in (path, *(entry for entry in path.iterdir() if entry.is_dir())):
             remove_leftovers(folder)
@@ -85,12 +86,12 @@ class Workspace:
         return cls(path, load_run(str(path / "run.yaml")))
 
     @property
-    def _plan(self) -> Path:
+    def _plan_file(self) -> Path:
         return self.path / "plan.json"
 
     @cached_property
     def input_shards(self) -> list[InputShard]:
-        return list(map(InputShard.from_json, orjson.loads(self._plan.read_bytes())["input_shards"]))
+        return list(map(InputShard.from_json, orjson.loads(self._plan_file.read_bytes())["input_shards"]))
 
     @property
     def held_out(self) -> dict[str, Any] | None:
@@ -101,13 +102,13 @@ class Workspace:
     @property
     def notes(self) -> list[str]:
         """Notes for the user about decisions made before the text was read."""
-        notes = from_json(orjson.loads(self._plan.read_bytes())["notes"])
+        notes = from_json(orjson.loads(self._plan_file.read_bytes())["notes"])
         return [*notes, *([self.held_out["note"]] if self.held_out else [])]
 
     @property
     def unread_files(self) -> list[str]:
         """Files in source folders that no format of the source reads."""
-        return orjson.loads(self._plan.read_bytes())["not_read"]
+        return orjson.loads(self._plan_file.read_bytes())["not_read"]
 
     def hold_out(self, fraction: float, note: str) -> Workspace:
         """Restart the workspace with a different held-out fraction. All texts are read again."""
@@ -156,24 +157,24 @@ class Workspace:
         return self.path / "shards" / name
 
     @property
-    def _errors(self) -> Path:
+    def _errors_path(self) -> Path:
         return self.path / "errors"
 
     def write_error(self, task: str, error: ArtelError) -> None:
         """Store the error of a task for the process that waits for it."""
         problems = [[problem.where, problem.what, problem.fix] for problem in error.problems]
         content = {"is_input": isinstance(error, InputError), "problems": problems}
-        write_file(self._errors / f"{task}.json", orjson.dumps(content))
+        write_file(self._errors_path / f"{task}.json", orjson.dumps(content))
 
     def raise_errors(self) -> None:
         """Raise the errors of tasks in other processes, with all problems."""
-        errors: list[dict[str, Any]] = [orjson.loads(file.read_bytes()) for file in sorted(self._errors.glob("*.json"))]
+        errors = [orjson.loads(file.read_bytes()) for file in sorted(self._errors_path.glob("*.json"))]
         if errors:
             problems = dict.fromkeys(Problem(*row) for error in errors for row in error["problems"])
             raise (InputError if all(error["is_input"] for error in errors) else WorkError)(problems)
 
     def remove_errors(self) -> None:
-        for file in self._errors.glob("*.json"):
+        for file in self._errors_path.glob("*.json"):
             file.unlink()
 
 

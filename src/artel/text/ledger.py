@@ -1,4 +1,4 @@
-"""The ledger counts every document that is read, as kept or as dropped for a reason."""
+"""The ledger: a count of every document that is read, as kept or as dropped for a reason."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Counts:
         for split, counts in other.splits.items():
             self.splits[split].update(counts)
 
-    def documents(self) -> dict[str, Any]:
+    def document_counts(self) -> dict[str, Any]:
         return {"read": self.read, "kept": self.kept, "dropped": dict(sorted(self.dropped.items()))}
 
 
@@ -71,8 +71,8 @@ class Ledger:
     """Changes to kept documents: truncated, split."""
     encodings: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of files in each detected encoding, by source."""
-    rejected: int = 0
-    listed: list[Rejected] = field(default_factory=list)
+    num_rejected: int = 0
+    rejected_records: list[Rejected] = field(default_factory=list)
     """The first 1,000 rejected records."""
     on_reject: Callable[[Rejected], object] | None = None
     """Called with each rejected record."""
@@ -82,11 +82,11 @@ class Ledger:
     """Called with each document that is dropped for sharing n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
     """For each benchmark its rows, how many of them occur in documents, and in how many documents."""
-    unknown: dict[str, Any] = field(default_factory=dict)
+    unknown_tokens: dict[str, Any] = field(default_factory=dict)
     """Unknown tokens, by set; empty if there are none."""
-    split: dict[str, Any] = field(default_factory=dict)
+    split_rule: dict[str, Any] = field(default_factory=dict)
     """The rule of the validation split, if it was not chosen document by document."""
-    not_read: list[str] = field(default_factory=list)
+    unread_files: list[str] = field(default_factory=list)
     """Files in the folders of sources with suffixes that their formats do not read."""
     notes: list[str] = field(default_factory=list)
     """Notes for the user about decisions."""
@@ -126,9 +126,9 @@ class Ledger:
 
     def list_rejected(self, rejected: Rejected) -> None:
         """List a rejected record that already counts as dropped."""
-        self.rejected += 1
-        if len(self.listed) < _MAX_LISTED:
-            self.listed.append(rejected)
+        self.num_rejected += 1
+        if len(self.rejected_records) < _MAX_LISTED:
+            self.rejected_records.append(rejected)
         if self.on_reject is not None:
             self.on_reject(rejected)
 
@@ -145,35 +145,35 @@ class Ledger:
         for source, encodings in other.encodings.items():
             for encoding, files in encodings.items():
                 self.add_encoding(source, encoding, files)
-        self.rejected += other.rejected
-        self.listed += other.listed[: _MAX_LISTED - len(self.listed)]
+        self.num_rejected += other.num_rejected
+        self.rejected_records += other.rejected_records[: _MAX_LISTED - len(self.rejected_records)]
 
     def check_rejected(self, max_bad: float) -> None:
         """Raise InputError if over `max_bad` (0 to 1) of the records are rejected. The error shows the first ones."""
         read = self.total.read
-        fraction = self.rejected / max(read, 1)
-        if self.rejected > max_bad * read:
-            rejected = f"{self.rejected:,} of {read:,} records ({fraction:.2%}) cannot be used"
+        fraction = self.num_rejected / max(read, 1)
+        if self.num_rejected > max_bad * read:
+            rejected = f"{self.num_rejected:,} of {read:,} records ({fraction:.2%}) cannot be used"
             what = f"{rejected}, more than data.max_bad ({max_bad:g})"
             raise InputError(
                 [*self._rejected_problems(), Problem("data", what, "fix the records, or raise data.max_bad")]
             )
-        if self.rejected:
-            first = self.listed[0]
+        if self.num_rejected:
+            first = self.rejected_records[0]
             template = (
                 "{count:,} of {read:,} records ({share:.2%}) cannot be used; it is listed in rejected.jsonl of the "
                 "run's folder, the first: {origin}: {detail}"
-                if self.rejected == 1
+                if self.num_rejected == 1
                 else "{count:,} of {read:,} records ({share:.2%}) cannot be used; each is listed in rejected.jsonl of "
                 "the run's folder, the first: {origin}: {detail}"
             )
-            about = {"count": self.rejected, "read": read, "share": fraction}
-            self.notes.append(Phrase(template, **about, origin=first.origin, detail=first.detail))
+            counts = {"count": self.num_rejected, "read": read, "share": fraction}
+            self.notes.append(Phrase(template, **counts, origin=first.origin, detail=first.detail))
 
     def _rejected_problems(self) -> Iterator[Problem]:
         """Yield the first rejected records, one of those that differ only in numbers, then the remaining count."""
         by_detail = defaultdict(list)
-        for item in self.listed:
+        for item in self.rejected_records:
             by_detail[_NUMBER_PATTERN.sub("0", item.detail)].append(item)
         groups = [*by_detail.values()][:_MAX_PROBLEMS]
         for first, *similar in groups:
@@ -181,7 +181,7 @@ class Ledger:
             ellipsis = " …" if len(similar) > _MAX_ORIGINS else ""
             fix = f"{len(similar):,} more like this: {origins}{ellipsis}" if similar else ""
             yield Problem(first.origin, first.detail, fix)
-        num_unlisted = self.rejected - sum(map(len, groups))
+        num_unlisted = self.num_rejected - sum(map(len, groups))
         if num_unlisted:
             where = f": {self.rejected_file}" if self.rejected_file else ""
             yield Problem("", f"… and {num_unlisted:,} more{where}")
@@ -190,27 +190,26 @@ class Ledger:
         """Raise WorkError unless every document is counted as kept or dropped."""
         for name, counts in self.sets.items():
             if counts.read != counts.kept + counts.dropped.total():
-                what = f"{name}: {counts.documents()} does not add up"
+                what = f"{name}: {counts.document_counts()} does not add up"
                 raise WorkError.at("ledger", what, "this is a bug in artel: please report it")
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json."""
         total = self.total
         split_counts = {split: dict(counts) for split, counts in total.splits.items()}
+        optional: dict[str, Any] = {"split": self.split_rule, "unknown_tokens": self.unknown_tokens}
+        optional |= {"contamination": self.contamination, "not_read": self.unread_files}
         return {
-            "documents": total.documents(),
+            "documents": total.document_counts(),
             "sets": {
-                name: counts.documents() | {split: dict(split_counts) for split, split_counts in counts.splits.items()}
+                name: counts.document_counts() | {split: dict(of_split) for split, of_split in counts.splits.items()}
                 for name, counts in self.sets.items()
             },
             "parts": split_counts,
             "bytes": {split: counts["bytes"] for split, counts in split_counts.items()},
             "changed": dict(sorted(self.changes.items())),
-            **({"split": self.split} if self.split else {}),
-            **({"unknown_tokens": self.unknown} if self.unknown else {}),
-            **({"contamination": self.contamination} if self.contamination else {}),
-            **({"not_read": self.not_read} if self.not_read else {}),
+            **{name: value for name, value in optional.items() if value},
             "notes": to_json(self.notes),
             "encodings": {source: dict(sorted(counts.items())) for source, counts in self.encodings.items()},
-            "rejected": [item.to_json() for item in self.listed],
+            "rejected": [item.to_json() for item in self.rejected_records],
         }

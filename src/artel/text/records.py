@@ -103,7 +103,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A prompt (messages up to the last of the user), a better and a worse answer. Unpaired data has one answer."""
+    """A prompt (up to the last message of the user), a better and a worse answer. Unpaired data has one answer."""
 
     prompt: tuple[Message, ...]
     chosen: Message | None
@@ -130,7 +130,7 @@ class LabeledText:
         return (self.text, self.second) if self.second else (self.text,)
 
     def with_texts(self, texts: tuple[str, ...]) -> LabeledText:
-        """Return a copy with these texts, as many as in `texts`."""
+        """Return a copy with its texts replaced, one for one."""
         return replace(self, text=texts[0], second=texts[1] if self.second else "")
 
 
@@ -158,7 +158,7 @@ class Match:
         return (self.query, *self.positives, *self.negatives)
 
     def with_texts(self, texts: tuple[str, ...]) -> Match:
-        """Return a copy with these texts, as many as in `texts`."""
+        """Return a copy with its texts replaced, one for one."""
         negatives_start = 1 + len(self.positives)
         return replace(self, query=texts[0], positives=texts[1:negatives_start], negatives=texts[negatives_start:])
 
@@ -198,8 +198,8 @@ class ContaminatedDocument:
 
     origin: str
     set_name: str
-    rows: list[int]
-    """Numbers of the benchmark rows that share its n-grams, in the index of the run."""
+    benchmark_rows: list[int]
+    """Indices of the benchmark rows that share its n-grams, in the index of the run."""
     words: str
     """The first shared n-gram, in simplified words."""
 

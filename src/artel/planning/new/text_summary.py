@@ -133,4 +133,4 @@ def _can_read(paths: list[str], name: str, is_plain: bool) -> bool:
     except InputError:
         return False
     is_guess = is_plain and not FORMATS[name].is_plain_text
-    return bool(documents) and not ledger.rejected and (not is_guess or 10 * len(rejected) <= len(documents))
+    return bool(documents) and not ledger.num_rejected and (not is_guess or 10 * len(rejected) <= len(documents))
