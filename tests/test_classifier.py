@@ -32,10 +32,10 @@ def trained():
 
 @pytest.mark.slow
 def test_what_was_held_out_is_told_apart(trained):
-    assert (trained.good, trained.bad) == (300, 300)
+    assert (trained.num_good, trained.num_bad) == (300, 300)
     assert trained.accuracy == trained.auc == 1.0
-    assert [kept.minimum for kept in trained.kept] == [0.1, 0.25, 0.5, 0.75, 0.9]
-    assert all(left.bad >= right.bad for left, right in zip(trained.kept, trained.kept[1:], strict=False))
+    assert [threshold.minimum for threshold in trained.thresholds] == [0.1, 0.25, 0.5, 0.75, 0.9]
+    assert all(left.bad >= right.bad for left, right in zip(trained.thresholds, trained.thresholds[1:], strict=False))
 
 
 def test_features_do_not_depend_on_length_case_or_punctuation():

@@ -199,7 +199,7 @@ def classifier(
 
     trained = train_classifier(texts(good), texts(bad), folder)
     print_status(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
-    for row in trained.kept:
+    for row in trained.thresholds:
         print_status(
             f"minimum {row.minimum:g} keeps {row.good:.1%} of the good texts and {row.bad:.1%} of the bad texts"
         )

@@ -24,7 +24,7 @@ DISK_ERRORS = frozenset(
 
 
 def user_path(path: str, key: str) -> Path:
-    """Return the path that a user wrote at a key or option; `~` is a home folder. Raise InputError."""
+    """Return the path that a user wrote at `key`; `~` is the home folder. Raise InputError for an impossible path."""
     if "\0" in path:
         raise InputError.at(key, f"{path} has a NUL, which no path has", "remove it")
     try:
@@ -43,7 +43,7 @@ def state_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return $ARTEL_CACHE, $XDG_CACHE_HOME/artel or ~/.cache/artel. It need not exist yet. Raise InputError."""
+    """Return $ARTEL_CACHE, $XDG_CACHE_HOME/artel or ~/.cache/artel. Raise InputError if there is no home folder."""
     artel_cache, xdg_cache = os.environ.get("ARTEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if artel_cache:
         return user_path(artel_cache, "ARTEL_CACHE")

@@ -168,14 +168,14 @@ class TrainedClassifier:
     """The result of training, with metrics on held-out texts."""
 
     folder: str
-    good: int
-    bad: int
-    """Number of texts of each set, including held-out ones."""
+    num_good: int
+    num_bad: int
+    """Texts of each set, including held-out ones."""
     accuracy: float
     """Balanced accuracy at a threshold of 0.5."""
     auc: float
     """Probability that a good text scores higher than a bad one."""
-    kept: list[ThresholdResult]
+    thresholds: list[ThresholdResult]
 
 
 def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> TrainedClassifier:
@@ -204,7 +204,8 @@ def train_classifier(good: Iterable[str], bad: Iterable[str], folder: Path) -> T
         labels += [is_good] * len(distinct)
     encoded = features(texts)
     matrix = csr_matrix((encoded.values, (encoded.texts, encoded.buckets)), shape=(len(texts), 1 << BUCKET_BITS))
-    is_good_text, is_test = np.array(labels), np.array(list(map(_is_test_text, texts)))
+    is_good_text = np.array(labels)
+    is_test = np.array(list(map(_is_test_text, texts)))
     model = LogisticRegression(C=10.0, class_weight="balanced", max_iter=1000)
     model.fit(matrix[~is_test], is_good_text[~is_test])
     classifier = Classifier(model.coef_[0].astype(np.float32), float(model.intercept_[0]))
@@ -230,8 +231,9 @@ def _is_test_text(text: str) -> bool:
 
 
 def _write_classifier(classifier: Classifier, summary: TrainedClassifier, folder: Path) -> None:
-    description = {"reads": feature_versions(), "trained_on": {"good": summary.good, "bad": summary.bad}}
-    metrics = {"accuracy": summary.accuracy, "auc": summary.auc, "kept": [asdict(result) for result in summary.kept]}
+    description = {"reads": feature_versions(), "trained_on": {"good": summary.num_good, "bad": summary.num_bad}}
+    thresholds = [asdict(result) for result in summary.thresholds]
+    metrics = {"accuracy": summary.accuracy, "auc": summary.auc, "kept": thresholds}
     tensors = {"weights": classifier.weights, "bias": np.array([classifier.bias], np.float32)}
     with new_folder(folder) as partial:
         (partial / WEIGHTS).write_bytes(save(tensors))

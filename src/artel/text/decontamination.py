@@ -106,7 +106,7 @@ def write_index(data: DataConfig, folder: Path) -> None:
     config = data.decontaminate
     assert config is not None
     ngrams = Ngrams(config.words)
-    hashes, rows = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
+    hashes, row_indices = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
     origins: list[str] = []
     descriptions: list[dict[str, Any]] = []
     for key, benchmark in _list_benchmarks(data):
@@ -119,7 +119,7 @@ def write_index(data: DataConfig, folder: Path) -> None:
             row_hashes = np.unique(np.concatenate(ngrams.hashes(texts)))
             num_too_short += row_hashes.size == 0
             hashes.append(row_hashes)
-            rows.append(np.full(row_hashes.size, len(origins), np.uint32))
+            row_indices.append(np.full(row_hashes.size, len(origins), np.uint32))
             origins.append(row.origin)
         if len(origins) - first == num_too_short:
             what = f"no row of {name} has {config.words} words ({len(origins) - first:,} rows)"
@@ -130,7 +130,7 @@ def write_index(data: DataConfig, folder: Path) -> None:
     order = np.argsort(all_hashes, kind="stable")
     with new_folder(folder) as partial:
         (partial / "hashes").write_bytes(all_hashes[order].tobytes())
-        (partial / "rows").write_bytes(np.concatenate(rows)[order].tobytes())
+        (partial / "rows").write_bytes(np.concatenate(row_indices)[order].tobytes())
         (partial / "places.jsonl").write_bytes(b"".join(orjson.dumps(origin) + b"\n" for origin in origins))
         (partial / "about.json").write_bytes(orjson.dumps(descriptions))
 
@@ -142,7 +142,7 @@ class BenchmarkIndex:
         self._folder = folder
         self._ngrams = Ngrams(words)
         self._hashes = np.memmap(folder / "hashes", np.uint64, "r").view(np.ndarray)
-        self._rows = np.memmap(folder / "rows", np.uint32, "r").view(np.ndarray)
+        self._row_indices = np.memmap(folder / "rows", np.uint32, "r").view(np.ndarray)
         slots = min(_MAX_SLOTS, 1 << (_SLOTS_PER_HASH * self._hashes.size).bit_length())
         self._shift = np.uint64(64 - slots.bit_length() + 1)
         self._has_hash = np.zeros(slots, np.bool_)
@@ -170,11 +170,11 @@ class BenchmarkIndex:
             if matches[record_index] is None:
                 positions = matching[text_indices == text_index]
                 spans = zip(starts[positions].tolist(), ends[positions].tolist(), strict=True)
-                rows = np.unique(np.concatenate([self._rows[start:end] for start, end in spans]))
+                rows = np.unique(np.concatenate([self._row_indices[start:end] for start, end in spans])).tolist()
                 first = int(candidates[positions[0]]) - (int(text_ends[text_index - 1]) if text_index else 0)
                 words = " ".join(simplified_words(text)[first : first + self._ngrams.words])
                 record = records[record_index]
-                matches[record_index] = ContaminatedDocument(record.origin, record.set_name, rows.tolist(), words)
+                matches[record_index] = ContaminatedDocument(record.origin, record.set_name, rows, words)
         return matches
 
     @cached_property

@@ -50,14 +50,14 @@ class TokenBlocks:
 
     def read(self, index: int) -> Sample:
         """Return ids (length + lookahead,), with `documents` also flags of that shape."""
-        start, count = index * self.length, self.length + self.lookahead
-        ids = self.split.read(start, count)
+        start, num_tokens = index * self.length, self.length + self.lookahead
+        ids = self.split.read(start, num_tokens)
         if self._ends is None:
             return Sample(ids)
         # As uint64: to compare with other integers, numpy would convert all ends to floats.
-        first, last = np.searchsorted(self._ends, np.array([start, start + count], dtype=np.uint64), side="right")
+        first, last = np.searchsorted(self._ends, np.array([start, start + num_tokens], dtype=np.uint64), side="right")
         block_ends = self._ends[first:last].astype(np.int64) - start
-        numbers = 1 + np.searchsorted(block_ends, np.arange(count), side="right")
+        numbers = 1 + np.searchsorted(block_ends, np.arange(num_tokens), side="right")
         return Sample(ids, (2 * numbers + PREDICTED).astype(np.uint32))
 
     def origins(self, index: int) -> list[str]:

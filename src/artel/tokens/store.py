@@ -110,17 +110,17 @@ class StoreSplit:
             with file.open("rb") as stream:
                 yield from map(orjson.loads, stream)
 
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Return ids (count,) from position `start` of the stream, in the stored dtype; a view if in a single shard."""
+    def read(self, start: int, num_tokens: int) -> np.ndarray:
+        """Return ids (num_tokens,) from `start` of the stream on, in the stored dtype; a view if in a single shard."""
         shard = bisect.bisect_right(self._token_starts, start) - 1
         offset = start - self._token_starts[shard]
-        if offset + count <= self._shards[shard]["tokens"]:
-            return self._token_maps[shard][offset : offset + count]
-        result = np.empty(count, dtype=self._token_maps[0].dtype)
+        if offset + num_tokens <= self._shards[shard]["tokens"]:
+            return self._token_maps[shard][offset : offset + num_tokens]
+        result = np.empty(num_tokens, dtype=self._token_maps[0].dtype)
         num_filled = 0
-        while num_filled < count:
+        while num_filled < num_tokens:
             offset = start + num_filled - self._token_starts[shard]
-            chunk = self._token_maps[shard][offset : offset + count - num_filled]
+            chunk = self._token_maps[shard][offset : offset + num_tokens - num_filled]
             result[num_filled : num_filled + len(chunk)] = chunk
             num_filled += len(chunk)
             shard += 1

@@ -70,7 +70,7 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
     folder = fetch_once(Path(cache), key, lambda partial: _download_with_retries(url, partial, max_bytes, timeout))
     body = folder / "body"
     if max_bytes is not None and body.stat().st_size > max_bytes:
-        raise _too_large(url, body.stat().st_size, max_bytes)
+        raise _size_error(url, body.stat().st_size, max_bytes)
     headers = json.loads((folder / "headers.json").read_bytes())
     return Download(body, headers["content_type"], headers["digest"])
 
@@ -101,15 +101,15 @@ def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout
     if about and partial.size:
         headers |= {"Range": f"bytes={partial.size}-", "If-Range": about["validator"]}
     try:
-        with _open_with_limits(_request(url, headers), timeout) as response:
+        with _open_with_limits(_build_request(url, headers), timeout) as response:
             _check_length(url, response.headers)
-            total = _prepare_partial(response, partial)
-            _check_size(url, total or 0, max_bytes, partial)
+            total_bytes = _prepare_partial(response, partial)
+            _check_size(url, total_bytes or 0, max_bytes, partial)
             while chunk := response.read1(_CHUNK_BYTES):
                 _check_size(url, partial.size + len(chunk), max_bytes, partial)
                 partial.write(chunk)
-            if total is not None and partial.size != total:
-                raise _Retry(f"the connection was cut after {partial.size:,} of {total:,} bytes")
+            if total_bytes is not None and partial.size != total_bytes:
+                raise _Retry(f"the connection was cut after {partial.size:,} of {total_bytes:,} bytes")
             return str(response.headers.get("Content-Type", ""))
     except urllib.error.HTTPError as error:
         error.close()
@@ -142,8 +142,8 @@ def _prepare_partial(response: http.client.HTTPResponse, partial: PartialDownloa
             partial.start({})
             raise _Retry("the server answers with another part than was asked for")
         return total
-    length = response.headers.get("Content-Length")
-    total = int(length) if length and length.isdigit() else None
+    content_length = response.headers.get("Content-Length")
+    total = int(content_length) if content_length and content_length.isdigit() else None
     content_type = response.headers.get("Content-Type", "")
     partial.start({"validator": validator, "total": total, "content_type": content_type} if validator else {})
     return total
@@ -191,14 +191,15 @@ def _connection_error(url: str, error: Exception, timeout: float) -> Exception:
     return WorkError.at(url, f"cannot be fetched: {reason}", _FIX_NETWORK)
 
 
-def _check_size(url: str, size: int, max_bytes: int | None, partial: PartialDownload) -> None:
-    if max_bytes is not None and size > max_bytes:
+def _check_size(url: str, num_bytes: int, max_bytes: int | None, partial: PartialDownload) -> None:
+    if max_bytes is not None and num_bytes > max_bytes:
         partial.start({})
-        raise _too_large(url, size, max_bytes)
+        raise _size_error(url, num_bytes, max_bytes)
 
 
-def _too_large(url: str, size: int, limit: int) -> ArtelError:
-    return InputError.at(url, f"is {size:,} bytes or more, over the limit of {limit:,}", "raise data.max_document")
+def _size_error(url: str, num_bytes: int, max_bytes: int) -> ArtelError:
+    what = f"is {num_bytes:,} bytes or more, over the limit of {max_bytes:,}"
+    return InputError.at(url, what, "raise data.max_document")
 
 
 def _check_secrets(url: str) -> None:
@@ -213,7 +214,7 @@ def _check_secrets(url: str) -> None:
         raise InputError([Problem(url, what.format(name), f"set it: export {name}=…") for name in missing])
 
 
-def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
+def _build_request(url: str, headers: dict[str, str]) -> urllib.request.Request:
     """Return the request. USER:PASSWORD@ becomes a header that is not sent to the target of a redirect."""
     values = {name: urllib.parse.quote(os.environ[name].strip(), safe="") for name in find_variables(url)}
     address = _to_ascii(fill_variables(url, values))
@@ -278,17 +279,17 @@ class _MinimumRate(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         try:
-            count = self._raw.readinto(buffer)
+            num_bytes = self._raw.readinto(buffer)
         except TimeoutError:
             # After a few bytes, a timeout means that the server is too slow, not that it gives no answer.
             if self._received:
                 self._check_rate()
             raise
-        self._received += count or 0
+        self._received += num_bytes or 0
         if time.monotonic() - self._start >= self._window:
             self._check_rate()
             self._start, self._received = time.monotonic(), 0
-        return count
+        return num_bytes
 
     def _check_rate(self) -> None:
         elapsed = time.monotonic() - self._start

@@ -57,7 +57,7 @@ def list_remote(path: str) -> list[RemoteFile]:
     key = xxhash.xxh3_128_hexdigest(f"{endpoint(path)}\n{path}".encode())
     record = cache_folder() / "listings" / f"{key}.json"
     try:
-        remote_files = _list(path)
+        remote_files = _list_files(path)
     except (ServiceUnreachable, OfflineError) as error:
         if (last_listing := _read_record(record)) is None:
             raise
@@ -93,7 +93,7 @@ def remote_file(entry: dict[str, Any], path: str) -> RemoteFile:
     return RemoteFile(f"{scheme(path)}://{entry['name']}", int(entry["size"]), str(version).strip('"'))
 
 
-def _list(path: str) -> list[RemoteFile]:
+def _list_files(path: str) -> list[RemoteFile]:
     is_glob = any(mark in path for mark in "*?[")
     with remote_errors(path), open_remote(path) as files:
         files.retries = 1  # s3fs retries 5 times botocore's 5: without a network that would take half a minute

@@ -139,7 +139,8 @@ def pull_folder(
 
     Raise InputError (never finished, no permission), WorkError (network, server, a file that does not match).
     """
-    into, address = Path(into), normalize_address(address)
+    into = Path(into)
+    address = normalize_address(address)
     if into.is_dir():
         return
     remove_stale(into.parent)

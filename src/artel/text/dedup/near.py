@@ -79,7 +79,7 @@ def choose_bands(threshold: float) -> tuple[int, int]:
 
 def check_near() -> None:
     """Raise InputError at `data.dedup.near` if rensa is not installed."""
-    _minhash()
+    _import_minhash()
 
 
 class SignatureWriter:
@@ -106,7 +106,7 @@ class SignatureWriter:
         self._folder = folder
         self._bands, self._rows = choose_bands(config.threshold)
         self._shingler = Shingler(_SHINGLE_WORDS)
-        self._minhash = _minhash()
+        self._minhash = _import_minhash()
         factors = [xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1 for row in range(self._rows)]
         self._factors = np.array(factors, np.uint64)
         self._texts: list[tuple[int, str]] = []
@@ -205,7 +205,7 @@ class Signatures:
     def shingles(self, index: int) -> NDArray[np.uint32]:
         """Return the sorted shingle hashes of a signed document."""
         shard = bisect_right(self._shard_starts, index) - 1
-        shingles, ends = self._files(shard)
+        shingles, ends = self._map_shard(shard)
         index_in_shard = int(self._kept_indices[shard][index - self._shard_starts[shard]])
         return shingles[int(ends[index_in_shard - 1]) if index_in_shard else 0 : int(ends[index_in_shard])]
 
@@ -217,7 +217,7 @@ class Signatures:
                 keys.append(_band_keys(folder, band)[kept_indices])
         return np.concatenate(keys)
 
-    def _files(self, shard: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def _map_shard(self, shard: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         if shard not in self._opened:
             folder = self._folders[shard]
             shingles = np.memmap(folder / "shingles", np.uint32, "r").view(np.ndarray)
@@ -344,7 +344,7 @@ def _are_similar(signatures: Signatures, first: int, second: int, threshold: flo
     return smaller / larger >= threshold and jaccard(first_set, second_set) >= threshold
 
 
-def _minhash() -> Callable[..., Any]:
+def _import_minhash() -> Callable[..., Any]:
     """Return the function of rensa that computes MinHash signatures from the shingle hashes of many documents."""
     try:
         from rensa import RMinHash

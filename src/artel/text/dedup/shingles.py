@@ -111,7 +111,7 @@ def _hash_words(codes: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDAr
     The polynomial is the difference of two running sums over all characters, times the inverse power of the start of
     the word. So no word becomes a Python string. Mixing is needed because shingle hashes are sums of word hashes.
     """
-    powers, inverses = _powers(
+    powers, inverses = _compute_powers(
         _CHUNK_CHARACTERS if codes.size <= _CHUNK_CHARACTERS else 1 << (codes.size - 1).bit_length()
     )
     sums = np.zeros(codes.size + 1, np.uint64)
@@ -124,7 +124,7 @@ def _hash_words(codes: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDAr
 
 
 @cache
-def _powers(max_power: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def _compute_powers(max_power: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the powers of _BASE from 1 to `max_power`, and those of its inverse."""
     powers = np.cumprod(np.full(max_power, _BASE, np.uint64), dtype=np.uint64)
     return powers, np.cumprod(np.full(max_power, _BASE_INVERSE, np.uint64), dtype=np.uint64)

@@ -56,7 +56,7 @@ def read_row_records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> It
 
 
 def build_record(fields: Conversation | Preference, origin: str, set_name: str) -> Record:
-    """Return the record of a conversation or preference. Its text is that of all messages.
+    """Return the record of a conversation or preference. Its text is the text of all messages.
 
     Conversations that begin with the same question, and preferences with the same prompt, go into the same split: a
     model must not have learned the answers that it is evaluated on.
@@ -90,7 +90,7 @@ def check_converter(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def import_function(converter: str, key: str) -> UserFunction:
-    """Import the user function `module:function`, also from the working folder. Raise InputError."""
+    """Import the user function `module:function`, also from the working folder. Raise InputError if there is none."""
     module, _, name = converter.partition(":")
     function = getattr(import_user_module(module, key, "write module:function"), name, None)
     if not callable(function):

@@ -66,7 +66,8 @@ def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _build_record(sentence: _Sentence, file: SourceFile, origin: str, *, is_universal: bool) -> Record:
-    source, rows = file.source, [row for _, row in sentence.rows]
+    source = file.source
+    rows = [row for _, row in sentence.rows]
     word = int(source.words or (_FORM if is_universal else 0))
     tag = int(source.tags or (_UPOS if is_universal else -1))
     spaces = None

@@ -170,7 +170,7 @@ def is_task(entry: dict[str, Any]) -> bool:
 def read_annotated_spans(entry: dict[str, Any], field: str) -> tuple[str, list[Span] | None]:
     """Return (text, spans) of a task from its ground-truth annotation, else from the first one not cancelled.
 
-    Spans are None without an annotation. Raise BadRecord.
+    Spans are None without an annotation. Raise BadRecord if the text is not found, or a span does not fit it.
     """
     data = entry["data"]
     texts = [name for name, value in data.items() if isinstance(value, str)]

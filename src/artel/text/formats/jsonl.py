@@ -144,7 +144,7 @@ def describe_fields(fields: dict[Any, Any]) -> str:
 
 
 def get_text_field(entry: dict[str, Any], name: str, source_key: str, key: str = "field") -> str:
-    """Return the text in the field `name`, which `key` of the source at `source_key` names. Raise BadRecord."""
+    """Return the text in the field that `key` of the source at `source_key` names. Raise BadRecord if it has none."""
     if name not in entry:
         what = f"has no field {name!r} (it has: {describe_fields(entry)})"
         raise BadRecord("no_field", f"{what}; write {column_fix(key, source_key)}")

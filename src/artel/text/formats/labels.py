@@ -107,7 +107,7 @@ def _get_class_name(value: Any, column: str, names: list[str]) -> Any:
 
 
 def _parse_labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
-    """Return the labels of a row from the values of its label columns. Raise BadRecord."""
+    """Return the labels of a row from the values of its label columns. Raise BadRecord for other values."""
     if len(source.label) > 1:
         return tuple(name for name, value in zip(source.label, values, strict=True) if _parse_mark(name, value))
     (value,) = values

@@ -76,7 +76,7 @@ def _build_record(match: Match, origin: str, set_name: str, group: str = "") -> 
 
 
 def _parse_match(row: dict[str, Any], key: str) -> Match:
-    """Return the match of a row with renamed fields. `key`: key of the source in the run file. Raise BadRecord."""
+    """Return the match in a row with renamed fields. Raise BadRecord if it has none. `key`: that of the source."""
     queries, positives, negatives = (
         _get_texts(row, names) for names in (_QUERY_FIELDS, _POSITIVE_FIELDS, _NEGATIVE_FIELDS)
     )
@@ -129,7 +129,7 @@ def _get_texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parse_score(row: dict[str, Any]) -> float | None:
-    """Return the score of a row; None if it has none. Raise BadRecord."""
+    """Return the score of a row; None if it has none. Raise BadRecord if it is not a number."""
     name = next((name for name in _SCORE_FIELDS if row.get(name) is not None), None)
     if name is None:
         return None

@@ -35,7 +35,7 @@ def read_html(file: SourceFile) -> Items:
 
 
 def read_page_records(page: bytes, content_type: str, origin: str, file: SourceFile) -> Items:
-    """Yield the records of a page, or a DroppedRecord if `extract: main` finds no main text. Raise BadRecord."""
+    """Yield the records of a page; a DroppedRecord if `extract: main` finds none. Raise BadRecord for a bad page."""
     source = file.source
     if source.extract == "main":
         text = main_text(page_source(page, content_type, source.profile, source.encoding), origin)
@@ -173,8 +173,8 @@ def _read_body(entry: _Entry, head: bytes, max_bytes: int) -> bytes:
     return head + entry.read(entry.remaining_bytes)
 
 
-def _size_error(size: str, max_bytes: int) -> BadRecord:
-    detail = f"has {size} bytes, more than data.max_document ({max_bytes:,}) allows in one document"
+def _size_error(description: str, max_bytes: int) -> BadRecord:
+    detail = f"has {description} bytes, more than data.max_document ({max_bytes:,}) allows in one document"
     return BadRecord("too_large", detail)
 
 
@@ -200,12 +200,12 @@ def _join_chunks(body: bytes) -> bytes:
     """Join a chunked body. Many crawlers store it already joined, but keep the header."""
     chunks: list[bytes] = []
     position = 0
-    while size := _CHUNK_SIZE.match(body, position):
-        length = int(size[1], 16)
+    while header := _CHUNK_SIZE.match(body, position):
+        length = int(header[1], 16)
         if length == 0:
             return b"".join(chunks)
-        position = size.end() + length
-        chunks.append(body[size.end() : position])
+        position = header.end() + length
+        chunks.append(body[header.end() : position])
     if chunks:
         raise BadRecord("truncated", "is cut off, or its chunks are inconsistent; remove it")
     return body

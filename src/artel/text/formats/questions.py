@@ -70,8 +70,8 @@ def _require_field(entry: Any, name: str, kind: type | tuple[type, ...], path: s
         )
     value = entry[name]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):  # a bool is an int in Python
-        have = ", ".join(f"{key}: {type(item).__name__}" for key, item in entry.items())
-        what = f"field {name!r} of {owner} is {type(value).__name__} (it has: {have})"
+        field_types = ", ".join(f"{key}: {type(item).__name__}" for key, item in entry.items())
+        what = f"field {name!r} of {owner} is {type(value).__name__} (it has: {field_types})"
         raise BadRecord("no_field", f"{what}; write {expected}")
     return value
 
@@ -134,7 +134,7 @@ class _Words:
         self._starts: list[int] = []
 
     def span(self, start: int, end: int, path: str) -> Span:
-        """Return the character span of the words from `start` to `end`, exclusive. Raise BadRecord."""
+        """Return the character span of the words from `start` to `end`, exclusive. Raise BadRecord without any."""
         if not self._starts:  # computed when needed, since most examples have no answer
             starts = (match.end() for match in re.finditer(" ", self._document))
             self._starts = [0, *starts, len(self._document) + 1]
@@ -220,8 +220,8 @@ def _walk_squad_entries(content: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (path of the question, its paragraph, the question), or a BadRecord for a paragraph or question."""
     fix = 'SQuAD is one object: {"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
     if not isinstance(content, dict) or not isinstance(content.get("data"), list):
-        have = (", ".join(content) or "no fields") if isinstance(content, dict) else type(content).__name__
-        raise BadRecord("bad_json", f"has no list 'data' (it has: {have}); {fix}")
+        existing = (", ".join(content) or "no fields") if isinstance(content, dict) else type(content).__name__
+        raise BadRecord("bad_json", f"has no list 'data' (it has: {existing}); {fix}")
     for index, article in enumerate(content["data"]):
         for paragraph_path, paragraph in _walk_items(article, "paragraphs", f"data[{index}]"):
             for path, entry in _walk_items(paragraph, "qas", paragraph_path):

@@ -155,11 +155,11 @@ def _column_indices(origin: str, names: list[str], columns: Sequence[tuple[str, 
         if names.count(name) != 1:
             what = f"has {names.count(name) or 'no'} column{'s' * (name in names)} {name!r}"
             # Bytes that cannot be decoded are shown as \xff.
-            have = ", ".join(names).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") or "none"
+            existing = ", ".join(names).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") or "none"
             fix = f"name the column in the source ({column_fix(key, source_key)}), or rename it in the header"
-            if len(names) == 1 and ";" in have:
+            if len(names) == 1 and ";" in existing:
                 fix = f"separate the columns by commas, not by semicolons; then {fix}"
-            problems.append(Problem(origin, f"the header {what} (it has: {have})", fix))
+            problems.append(Problem(origin, f"the header {what} (it has: {existing})", fix))
     if problems:
         raise InputError(problems)
     return [names.index(name) for _, name in columns]

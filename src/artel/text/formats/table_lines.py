@@ -37,7 +37,10 @@ class TableRows:
         max_characters: int,
         trusts_quotes: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._lines, self._origin, self._delimiter, self._max_characters = lines, origin, delimiter, max_characters
+        self._lines = lines
+        self._origin = origin
+        self._delimiter = delimiter
+        self._max_characters = max_characters
         self._trusts_quotes = trusts_quotes
         self._pushed_back: deque[str] = deque()
         self._num_read = self._num_read_again = 0

@@ -44,7 +44,7 @@ def tools_field(row: dict[str, Any]) -> str | None:
 
 
 def parse_tools(value: Any, where: str) -> Tools:
-    """Return functions from a list, JSON, or a list of JSON texts. Raise BadRecord."""
+    """Return functions from a list, JSON, or a list of JSON texts. Raise BadRecord if they are something else."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else []
@@ -103,7 +103,7 @@ def _json_type(kind: str) -> str:
 def extract_tools(messages: list[Message], tools: Tools) -> tuple[list[Message], Tools, dict[str, int]]:
     """Read the functions, calls and results inside texts. Return messages, functions and counts for the ledger.
 
-    Raise BadRecord.
+    Raise BadRecord for a function or call that cannot be read.
     """
     counts = {}
     if messages and messages[0].role == "system":
@@ -164,7 +164,7 @@ def _is_description(value: Any, names: set[str]) -> bool:
 
 
 def read_turn_calls(turn: dict[str, Any], where: str) -> tuple[ToolCall, ...]:
-    """Return the calls in `tool_calls` or `function_call` of a turn. Raise BadRecord."""
+    """Return the calls in `tool_calls` or `function_call` of a turn. Raise BadRecord if one is malformed."""
     value = turn.get("tool_calls") or turn.get("function_call") or []
     try:
         return parse_calls(value)

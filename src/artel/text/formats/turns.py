@@ -248,6 +248,6 @@ def _columns_to_turns(columns: dict[str, Any], path: str) -> list[Turn]:
         fix = "write a list of messages, or lists of role and content"
         raise BadRecord("no_messages", f"{path} is an object without lists (it has: {describe_fields(columns)}); {fix}")
     if len({len(values) for values in lists.values()}) > 1:
-        have = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-        raise BadRecord("uneven_columns", f"the lists of {path} are not of one length ({have}); fix them")
+        lengths = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
+        raise BadRecord("uneven_columns", f"the lists of {path} are not of one length ({lengths}); fix them")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]

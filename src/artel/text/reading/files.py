@@ -111,10 +111,10 @@ class _DecompressedFile(io.RawIOBase):
         num_filled = 0
         try:
             while num_filled < len(target) and self._decompress():
-                count = min(len(target) - num_filled, len(self._output))
-                target[num_filled : num_filled + count] = self._output[:count]
-                self._output = self._output[count:]
-                num_filled += count
+                num_bytes = min(len(target) - num_filled, len(self._output))
+                target[num_filled : num_filled + num_bytes] = self._output[:num_bytes]
+                self._output = self._output[num_bytes:]
+                num_filled += num_bytes
         except DECOMPRESSION_ERRORS as error:
             if num_filled == 0:
                 raise

@@ -89,7 +89,7 @@ def check_files(source: SourceConfig, key: str) -> list[Problem]:
 
 
 def list_files(source: SourceConfig, path: str, key: str) -> list[Path]:
-    """Return the local files of a path of a source. Raise InputError."""
+    """Return the local files of a path of a source. Raise InputError if none is found."""
     files, problems = _find_files(source, path, key)
     if problems:
         raise InputError(problems)
@@ -226,7 +226,7 @@ def _find_unread(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _special_kind(file: Path) -> str:
-    """Return the kind of `file`; empty for a regular file with a real size. Raise OSError.
+    """Return the kind of a file that is not regular, or has no real size; empty for other files.
 
     The kernel generates files in /proc and /sys when they are read. Such a file may have no end, or block forever.
     """

@@ -93,7 +93,9 @@ class _Trials:
     """Renders answers that are calls."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, style: ToolStyle, end: TurnEnd) -> None:
-        self._tokenizer, self._template, self._style = tokenizer, template, style
+        self._tokenizer = tokenizer
+        self._template = template
+        self._style = style
         texts = [text for text, token_id in added_tokens(tokenizer).items() if token_id in end.ids]
         self._ends = [*texts, *end.texts]
         self._call_ids: list[str] = []  # of the last answer

@@ -90,7 +90,7 @@ class ToolStyle:
         """Convert a message to the template's format, without its thought."""
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.tool_calls:
-            fields["tool_calls"] = [self._call(call) for call in message.tool_calls]
+            fields["tool_calls"] = [self._format_call(call) for call in message.tool_calls]
             if not message.content and self.empty_content == "none":
                 fields["content"] = None
             elif not message.content and self.empty_content == "absent":
@@ -98,7 +98,7 @@ class ToolStyle:
         answers = {"name": message.name, "tool_call_id": message.tool_call_id}
         return fields | {name: value for name, value in answers.items() if value}
 
-    def _call(self, call: ToolCall) -> dict[str, Any]:
+    def _format_call(self, call: ToolCall) -> dict[str, Any]:
         arguments = json.dumps(call.arguments, ensure_ascii=False) if self.arguments_as_text else call.arguments
         id_field = {"id": call.id} if call.id else {}
         return {**id_field, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -220,7 +220,8 @@ class Tokenizer:
 
         A Unigram model also has them as pieces of its vocabulary, so it is copied with these pieces renamed.
         """
-        backend, special = self._full_backend, frozenset(self.control_tokens)
+        backend = self._full_backend
+        special = frozenset(self.control_tokens)
         if type(backend.model).__name__ != "Unigram":
             return backend
         if self._renamed_backend is None or self._renamed_backend[0] != special:

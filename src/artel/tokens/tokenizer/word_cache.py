@@ -36,7 +36,7 @@ class WordCache:
     """Encodes texts word by word."""
 
     def __init__(self, backend: Any, state: dict[str, Any], max_words: int = _MAX_WORDS) -> None:
-        """`backend`: a tokenizers.Tokenizer; `state`: its JSON. Raise UnsupportedTokenizer."""
+        """`backend`: a tokenizers.Tokenizer. `state`: its JSON. Raise UnsupportedTokenizer for other models."""
         self._pattern = _read_pattern(state)
         self._words = _Words(backend.model, max_words)
 
@@ -127,9 +127,9 @@ def _ambiguous_characters() -> np.ndarray:
     `regex` and `tokenizers` may have different versions of Unicode, and disagree about which characters are letters.
     """
     is_ambiguous = np.ones(sys.maxunicode + 1, bool)
-    old, pattern = unicodedata.ucd_3_2_0, regex.compile(r"[\p{L}\p{N}\p{Z}\p{Cn}]")
+    pattern = regex.compile(r"[\p{L}\p{N}\p{Z}\p{Cn}]")
     characters = "".join(map(chr, range(0x40000)))  # all assigned characters
-    is_ambiguous[: len(characters)] = [old.category(character) == "Cn" for character in characters]
+    is_ambiguous[: len(characters)] = [unicodedata.ucd_3_2_0.category(character) == "Cn" for character in characters]
     matches_pattern = np.zeros(len(characters), bool)
     matches_pattern[[match.start() for match in pattern.finditer(characters)]] = True
     is_ambiguous[: len(characters)] &= matches_pattern
