@@ -67,7 +67,7 @@ def run_submission(work, ranks):
 
 def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
     tasks = lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts")
-    work = create_submission(tasks, "lines", processes=2)
+    work = create_submission(tasks, "lines", processes_per_rank=2)
     assert len(work.task_indices) > 10
     assert run_submission(work, 2) == [0, 0]
     assert sorted(file.name for file in Path(work.folder, "succeeded").iterdir()) == ["0", "1"]

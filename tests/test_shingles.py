@@ -36,7 +36,7 @@ LETTERS = "aAbß1_ \n.-—éеёЖŉﬁ猫あア・ㄅ한글\u0301\u200d\ud800\U
 
 @given(st.lists(st.text(LETTERS, max_size=40), max_size=6), st.integers(1, 6), st.integers(1, 9))
 def test_any_texts_in_any_pieces(texts, count, piece):
-    assert same(texts, count, chunk=piece)
+    assert same(texts, count, chunk_characters=piece)
 
 
 def test_a_word_longer_than_a_piece_and_texts_of_many_pieces():
@@ -45,8 +45,8 @@ def test_a_word_longer_than_a_piece_and_texts_of_many_pieces():
     long = "".join(chance.choices("абвг", k=3 * piece))
     words = " ".join("".join(chance.choices("abcdefgh", k=chance.randrange(1, 9))) for _ in range(60_000))
     assert len(words) > 4 * piece
-    assert same([f"start {long} {long[1:]} {long} end", words, "", words[:50], words], 1, chunk=piece)
-    assert same([words, words.upper()], 5, chunk=piece)
+    assert same([f"start {long} {long[1:]} {long} end", words, "", words[:50], words], 1, chunk_characters=piece)
+    assert same([words, words.upper()], 5, chunk_characters=piece)
 
 
 def test_texts_together_have_the_n_grams_that_each_has_alone(shared_data):

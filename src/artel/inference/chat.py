@@ -310,7 +310,7 @@ class ChatSession:
         for exchange in exchanges:
             messages += [Message("tool", result) for result in exchange.results] or [Message("user", exchange.message)]
             messages.append(Message("assistant", exchange.answer, tool_calls=exchange.calls))
-        return [style.fields(message) for message in style.linked(messages)]
+        return [style.fields(message) for message in style.link_calls(messages)]
 
 
 class _ChatEngine:

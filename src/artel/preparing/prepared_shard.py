@@ -142,14 +142,14 @@ class _PreparedShardWriter:
         record = cleaned.document.record
         split_index = SPLITS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
-        tokens = samples = 0
+        num_tokens = num_samples = 0
         reference = None
         if isinstance(result, DocumentSamples):
             reference = result.reference
             for sample in result.samples:
                 self._samples[split_index].add(sample, record.origin)
-                tokens += len(sample.ids)
-            samples = len(result.samples)
+                num_tokens += len(sample.ids)
+            num_samples = len(result.samples)
             self._unknown_tokens.add(record, result.samples)
             if reference is not None:
                 self._references[split_index].write(orjson.dumps(reference) + b"\n")
@@ -165,7 +165,7 @@ class _PreparedShardWriter:
         if notes:
             self._notes.write(orjson.dumps({"document": self._num_documents, **notes}) + b"\n")
         digest = tuple(int.from_bytes(cleaned.digest[start : start + 8]) for start in (0, 8))
-        sizes = (len(record.text.encode()), len(record.text), tokens, samples)
+        sizes = (len(record.text.encode()), len(record.text), num_tokens, num_samples)
         set_index = self._sets.setdefault(record.set_name, len(self._sets))
         labels = record.fields.labels if self._splits_by_label and isinstance(record.fields, LabeledText) else ()
         labels_index = self._labels.setdefault(labels, len(self._labels))
@@ -219,11 +219,11 @@ def _group_documents(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedR
     records = iter(records)
     while True:
         chunk: list[CleanedRecord] = []
-        characters = 0
+        num_characters = 0
         for record in islice(records, _CHUNK_DOCUMENTS):
             chunk.append(record)
-            characters += len(record.document.record.text)
-            if characters >= _CHUNK_CHARACTERS:
+            num_characters += len(record.document.record.text)
+            if num_characters >= _CHUNK_CHARACTERS:
                 break
         if not chunk:
             return

@@ -362,7 +362,7 @@ class Selection:
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
         """Divide the documents of a split into store shards of `shard_tokens` or slightly more tokens, in order."""
-        plan_index = document_index = tokens = 0
+        plan_index = document_index = num_tokens = 0
         rounds = int(self._copies.max(initial=0))
         start: tuple[int, int, int] | None = None
         first_document = 0
@@ -377,14 +377,16 @@ class Selection:
                     if start is None:
                         start, first_document = (round_index, shard_index, int(chosen[position])), document_index
                     tokens_before = int(ends[position - 1]) if position else 0
-                    end = min(int(np.searchsorted(ends, tokens_before + self._shard_tokens - tokens)) + 1, len(chosen))
-                    tokens += int(ends[end - 1]) - tokens_before
+                    end = min(
+                        int(np.searchsorted(ends, tokens_before + self._shard_tokens - num_tokens)) + 1, len(chosen)
+                    )
+                    num_tokens += int(ends[end - 1]) - tokens_before
                     document_index += end - position
                     position = end
-                    if tokens >= self._shard_tokens:
+                    if num_tokens >= self._shard_tokens:
                         plan_end = (round_index, shard_index, int(chosen[end - 1]) + 1)
                         yield ShardPlan(f"{plan_index:05d}", split, start, plan_end, first_document)
-                        plan_index, tokens, start = plan_index + 1, 0, None
+                        plan_index, num_tokens, start = plan_index + 1, 0, None
         if start is not None:
             yield ShardPlan(f"{plan_index:05d}", split, start, (rounds, 0, 0), first_document)
 

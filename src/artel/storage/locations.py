@@ -106,8 +106,8 @@ def disk_errors(folder: Path | str) -> Iterator[None]:
         raise disk_error(error, folder) from error
 
 
-def disk_error(error: OSError, path: Path | str, what: str = "cannot be written") -> ArtelError:
-    """Convert one of DISK_ERRORS at `path` to an error with a fix; `what` names the failed operation."""
+def disk_error(error: OSError, path: Path | str, problem: str = "cannot be written") -> ArtelError:
+    """Convert one of DISK_ERRORS at `path` to an error with a fix; `problem` names the failed operation."""
     detail = os.strerror(error.errno or 0)
     if isinstance(error.filename, str | bytes) and os.fsdecode(error.filename) != os.fspath(path):
         detail += f" ({os.fsdecode(error.filename)})"
@@ -116,7 +116,7 @@ def disk_error(error: OSError, path: Path | str, what: str = "cannot be written"
         return WorkError.at(str(path), f"the disk is full: {detail}", f"free space there, or {other_folder}")
     if error.errno in _REFUSED_ERRORS:
         fix = "choose a folder that can be written (run, data.store, ARTEL_CACHE), or change its permissions"
-        return InputError.at(str(path), f"{what}: {detail}", fix)
+        return InputError.at(str(path), f"{problem}: {detail}", fix)
     if error.errno == errno.EFBIG:
         fix = f"lift the limit on the size of a file (ulimit -f), or {other_folder}"
         return WorkError.at(str(path), f"a file there may not become that large: {detail}", fix)

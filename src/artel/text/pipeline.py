@@ -162,13 +162,13 @@ def _uncontaminated_records(
 
 def _group_batches(records: Iterable[tuple[Record, Counter[str]]]) -> Iterator[list[tuple[Record, Counter[str]]]]:
     """Group records into batches of about _BATCH_CHARACTERS characters."""
-    batch, characters = [], 0
+    batch, num_characters = [], 0
     for record, changes in records:
         batch.append((record, changes))
-        characters += len(record.text)
-        if characters >= _BATCH_CHARACTERS:
+        num_characters += len(record.text)
+        if num_characters >= _BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch, num_characters = [], 0
     if batch:
         yield batch
 

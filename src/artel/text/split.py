@@ -67,14 +67,14 @@ class Chapters:
         self._limit_without_headings = min(_MAX_CHAPTER_CHARACTERS, int(_MAX_CHAPTER_FRACTION * fraction * byte_size))
         self._limit = self._limit_without_headings
         self._chapter = ""
-        self._characters = 0
+        self._num_characters = 0
 
     def assign_chapter(self, text: str) -> str:
         """Return the first text of the chapter of the next document `text`: it identifies the chapter."""
         is_start = is_heading(text.lstrip().partition("\n")[0])
         if is_start:
             self._limit = _MAX_CHAPTER_CHARACTERS
-        if is_start or not self._chapter or self._characters >= self._limit:
-            self._chapter, self._characters = text, 0
-        self._characters += len(text)
+        if is_start or not self._chapter or self._num_characters >= self._limit:
+            self._chapter, self._num_characters = text, 0
+        self._num_characters += len(text)
         return self._chapter

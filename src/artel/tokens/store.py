@@ -273,7 +273,7 @@ class ShardWriter:
         self.columns = 0
         """Numbers per sample."""
         self.num_tokens = 0
-        self.samples = 0
+        self.num_samples = 0
 
     def add(self, sample: Sample, origin: str) -> None:
         self._tokens.write(np.ascontiguousarray(sample.ids, dtype=self._dtype).data)
@@ -283,7 +283,7 @@ class ShardWriter:
         if sample.numbers:
             self._write_numbers(np.array([sample.numbers], dtype="<i8"))
         self.num_tokens += len(sample.ids)
-        self.samples += 1
+        self.num_samples += 1
         self._ends.write(self.num_tokens.to_bytes(8, "little"))
 
     def add_many(
@@ -298,7 +298,7 @@ class ShardWriter:
             self._write_numbers(np.ascontiguousarray(numbers, dtype="<i8"))
         self._ends.write((self.num_tokens + np.cumsum(lengths)).astype("<u8").data)
         self.num_tokens += int(lengths.sum())
-        self.samples += len(lengths)
+        self.num_samples += len(lengths)
 
     def close(self) -> dict[str, Any]:
         """Return the shard's entry in the manifest: name, tokens, samples, and the size and checksum of each file."""
@@ -308,7 +308,7 @@ class ShardWriter:
         return {
             "name": self._base.name,
             "tokens": self.num_tokens,
-            "samples": self.samples,
+            "samples": self.num_samples,
             "files": file_entries(files),
         }
 
@@ -378,7 +378,7 @@ class StoreWriter:
         counts = self._splits[split]
         counts["shards"].append(shard.close())
         counts["tokens"] += shard.num_tokens
-        counts["samples"] += shard.samples
+        counts["samples"] += shard.num_samples
         counts["flags"], counts["numbers"] = shard.flags, shard.columns
 
 

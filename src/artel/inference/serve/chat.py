@@ -59,7 +59,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
         fix = "serve a model whose template does, or train one with chat.template: chatml"
         raise ApiError(400, f"the model's chat template does not support tools; {fix}", "tools")
     style = style or ToolStyle()
-    messages = style.linked([as_record(index, message) for index, message in enumerate(body.messages)])
+    messages = style.link_calls([as_record(index, message) for index, message in enumerate(body.messages)])
     fields = [
         style.fields(message) | ({"reasoning_content": message.thought} if message.thought else {})
         for message in messages

@@ -90,7 +90,7 @@ class TurnLocator:
         Raise ConversationError if the template rejects the conversation or the turns cannot be located.
         """
         style = self._find_style(messages, tools)
-        messages = style.linked(messages)
+        messages = style.link_calls(messages)
         shape = (bool(tools), *map(_message_shape, messages))
         if shape not in self._frames:
             if len(self._frames) >= _MAX_FRAMES:
@@ -123,7 +123,7 @@ class TurnLocator:
         Raise ConversationError if the template rejects the conversation.
         """
         style = self._find_style(messages, tools)
-        fields = [self._template_fields(message, style) for message in style.linked(messages)]
+        fields = [self._template_fields(message, style) for message in style.link_calls(messages)]
         return self._render(fields, tools, add_generation_prompt=True)
 
     def _render(self, messages: list[dict[str, Any]], tools: Tools, add_generation_prompt: bool = False) -> str:
@@ -152,7 +152,7 @@ class TurnLocator:
         question = Message("user", make_placeholder(0, "content"))
         answer = Message("assistant", make_placeholder(1, "content"), tool_calls=calls)
         style = self._find_style([answer], ())
-        fields = [style.fields(message) for message in style.linked([question, answer])]
+        fields = [style.fields(message) for message in style.link_calls([question, answer])]
         fields[1] |= _thought_fields(field, make_placeholder(1, "thought"), answer.content)
         return self._render(fields, ())
 

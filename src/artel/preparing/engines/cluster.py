@@ -61,8 +61,7 @@ class Submission:
     """The folder of this submission."""
     cwd: str
     """The working folder of the submitting process, for relative paths in the run file."""
-    processes: int = 1
-    """Processes per rank."""
+    processes_per_rank: int = 1
 
     def write(self) -> None:
         """Write the submission into its folder, for the ranks."""
@@ -93,8 +92,9 @@ class Submission:
         # Fork even for one process, so that this process sees how it ended.
         context = multiprocessing.get_context("fork")
         processes = []
-        for index in range(self.processes):
-            first = len(self.task_indices) * (rank * self.processes + index) // (ranks * self.processes)
+        num_processes = self.processes_per_rank
+        for index in range(num_processes):
+            first = len(self.task_indices) * (rank * num_processes + index) // (ranks * num_processes)
             arguments = (workspace, f"{rank}.{index}", first, os.getpid())
             processes.append(context.Process(target=self._run_tasks, args=arguments))
         for process in processes:
@@ -148,7 +148,7 @@ class Submission:
                 yield task_index
 
 
-def create_submission(tasks: Tasks, stage: Stage, processes: int = 1) -> Submission:
+def create_submission(tasks: Tasks, stage: Stage, processes_per_rank: int = 1) -> Submission:
     """Return the unfinished tasks of a stage as a submission, written into its own folder."""
     jobs = tasks.workspace.path.resolve() / "jobs"
     submission_index = len(list(jobs.glob(f"{stage}-*")))
@@ -156,7 +156,7 @@ def create_submission(tasks: Tasks, stage: Stage, processes: int = 1) -> Submiss
     for name in ("claims", "logs", "succeeded"):
         (folder / name).mkdir(parents=True)
     path = str(tasks.workspace.path.resolve())
-    submission = Submission(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
+    submission = Submission(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes_per_rank)
     submission.write()
     return submission
 

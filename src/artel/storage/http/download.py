@@ -86,20 +86,20 @@ def _download_with_retries(url: str, partial: PartialDownload, max_bytes: int | 
             attempts = attempts + 1 if partial.size < furthest + _PROGRESS_BYTES else 1
             furthest = max(furthest, partial.size)
             if attempts > len(_RETRY_SECONDS):
-                hint = f"; the {partial.size:,} bytes that came are kept" if partial.about else ""
+                hint = f"; the {partial.size:,} bytes that came are kept" if partial.metadata else ""
                 raise WorkError.at(url, f"{reason}, three times", _FIX_NETWORK + hint) from reason
             time.sleep(_RETRY_SECONDS[attempts - 1])
 
 
 def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout: float) -> str:
     """Try once to download the missing bytes, and return the Content-Type. Raise _Retry, or as `fetch` does."""
-    about = partial.about
-    if about and partial.size == about["total"]:  # the process was killed after the last byte
-        return str(about["content_type"])
+    metadata = partial.metadata
+    if metadata and partial.size == metadata["total"]:  # the process was killed after the last byte
+        return str(metadata["content_type"])
     # A compressed body would have to be decompressed here, and its length would not tell the size.
     headers = {"User-Agent": "artel", "Accept-Encoding": "identity"}
-    if about and partial.size:
-        headers |= {"Range": f"bytes={partial.size}-", "If-Range": about["validator"]}
+    if metadata and partial.size:
+        headers |= {"Range": f"bytes={partial.size}-", "If-Range": metadata["validator"]}
     try:
         with _open_with_limits(_build_request(url, headers), timeout) as response:
             _check_length(url, response.headers)
@@ -136,8 +136,11 @@ def _prepare_partial(response: http.client.HTTPResponse, partial: PartialDownloa
     validator = _read_validator(response.headers)
     if response.status == 206:
         content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
-        total = int(content_range[2]) if content_range and content_range[2] != "*" else partial.about.get("total")
-        is_same = partial.about.get("total") in (None, total) and validator in ("", partial.about.get("validator"))
+        total = int(content_range[2]) if content_range and content_range[2] != "*" else partial.metadata.get("total")
+        is_same = partial.metadata.get("total") in (None, total) and validator in (
+            "",
+            partial.metadata.get("validator"),
+        )
         if content_range is None or int(content_range[1]) != partial.size or not is_same:
             partial.start({})
             raise _Retry("the server answers with another part than was asked for")

@@ -36,14 +36,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 class PartialDownload:
-    """The first `size` bytes of a download. `about` has the facts to resume it, or is empty if that is impossible."""
+    """The first `size` bytes of a download. It can be resumed if it has `metadata`."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.path, self._mark_path = folder / f"{key}.body", folder / f"{key}.json"
         self._folder = folder
         with disk_errors(folder):
             self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
-        self.about: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self.size = self._marked_bytes = 0
         self._marked_at = time.monotonic()
         self._digest = xxhash.xxh3_128()
@@ -55,13 +55,13 @@ class PartialDownload:
         """xxh3-128 of the bytes so far, in the form of `checksum`."""
         return str(self._digest.hexdigest())
 
-    def start(self, about: dict[str, Any]) -> None:
+    def start(self, metadata: dict[str, Any]) -> None:
         """Start from the first byte; drop the bytes so far."""
         with disk_errors(self._folder):
             self._mark_path.unlink(missing_ok=True)
             self._file.seek(0)
             self._file.truncate()
-        self.about, self.size, self._marked_bytes = about, 0, 0
+        self.metadata, self.size, self._marked_bytes = metadata, 0, 0
         self._digest = xxhash.xxh3_128()
 
     def write(self, data: bytes) -> None:
@@ -73,13 +73,13 @@ class PartialDownload:
         self._digest.update(data)
         self.size += len(data)
         now = time.monotonic()
-        if self.about and (self.size - self._marked_bytes >= _MARK_BYTES or now - self._marked_at >= _MARK_SECONDS):
+        if self.metadata and (self.size - self._marked_bytes >= _MARK_BYTES or now - self._marked_at >= _MARK_SECONDS):
             self._save_mark()
             self._marked_at = now
 
     def close(self, *, keep: bool) -> None:
         """Close the file. With `keep` all its bytes are marked, else it is removed."""
-        keep = keep and bool(self.about) and self.size > 0
+        keep = keep and bool(self.metadata) and self.size > 0
         if keep and not self._file.closed:
             with suppress(ArtelError):  # the disk is full: the last mark counts
                 self._save_mark()
@@ -99,7 +99,7 @@ class PartialDownload:
         """Use the marked bytes if their checksum is right. Later bytes may not have reached the disk."""
         try:
             mark = json.loads(self._mark_path.read_bytes())
-            about, size, digest = dict(mark["about"]), int(mark["bytes"]), str(mark["digest"])
+            metadata, size, digest = dict(mark["about"]), int(mark["bytes"]), str(mark["digest"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
         with disk_errors(self._folder):
@@ -110,13 +110,13 @@ class PartialDownload:
             if remaining or self.digest != digest:
                 return False
             self._file.truncate(size)
-        self.about, self.size, self._marked_bytes = about, size, size
+        self.metadata, self.size, self._marked_bytes = metadata, size, size
         return True
 
     def _save_mark(self) -> None:
         with disk_errors(self._folder):
             os.fsync(self._file.fileno())
-            write_file(self._mark_path, json.dumps({"about": self.about, "bytes": self.size, "digest": self.digest}))
+            write_file(self._mark_path, json.dumps({"about": self.metadata, "bytes": self.size, "digest": self.digest}))
         self._marked_bytes = self.size
 
 

@@ -115,10 +115,10 @@ def _read_record(record: Path) -> tuple[list[RemoteFile], str] | None:
 
 
 def _download(file: RemoteFile, partial: PartialDownload) -> dict[str, Any]:
-    about = {"address": file.address, "version": file.version}
+    metadata = {"address": file.address, "version": file.version}
     with remote_errors(file.address, READ), open_remote(file.address) as files:
-        if partial.about != about:
-            partial.start(about)
+        if partial.metadata != metadata:
+            partial.start(metadata)
         else:
             _check_version(files, file, partial)  # the bytes of another version may be at other positions
         for data in _read_from(files, file, partial.size):
@@ -126,7 +126,7 @@ def _download(file: RemoteFile, partial: PartialDownload) -> dict[str, Any]:
         _check_version(files, file, partial)
         if partial.size != file.size:
             raise _change_error(file, partial)
-    return about
+    return metadata
 
 
 def _read_from(files: Any, file: RemoteFile, start: int) -> Iterator[bytes]:

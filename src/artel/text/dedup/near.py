@@ -70,10 +70,10 @@ def choose_bands(threshold: float) -> tuple[int, int]:
 
     One band agrees with probability similarity^rows, and at least one band with 1 - (1 - similarity^rows)^bands.
     """
-    for rows in range(_PERMUTATIONS, 1, -1):
-        bands = _PERMUTATIONS // rows
-        if 1 - (1 - threshold**rows) ** bands >= _RECALL:
-            return bands, rows
+    for rows_per_band in range(_PERMUTATIONS, 1, -1):
+        bands = _PERMUTATIONS // rows_per_band
+        if 1 - (1 - threshold**rows_per_band) ** bands >= _RECALL:
+            return bands, rows_per_band
     return _PERMUTATIONS, 1
 
 
@@ -104,10 +104,12 @@ class SignatureWriter:
     ) -> None:
         self._batch_documents, self._batch_characters = batch_documents, batch_characters
         self._folder = folder
-        self._bands, self._rows = choose_bands(config.threshold)
+        self._bands, self._rows_per_band = choose_bands(config.threshold)
         self._shingler = Shingler(_SHINGLE_WORDS)
         self._minhash = _import_minhash()
-        factors = [xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1 for row in range(self._rows)]
+        factors = [
+            xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1 for row in range(self._rows_per_band)
+        ]
         self._factors = np.array(factors, np.uint64)
         self._texts: list[tuple[int, str]] = []
         self._characters = 0
@@ -130,8 +132,8 @@ class SignatureWriter:
         if kind is None:
             self._hash_texts()
             self._write_batch()
-            for name, numbers in (("ends", self._ends), ("documents", self._documents), ("batches", self._batches)):
-                (self._folder / name).write_bytes(numbers.tobytes())
+            for name, values in (("ends", self._ends), ("documents", self._documents), ("batches", self._batches)):
+                (self._folder / name).write_bytes(values.tobytes())
         self._shingle_file.close()
         self._key_file.close()
 
@@ -160,7 +162,8 @@ class SignatureWriter:
             return
         ends = np.cumsum([0, *(shingles.size for shingles in self._batch)], dtype=np.uint64)
         signatures = self._minhash(np.concatenate(self._batch), ends, _PERMUTATIONS, _SEED).to_rows()
-        bands = np.array(signatures, np.uint64)[:, : self._bands * self._rows].reshape(-1, self._bands, self._rows)
+        values = np.array(signatures, np.uint64)[:, : self._bands * self._rows_per_band]
+        bands = values.reshape(-1, self._bands, self._rows_per_band)
         self._key_file.write((bands * self._factors).sum(axis=2, dtype=np.uint64).T.tobytes())
         self._batches.append(len(self._batch))
         for shingles in self._batch:

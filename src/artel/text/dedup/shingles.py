@@ -48,10 +48,10 @@ def shingle_set(hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
 
 
 class Shingler:
-    """Hashes the shingles of `words` words in texts, `chunk` characters at a time."""
+    """Hashes the shingles of `words` words in texts, `chunk_characters` characters at a time."""
 
-    def __init__(self, words: int, chunk: int = _CHUNK_CHARACTERS) -> None:
-        self._chunk = chunk
+    def __init__(self, words: int, chunk_characters: int = _CHUNK_CHARACTERS) -> None:
+        self._chunk_characters = chunk_characters
         # Odd, so that no two words give the same product.
         self._factors = [np.uint64(xxhash.xxh3_64_intdigest(bytes([index])) | 1) for index in range(words)]
 
@@ -61,7 +61,7 @@ class Shingler:
         Pass many short texts at a time: the overhead of a call is the time of 2,500 characters.
         """
         folded_texts = [text.casefold() for text in texts]
-        positions, words = _split_and_hash("\n".join(folded_texts), self._chunk)
+        positions, words = _split_and_hash("\n".join(folded_texts), self._chunk_characters)
         overlap = len(self._factors) - 1
         num_shingles = max(0, words.size - overlap)
         hashes = words[:num_shingles] * self._factors[0]
@@ -72,23 +72,23 @@ class Shingler:
         return [hashes[first : max(first, last - overlap)] for first, last in pairwise(firsts)]
 
 
-def _split_and_hash(text: str, chunk: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+def _split_and_hash(text: str, chunk_characters: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Return the position of the first character of each word, and the hash of the word."""
     positions, hashes = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
-    start, size = 0, chunk
+    start, num_characters = 0, chunk_characters
     while start < len(text):
-        codes = np.frombuffer(text[start : start + size].encode("utf-32-le", "surrogatepass"), np.uint32)
+        codes = np.frombuffer(text[start : start + num_characters].encode("utf-32-le", "surrogatepass"), np.uint32)
         starts, ends = _find_words(codes)
         next_start = start + codes.size
         if next_start < len(text) and ends.size and ends[-1] == codes.size:  # the word may continue in the next chunk
             next_start = start + int(starts[-1])
             starts, ends = starts[:-1], ends[:-1]
         if next_start == start:  # a word longer than a chunk
-            size *= 2
+            num_characters *= 2
             continue
         positions.append(starts + start)
         hashes.append(_hash_words(codes, starts, ends))
-        start, size = next_start, chunk
+        start, num_characters = next_start, chunk_characters
     return np.concatenate(positions), np.concatenate(hashes)
 
 

@@ -93,8 +93,8 @@ def read_warc(file: SourceFile) -> Items:
 class _BadArchive(Exception):
     """Damage to an archive: nothing after it can be read."""
 
-    def __init__(self, reason: str, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
         self.reason = reason
 
 

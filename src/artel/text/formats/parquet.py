@@ -182,14 +182,14 @@ def _read_dictionary_size(file: IO[bytes], chunk: Any) -> int:
         return 0
     file.seek(offset)
     header = file.read(16)
-    size, shift = 0, 0
+    num_bytes, shift = 0, 0
     if header[:1] == b"\x15" and header[2:3] == b"\x15":  # two fields, each an i32; the type takes one byte
         for byte in header[3:]:
-            size |= (byte & 0x7F) << shift
+            num_bytes |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
                 break
-    return size // 2  # zigzag
+    return num_bytes // 2  # zigzag
 
 
 def _check_count(num_rows: int, table: Any, origin: str) -> None:

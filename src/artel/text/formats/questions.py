@@ -104,8 +104,8 @@ def _read_nq_document(entry: dict[str, Any]) -> str:
     )
 
 
-def _annotations_error(what: str) -> BadRecord:
-    return BadRecord("no_annotations", f"{what}: there is nothing to learn or compare with; use a set with answers")
+def _annotations_error(problem: str) -> BadRecord:
+    return BadRecord("no_annotations", f"{problem}: there is nothing to learn or compare with; use a set with answers")
 
 
 def _choose_official_answer(entry: dict[str, Any], document: str) -> _Answers:

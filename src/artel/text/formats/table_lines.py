@@ -45,7 +45,7 @@ class TableRows:
         self._pushed_back: deque[str] = deque()
         self._num_read = self._num_read_again = 0
         self._width = 0
-        self.quoted = self.literal = 0
+        self.num_quoted = self.num_literal = 0
         """Number of rows that can be read only with quoting, and only without it."""
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]:
@@ -114,23 +114,23 @@ class TableRows:
         if problem and is_swallowing:
             self._pushed_back.extendleft(reversed(row_lines[1:]))
             self._num_read = first_line
-            self.literal += 1
+            self.num_literal += 1
             return [BadRecord("open_quote", f"opens a quote that is never closed; {_FIX}")]
         if is_swallowing and not self._trusts_quotes():
-            self.literal += 1
+            self.num_literal += 1
             what = f"its quote is closed in line {last_line} only, and the lines up to there are rows"
             return [BadRecord("open_quote", f"line {first_line}: {what}; {_FIX}")] * len(row_lines)
         if "end of data" in problem:
             raise InputError.at(f"{self._origin}:{first_line}", "a quote is opened in this row and never closed", _FIX)
         if problem:
-            self.literal += len(row_lines) == 1 and self._is_row(line)
+            self.num_literal += len(row_lines) == 1 and self._is_row(line)
             span = f"lines {first_line} to {last_line}: " if last_line > first_line else ""
             what = f"{span}is not csv: {problem}"
             bad_row = BadRecord("bad_row", f'{what}; a quote inside of a text is written twice: ""')
             # With one column, each line may have been a row.
             return [bad_row] * (len(row_lines) if self._width == 1 else 1)
         self._width = self._width or len(cells)
-        self.quoted += len(cells) == self._width and self._needs_quoting(row_lines, cells)
+        self.num_quoted += len(cells) == self._width and self._needs_quoting(row_lines, cells)
         return [cells]
 
     def _is_row(self, line: str) -> bool:
@@ -153,12 +153,12 @@ def is_quoted(rows: TableRows) -> bool:
         for _ in rows:
             pass
     except InputError:  # an open quote at the end, reported by reading
-        rows.literal += 1
-    return rows.quoted >= rows.literal
+        rows.num_literal += 1
+    return rows.num_quoted >= rows.num_literal
 
 
-def too_long_error(origin: str, what: str, max_characters: int) -> InputError:
+def too_long_error(origin: str, subject: str, max_characters: int) -> InputError:
     """Return the error for a line or row that is too long for memory."""
     fix = "close or double the quote, or write a larger data.max_document"
-    what = f"{what} is over {max_characters:,} characters (data.max_document), or its quote is never closed"
+    what = f"{subject} is over {max_characters:,} characters (data.max_document), or its quote is never closed"
     return InputError.at(origin, what, fix)

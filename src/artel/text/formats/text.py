@@ -82,9 +82,9 @@ def frame_notes(records: Iterable[Record]) -> list[str]:
     """Return a note for the user about each kind of frame in the texts, with its first occurrence."""
     notes: dict[str, str] = {}
     for record in records:
-        for mark, what in _FRAMES:
-            if what not in notes and mark.search(record.text):
-                notes[what] = Phrase("{place} holds {frame}", place=record.origin, frame=what)
+        for mark, frame in _FRAMES:
+            if frame not in notes and mark.search(record.text):
+                notes[frame] = Phrase("{place} holds {frame}", place=record.origin, frame=frame)
     return list(notes.values())
 
 

@@ -245,9 +245,7 @@ def markers_before_calls(tokenizer: Tokenizer, template: str) -> set[str]:
     ]
     try:
         text = render(tokenizer, template, conversation, False)
-        question, prompt = (
-            render(tokenizer, template, conversation[:1], begins_answer) for begins_answer in (False, True)
-        )
+        question, prompt = (render(tokenizer, template, conversation[:1], add_prompt) for add_prompt in (False, True))
     except TemplateRejection:
         return set()
     between, calls, _ = text.partition(_TEXT_MARK)[2].partition(_ANSWER_MARK)

@@ -46,7 +46,7 @@ class Encoder:
     """
 
     def __init__(
-        self, exact: Encode, backend: Callable[[], Any], longest_compared: int = _MAX_COMPARED_CHARACTERS
+        self, exact: Encode, backend: Callable[[], Any], max_compared_characters: int = _MAX_COMPARED_CHARACTERS
     ) -> None:
         """`exact` encodes with tokenizers, special tokens as plain text. `backend` returns its tokenizer."""
         self.name = TOKENIZERS
@@ -54,23 +54,23 @@ class Encoder:
         self.num_suspect = 0
         self.remedy = ""
         self._exact = exact
-        self._longest_compared = longest_compared
+        self._max_compared_characters = max_compared_characters
         self._backend = backend
         self._fast_encode: Encode | None = None
         self._has_decided = False
-        self._characters = 0
-        self._texts = 0
+        self._num_characters = 0
+        self._num_texts = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text, int64 (tokens,). A special token written in a text is plain text."""
         if not self._has_decided:
-            self._characters += sum(map(len, texts))
-            if self._characters >= _UNDECIDED_CHARACTERS:
+            self._num_characters += sum(map(len, texts))
+            if self._num_characters >= _UNDECIDED_CHARACTERS:
                 self._has_decided = True
                 self._decide(texts)
         if self._fast_encode is None:
             return self._exact(texts)
-        one_in_many = slice((-1 - self._texts) % _COMPARE_EVERY, None, _COMPARE_EVERY)
+        one_in_many = slice((-1 - self._num_texts) % _COMPARE_EVERY, None, _COMPARE_EVERY)
         try:
             encoded = self._fast_encode(texts)
             compared = self._cut_long(texts[one_in_many], encoded[one_in_many])
@@ -81,16 +81,16 @@ class Encoder:
             return self._exact(texts)
         different_text = self._first_difference(*compared)
         if different_text is not None:
-            self.num_suspect = self._texts
+            self.num_suspect = self._num_texts
             self._fall_back(f"{self.name} gave other ids for {different_text}")
             return self._exact(texts)
-        self._texts += len(texts)
+        self._num_texts += len(texts)
         return encoded
 
     def _cut_long(self, texts: list[str], encoded: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
         """Return texts and ids with long texts cut: tokenizers needs 80 times their memory."""
         assert self._fast_encode is not None
-        short = [text[: self._longest_compared] for text in texts]
+        short = [text[: self._max_compared_characters] for text in texts]
         return short, [
             ids if len(text) == len(full) else self._fast_encode([text])[0]
             for text, full, ids in zip(short, texts, encoded, strict=True)

@@ -103,7 +103,9 @@ class _Trials:
     def answer(self, *calls: ToolCall) -> str | None:
         """Return the answer of a model that makes these calls, without its end; None if the template rejects them."""
         tools = [_describe_tool(call) for call in calls]
-        messages = self._style.linked([Message("user", "triedquestion"), Message("assistant", "", tool_calls=calls)])
+        messages = self._style.link_calls(
+            [Message("user", "triedquestion"), Message("assistant", "", tool_calls=calls)]
+        )
         self._call_ids = [call.id for call in messages[1].tool_calls]
         try:
             prompt, conversation = self._render(messages[:1], tools, True), self._render(messages, tools, False)
@@ -129,9 +131,9 @@ class _Trials:
             text = re.sub(rf',\s*"id":\s*"{call_id}"|\[CALL_ID\]{call_id}', "", text)
         return re.sub(r"^:\d+", f":{NUMBER}", text) if self._style.ids == "named" else text
 
-    def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]], starts_answer: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         fields = [self._style.fields(message) for message in messages]
-        return render(self._tokenizer, self._template, fields, starts_answer, tools)
+        return render(self._tokenizer, self._template, fields, add_generation_prompt, tools)
 
 
 def _find_answer_start(prompt: str, conversation: str) -> int:

@@ -44,7 +44,7 @@ class ToolStyle:
     writes_tools: bool = True
     writes_results: bool = True
 
-    def linked(self, messages: Sequence[Message]) -> list[Message]:
+    def link_calls(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages with the name and id of the call in each result, and with the required ids in calls."""
         linked: list[Message] = []
         open_calls: list[ToolCall] = []
@@ -150,7 +150,7 @@ def _try_render(
 ) -> str:
     """Render messages; return "" if the template refuses them."""
     try:
-        fields = [style.fields(message) for message in style.linked(messages)]
+        fields = [style.fields(message) for message in style.link_calls(messages)]
         return render(tokenizer, template, fields, False, list(tools) or None)
     except TemplateRejection:
         return ""

@@ -115,7 +115,7 @@ class Tokenizer:
 
     def exact_ids(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text from `tokenizers`, in its own threads."""
-        with self._special_tokens_parsed(False):
+        with self._special_token_parsing(False):
             encodings = self._text_backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
@@ -141,7 +141,7 @@ class Tokenizer:
 
     def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoding]:
         """Yield ids and character offsets of each text. With `control`, special tokens in it become these tokens."""
-        with self._special_tokens_parsed(control):
+        with self._special_token_parsing(control):
             encodings = (self._full_backend if control else self._text_backend).encode_batch(
                 texts, add_special_tokens=False
             )
@@ -160,7 +160,7 @@ class Tokenizer:
         if self._unspaced_backend[1] is self._backend:
             yield from spaced_encodings
             return
-        with self._special_tokens_parsed(True):
+        with self._special_token_parsing(True):
             encodings = self._unspaced_backend[1].encode_batch(texts, add_special_tokens=False)
         for unspaced, spaced in zip(self._with_offsets(texts, encodings), spaced_encodings, strict=True):
             end, start = (
@@ -191,18 +191,18 @@ class Tokenizer:
 
         Offsets are a pair of Python objects per token: creating two million holds the GIL for seconds.
         """
-        with self._special_tokens_parsed(True):
+        with self._special_token_parsing(True):
             encodings = self._full_backend.encode_batch_fast(texts, add_special_tokens=False)
         return [token for encoding in encodings for token in encoding.ids]
 
     @contextmanager
-    def _special_tokens_parsed(self, parsed: bool) -> Iterator[None]:
+    def _special_token_parsing(self, enabled: bool) -> Iterator[None]:
         """Inside the block, special tokens written in a text become these tokens, or stay text.
 
         Raise InputError if the library panics, as it does after a second of backtracking in its pattern.
         """
-        before = self._backend.encode_special_tokens
-        self._backend.encode_special_tokens = not parsed
+        initial = self._backend.encode_special_tokens
+        self._backend.encode_special_tokens = not enabled
         try:
             with hide_panics():
                 yield
@@ -212,7 +212,7 @@ class Tokenizer:
             what = f"the tokenizer cannot split a text: {first_line(error)}"
             raise InputError.at(self._where, what, "check the patterns in tokenizer.json") from None
         finally:
-            self._backend.encode_special_tokens = before
+            self._backend.encode_special_tokens = initial
 
     @property
     def _text_backend(self) -> Any:
@@ -317,12 +317,12 @@ class Tokenizer:
         from tokenizers import pre_tokenizers
 
         self._encoder = None  # it depends on the pre-tokenizer
-        before = self._backend.pre_tokenizer
+        pre_tokenizer = self._backend.pre_tokenizer
         punctuation = pre_tokenizers.Punctuation(behavior="isolated")
-        if before is None:
+        if pre_tokenizer is None:
             self._backend.pre_tokenizer = punctuation
-        elif not {"Punctuation", "BertPreTokenizer"} & component_types(before):
-            self._backend.pre_tokenizer = pre_tokenizers.Sequence([punctuation, before])
+        elif not {"Punctuation", "BertPreTokenizer"} & component_types(pre_tokenizer):
+            self._backend.pre_tokenizer = pre_tokenizers.Sequence([punctuation, pre_tokenizer])
 
     @property
     def loses_spacing(self) -> bool:
