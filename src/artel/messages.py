@@ -23,8 +23,8 @@ _MAX_SPEC_CHARACTERS = 5
 class PhraseFormatter(Formatter):
     """Formats `{name}` and `{name:spec}` from named arguments. The spec of a list is its separator, by default `, `.
 
-    A template may come from the file of a hostile run, so it cannot read attributes or fill the memory: KeyError is
-    raised if an argument is used twice, ValueError if a spec has over five characters or `!r` is not of a plain text.
+    A template may come from the file of a hostile run, so it cannot read attributes or fill the memory. KeyError is
+    raised if an argument is used twice, ValueError if a spec has over five characters or `!r` is used on a non-text.
     """
 
     def fill(self, template: str, arguments: dict[str, Any]) -> str:

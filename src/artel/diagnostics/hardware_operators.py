@@ -91,7 +91,7 @@ took 0.04 ms, and showed half of the rate that PyTorch reaches there."""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An operator, or several, to measure."""
+    """One or more operators to measure."""
 
     key: str
     size: float
@@ -207,7 +207,7 @@ def _list_matmuls(layer: tuple[int, int, int], dtype: torch.dtype, device: torch
 
 
 def _list_attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Iterator[Call]:
-    """Yield forward and backward as in layers; and PyTorch's backward pass, for cases that artel's does not support."""
+    """Yield artel's attention forward and backward, and PyTorch's backward pass, which replaces it in some cases."""
     query, key, value = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
     options = AttentionOptions(None, causal=True, window=None, dropout=0.0, scale=None)
     yield partial(attend, query, key, value, options)

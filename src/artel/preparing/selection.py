@@ -205,7 +205,7 @@ class Selection:
             self._drop(np.array(documents), reason)
 
     def _hold_out_by_label(self) -> None:
-        """Hold out the texts with the lowest hashes of each label, with their groups. A single text stays."""
+        """Hold out the texts with the lowest hashes of each label, with their groups. A label's only text stays."""
         hashes = np.concatenate([np.empty(0, np.uint64), *(shard.rows["split_hash"] for shard in self._shards)])
         held_out = [np.empty(0, np.uint64)]
         for documents in self._documents_by_label().values():

@@ -90,7 +90,7 @@ def depends_on_seed(config: RunConfig) -> bool:
 def copies_by_weight(
     source: SourceConfig, set_names: list[str], sets: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.uint16]:
-    """Return the number of copies of each document, uint16 (documents,): with weight 2.3, 3 for 30 % of them, else 2.
+    """Return the number of copies of each document, uint16 (documents,). Weight 2.3 means 3 for 30 % of them, else 2.
 
     The choice depends only on the seed and the digests of documents: it stays the same when files are added. `sets`:
     (documents,) indices into `set_names`.

@@ -60,7 +60,7 @@ def rows_folder() -> Path:
 
 
 def folder_problem(folder: Path) -> str:
-    """Return why a folder cannot be created or written, by its permissions; empty if it can."""
+    """Return the reason why a folder cannot be created or written; empty if its permissions allow it."""
     existing = _nearest_existing(folder)
     if not existing.is_dir():
         return f"cannot be a folder: {existing} is not a folder"

@@ -22,7 +22,7 @@ from artel.secrets import hide_secrets
 from artel.storage.locations import DISK_ERRORS, cache_folder, disk_error
 
 FAULT_EXIT_STATUS = 70
-"""Exit status, EX_SOFTWARE of sysexits.h, of a process of a run; its launcher exits with 1."""
+"""Exit status of a process of a run (EX_SOFTWARE of sysexits.h). Its launcher exits with 1."""
 
 _MEMORY_MESSAGES = ("allocate memory", "can't start new thread", "out of memory", "failed to map segment")
 
@@ -83,7 +83,7 @@ def fault_lines(error: BaseException, activity: str) -> list[str]:
 
 
 def worker_error(error: BaseException, activity: str) -> ArtelError:
-    """Convert an error of a worker process to the one that the waiting process reports."""
+    """Convert an error of a worker process to an error that the waiting process reports."""
     if (cause := machine_error(error)) is not None:
         return cause
     first, fault, file = fault_lines(error, activity)

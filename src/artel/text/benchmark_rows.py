@@ -1,4 +1,4 @@
-"""The rows of benchmarks: files, or tasks of lm-evaluation-harness (Gao et al. 2021; the extra `tasks`)."""
+"""Rows of benchmarks, from files or from tasks of lm-evaluation-harness (Gao et al. 2021; the extra `tasks`)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> l
 
 
 def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
-    """Return the problems of the files of a benchmark that show before reading."""
+    """Return the problems of a benchmark's files that can be found without reading them."""
     if not FORMATS[benchmark.format].has_files:
         return [Problem(f"{key}.format", f"{benchmark.format} has no files", "use a file format, or remove it")]
     return check_files(benchmark_source(benchmark), key)
@@ -127,7 +127,7 @@ def _get_texts(row: dict[str, Any], name: str, key: str) -> list[str]:
 
 
 def query_and_labels(record: Record) -> tuple[str, list[str]]:
-    """Return the question of a record and its answers. A plain text is all answer."""
+    """Return the question of a record and its answers. A plain text is an answer without a question."""
     fields = record.fields
     if isinstance(fields, Pair):
         return fields.input, [fields.output]

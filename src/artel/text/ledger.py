@@ -18,7 +18,7 @@ _MAX_PROBLEMS, _MAX_ORIGINS = 10, 3  # in the error about too many rejected reco
 
 
 def describe_drops(dropped: Mapping[str, int]) -> str:
-    """Return the dropped documents by reason: `12 duplicates, 3 too short`; empty if there are none."""
+    """Describe the dropped documents by reason: `12 duplicates, 3 too short`; empty if there are none."""
     return ", ".join(f"{count:,} {_reason_text(reason, count)}" for reason, count in sorted(dropped.items()) if count)
 
 
@@ -171,7 +171,7 @@ class Ledger:
             self.notes.append(Phrase(template, **counts, origin=first.origin, detail=first.detail))
 
     def _rejected_problems(self) -> Iterator[Problem]:
-        """Yield the first rejected records, one of those that differ only in numbers, then the remaining count."""
+        """Yield the first rejected records, merging those that differ only in numbers, and the number of others."""
         by_detail = defaultdict(list)
         for item in self.rejected_records:
             by_detail[_NUMBER_PATTERN.sub("0", item.detail)].append(item)

@@ -229,7 +229,7 @@ def check_text(data: DataConfig) -> None:
 
 
 def check_ledger(data: DataConfig, ledger: Ledger) -> None:
-    """Raise InputError if too much was unreadable or nothing is left to train on. Note drops for length."""
+    """Raise InputError if too much was unreadable or nothing is left to train on. Add notes about drops for length."""
     total = ledger.total
     ledger.check_rejected(data.max_bad)
     if total.kept == 0:
@@ -264,7 +264,7 @@ _FIXES = {
 
 
 def _suggest_fix(data: DataConfig, dropped: Counter[str]) -> str:
-    """Return the fix if no document is left, by the most frequent reason for dropping."""
+    """Suggest a fix for the most frequent reason for dropping, if no document is left."""
     reason = max(dropped, key=lambda name: dropped[name], default="")
     if reason == "longer_than_block":
         return f"write a larger data.block than {data.block:,}, or use shorter texts"
@@ -273,7 +273,7 @@ def _suggest_fix(data: DataConfig, dropped: Counter[str]) -> str:
 
 
 def suggest_more_documents(data: DataConfig) -> str:
-    """Return a fix that gets more documents from the sources."""
+    """Suggest how to get more documents from the sources."""
     for index, source in enumerate(data.sources):
         if source.yields == "text" and FORMATS[source.format].is_plain_text and source.document != "line":
             choices = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
@@ -290,7 +290,7 @@ def _assign_split(record: Record, key: str, data: DataConfig) -> tuple[Document,
 
 
 def _text_to_compare(record: Record) -> str:
-    """Return the text for finding duplicates. Other answers or roles make another text."""
+    """Return the text that duplicates share. Records with different answers or roles are not duplicates."""
     if isinstance(record.fields, Pair | Conversation | Preference | LabeledText | TaggedText | Match):
         return repr(record.fields)
     if isinstance(record.fields, Question):

@@ -70,7 +70,7 @@ class Chapters:
         self._num_characters = 0
 
     def assign_chapter(self, text: str) -> str:
-        """Return the first text of the chapter of the next document `text`: it identifies the chapter."""
+        """Assign the next document to a chapter. Return the first text of the chapter, which identifies it."""
         is_start = is_heading(text.lstrip().partition("\n")[0])
         if is_start:
             self._limit = _MAX_CHAPTER_CHARACTERS

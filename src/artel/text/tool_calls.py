@@ -108,7 +108,7 @@ _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>
 
 
 def _parse_tool_call_tag(text: str, tools: Tools) -> list[ToolCall]:
-    """Parse `<tool_call>`, which three families fill differently."""
+    """Parse the content of `<tool_call>`, which three families of models write differently."""
     if "<function=" in text:
         match = _FUNCTION.fullmatch(text)
         if match is None:
@@ -182,7 +182,7 @@ def _parse_llama(text: str, tools: Tools) -> list[ToolCall]:
 
 
 def _parse_llama_4(text: str, tools: Tools) -> list[ToolCall]:
-    """Parse calls after the end of the block, if the template wrote text inside it, or inside the block."""
+    """Parse the calls inside the block, or after it if the template wrote text inside."""
     inside, _, after = text.partition("<|python_end|>")
     body = (after if after.strip() else inside).strip()
     try:
@@ -197,7 +197,7 @@ def _llama_4_text(text: str) -> str:
 
 
 def _parse_gigachat(text: str, tools: Tools) -> list[ToolCall]:
-    """Parse the call after `<|message_sep|>`. No text after it: the marker only ended the message."""
+    """Parse the call after `<|message_sep|>`. Without text after it, the marker only ended the message."""
     header, separator, call = text.partition("<|role_sep|>")
     if text.strip() and (header.strip() != "function call" or not separator):
         raise ValueError("no call")
@@ -395,7 +395,7 @@ class CallReader:
         return self._pending
 
     def _close_call(self, body: str, closing: str) -> str:
-        """Collect the calls in `body` and return the remaining text: all of it if the calls are malformed."""
+        """Collect the calls in `body` and return the remaining text, or all of it if the calls are malformed."""
         item = self._open_format
         assert item is not None
         self._open_format = None

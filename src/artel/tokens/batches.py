@@ -47,8 +47,8 @@ class SampleList:
 class Rows:
     """One micro-batch, before the objective turns it into inputs and targets.
 
-    Invalid rows are padding, so that all micro-batches of a step have equally many rows; they have no loss. Positions
-    after a row's length are padding too, with ids and flags of 0.
+    All micro-batches of a step have equally many rows. Invalid rows are padding and have no loss. Positions after a
+    row's length are padding too, with ids and flags of 0.
     """
 
     ids: np.ndarray

@@ -87,14 +87,14 @@ def page_source(data: bytes, content_type: str, profile: str, encoding: str) -> 
         code = _extract_lib_ru_work(code)
     # Removed before parsing, since an unclosed comment would swallow the rest of the page.
     code = _remove_comments(code)
-    if _find_parser_limit(code) is not None:
+    if _parser_limit_error(code) is not None:
         code = _remove_scripts(code)
-        if (error := _find_parser_limit(code)) is not None:
+        if (error := _parser_limit_error(code)) is not None:
             raise error
     return code
 
 
-def _find_parser_limit(code: bytes) -> BadRecord | None:
+def _parser_limit_error(code: bytes) -> BadRecord | None:
     """Return the error for a page that would take the parser minutes or all memory; None for other pages."""
     if len(code) > MAX_TAGS and (tags := code.count(b"<")) > MAX_TAGS:  # counting takes 6 % of a small page's time
         what = f"has {tags:,} tags, more than the maximum of {MAX_TAGS:,}; split it, or remove it"

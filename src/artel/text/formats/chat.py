@@ -109,7 +109,7 @@ def converter_file(source: SourceConfig, key: str) -> list[Path]:
 
 
 def call_function(function: UserFunction, converter: str, row: dict[str, Any]) -> Any:
-    """Call a user function on a row. Turns its exceptions into BadRecord, so that they cost only the row."""
+    """Call a user function on a row. Turns its exceptions into BadRecord, so that only the row is rejected."""
     try:
         return function(row)
     except KeyboardInterrupt:
@@ -278,7 +278,7 @@ def _get_rank(reply: dict[str, Any]) -> float:
 def _split_conversations(
     row: dict[str, Any], name: str, read_turns: Callable[[dict[str, Any], str], list[Turn]]
 ) -> Iterator[PathTurns]:
-    """Yield the conversations of a list in a row. A bad one costs only itself."""
+    """Yield the conversations of a list in a row. A bad one does not affect the others."""
     items = row[name]
     if not isinstance(items, list) or not items:
         what = "empty" if items == [] else type(items).__name__

@@ -38,7 +38,7 @@ def read_pairs(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _read_two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Record | Rejected]:
-    """Yield pairs of the rows of two files. A row that cannot be read costs only its pair."""
+    """Yield pairs of the rows of two files. A row that cannot be read rejects only its pair."""
     if not outputs_file.path.is_file():
         fix = "name the file of outputs: outputs: FILE"
         raise InputError.at(outputs_file.origin, "there is no such file", fix)

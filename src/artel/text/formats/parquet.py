@@ -245,7 +245,7 @@ def _read_bytes(column: Any) -> Iterator[bytes | None]:
 
 
 def _split_batch(batch: Any) -> Iterator[Any]:
-    """Yield the rows of a batch one by one, so that a value that cannot be decoded costs only its row."""
+    """Yield the rows of a batch one by one, so that a value that cannot be decoded rejects only its row."""
     for index in range(batch.num_rows):
         try:
             yield batch.slice(index, 1).to_pylist()[0]

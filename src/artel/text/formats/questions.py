@@ -284,7 +284,7 @@ class _Positions:
                 self._lines[str(orjson.loads(match[1]))].append(line)
 
     def find(self, entry: Any, path: str) -> str:
-        """Return `file:line (id)`, or the path for a question without id; without a text, with the last line found."""
+        """Return `file:line (id)`; with the path in place of a missing id, and the last line for a missing text."""
         fields = entry if isinstance(entry, dict) else {}
         name = str(fields.get("id", fields.get("question", "")))
         if self._lines.get(name):

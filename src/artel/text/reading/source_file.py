@@ -71,5 +71,5 @@ def settings_key(key: str) -> str:
 
 
 def column_fix(key: str, source_key: str) -> str:
-    """Return how to name a column or field by `key` of the source at `source_key`."""
+    """Return the fix that names a column or field by `key` of the source at `source_key`."""
     return f"{key}: NAME, or {source_key}.{key}=NAME on the command line"

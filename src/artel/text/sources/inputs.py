@@ -214,7 +214,7 @@ class SourcePath:
 
 
 def source_paths(data: DataConfig) -> Iterator[SourcePath]:
-    """Yield each local path of each source, except missing ones, which other checks report."""
+    """Yield the local paths of all sources, except missing ones, which other checks report."""
     for source_key, source in list_sources(data):
         key = source_key if source_key == "data.validation" else f"{source_key}.path"
         for path in source.path if FORMATS[source.format].has_files else []:
@@ -228,7 +228,7 @@ def source_paths(data: DataConfig) -> Iterator[SourcePath]:
 
 
 def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = lambda *_: None) -> Items:
-    """Yield the records of an input shard, of the sets that its source includes. Reports each file's encoding once."""
+    """Yield the records of an input shard that are in included sets. Report each file's encoding once."""
     source = find_source(data, shard.key)
 
     def read(on_encoding: OnEncoding = lambda *_: None) -> Items:
