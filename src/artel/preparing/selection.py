@@ -377,9 +377,8 @@ class Selection:
                     if start is None:
                         start, first_document = (round_index, shard_index, int(chosen[position])), document_index
                     tokens_before = int(ends[position - 1]) if position else 0
-                    end = min(
-                        int(np.searchsorted(ends, tokens_before + self._shard_tokens - num_tokens)) + 1, len(chosen)
-                    )
+                    max_tokens = tokens_before + self._shard_tokens - num_tokens
+                    end = min(int(np.searchsorted(ends, max_tokens)) + 1, len(chosen))
                     num_tokens += int(ends[end - 1]) - tokens_before
                     document_index += end - position
                     position = end

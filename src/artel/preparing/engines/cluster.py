@@ -75,8 +75,11 @@ class Submission:
         except FileNotFoundError:
             raise _invisible_path_error(folder) from None
 
-    def run(self, rank: int, ranks: int) -> None:
-        """Run the tasks of a rank, 0 to `ranks` - 1. Raise WorkError; errors of tasks go to the workspace."""
+    def run(self, rank: int, num_ranks: int) -> None:
+        """Run the tasks of a rank, 0 to `num_ranks` - 1. Errors of tasks go to the workspace.
+
+        Raise WorkError if this node does not see the workspace, or a process fails.
+        """
         # Checking the folder is not enough: if the disk is not shared, the folder is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
             raise _invisible_path_error(Path(self.workspace))
@@ -94,7 +97,7 @@ class Submission:
         processes = []
         num_processes = self.processes_per_rank
         for index in range(num_processes):
-            first = len(self.task_indices) * (rank * num_processes + index) // (ranks * num_processes)
+            first = len(self.task_indices) * (rank * num_processes + index) // (num_ranks * num_processes)
             arguments = (workspace, f"{rank}.{index}", first, os.getpid())
             processes.append(context.Process(target=self._run_tasks, args=arguments))
         for process in processes:
@@ -110,8 +113,8 @@ class Submission:
             raise WorkError.at("prepare.workers", "a process failed; see its log")
         write_file(Path(self.folder, "succeeded", str(rank)), "")
 
-    def _run_tasks(self, workspace: Workspace, name: str, first: int, parent: int) -> None:
-        threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
+    def _run_tasks(self, workspace: Workspace, name: str, first: int, parent_pid: int) -> None:
+        threading.Thread(target=exit_with_parent, args=(parent_pid,), daemon=True).start()
         tasks = Tasks(workspace)
         for task_index in self._claim_tasks(name, first):
             try:
@@ -204,9 +207,9 @@ def _invisible_path_error(path: Path) -> WorkError:
 
 def main() -> int:
     """Run a rank: python -m artel.preparing.engines.cluster FOLDER RANK RANKS. Return the exit status."""
-    folder, rank, ranks = sys.argv[1:]
+    folder, rank, num_ranks = sys.argv[1:]
     try:
-        Submission.read(Path(folder)).run(int(rank), int(ranks))
+        Submission.read(Path(folder)).run(int(rank), int(num_ranks))
     except ArtelError as error:
         print(f"artel: {error.one_line}", file=sys.stderr, flush=True)
         return 1

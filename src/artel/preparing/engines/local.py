@@ -86,11 +86,11 @@ def _wait_for_processes(
                 raise _exit_error(process.exitcode)
 
 
-def _run_worker(tasks: Tasks, stage: Stage, queue: IO[bytes], parent: int) -> None:
+def _run_worker(tasks: Tasks, stage: Stage, queue: IO[bytes], parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and kills this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     encode_in_one_thread()  # other processes use the other cores
-    threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(parent_pid,), daemon=True).start()
     with hide_panics():  # once for all texts, because once per text would be slow
         status = _run_tasks(tasks, stage, queue)
     os._exit(status)
@@ -112,9 +112,9 @@ def _run_tasks(tasks: Tasks, stage: Stage, queue: IO[bytes]) -> int:
     return 0
 
 
-def exit_with_parent(parent: int) -> None:
+def exit_with_parent(parent_pid: int) -> None:
     """Exit when the parent process is gone. Runs in a thread."""
-    while os.getppid() == parent:
+    while os.getppid() == parent_pid:
         time.sleep(0.2)
     os._exit(1)
 

@@ -67,10 +67,10 @@ def run_on_ray(tasks: Tasks, stage: Stage, prepare: PrepareConfig, progress: Cal
                 raise lost_tasks_error(submission, num_missing, reason, "fix what the log reports")
 
 
-def _run_rank(submission: Submission, rank: int, ranks: int) -> int:
+def _run_rank(submission: Submission, rank: int, num_ranks: int) -> int:
     """Run a rank on a node, in a process that ends with this one. Return its exit status."""
     with Path(submission.folder, "logs", f"ray_{rank}.log").open("ab") as log:
-        command = [*rank_command(submission), str(rank), str(ranks)]
+        command = [*rank_command(submission), str(rank), str(num_ranks)]
         return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
 
 

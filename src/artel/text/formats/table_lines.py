@@ -106,9 +106,8 @@ class TableRows:
         except csv.Error as error:
             problem = str(error)
         if "field limit" in problem:
-            raise too_long_error(
-                f"{self._origin}:{first_line}", "the row that begins here", self._max_characters
-            ) from None
+            origin = f"{self._origin}:{first_line}"
+            raise too_long_error(origin, "the row that begins here", self._max_characters) from None
         last_line = first_line + len(row_lines) - 1
         is_swallowing = is_cut or are_rows()
         if problem and is_swallowing:
