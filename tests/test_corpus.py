@@ -97,7 +97,7 @@ def test_a_reranker_and_pairs_with_a_score_have_figures_of_mteb(models):
     reranker, embedding = (open_model(str(models[name])) for name in ("rerank", "embedding"))
     reranked = task_metrics(reranker, local_task("reranking"))
     pairs = [(QUERIES[query], text) for query in JUDGED for text in DOCUMENTS.values()]
-    scores = np.array([each["score"] for each in reranker.decoding.answers(reranker.model, "rerank", pairs)])
+    scores = np.array([each["score"] for each in reranker.decoding.run_task(reranker.model, "rerank", pairs)])
     best = [list(DOCUMENTS)[place] for place in scores.reshape(len(JUDGED), -1).argmax(axis=1)]
     right = [JUDGED[query].get(document, 0) > 0 for query, document in zip(JUDGED, best, strict=True)]
     assert reranked["splits"]["test"][0]["mrr_at_1"] == pytest.approx(np.mean(right))

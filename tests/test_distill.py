@@ -142,7 +142,7 @@ def test_the_loss_is_that_of_whole_logits(tmp_path, case):
     expected = 0.25 * plain + 0.75 * 4 * sums["divergence"] + hidden
     assert float(sums["loss"]) == pytest.approx(float(expected), rel=1e-5)
     assert sums["agreed"] == (theirs.argmax(-1) == own.argmax(-1)).sum()
-    assert sums["right"] == (own.argmax(-1) == labels).sum()
+    assert sums["correct"] == (own.argmax(-1) == labels).sum()
     assert sums["targets"] == sums["taught"] == len(labels) == batch.targets
 
 

@@ -327,8 +327,8 @@ def test_a_validation_has_the_texts_of_one_match_at_least(tmp_path):
     prepared = prepare(load_run(str(objective_run(tmp_path / "run.yaml", "embedding"))))
     validation = Validation(build_objective(prepared.config, prepared.tokenizer()), prepared.open().validation)
     documents = validation.split.numbers()[:, DOCUMENT]
-    assert validation.count(1) == (documents == documents[0]).sum() > 1
-    assert validation.count(None) == len(documents)
+    assert validation.num_samples(1) == (documents == documents[0]).sum() > 1
+    assert validation.num_samples(None) == len(documents)
 
 
 def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):

@@ -121,7 +121,7 @@ def test_a_word_that_begins_within_another_is_neither_learned_nor_judged(small, 
     (sample,) = made.samples
     taught = np.where(sample.flags == NO_WORD, 0, sample.flags - 1.0)[None]
     part = TokenStore(tmp_path / "store").validation
-    figures = tagging.metrics({"loss": 0.0, "targets": 6.0, "right": 6.0}, taught, part)
+    figures = tagging.metrics({"loss": 0.0, "targets": 6.0, "correct": 6.0}, taught, part)
     assert figures["accuracy"] == figures["macro_f1"] == 1.0
     assert figures["commonest_tag"] == 0.5
     (labels, _) = tagging.details(taught, part)["tables"].values()

@@ -126,7 +126,7 @@ def test_every_phrase_of_the_sources_is_in_russian():
 
 def test_every_metric_of_an_objective_has_a_russian_name():
     russian = Language("ru")
-    metrics = {metric for name in OBJECTIVES.names for metric in OBJECTIVES[name].better}
+    metrics = {metric for name in OBJECTIVES.names for metric in OBJECTIVES[name].metric_directions}
     plain = [
         metric
         for metric in metrics

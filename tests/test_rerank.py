@@ -194,7 +194,7 @@ def test_a_query_has_all_its_documents_in_one_order(tokenizer, tmp_path):
     assert figures["mrr"] == pytest.approx(np.mean([1, 1 / 2, 1 / 2, 1 / 3]))
     assert figures["ndcg"] == pytest.approx(np.mean(gains))
     assert figures["accuracy"] == 0.25
-    assert figures.keys() <= objective.better.keys()
+    assert figures.keys() <= objective.metric_directions.keys()
     (table,) = objective.details(outputs, part)["tables"].values()
     assert sum(row["queries"] for row in table) == 4
 

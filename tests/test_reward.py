@@ -132,7 +132,7 @@ def test_metrics_of_pairs_and_labels(tokenizer, tmp_path):
     assert figures["accuracy"] == pytest.approx(2 / 3)
     assert figures["margin"] == pytest.approx(4 / 3)
     assert figures["outcome_accuracy"] == 1.0  # a bad answer, and its score is below 0
-    assert figures.keys() <= objective.better.keys()
+    assert figures.keys() <= objective.metric_directions.keys()
     (table,) = objective.details(outputs, part)["tables"].values()
     assert sum(row["count"] for row in table) == 4
 

@@ -142,7 +142,7 @@ def test_outputs_are_kept_of_the_pairs_that_are_written(tokenizer):
     totals, outputs = strategy.evaluate(batches, len(PAIRS))
     assert (outputs.shape, outputs.dtype) == ((3, 8), np.float32)
     asked = [{"text": pair.input, "sampling": Sampling(8, temperature=0.0)} for pair in PAIRS[:3]]
-    expected = [answer["text"] for answer in objective.answers(model, "generate", asked)]
+    expected = [answer["text"] for answer in objective.run_task(model, "generate", asked)]
     written = [row[row >= 0].astype(int).tolist() for row in outputs]
     assert [tokenizer.hf.decode(ids, skip_special_tokens=True).strip() for ids in written] == expected
     assert totals["targets"] == sum(len(sample.ids) - sample.numbers[0] for sample in samples.samples)
@@ -157,8 +157,8 @@ def test_writing_ends_when_nobody_waits(tokenizer, beams):
         seen.append(True)
         return len(seen) == 4
 
-    (whole,) = objective.answers(model, "generate", [{"text": "one", "sampling": sampling}])
-    (part,) = objective.answers(model, "generate", [{"text": "one", "sampling": sampling, "should_stop": should_stop}])
+    (whole,) = objective.run_task(model, "generate", [{"text": "one", "sampling": sampling}])
+    (part,) = objective.run_task(model, "generate", [{"text": "one", "sampling": sampling, "should_stop": should_stop}])
     assert (part["tokens"], part["finish_reason"]) == (4, "length")
     assert whole["tokens"] > 4
 
@@ -223,7 +223,7 @@ def test_languages_stand_where_the_tokenizer_puts_them_and_begin_what_is_written
         assert written.tolist() == hf(text_target=pair.output, truncation=True, max_length=64)["input_ids"]
     model = model_of("mbart", tokenizer).eval()
     model.config.vocab_size = tokenizer.vocabulary
-    (text,) = objective.answers(model, "generate", [{"text": "one", "sampling": Sampling(6, temperature=0.0)}])
+    (text,) = objective.run_task(model, "generate", [{"text": "one", "sampling": Sampling(6, temperature=0.0)}])
     settings = json.loads(objective.model_files(model)["generation_config.json"])
     english = hf.convert_tokens_to_ids("en_XX")
     began = [settings["decoder_start_token_id"], settings.get("forced_bos_token_id")]
@@ -317,7 +317,7 @@ def test_the_run_writes_what_transformers_writes(capsys):
         assert ["".join(said) for said in parts] == [choice["text"] for choice in whole]
         said: list[str] = []
         asked = {"text": texts[1], "sampling": Sampling(10, temperature=0.0, beams=2), "on_text": said.append}
-        served.opened.decoding.answers(served.opened.model, "generate", [asked])
+        served.opened.decoding.run_task(served.opened.model, "generate", [asked])
         assert said == []  # no beam is the text before the end
         assert client.get("/v1/models").json()["data"][0]["endpoints"] == ["/v1/completions"]
         neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "min_p": 0, "stop": [], "logit_bias": {}}

@@ -43,7 +43,7 @@ def test_every_page_stands_in_the_navigation():
 def test_every_metric_of_an_objective_has_its_definition(name):
     page = (ROOT / name).read_text(encoding="utf-8")
     for objective in OBJECTIVES.names:
-        for metric in OBJECTIVES[objective].better:
+        for metric in OBJECTIVES[objective].metric_directions:
             assert f"`{metric}`" in page, f"{name} does not define {metric} of {objective}"
 
 

@@ -107,6 +107,6 @@ def test_the_accuracy_stands_beside_that_of_always_guessing_the_commonest_tag(tm
     assert np.count_nonzero(sample.flags != NO_WORD) == 6
     part = TokenStore(tmp_path / "store").validation
     outside = np.zeros((1, len(sample.ids)), dtype=np.float32)
-    figures = tagging.metrics({"loss": 0.0, "targets": 6.0, "right": 4.0}, outside, part)
+    figures = tagging.metrics({"loss": 0.0, "targets": 6.0, "correct": 4.0}, outside, part)
     assert figures["accuracy"] == figures["commonest_tag"] == pytest.approx(2 / 3)
     assert figures["f1"] == 0.0

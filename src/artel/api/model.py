@@ -402,7 +402,7 @@ class Model:
         """Return the answers to a task (`Decoding.tasks`). Raise InputError if the model does not support it."""
         if task not in self._opened.decoding.tasks:
             raise self._unsupported(reason)
-        return self._opened.decoding.answers(self._opened.model, task, inputs)
+        return self._opened.decoding.run_task(self._opened.model, task, inputs)
 
     def _unsupported(self, reason: str) -> InputError:
         """Return the error for an unsupported task, with the supported ones."""

@@ -115,7 +115,7 @@ class _Model:
         self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": name, "revision": "here"})
 
     def _compute_answers(self, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        return self._opened.decoding.answers(self._opened.model, task, inputs)
+        return self._opened.decoding.run_task(self._opened.model, task, inputs)
 
 
 class _Encoder(_Model):

@@ -117,7 +117,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         opened.name,
         run.objective,
         metrics,
-        validation.stored_samples(validation.count(run.validate_.blocks)),
+        validation.stored_samples(validation.num_samples(run.validate_.blocks)),
         split.documents,
         split.tokens,
         time.monotonic() - started,

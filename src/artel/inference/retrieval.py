@@ -97,7 +97,7 @@ def embed_normalized(opened: OpenedModel, texts: Sequence[str], input_type: str)
     batches = []
     for start in range(0, len(texts), _PROGRESS_TEXTS):
         inputs = [{"text": text, "input_type": input_type} for text in texts[start : start + _PROGRESS_TEXTS]]
-        answers = opened.decoding.answers(opened.model, "embed", inputs)
+        answers = opened.decoding.run_task(opened.model, "embed", inputs)
         batches.append(np.array([answer["embedding"] for answer in answers], dtype=np.float32))
         logger.info(
             "%s of %s %s texts embedded", f"{min(start + _PROGRESS_TEXTS, len(texts)):,}", f"{len(texts):,}", input_type
@@ -166,7 +166,7 @@ def _score_pairs(opened: OpenedModel, query: str, texts: list[str]) -> list[floa
     progress, scores = ProgressMessages("scoring paragraphs:"), list[float]()
     for start in range(0, len(texts), _PROGRESS_PAIRS):
         pairs = [(query, text) for text in texts[start : start + _PROGRESS_PAIRS]]
-        scores += [answer["score"] for answer in opened.decoding.answers(opened.model, "rerank", pairs)]
+        scores += [answer["score"] for answer in opened.decoding.run_task(opened.model, "rerank", pairs)]
         progress(len(scores) / len(texts))
     return scores
 

@@ -43,17 +43,17 @@ def answer_tensors(
     """
     groups = list(samples) if share_prompts else [[answer] for sample in samples for answer in sample]
     segments = [_Segment.from_answers(group) for group in groups]
-    sizes = [len(segment.ids) for segment in segments]
-    length = round_up(max(min_length, *sizes))
-    rows = _pack_segments(sizes, length) if share_prompts else [[index] for index in range(len(segments))]
-    starts = _segment_starts(rows, sizes, length)
+    lengths = [len(segment.ids) for segment in segments]
+    row_length = round_up(max(min_length, *lengths))
+    rows = _pack_segments(lengths, row_length) if share_prompts else [[index] for index in range(len(segments))]
+    starts = _segment_starts(rows, lengths, row_length)
     answers = [
         (starts[index] + positions, targets)
         for index, segment in enumerate(segments)
         for positions, targets in segment.predictions
     ]
     arrays = {
-        "input_ids": _join_rows(rows, [segment.ids for segment in segments], length),
+        "input_ids": _join_rows(rows, [segment.ids for segment in segments], row_length),
         "target_positions": np.concatenate([positions for positions, _ in answers]),
         "targets": np.concatenate([targets for _, targets in answers]),
     }
@@ -63,42 +63,42 @@ def answer_tensors(
     padded_targets = stack_rows(answer_targets, longest, int(ends[-1]))
     arrays["answer_targets"] = padded_targets.reshape(len(samples), -1, longest)
     if share_prompts:
-        numbers = {index: number for row in rows for number, index in enumerate(row, start=1)}
-        documents = [np.full(size, numbers[index], dtype=np.int64) for index, size in enumerate(sizes)]
-        arrays["documents"] = _join_rows(rows, documents, length)
-        arrays["branches"] = _join_rows(rows, [segment.branches for segment in segments], length)
-        arrays["positions"] = _join_rows(rows, [segment.positions for segment in segments], length)
+        numbers_in_row = {index: number_in_row for row in rows for number_in_row, index in enumerate(row, start=1)}
+        documents = [np.full(length, numbers_in_row[index], dtype=np.int64) for index, length in enumerate(lengths)]
+        arrays["documents"] = _join_rows(rows, documents, row_length)
+        arrays["branches"] = _join_rows(rows, [segment.branches for segment in segments], row_length)
+        arrays["positions"] = _join_rows(rows, [segment.positions for segment in segments], row_length)
     return as_tensors(arrays)
 
 
-def _pack_segments(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Return the indices of the segments in each row of `length`: first fit, the longest first."""
+def _pack_segments(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """Return the indices of the segments in each row of `row_length` tokens: first fit, the longest first."""
     rows: list[list[int]] = []
     free: list[int] = []
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        row = next((row for row, space in enumerate(free) if space >= sizes[index]), len(rows))
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        row = next((row for row, space in enumerate(free) if space >= lengths[index]), len(rows))
         if row == len(rows):
             rows.append([])
-            free.append(length)
+            free.append(row_length)
         rows[row].append(index)
-        free[row] -= sizes[index]
+        free[row] -= lengths[index]
     return rows
 
 
-def _segment_starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) -> dict[int, int]:
+def _segment_starts(rows: Sequence[Sequence[int]], lengths: Sequence[int], row_length: int) -> dict[int, int]:
     """Return the offset of each segment in the flattened rows."""
     starts = {}
-    for number, row in enumerate(rows):
-        offset = number * length
+    for row_index, row in enumerate(rows):
+        offset = row_index * row_length
         for index in row:
             starts[index] = offset
-            offset += sizes[index]
+            offset += lengths[index]
     return starts
 
 
-def _join_rows(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Return the concatenated arrays of each row, zero-padded, int64 (rows, length)."""
-    return stack_rows([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
+def _join_rows(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], row_length: int) -> np.ndarray:
+    """Return the concatenated arrays of each row, zero-padded, int64 (rows, row_length)."""
+    return stack_rows([np.concatenate([arrays[index] for index in row]) for row in rows], row_length, 0)
 
 
 class AnswerSums(NamedTuple):

@@ -66,7 +66,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     """Names of the numbers that `evaluate_batch` returns per sample."""
     prompts_problem: ClassVar[tuple[str, str] | None] = None
     """(problem, fix) if a run cannot have `validate.prompts`; None if it can."""
-    better: ClassVar[dict[str, Direction]]
+    metric_directions: ClassVar[dict[str, Direction]]
     """Its metrics, and the direction in which each improves."""
 
     @classmethod
@@ -114,8 +114,8 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     def problems(cls, config: RunConfig) -> list[Problem]:
         """Return the problems of the run file under this objective. Called before any text is read."""
         best, problems = config.checkpoint.best, []
-        if best is not None and best not in cls.better and not ("/" in best and config.validate_.tasks):
-            fix = f"write one of: {', '.join(cls.better)}; TASK/METRIC of a task in validate.tasks; or null"
+        if best is not None and best not in cls.metric_directions and not ("/" in best and config.validate_.tasks):
+            fix = f"write one of: {', '.join(cls.metric_directions)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is not a metric of this objective", fix))
         if config.validate_.prompts and cls.prompts_problem:
             problems.append(Problem("validate.prompts", *cls.prompts_problem))

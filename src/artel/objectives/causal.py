@@ -28,7 +28,7 @@ class Causal(NextTokenTexts, Decoding):
     generates = True
     causal = True
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
-    better = directions(lower=["loss", "perplexity", "bits_per_byte"], higher=["accuracy"])
+    metric_directions = directions(lower=["loss", "perplexity", "bits_per_byte"], higher=["accuracy"])
 
     def model_card_code(self) -> str:
         block = self.config.data.block

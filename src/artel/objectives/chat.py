@@ -84,7 +84,7 @@ class Chat(Objective, Decoding):
     packs_samples = True
     continues = False
     sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
-    better = directions(lower=["loss", "perplexity"], higher=["accuracy"])
+    metric_directions = directions(lower=["loss", "perplexity"], higher=["accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -196,11 +196,11 @@ class Chat(Objective, Decoding):
     def _sample(self, messages: Sequence[Message], rendered: RenderedConversation) -> Sample:
         """Return ids, and flags uint8 (tokens,): 1 for learned tokens."""
         train_on = self.config.chat.train_on
-        last = max(number for number, message in enumerate(messages) if message.role == "assistant")
+        last = max(index for index, message in enumerate(messages) if message.role == "assistant")
         targets = {
-            number
-            for number, message in enumerate(messages)
-            if (message.trained if message.trained is not None else _is_trained_on(message, train_on, number == last))
+            index
+            for index, message in enumerate(messages)
+            if (message.trained if message.trained is not None else _is_trained_on(message, train_on, index == last))
         }
         return self._writer.to_sample(rendered, targets, learn_prompts=train_on == "all")
 
@@ -213,23 +213,23 @@ class Chat(Objective, Decoding):
         num_skipped, start = 0, 0
         while start < len(exchanges):
             longest: Sample | None = None
-            stop = start
-            while stop < len(exchanges):
-                turns = [message for exchange in exchanges[start : stop + 1] for message in exchange]
+            end = start
+            while end < len(exchanges):
+                turns = [message for exchange in exchanges[start : end + 1] for message in exchange]
                 if any(message.role == "assistant" for message in turns):
                     messages = [*system, *turns]
                     candidate = self._sample(messages, self._writer.write(messages, tools))
                     if len(candidate.ids) > self.config.data.block:
                         break
                     longest = candidate
-                stop += 1
+                end += 1
             if longest is None:  # a single exchange is too long
-                stop = max(stop, start + 1)
+                end = max(end, start + 1)
             if longest is not None and _has_targets(longest):
                 samples.append(longest)
             else:
-                num_skipped += stop - start
-            start = stop
+                num_skipped += end - start
+            start = end
         if not samples:
             return DroppedRecord("longer_than_block")
         skipped = {"exchanges_left_out": num_skipped} if num_skipped else {}
@@ -352,11 +352,11 @@ def _is_trained_on(message: Message, train_on: str, is_last: bool) -> bool:
 
 def _filter_thoughts(messages: Sequence[Message], reasoning: str) -> list[Message]:
     """Return the messages without the thoughts that chat.reasoning removes."""
-    last_user = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
+    last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
     first_kept = {"keep": 0, "last": last_user, "drop": len(messages)}[reasoning]
     return [
-        replace(message, thought="") if message.thought and number < first_kept else message
-        for number, message in enumerate(messages)
+        replace(message, thought="") if message.thought and index < first_kept else message
+        for index, message in enumerate(messages)
     ]
 
 

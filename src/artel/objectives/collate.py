@@ -185,8 +185,8 @@ def packed_views(rows: Rows) -> list[TokenView]:
     assert rows.flags is not None
     numbers, is_target = sample_numbers(rows.flags[0]), sample_flags(rows.flags[0]) > 0
     token_views = []
-    for number in range(1, int(numbers.max()) + 1):
-        ids = rows.ids[0, numbers == number]
-        targets = np.where(is_target[numbers == number], ids, IGNORED)
+    for sample_number in range(1, int(numbers.max()) + 1):
+        ids = rows.ids[0, numbers == sample_number]
+        targets = np.where(is_target[numbers == sample_number], ids, IGNORED)
         token_views.append(next_token_view(ids, targets[1:]))
     return token_views

@@ -39,7 +39,7 @@ class Decoding:
     takes_context: ClassVar[bool] = False
     """True if a prompt may come with a second text (`artel generate --context`)."""
     tasks: ClassVar[tuple[str, ...]] = ()
-    """Tasks of `answers`: classify, embed, entities, generate, rerank, score. The task `answer` uses `reply`."""
+    """Tasks of `run_task`: classify, embed, entities, generate, rerank, score. The task `answer` uses `reply`."""
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self.config = config
@@ -49,7 +49,7 @@ class Decoding:
         """Return the reply that `artel generate` prints. `context` is empty unless the objective takes one."""
         raise InputError.at("--prompt", "models of this objective do not answer prompts", "see artel evaluate")
 
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return the model's answer to each input, as values for JSON. `task` is one of `tasks`.
 
         Raise InputError if an input does not fit the task or the model.

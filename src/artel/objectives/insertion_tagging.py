@@ -20,6 +20,7 @@ from artel.objectives.base import Objective, directions
 from artel.objectives.decoding import Decoding, python_literal
 from artel.objectives.length_groups import as_tensors
 from artel.objectives.per_token import SUMS, token_metrics
+from artel.objectives.statistics import precision_recall_f1
 from artel.objectives.types import Batch, DocumentSamples, Presentation, Reply, TokenView
 from artel.text import Document, DroppedRecord, Pair, Rejected
 from artel.tokens import Encoding, Rows, Sample, Samples, StoreSplit, Tokenizer
@@ -44,7 +45,7 @@ class InsertionTagging(Objective, Decoding):
     continues = False
     adds_special_tokens = True
     sums = (*SUMS, "missing", "guessed", "found", "by_rule", "found_by_rule")
-    better = directions(lower=["loss", "perplexity"], higher=["accuracy", "precision", "recall", "f1"])
+    metric_directions = directions(lower=["loss", "perplexity"], higher=["accuracy", "precision", "recall", "f1"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -93,27 +94,27 @@ class InsertionTagging(Objective, Decoding):
         inserted: dict[int, int] = {}
         for index, text in missing.items():
             token = encoded.token_range(index, index + 1)[1]
-            number = self._single_token_id(text)
-            if number is None or pair.input[index + 1 : int(encoded.ends[token])].strip():  # inside a token
+            token_id = self._single_token_id(text)
+            if token_id is None or pair.input[index + 1 : int(encoded.ends[token])].strip():  # inside a token
                 return None
-            if number == encoded.ids[token]:  # this label would mean that nothing is missing
+            if token_id == encoded.ids[token]:  # this label would mean that nothing is missing
                 return None
-            inserted[token] = number
+            inserted[token] = token_id
         return inserted
 
     def _single_token_id(self, text: str) -> int | None:
         """Return the id of a text that is one token, or None."""
         if text not in self._single_token_ids:
             ids = next(self.tokenizer.encode([text])).tolist()
-            number = ids[0] if len(ids) == 1 else self.tokenizer.hf.get_vocab().get(text)
-            self._single_token_ids[text] = None if number == self.tokenizer.hf.unk_token_id else number
+            token_id = ids[0] if len(ids) == 1 else self.tokenizer.hf.get_vocab().get(text)
+            self._single_token_ids[text] = None if token_id == self.tokenizer.hf.unk_token_id else token_id
         return self._single_token_ids[text]
 
     def _sample(self, text: str, encoded: Encoding, inserted: dict[int, int]) -> Sample:
         by_rule = {encoded.token_range(index, index + 1)[1] for index in comma_positions(text)}
         ids, flags = list(self._frame.before), [0] * len(self._frame.before)
-        for token, number in enumerate(encoded.ids.tolist()):
-            ids.append(number)
+        for token, token_id in enumerate(encoded.ids.tolist()):
+            ids.append(token_id)
             flags.append(_TOKEN | (_RULE if token in by_rule else 0))
             if token in inserted:
                 ids.append(inserted[token])
@@ -166,9 +167,11 @@ class InsertionTagging(Objective, Decoding):
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return precision, recall and F1 of insertions (position and token), and of the rule for Russian commas."""
-        metrics = token_metrics(totals) | _scores("", totals["found"], totals["guessed"], totals["missing"])
+        metrics = token_metrics(totals)
+        metrics |= precision_recall_f1(totals["found"], totals["guessed"], totals["missing"])
         if totals["by_rule"]:
-            metrics |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
+            scores = precision_recall_f1(totals["found_by_rule"], totals["by_rule"], totals["missing"])
+            metrics |= {f"rule_{name}": score for name, score in scores.items()}
         return metrics
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
@@ -183,11 +186,11 @@ class InsertionTagging(Objective, Decoding):
         with evaluation_mode(model):
             guesses = model(input_ids=ids).logits[0].argmax(dim=-1).cpu().numpy()
         guesses = guesses[len(self._frame.before) :][: len(encoded.ids)]
-        pieces, end = [], 0
+        segments, end = [], 0
         for token in np.flatnonzero(guesses != encoded.ids):
             start, end = end, int(encoded.ends[token])
-            pieces += [text[start:end], self.tokenizer.decode([guesses[token]])]
-        return "".join([*pieces, text[end:]])
+            segments += [text[start:end], self.tokenizer.decode([guesses[token]])]
+        return "".join([*segments, text[end:]])
 
 
 def find_insertions(input_text: str, output_text: str) -> dict[int, str] | None:
@@ -207,13 +210,6 @@ def find_insertions(input_text: str, output_text: str) -> dict[int, str] | None:
         else:
             missing[last_index] = missing.get(last_index, "") + character
     return None if input_text[index:].strip() else missing
-
-
-def _scores(prefix: str, found: float, predicted: float, missing: float) -> dict[str, float]:
-    precision = found / predicted if predicted else 0.0
-    recall = found / missing if missing else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if found else 0.0
-    return {f"{prefix}precision": precision, f"{prefix}recall": recall, f"{prefix}f1": f1}
 
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -237,12 +233,12 @@ def comma_positions(text: str) -> list[int]:
     """
     words = list(_WORD.finditer(text))
     positions = set()
-    for number in range(1, len(words)):
-        word, first = words[number][0].lower(), number
+    for index in range(1, len(words)):
+        word, first = words[index][0].lower(), index
         if word not in _CONJUNCTIONS:
             continue
-        before = words[number - 1][0].lower()
-        if (word in _RELATIVE_PRONOUNS and before in _PREPOSITIONS) or (word == "что" and before in _BEFORE_THAT):
+        previous = words[index - 1][0].lower()
+        if (word in _RELATIVE_PRONOUNS and previous in _PREPOSITIONS) or (word == "что" and previous in _BEFORE_THAT):
             first -= 1  # в котором, потому что
         if first == 0:
             continue

@@ -33,10 +33,10 @@ _PASS_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class LengthGroup:
-    """Rows [first, last) of a micro-batch, each padded to `length` tokens."""
+    """Rows [start, end) of a micro-batch, each padded to `length` tokens."""
 
-    first: int
-    last: int
+    start: int
+    end: int
     length: int
     is_padded: bool
     """True if a row has padding."""
@@ -45,11 +45,11 @@ class LengthGroup:
 
     @property
     def positions(self) -> int:
-        return (self.last - self.first) * (self.length + self.target)
+        return (self.end - self.start) * (self.length + self.target)
 
     def slice(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the rows of this group in a tensor (rows, length), without the padding of longer groups."""
-        return tensor[self.first : self.last, : self.length]
+        return tensor[self.start : self.end, : self.length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,19 @@ def group_count(rows: int, config: RunConfig, device: str | None = None) -> int:
 
 
 def group_rows(
-    rows: Sequence[np.ndarray], count: int, pad_id: int, types: Sequence[np.ndarray] | None = None
+    rows: Sequence[np.ndarray], num_groups: int, pad_id: int, types: Sequence[np.ndarray] | None = None
 ) -> GroupedRows:
-    """Arrange rows of ids, int64 (tokens,), in `count` groups. `types`: their token_type_ids, of the same shapes.
+    """Arrange rows of ids, int64 (tokens,), in `num_groups` groups. `types`: their token_type_ids, of the same shapes.
 
     If there are fewer rows than groups, unused rows of one token are added.
     """
-    missing = max(0, count - len(rows))
+    missing = max(0, num_groups - len(rows))
     rows = [*rows, *[rows[0][:1]] * missing]
     lengths = np.array([len(row) for row in rows])
     order = np.argsort(lengths, kind="stable")
     longest = int(lengths.max())
-    bounds = [len(rows) * number // count for number in range(count + 1)]
-    groups = tuple(_build_group(first, last, lengths[order[first:last]], longest) for first, last in pairwise(bounds))
+    bounds = [len(rows) * index // num_groups for index in range(num_groups + 1)]
+    groups = tuple(_build_group(start, end, lengths[order[start:end]], longest) for start, end in pairwise(bounds))
     mask = np.arange(longest) < lengths[order, None]
     arrays = {"input_ids": _pad(mask, [rows[row] for row in order], pad_id), "attention_mask": mask.astype(np.int64)}
     if types is not None:
@@ -98,19 +98,19 @@ def group_rows(
         arrays["token_type_ids"] = _pad(mask, [types[row] for row in order], 0)
     unsorted_indices, starts = np.empty((2, len(rows)), dtype=np.int64)
     unsorted_indices[order] = np.arange(len(rows))
-    row_lengths = np.repeat([group.length for group in groups], [group.last - group.first for group in groups])
+    row_lengths = np.repeat([group.length for group in groups], [group.end - group.start for group in groups])
     starts[order] = np.cumsum(row_lengths) - row_lengths
     num_rows = len(rows) - missing
     arrays["unsorted_indices"] = unsorted_indices[:num_rows]
     return GroupedRows(as_tensors(arrays), groups, starts[:num_rows])
 
 
-def _build_group(first: int, last: int, lengths: np.ndarray, longest: int) -> LengthGroup:
+def _build_group(start: int, end: int, lengths: np.ndarray, longest: int) -> LengthGroup:
     """Return the group of rows with these ascending lengths. `longest`: length of the micro-batch's longest row."""
     length = int(lengths[-1])
     if lengths[0] < length:
         length = min(round_up(length), longest)
-    return LengthGroup(first, last, length, bool(lengths[0] < length))
+    return LengthGroup(start, end, length, bool(lengths[0] < length))
 
 
 def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -182,8 +182,8 @@ def predict_logits(
 def batches_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the indices of rows for each forward pass: rows of similar length, the longest first."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    first = 0
-    while first < len(order):
-        last = first + max(1, _PASS_TOKENS // lengths[order[first]])
-        yield order[first:last]
-        first = last
+    start = 0
+    while start < len(order):
+        end = start + max(1, _PASS_TOKENS // lengths[order[start]])
+        yield order[start:end]
+        start = end

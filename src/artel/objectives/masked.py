@@ -42,7 +42,7 @@ class Masked(Texts, Decoding):
     continues = False
     adds_special_tokens = True
     sums: ClassVar[tuple[str, ...]] = SUMS
-    better = directions(lower=["loss", "perplexity"], higher=["accuracy"])
+    metric_directions = directions(lower=["loss", "perplexity"], higher=["accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

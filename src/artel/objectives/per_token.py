@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-SUMS = ("loss", "targets", "right")
+SUMS = ("loss", "targets", "correct")
 BALANCED_SUMS = (*SUMS, "balance")
 
 
@@ -73,4 +73,4 @@ def token_metrics(totals: dict[str, float]) -> dict[str, float]:
     """Return the mean `loss` per target in nats, its `perplexity`, and the `accuracy`, from totals of `SUMS`."""
     loss = totals["loss"] / totals["targets"]
     perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows a double
-    return {"loss": loss, "perplexity": perplexity, "accuracy": totals["right"] / totals["targets"]}
+    return {"loss": loss, "perplexity": perplexity, "accuracy": totals["correct"] / totals["targets"]}

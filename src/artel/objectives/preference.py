@@ -46,10 +46,10 @@ class PreferenceOptimization(Objective):
     )
     section = "preference"
     generates = True
-    sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward",
+    sums = ("loss", "targets", "pairs", "correct", "chosen", "chosen_reward", "rejected", "rejected_reward",
             "tokens", "entropy")  # fmt: skip
     outputs = ("chosen_logp", "rejected_logp", "other_logp")
-    better = directions(lower=["loss", "rejected_reward"], higher=["accuracy", "margin", "chosen_reward"])
+    metric_directions = directions(lower=["loss", "rejected_reward"], higher=["accuracy", "margin", "chosen_reward"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -254,13 +254,13 @@ class PreferenceOptimization(Objective):
         losses = self._losses(log_ratios, logps, counts, self._kl)
         has_both = present.all(dim=1)
         in_loss = present if losses.ndim == 2 else has_both
-        right = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & has_both
+        correct = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & has_both
         detached = rewards.detach()
         sums = [
             losses[in_loss].sum(),
             in_loss.sum(),
             has_both.sum(),
-            right.sum(),
+            correct.sum(),
             present[:, _CHOSEN].sum(),
             detached[:, _CHOSEN][present[:, _CHOSEN]].sum(),
             present[:, _REJECTED].sum(),
@@ -268,7 +268,7 @@ class PreferenceOptimization(Objective):
             counts[present].sum(),
             entropies[present].sum(),
         ]
-        return torch.stack([number.float() for number in sums])
+        return torch.stack([term.float() for term in sums])
 
     def _losses(self, log_ratios: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: float) -> torch.Tensor:
         """Return the loss of each pair, (rows,), or with KTO of each answer, (rows, 2). `kl`: its reference point."""
@@ -314,7 +314,7 @@ class PreferenceOptimization(Objective):
         if self.needs_global_statistics:
             metrics["loss"] = self._kto_loss(torch.from_numpy(outputs), split)
         if totals["pairs"]:
-            metrics["accuracy"] = totals["right"] / totals["pairs"]
+            metrics["accuracy"] = totals["correct"] / totals["pairs"]
         for role in ("chosen", "rejected"):
             if totals[role]:
                 metrics[f"{role}_reward"] = totals[f"{role}_reward"] / totals[role]

@@ -26,18 +26,18 @@ def base_labels(config: RunConfig, auto_class: str) -> list[str]:
         return []
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        names = {int(number): str(label) for number, label in values["id2label"].items()}
+        names = {int(label_id): str(label) for label_id, label in values["id2label"].items()}
         (saved_by,) = values["architectures"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return []
     has_head = str(saved_by).endswith(auto_class.removeprefix("AutoModel"))
     has_names = not all(re.fullmatch(r"LABEL_\d+", label) for label in names.values())
-    return [names[number] for number in sorted(names)] if has_head and has_names else []
+    return [names[label_id] for label_id in sorted(names)] if has_head and has_names else []
 
 
 def order_like(labels: Sequence[str], base: Sequence[str]) -> list[str]:
     """Sort `labels` like `base`; labels that `base` does not have come last. Ignores case."""
-    order = {label.casefold(): number for number, label in reversed(list(enumerate(base)))}
+    order = {label.casefold(): index for index, label in reversed(list(enumerate(base)))}
     return sorted(labels, key=lambda label: order.get(label.casefold(), len(base)))
 
 

@@ -61,7 +61,7 @@ class Rerank(Objective, Decoding):
         "a query needs a document, so prompts cannot be used",
         "remove them, and use artel generate after training: artel generate --prompt QUERY --context DOCUMENT",
     )
-    better = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])
+    metric_directions = directions(lower=["loss"], higher=["mrr", "ndcg", "accuracy", "correlation"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -72,7 +72,7 @@ class Rerank(Objective, Decoding):
         self._rerank = config.rerank
         self._writer = PairWriter(tokenizer, config.data.block)
         self._samplers: list[NegativeSampler] = []
-        self.outputs = tuple(f"score_{number}" for number in range(_MAX_CANDIDATES))
+        self.outputs = tuple(f"score_{index}" for index in range(_MAX_CANDIDATES))
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
@@ -189,10 +189,10 @@ class Rerank(Objective, Decoding):
         if self._rerank.loss == "listwise":
             goals = ["the highest score", "a lower score"]
         token_views = []
-        for number, document in enumerate(documents):
+        for index, document in enumerate(documents):
             ids, _ = self._writer.row(query, document)
-            name = f"negative {number}" if number else "document"
-            goal = goals[min(number, 1)] if number < self._max_learned else "nothing, it is only ranked"
+            name = f"negative {index}" if index else "document"
+            goal = goals[min(index, 1)] if index < self._max_learned else "nothing, it is only ranked"
             token_views.append(TokenView(ids, np.full(len(ids), IGNORED), name, goal=goal))
         return token_views
 
@@ -240,7 +240,7 @@ class Rerank(Objective, Decoding):
         table.append({"rank": f"over {_MAX_LISTED}", "queries": len(firsts) - sum(counts)})
         return {"tables": {"Rank of the first document that matches": table}}
 
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"score": probability of a match} for each (query, document).
 
         Long documents are cut, as in training. Raise InputError for a query that is too long.
@@ -262,20 +262,20 @@ class Rerank(Objective, Decoding):
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return the score of the document `context` for the query."""
-        (answer,) = self.answers(model, "score", [(prompt, context)])
+        (answer,) = self.run_task(model, "score", [(prompt, context)])
         return Reply([f"{answer['score']:.4f}"], to_json={"query": prompt, "document": context, **answer})
 
 
 class _SplitSamples(UnpackedSamples):
-    """The samples of a split. The last of their numbers is the split's: negatives are drawn from that split."""
+    """The samples of a split. Their last number identifies the split, from which negatives are drawn."""
 
-    def __init__(self, split: StoreSplit, number: int) -> None:
+    def __init__(self, split: StoreSplit, split_index: int) -> None:
         super().__init__(split)
-        self._number = number
+        self._split_index = split_index
 
     def read(self, index: int) -> Sample:
         sample = super().read(index)
-        return replace(sample, numbers=(*sample.numbers, self._number))
+        return replace(sample, numbers=(*sample.numbers, self._split_index))
 
 
 def _match_ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
@@ -284,8 +284,8 @@ def _match_ranks(outputs: np.ndarray, split: StoreSplit) -> list[np.ndarray]:
     samples = np.flatnonzero(numbers[:, HAS_SCORE] == 0)
     queries, owners = np.unique(numbers[samples, QUERY], return_inverse=True)
     ranked = []
-    for number in range(len(queries)):
-        scores = outputs[samples[owners == number]]
+    for query_index in range(len(queries)):
+        scores = outputs[samples[owners == query_index]]
         is_match = np.zeros(scores.shape, dtype=bool)
         is_match[:, 0] = True
         present = ~np.isnan(scores)

@@ -136,7 +136,7 @@ class NegativeSampler:
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:own:{epoch}:{sample}".encode()))
         with np.errstate(over="ignore"):
             order = np.argsort(splitmix64(key + np.arange(len(negatives), dtype=np.uint64)))
-        return [negatives[number] for number in order[:count].tolist()]
+        return [negatives[index] for index in order[:count].tolist()]
 
     def draw(self, sample: int, epoch: int, count: int, negatives: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """Return the ids of up to `count` different documents that no record names for this query.

@@ -60,7 +60,9 @@ class Reward(Objective, Decoding):
         "a reward model scores answers and does not generate text",
         "remove them, and use artel generate after training: artel generate --prompt … --context ANSWER",
     )
-    better = directions(lower=["loss", "calibration_error"], higher=["accuracy", "margin", "outcome_accuracy"])
+    metric_directions = directions(
+        lower=["loss", "calibration_error"], higher=["accuracy", "margin", "outcome_accuracy"]
+    )
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -155,8 +157,8 @@ class Reward(Objective, Decoding):
         present = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
         answers = [answer for row in range(len(rows.ids)) for answer in _answer_ids(rows, row)]
         answers = [
-            answer if is_present else rows.ids[number // 2, :1]
-            for number, (answer, is_present) in enumerate(zip(answers, present.flat, strict=True))
+            answer if is_present else rows.ids[index // 2, :1]
+            for index, (answer, is_present) in enumerate(zip(answers, present.flat, strict=True))
         ]
         grouped = group_rows(answers, self.group_count(len(answers)), self.tokenizer.pad_id)
         margins = bits_to_floats(rows.numbers[:, _MARGIN]).astype(np.float32)
@@ -217,7 +219,7 @@ class Reward(Objective, Decoding):
         bins = calibration_bins(*_logits_and_truth(*outcomes)) if any(map(len, outcomes)) else []
         return {"tables": {"Calibration": bins}} if bins else {}
 
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"score": number} for each (prompt, answer). A prompt is a user message, or a list of messages.
 
         Raise InputError if one is too long for the model.
@@ -226,15 +228,15 @@ class Reward(Objective, Decoding):
 
         rows = [self._reader.ids(prompt, answer) for prompt, answer in inputs]
         limit = position_limit(model)
-        for number, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if limit is not None and len(row) > limit:
-                what = f"answer {number} has {len(row):,} tokens with its prompt, but the model accepts {limit:,}"
+                what = f"answer {index} has {len(row):,} tokens with its prompt, but the model accepts {limit:,}"
                 raise InputError.at("--context", what, "shorten it")
         return [{"score": float(score)} for score in predict_logits(model, rows, self.tokenizer.pad_id)[:, 0]]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return the score of the answer `context` to the prompt."""
-        (answer,) = self.answers(model, "score", [(prompt, context)])
+        (answer,) = self.run_task(model, "score", [(prompt, context)])
         return Reply([f"{answer['score']:.4f}"], to_json={"prompt": prompt, "answer": context, **answer})
 
 
@@ -320,13 +322,13 @@ def _read_messages(prompt: Prompt) -> list[Message]:
     if isinstance(prompt, str):
         return [Message("user", prompt)]
     messages = []
-    for number, message in enumerate(prompt):
+    for index, message in enumerate(prompt):
         if isinstance(message, Message):
             messages.append(message)
             continue
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES or not isinstance(content, str):
             fix = f"write role ({', '.join(_ROLES)}) and content"
-            raise InputError.at(f"messages[{number}]", "has no role and content", fix)
+            raise InputError.at(f"messages[{index}]", "has no role and content", fix)
         messages.append(Message(role, content))
     return messages

@@ -55,7 +55,7 @@ class SequenceToSequence(Objective, Decoding):
     sums = SUMS
     has_many_outputs = True
     tasks = ("generate",)
-    better = directions(lower=["loss", "perplexity"], higher=["accuracy", "exact_match", "chrf"])
+    metric_directions = directions(lower=["loss", "perplexity"], higher=["accuracy", "exact_match", "chrf"])
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -197,16 +197,16 @@ class SequenceToSequence(Objective, Decoding):
         targets[~rows.valid[order]] = IGNORED
         lengths = np.array(list(map(len, outputs)))
         groups = tuple(
-            replace(group, target=min(round_up(int(lengths[group.first : group.last].max())), targets.shape[1]))
+            replace(group, target=min(round_up(int(lengths[group.start : group.end].max())), targets.shape[1]))
             for group in grouped.groups
         )
         arrays: dict[str, np.ndarray] = {
             "targets": targets,
             "generated": rows.valid[order] & (rows.epochs[order] < 0) & (rows.indices[order] < self._seq2seq.generate),
         }
-        for number, group in enumerate(groups):
-            group_targets = targets[group.first : group.last, : group.target]
-            arrays[f"predicted{number}"] = np.flatnonzero(group_targets != IGNORED)
+        for index, group in enumerate(groups):
+            group_targets = targets[group.start : group.end, : group.target]
+            arrays[f"predicted{index}"] = np.flatnonzero(group_targets != IGNORED)
         count, tokens = int((targets != IGNORED).sum()), int(rows.lengths[rows.valid].sum())
         return Batch(grouped.tensors | as_tensors(arrays), count, tokens, groups)
 
@@ -221,11 +221,11 @@ class SequenceToSequence(Objective, Decoding):
         import torch
 
         inputs = group_inputs(model, batch.tensors, batch.groups)
-        sums = [self._group_sums(model, batch, number, group) for number, group in enumerate(inputs)]
+        sums = [self._group_sums(model, batch, index, group) for index, group in enumerate(inputs)]
         loss, correct = torch.stack(sums).sum(dim=0)
         return torch.stack([loss, torch.full_like(loss, batch.targets), correct])
 
-    def _group_sums(self, model: PreTrainedModel, batch: Batch, number: int, inputs: dict[str, Any]) -> torch.Tensor:
+    def _group_sums(self, model: PreTrainedModel, batch: Batch, index: int, inputs: dict[str, Any]) -> torch.Tensor:
         """Return the loss and correct guesses of a group, float32 (2,). The loss is smoothed in training only."""
         import torch
 
@@ -233,8 +233,8 @@ class SequenceToSequence(Objective, Decoding):
         from artel.models.logits_loss import loss_of_logits
         from artel.models.loss import model_losses
 
-        group, positions = batch.groups[number], batch.tensors[f"predicted{number}"]
-        targets = batch.tensors["targets"][group.first : group.last, : group.target].contiguous()
+        group, positions = batch.groups[index], batch.tensors[f"predicted{index}"]
+        targets = batch.tensors["targets"][group.start : group.end, : group.target].contiguous()
         inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, targets), "use_cache": False}
         expected = targets.flatten()[positions]
         if self._seq2seq.smoothing and model.training:
@@ -298,7 +298,7 @@ class SequenceToSequence(Objective, Decoding):
 
         return Sampling(self._framing.max_output_tokens, temperature=0.0, beams=self._seq2seq.beams)
 
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"text", "finish_reason" (stop or length), "tokens", …} for each text or keys of `GenerationInput`."""
         default = {"sampling": self.default_sampling()}
         requests = [

@@ -10,9 +10,9 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0.0, -logits))
 
 
-def float_to_bits(number: float) -> int:
+def float_to_bits(value: float) -> int:
     """Return the bits of a float64 as an int64, the type of numbers in a token store."""
-    return int(np.float64(number).view(np.int64))
+    return int(np.float64(value).view(np.int64))
 
 
 def bits_to_floats(bits: np.ndarray) -> np.ndarray:
@@ -39,6 +39,14 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float:
     return pearson(mean_ranks(first), mean_ranks(second))
 
 
+def precision_recall_f1(correct: float, predicted: float, gold: float) -> dict[str, float]:
+    """Return precision, recall and F1 from counts; 0 where a denominator is 0."""
+    precision = correct / predicted if predicted else 0.0
+    recall = correct / gold if gold else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
+    return {"precision": precision, "recall": recall, "f1": f1}
+
+
 _BINS = 10
 
 
@@ -53,8 +61,8 @@ def calibration_bins(logits: np.ndarray, truth: np.ndarray) -> list[dict[str, fl
     """
     confidence = sigmoid(np.abs(logits))
     correct = (logits > 0) == truth
-    numbers = np.minimum(((confidence - 0.5) * 2 * _BINS).astype(np.int64), _BINS - 1)
-    masks = (numbers == number for number in range(_BINS))
+    bin_indices = np.minimum(((confidence - 0.5) * 2 * _BINS).astype(np.int64), _BINS - 1)
+    masks = (bin_indices == index for index in range(_BINS))
     return [
         {
             "confidence": float(confidence[mask].mean()),

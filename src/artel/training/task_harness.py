@@ -47,7 +47,7 @@ def check_tasks(config: RunConfig) -> None:
 def best_is_task(config: RunConfig) -> bool:
     """True if `checkpoint.best` is a metric of `validate.tasks`: TASK/METRIC."""
     best = config.checkpoint.best
-    return best is not None and "/" in best and best not in objective_type(config).better
+    return best is not None and "/" in best and best not in objective_type(config).metric_directions
 
 
 def check_best(config: RunConfig) -> None:

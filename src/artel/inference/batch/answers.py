@@ -80,7 +80,7 @@ def _generate_task_answers(
         for number, prompt in enumerate(chunk, start + first):
             seed = sampling.seed + number if sampling.temperature else sampling.seed
             inputs.append({"text": prompt.text, "sampling": replace(sampling, seed=seed)})
-        answers = opened.decoding.answers(opened.model, _GENERATE, inputs)
+        answers = opened.decoding.run_task(opened.model, _GENERATE, inputs)
         for prompt, answer in zip(chunk, answers, strict=True):
             yield prompt.fields | {name: answer[name] for name in RESERVED}
 
@@ -181,7 +181,7 @@ def best_answers(
             question = prompt.text if prompt.messages is None else prompt.messages
             pairs = [(question, answer["text"]) for answer in answers]
             try:
-                rewards = reward.decoding.answers(reward.model, _SCORE, pairs)
+                rewards = reward.decoding.run_task(reward.model, _SCORE, pairs)
             except InputError as error:
                 raise InputError(
                     [Problem(prompt.location, problem.what, problem.fix) for problem in error.problems]

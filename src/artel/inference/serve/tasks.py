@@ -62,7 +62,7 @@ def _embed_by_objective(served: ServedModel, texts: list[Any], body: EmbeddingRe
     inputs = [{"text": text, "input_type": input_type, "dimensions": body.dimensions} for text in texts]
     opened = served.opened
     try:
-        answers = opened.decoding.answers(opened.model, "embed", inputs)
+        answers = opened.decoding.run_task(opened.model, "embed", inputs)
     except InputError as error:
         (problem,) = error.problems
         raise ApiError(400, problem.what, problem.where) from None
@@ -214,7 +214,7 @@ def run_task(served: ServedModel, task: str, inputs: list[Any], param: str = "in
     """Return the answers of the model's objective. Raise ApiError for the key `param`."""
     opened = served.opened
     try:
-        return opened.decoding.answers(opened.model, task, inputs)
+        return opened.decoding.run_task(opened.model, task, inputs)
     except InputError as error:
         raise ApiError(400, error.problems[0].what, param) from None
 

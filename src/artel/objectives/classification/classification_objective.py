@@ -65,7 +65,7 @@ class Classification(Objective, Decoding):
     adds_special_tokens = True
     sums = ("loss", "targets")
     tasks = ("classify",)
-    better = SingleLabel.better | MultiLabel.better | Regression.better
+    metric_directions = SingleLabel.metric_directions | MultiLabel.metric_directions | Regression.metric_directions
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -81,8 +81,8 @@ class Classification(Objective, Decoding):
         self._framing = Framing(tokenizer, config.data.block)
         self.outputs = self._kind.outputs
         best = config.checkpoint.best
-        if best is not None and best not in self._kind.better and not self.undecided(config):
-            fix = f"write one of: {', '.join(self._kind.better)}; or null"
+        if best is not None and best not in self._kind.metric_directions and not self.undecided(config):
+            fix = f"write one of: {', '.join(self._kind.metric_directions)}; or null"
             raise InputError.at("checkpoint.best", f"{best!r} is not a metric of this task", fix)
 
     @classmethod
@@ -126,7 +126,7 @@ class Classification(Objective, Decoding):
 
     @classmethod
     def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
-        labels = [str(model_config.id2label[number]) for number in sorted(model_config.id2label)]
+        labels = [str(model_config.id2label[label_id]) for label_id in sorted(model_config.id2label)]
         by_type = {KINDS[name].problem_type: name for name in KINDS}
         kind = by_type.get(model_config.problem_type or "", "number" if len(labels) == 1 else "single")
         return {"classification": {"kind": kind, "labels": [] if kind == "number" else labels}}
@@ -161,7 +161,7 @@ class Classification(Objective, Decoding):
         labels = self._kind.labels or ["LABEL_0"]  # as transformers names the output of a regression
         return {
             "id2label": dict(enumerate(labels)),
-            "label2id": {label: number for number, label in enumerate(labels)},
+            "label2id": {label: label_id for label_id, label in enumerate(labels)},
             "problem_type": self._kind.problem_type,
         }
 
@@ -269,7 +269,7 @@ class Classification(Objective, Decoding):
 
     # use
 
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return for each text or pair the label with its probability, the labels above their thresholds, or a number.
 
         `truncated` marks a text that was cut to the block. Raise InputError for an empty text.
@@ -285,7 +285,7 @@ class Classification(Objective, Decoding):
         ]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        (answer,) = self.answers(model, "classify", [(prompt, context) if context else prompt])
+        (answer,) = self.run_task(model, "classify", [(prompt, context) if context else prompt])
         ordered = sorted(answer.get("probabilities", {}).items(), key=lambda item: -item[1])
         notes = [f"{label} {probability:.3f}" for label, probability in ordered[:_MAX_LISTED_LABELS]]
         if answer.get("truncated"):

@@ -46,7 +46,7 @@ class LabelError(Exception):
 class Kind(ABC):
     problem_type: ClassVar[str]
     """Its name in config.json, by which pipelines of transformers turn logits into scores."""
-    better: ClassVar[dict[str, Direction]]
+    metric_directions: ClassVar[dict[str, Direction]]
     has_classes: ClassVar[bool] = True
     """True if there are classes to weight and balance."""
     is_multi_label: ClassVar[bool] = False
@@ -55,7 +55,7 @@ class Kind(ABC):
     def __init__(self, classification: ClassificationConfig) -> None:
         self.classification = classification
         self.labels = list(classification.labels) if isinstance(classification.labels, list) else []
-        self._indices = {label: number for number, label in enumerate(self.labels)}
+        self._indices = {label: index for index, label in enumerate(self.labels)}
         self._weights: torch.Tensor | None = None
 
     @property
@@ -133,7 +133,7 @@ class Kind(ABC):
 
 class SingleLabel(Kind):
     problem_type = "single_label_classification"
-    better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "matthews", "auc"])
+    metric_directions = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "matthews", "auc"])
 
     def encode_target(self, fields: LabeledText) -> tuple[int, ...]:
         if len(fields.labels) != 1:
@@ -168,9 +168,9 @@ class SingleLabel(Kind):
         probabilities = softmax(logits)
         by_label = label_scores(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
         rows = [
-            {"label": label, "texts": int(counts[number].sum()), **scores}
-            | _auc(probabilities[:, number], target == number)
-            for number, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
+            {"label": label, "texts": int(counts[index].sum()), **scores}
+            | _auc(probabilities[:, index], target == index)
+            for index, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
         ]
         matrix = {"labels": self.labels, "counts": counts.tolist()}
         return {"tables": {"labels": rows}, "matrices": {"true labels and predicted ones": matrix}}
@@ -203,7 +203,7 @@ class SingleLabel(Kind):
 class MultiLabel(Kind):
     problem_type = "multi_label_classification"
     is_multi_label = True
-    better = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "tuned_macro_f1", "auc"])
+    metric_directions = directions(lower=["loss"], higher=["accuracy", "macro_f1", "micro_f1", "tuned_macro_f1", "auc"])
 
     def __init__(self, classification: ClassificationConfig) -> None:
         super().__init__(classification)
@@ -212,7 +212,7 @@ class MultiLabel(Kind):
 
     def encode_target(self, fields: LabeledText) -> tuple[int, ...]:
         chosen = {self._label_index(label) for label in fields.labels}
-        return tuple(int(number in chosen) for number in range(len(self.labels)))
+        return tuple(int(index in chosen) for index in range(len(self.labels)))
 
     def decode_targets(self, numbers: np.ndarray) -> np.ndarray:
         return numbers.astype(np.float32)
@@ -249,9 +249,9 @@ class MultiLabel(Kind):
             predicted = probabilities > thresholds
             by_label = label_scores((predicted & gold).sum(axis=0), gold.sum(axis=0), predicted.sum(axis=0))
             tables[title] = [
-                {"label": label, "texts": int(gold[:, number].sum()), **scores}
-                | _auc(probabilities[:, number], gold[:, number])
-                for number, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
+                {"label": label, "texts": int(gold[:, index].sum()), **scores}
+                | _auc(probabilities[:, index], gold[:, index])
+                for index, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
             ]
             if thresholds is not DEFAULT_THRESHOLD:
                 for row, threshold in zip(tables[title], self._thresholds.tolist(), strict=True):
@@ -261,14 +261,14 @@ class MultiLabel(Kind):
     def answer(self, logits: np.ndarray) -> dict[str, Any]:
         probabilities = sigmoid(logits)[0]
         chosen = np.flatnonzero(probabilities > self._thresholds)
-        ordered = sorted(chosen.tolist(), key=lambda number: -probabilities[number])
+        ordered = sorted(chosen.tolist(), key=lambda index: -probabilities[index])
         return {
-            "labels": [self.labels[number] for number in ordered],
+            "labels": [self.labels[index] for index in ordered],
             "probabilities": dict(zip(self.labels, probabilities.tolist(), strict=True)),
         }
 
     def describe_target(self, target: np.ndarray) -> str:
-        return ", ".join(self.labels[number] for number in np.flatnonzero(target > 0)) or "no label"
+        return ", ".join(self.labels[index] for index in np.flatnonzero(target > 0)) or "no label"
 
     def classes(self, numbers: np.ndarray) -> np.ndarray:
         """Return the rarest label of each row. Rows without a label form one more class."""
@@ -307,7 +307,7 @@ class MultiLabel(Kind):
 class Regression(Kind):
     problem_type = "regression"
     has_classes = False
-    better = directions(lower=["loss", "rmse", "mae"], higher=["r2", "pearson", "spearman"])
+    metric_directions = directions(lower=["loss", "rmse", "mae"], higher=["r2", "pearson", "spearman"])
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -63,15 +63,15 @@ def call_turns(
             Message(**{**fields, "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"])})
             for fields in stored["messages"]
         ]
-        for number, answer in enumerate(messages):
+        for index, answer in enumerate(messages):
             if len(turns) == max_turns:
                 return turns, num_skipped
-            before = messages[:number]
-            has_prompt = any(message.role in ("user", "tool") for message in before)
+            context = messages[:index]
+            has_prompt = any(message.role in ("user", "tool") for message in context)
             if answer.role != "assistant" or answer.trained is False or not has_prompt:
                 continue
             try:
-                turns.append(CallTurn(prompt(before, tools), answer, tools, before[-1].content))
+                turns.append(CallTurn(prompt(context, tools), answer, tools, context[-1].content))
             except ConversationError:
                 num_skipped += 1
     return turns, num_skipped
@@ -120,8 +120,8 @@ def _canonical(call: ToolCall) -> tuple[str, str]:
 
 
 def _parse_number(text: str) -> int | float:
-    number = float(text)
-    return int(number) if number.is_integer() else number
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _calls_or_text(calls: Sequence[ToolCall], text: str) -> str:

@@ -168,14 +168,14 @@ def locate(
 
 
 def _locate_turn(message: int, text: str, spans: list[tuple[int, int]], turn: TurnFrame) -> Turn:
-    begin = spans[turn.first_slot - 1][1] if turn.first_slot else 0
-    stop = spans[turn.end_slot][0] if turn.end_slot < len(spans) else len(text)
-    start = begin + len(turn.prompt)
-    end = stop - len(turn.suffix)
-    if not text.startswith(turn.prompt, begin) or text[end:stop] != turn.suffix or end < start:
+    previous_end = spans[turn.first_slot - 1][1] if turn.first_slot else 0
+    next_start = spans[turn.end_slot][0] if turn.end_slot < len(spans) else len(text)
+    start = previous_end + len(turn.prompt)
+    end = next_start - len(turn.suffix)
+    if not text.startswith(turn.prompt, previous_end) or text[end:next_start] != turn.suffix or end < start:
         raise _shape_error()
     search_end = spans[turn.first_slot][0] if turn.first_slot < turn.end_slot else end
-    tags = _EMPTY_THOUGHT.finditer(text, begin, search_end)
+    tags = _EMPTY_THOUGHT.finditer(text, previous_end, search_end)
     # The generation prompt may already contain the opening tag.
     empty_thought_end = next((tag.end() for tag in tags if tag.start() <= start < tag.end()), start)
     return Turn(message, start, end, turn.is_closed, empty_thought_end)

@@ -71,13 +71,13 @@ def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, templa
         name: name of the template in messages.
     """
     example: tuple[str, np.ndarray, np.ndarray] | None = None
-    for number in range(split.samples):
-        sample = split.sample(number)
+    for index in range(split.samples):
+        sample = split.sample(index)
         if sample.flags is None or not sample.flags.any():
             continue
         if any(end for _, end in learned_turns(sample.ids, sample.flags > 0, ends, tokenizer)):
             return
-        example = example or (split.origin(number), sample.ids, sample.flags)
+        example = example or (split.origin(index), sample.ids, sample.flags)
     if split.samples == 0:
         return
     if example is None:
@@ -102,16 +102,16 @@ def _describe_line(tokenizer: Tokenizer, template: str, text: str, name: str) ->
     contents = (("user", "\ue000"), ("assistant", "\ue001"), ("user", "\ue002"))
     conversation = [{"role": role, "content": content} for role, content in contents]
     lines = template.splitlines(keepends=True)
-    for number, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if not text.strip() or text.strip() not in line:
             continue
-        changed_lines = [*lines[:number], line.replace(text.strip(), "\ue003"), *lines[number + 1 :]]
+        changed_lines = [*lines[:index], line.replace(text.strip(), "\ue003"), *lines[index + 1 :]]
         with suppress(TemplateRejection):
             after = render(tokenizer, "".join(changed_lines), conversation, False).partition("\ue001")[2]
             if after.lstrip().startswith("\ue003"):
                 quoted = line.strip()
                 quoted = quoted if len(quoted) <= _MAX_QUOTED else f"{quoted[:_MAX_QUOTED]}…"
-                return f"; {name}:{number + 1} writes it: {quoted}"
+                return f"; {name}:{index + 1} writes it: {quoted}"
     return ""
 
 
@@ -169,7 +169,7 @@ def _saved_ends(file: Path) -> set[int]:
         saved = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError):
         return set()
-    return {number for number in (saved if isinstance(saved, list) else [saved]) if isinstance(number, int)}
+    return {token_id for token_id in (saved if isinstance(saved, list) else [saved]) if isinstance(token_id, int)}
 
 
 def call_notes(documents: Iterable[Document]) -> list[str]:
@@ -177,25 +177,25 @@ def call_notes(documents: Iterable[Document]) -> list[str]:
 
     This is not an error: published datasets have such calls, and the schema may be wrong.
     """
-    total = calls = mismatches = 0
+    num_conversations = num_calls = num_mismatches = 0
     first: dict[str, str] = {}
     for document in documents:
-        total += 1
+        num_conversations += 1
         conversation = document.record.fields
         assert isinstance(conversation, Conversation)
         trained = (message for message in conversation.messages if message.trained is not False)
         for call in (call for message in trained for call in message.tool_calls):
-            calls += 1
+            num_calls += 1
             if mismatch := argument_mismatch(call, conversation.tools):
-                mismatches += 1
+                num_mismatches += 1
                 first = first or {"origin": document.record.origin, "wrong": mismatch}
-    if not mismatches:
+    if not num_mismatches:
         return []
     what = (
         "{count:,} of {calls:,} calls in the first {total:,} conversations do not fit the parameters that their tool "
         "declares, the first {origin}: {wrong}"
     )
-    return [Phrase(what, count=mismatches, calls=calls, total=total, **first)]
+    return [Phrase(what, count=num_mismatches, calls=num_calls, total=num_conversations, **first)]
 
 
 def argument_mismatch(call: ToolCall, tools: Tools) -> Phrase | None:

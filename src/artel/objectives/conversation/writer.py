@@ -95,7 +95,7 @@ class ConversationWriter:
         if not cuts or np.array_equal(self._encode_chunks(rendered, cuts).ids, encoded.ids):
             return None
         return Difference(
-            next(number for number, turn in enumerate(rendered.turns, 1) if turn.end >= cuts[0]), "tokens"
+            next(turn_number for turn_number, turn in enumerate(rendered.turns, 1) if turn.end >= cuts[0]), "tokens"
         )
 
     def _encode(self, rendered: RenderedConversation) -> Encoding:
@@ -111,7 +111,7 @@ class ConversationWriter:
         ]
         return Encoding(*(np.concatenate(arrays) for arrays in zip(*shifted, strict=True)))
 
-    def _find_cuts(self, whole: Encoding, rendered: RenderedConversation) -> list[int]:
+    def _find_cuts(self, tokens: Encoding, rendered: RenderedConversation) -> list[int]:
         """Return the boundaries of turns at which the text is split before it is encoded.
 
         A model answers after the tokens of its prompt. The text is split before a turn if the whole text has other
@@ -119,17 +119,17 @@ class ConversationWriter:
         line feeds are one token at the end of a text, and two tokens before a word). It is split after a turn if a
         token crosses that boundary.
         """
-        cuts = {turn.end for turn in rendered.turns if ((whole.starts < turn.end) & (whole.ends > turn.end)).any()}
+        cuts = {turn.end for turn in rendered.turns if ((tokens.starts < turn.end) & (tokens.ends > turn.end)).any()}
         starts = [turn.start for turn in rendered.turns]
-        counts = [int(np.searchsorted(whole.ends, start, side="right")) for start in starts]
+        counts = [int(np.searchsorted(tokens.ends, start, side="right")) for start in starts]
         context_starts = [
-            int(whole.starts[count - _CONTEXT_TOKENS]) if count > _CONTEXT_TOKENS else 0 for count in counts
+            int(tokens.starts[count - _CONTEXT_TOKENS]) if count > _CONTEXT_TOKENS else 0 for count in counts
         ]
-        prompts = [rendered.text[begin:start] for begin, start in zip(context_starts, starts, strict=True)]
+        prompts = [rendered.text[offset:start] for offset, start in zip(context_starts, starts, strict=True)]
         encoded = self._tokenizer.encode_with_offsets(prompts, control=True)
-        for prompt, begin, start, count in zip(encoded, context_starts, starts, counts, strict=True):
-            has_same_id = np.array_equal(prompt.ids[-1:], whole.ids[:count][-1:])
-            has_same_start = np.array_equal(prompt.starts[-1:] + begin, whole.starts[:count][-1:])
+        for prompt, offset, start, count in zip(encoded, context_starts, starts, counts, strict=True):
+            has_same_id = np.array_equal(prompt.ids[-1:], tokens.ids[:count][-1:])
+            has_same_start = np.array_equal(prompt.starts[-1:] + offset, tokens.starts[:count][-1:])
             if not (has_same_id and has_same_start):  # of the last token before the boundary
                 cuts.add(start)
         return sorted(cuts)

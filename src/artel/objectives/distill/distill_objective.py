@@ -62,7 +62,7 @@ class Distillation(Objective):
     sums: ClassVar[tuple[str, ...]] = (
         "loss",
         "targets",
-        "right",
+        "correct",
         "plain",
         "divergence",
         "agreed",
@@ -368,7 +368,7 @@ class Distill(Distillation, Causal):
 
     learns_from = ("text", "conversations")
     presentation = _describe(Causal)
-    better = Causal.better | _METRIC_DIRECTIONS
+    metric_directions = Causal.metric_directions | _METRIC_DIRECTIONS
     taught = Causal
 
 
@@ -376,7 +376,7 @@ class DistillChat(Distillation, Chat):
     """The assistant's turns of conversations."""
 
     presentation = _describe(Chat)
-    better = Chat.better | _METRIC_DIRECTIONS
+    metric_directions = Chat.metric_directions | _METRIC_DIRECTIONS
     taught = Chat
 
 
@@ -384,7 +384,7 @@ class DistillMasked(Distillation, Masked):
     """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
 
     presentation = _describe(Masked)
-    better = Masked.better | _METRIC_DIRECTIONS
+    metric_directions = Masked.metric_directions | _METRIC_DIRECTIONS
     taught = Masked
     sees_ahead = True
 

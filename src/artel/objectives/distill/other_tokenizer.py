@@ -80,10 +80,10 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Tokens [start, stop) of a sequence: a special token, or a text between special tokens."""
+    """Tokens [start, end) of a sequence: a special token, or a text between special tokens."""
 
     start: int
-    stop: int
+    end: int
     begins_text: bool
     """True if it is the first chunk of a text."""
     text: str
@@ -152,7 +152,7 @@ class TokenMap:
         cuts = special[1:] | special[:-1] | (documents[1:] != documents[:-1])
         edges = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(ids)] if len(ids) else []
         chunks = []
-        for start, stop in pairwise(edges):
+        for start, end in pairwise(edges):
             follows = start > 0 and documents[start] == documents[start - 1]
             begins_text = not follows or (self._packs_text and int(ids[start - 1]) in {self._end, *self._begin})
             if int(ids[start]) in self._begin:  # replaced by the teacher's begin token
@@ -160,22 +160,22 @@ class TokenMap:
             if special[start]:
                 is_shared = int(ids[start]) in self._special
                 text = "" if is_shared else self._student.special[int(ids[start])]
-                chunks.append(_Chunk(start, stop, begins_text, text, np.zeros((1, 2), np.int64)))
+                chunks.append(_Chunk(start, end, begins_text, text, np.zeros((1, 2), np.int64)))
                 continue
-            text, spans = self._decode_chunk(ids[start:stop].tolist(), begins_text and start > 0)
+            text, spans = self._decode_chunk(ids[start:end].tolist(), begins_text and start > 0)
             if text:
-                chunks.append(_Chunk(start, stop, begins_text, text, spans))
+                chunks.append(_Chunk(start, end, begins_text, text, spans))
         return chunks
 
     def _decode_chunk(self, ids: list[int], begins_text: bool) -> tuple[str, np.ndarray]:
         """Return the text of the student's tokens, without partial characters at its edges, and the tokens' bytes."""
-        pieces = [self._student.pieces[number] or _UNKNOWN for number in ids]
+        pieces = [self._student.pieces[token_id] or _UNKNOWN for token_id in ids]
         if begins_text and self._student.adds_space:
             pieces[0] = pieces[0].removeprefix(b" ")
         content = b"".join(pieces)
         head, tail = _whole_characters(content)
         spans = _spans(pieces) - head
-        is_known = np.array([self._student.pieces[number] is not None for number in ids])
+        is_known = np.array([self._student.pieces[token_id] is not None for token_id in ids])
         spans[~is_known | (spans[:, 0] < 0) | (spans[:, 1] > tail - head)] = 0
         text = content[head:tail].decode(errors="replace")
         if text.encode() != content[head:tail]:  # invalid UTF-8, which the teacher reads differently
@@ -184,7 +184,7 @@ class TokenMap:
 
     def _append(self, row: _Row, chunk: _Chunk, sequence: RowTokens, encoded: Encoding | None) -> None:
         """Add a chunk to the teacher's row. `encoded`: its encoded text; None for a special token of the teacher."""
-        document, targets = int(sequence.documents[chunk.start]), sequence.targets[chunk.start : chunk.stop]
+        document, targets = int(sequence.documents[chunk.start]), sequence.targets[chunk.start : chunk.end]
         ids = [self._special[int(sequence.ids[chunk.start])]] if encoded is None else encoded.ids.tolist()
         if chunk.begins_text and self._frame[:1] != ids[:1]:
             row.add(self._frame, document)
@@ -201,7 +201,7 @@ class TokenMap:
 
     def _teacher_spans(self, encoded: Encoding, text: str, content: bytes) -> np.ndarray:
         """Return the bytes [start, end) of each of the teacher's tokens in the text, int64 (tokens, 2)."""
-        pieces = [self._teacher.pieces[number] or b"" for number in encoded.ids.tolist()]
+        pieces = [self._teacher.pieces[token_id] or b"" for token_id in encoded.ids.tolist()]
         joined = b"".join(pieces)
         if joined == content:
             return _spans(pieces)
@@ -217,8 +217,8 @@ def read_rows(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
     """
     tensors = {name: tensor.cpu().numpy() for name, tensor in batch.tensors.items()}
     ids, targets = tensors["input_ids"], tensors["targets"]
-    numbers = np.full(targets.shape, -1)
-    numbers[targets != IGNORED] = np.arange(int((targets != IGNORED).sum()))
+    indices = np.full(targets.shape, -1)
+    indices[targets != IGNORED] = np.arange(int((targets != IGNORED).sum()))
     documents = tensors.get("documents", np.ones_like(ids))
     sequences = []
     for row, real in enumerate(tensors.get("real", np.ones_like(ids, dtype=bool))):
@@ -230,13 +230,13 @@ def read_rows(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
         if packs_text:
             is_last[:-1] = False
         is_only_target = is_last & (targets[row, positions] != IGNORED)
-        read_targets = np.append(-1, np.where(is_only_target, -1, numbers[row, positions])[:-1])[: len(positions)]
+        read_targets = np.append(-1, np.where(is_only_target, -1, indices[row, positions])[:-1])[: len(positions)]
         insert_at = np.flatnonzero(is_only_target) + 1
         sequences.append(
             RowTokens(
                 np.insert(ids[row, positions], insert_at, targets[row, positions[is_only_target]]),
                 np.insert(row_documents, insert_at, row_documents[is_only_target]),
-                np.insert(read_targets, insert_at, numbers[row, positions[is_only_target]]),
+                np.insert(read_targets, insert_at, indices[row, positions[is_only_target]]),
             )
         )
     return sequences
@@ -248,10 +248,10 @@ def _same_special(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int
     `ends`: ids of the two end tokens, which are equal to each other and to no other token.
     """
     student_end, teacher_end = ends or (-1, -1)
-    teacher_ids = {content: number for number, content in teacher.special.items() if number != teacher_end}
-    contents = {number: content for number, content in student.special.items() if number != student_end}
-    same = {number: teacher_ids[content] for number, content in contents.items() if content in teacher_ids}
-    return same if ends is None else same | {ends[0]: ends[1]}
+    teacher_ids = {content: token_id for token_id, content in teacher.special.items() if token_id != teacher_end}
+    contents = {token_id: content for token_id, content in student.special.items() if token_id != student_end}
+    shared = {token_id: teacher_ids[content] for token_id, content in contents.items() if content in teacher_ids}
+    return shared if ends is None else shared | {ends[0]: ends[1]}
 
 
 def _whole_characters(content: bytes) -> tuple[int, int]:
@@ -279,14 +279,14 @@ def _spans_by_offsets(pieces: list[bytes], encoded: Encoding, text: str, content
     byte_offsets = np.append(0, np.cumsum([len(character.encode()) for character in text]))
     spans = np.zeros((len(pieces), 2), dtype=np.int64)
     position = 0
-    for number, piece in enumerate(pieces):
-        left, right = byte_offsets[encoded.starts[number]], byte_offsets[encoded.ends[number]]
+    for index, piece in enumerate(pieces):
+        left, right = byte_offsets[encoded.starts[index]], byte_offsets[encoded.ends[index]]
         stripped = piece[1:] if position == 0 and piece.startswith(b" ") and not content.startswith(b" ") else piece
-        stop = position + len(stripped)
-        overlaps = not stripped.strip() or (position < right and stop > left)
-        if stripped and overlaps and content[position:stop] == stripped:
-            spans[number] = position, stop
-            position = stop
+        end = position + len(stripped)
+        overlaps = not stripped.strip() or (position < right and end > left)
+        if stripped and overlaps and content[position:end] == stripped:
+            spans[index] = position, end
+            position = end
         else:
             position = max(position, int(right))
     return spans
@@ -306,23 +306,23 @@ def _build_input(rows: list[_Row], limit: int | None, isolated_documents: bool) 
     """Return the teacher's tensors, padded on the right, where a causal mask hides padding."""
     import torch
 
-    windows: list[tuple[_Row, int, int, int]] = []  # tokens [start, stop) of a row; those from `new` on are used
+    windows: list[tuple[_Row, int, int, int]] = []  # tokens [start, end) of a row; those from `first_new` on are used
     for row in rows:
-        start, stop, new = 0, min(limit or len(row.ids), len(row.ids)), 1
-        windows.append((row, start, stop, new))
-        while limit is not None and stop < len(row.ids):
-            new, stop = stop, min(stop + max(1, limit // 2), len(row.ids))
-            windows.append((row, stop - limit, stop, new))
-    length = max(1, *(stop - start for _, start, stop, _ in windows))
+        start, end, first_new = 0, min(limit or len(row.ids), len(row.ids)), 1
+        windows.append((row, start, end, first_new))
+        while limit is not None and end < len(row.ids):
+            first_new, end = end, min(end + max(1, limit // 2), len(row.ids))
+            windows.append((row, end - limit, end, first_new))
+    length = max(1, *(end - start for _, start, end, _ in windows))
     ids = np.zeros((len(windows), length), dtype=np.int64)
     documents = np.zeros_like(ids)
     positions, labels, targets = [], [], []
-    for number, (row, start, stop, new) in enumerate(windows):
-        ids[number, : stop - start] = row.ids[start:stop]
-        documents[number, : stop - start] = row.documents[start:stop]
+    for index, (row, start, end, first_new) in enumerate(windows):
+        ids[index, : end - start] = row.ids[start:end]
+        documents[index, : end - start] = row.documents[start:end]
         row_targets = np.array(row.targets, dtype=np.int64)
-        aligned = np.flatnonzero(row_targets[new:stop] >= 0) + new
-        positions.append(number * length + aligned - 1 - start)
+        aligned = np.flatnonzero(row_targets[first_new:end] >= 0) + first_new
+        positions.append(index * length + aligned - 1 - start)
         labels.append(np.array(row.ids, dtype=np.int64)[aligned])
         targets.append(row_targets[aligned])
     tensors = {"input_ids": torch.from_numpy(ids)} | (document_tensors(documents) if isolated_documents else {})

@@ -137,13 +137,13 @@ def tokenizer_problems(student: Tokenizer, teacher: Tokenizer, key: str) -> list
 def _describe_difference(student: Tokenizer, teacher: Tokenizer) -> str:
     """Describe the difference between two vocabularies."""
     student_ids, teacher_ids = student.hf.get_vocab(), teacher.hf.get_vocab()
-    moved = [token for token, number in student_ids.items() if teacher_ids.get(token, number) != number]
+    moved = [token for token, token_id in student_ids.items() if teacher_ids.get(token, token_id) != token_id]
     directions = (("the teacher lacks", student_ids, teacher_ids), ("the student lacks", teacher_ids, student_ids))
     missing = [(what, sorted(set(owner) - set(other), key=owner.__getitem__)) for what, owner, other in directions]
     clauses = [f"{what} {len(tokens):,} tokens ({_list_tokens(tokens)})" for what, tokens in missing if tokens]
     if moved:
-        numbers = f"{moved[0]!r} is {student_ids[moved[0]]:,} and {teacher_ids[moved[0]]:,}"
-        clauses.append(f"{len(moved):,} tokens have different ids ({numbers})")
+        example = f"{moved[0]!r} is {student_ids[moved[0]]:,} and {teacher_ids[moved[0]]:,}"
+        clauses.append(f"{len(moved):,} tokens have different ids ({example})")
     return "; ".join(clauses) or "they have the same vocabulary, but split texts differently"
 
 

@@ -82,7 +82,7 @@ class Embedding(Objective, Decoding):
     tasks = ("embed",)
     prompts_problem = ("an embedding model does not generate text", "remove them; validation measures retrieval")
     needs_global_outputs = True
-    better = directions(
+    metric_directions = directions(
         lower=["loss"],
         higher=["recall_at_1", "recall_at_5", f"recall_at_{DEPTH}", f"mrr_at_{DEPTH}", f"ndcg_at_{DEPTH}", "spearman"],
     )
@@ -277,7 +277,7 @@ class Embedding(Objective, Decoding):
 
     # use
 
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return {"embedding", "tokens", "truncated"} for each text or {"text", "input_type", "dimensions"}.
 
         A text may be ids, with special tokens. Raise InputError.
@@ -296,9 +296,9 @@ class Embedding(Objective, Decoding):
         return result
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        (answer,) = self.answers(model, "embed", [prompt])
+        (answer,) = self.run_task(model, "embed", [prompt])
         vector = answer["embedding"]
-        first_numbers = f"[{', '.join(f'{number:.4f}' for number in vector[:8])}, …]"
+        first_numbers = f"[{', '.join(f'{value:.4f}' for value in vector[:8])}, …]"
         notes = (f"the first 8 of {len(vector)} numbers; all of them with --json",)
         return Reply([first_numbers], notes, {"prompt": prompt, "embedding": vector})
 

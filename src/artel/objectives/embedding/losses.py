@@ -38,12 +38,12 @@ class MatchKeys:
 
 def match_keys(matches: Sequence[MatchKeys]) -> np.ndarray:
     """Return keys of queries, then positives, negatives and other positives, int64 (texts, len(KEYS))."""
-    keys = [(QUERY, match.query, match.query, number, match.score) for number, match in enumerate(matches)]
-    keys += [(POSITIVE, match.positive, match.query, number, match.score) for number, match in enumerate(matches)]
+    keys = [(QUERY, match.query, match.query, index, match.score) for index, match in enumerate(matches)]
+    keys += [(POSITIVE, match.positive, match.query, index, match.score) for index, match in enumerate(matches)]
     for role in (NEGATIVE, OTHER_POSITIVE):
-        for number, match in enumerate(matches):
+        for index, match in enumerate(matches):
             hashes = match.negatives if role == NEGATIVE else match.other_positives
-            keys += [(role, text_hash, match.query, number, match.score) for text_hash in hashes]
+            keys += [(role, text_hash, match.query, index, match.score) for text_hash in hashes]
     return np.array(keys, dtype=np.int64).reshape(-1, len(KEYS))
 
 
@@ -69,9 +69,9 @@ class Texts:
         """Return the ascending indices of the texts with these roles in `micro_batch`."""
         import torch
 
-        first, last, _ = micro_batch.indices(len(self.keys))
-        wanted_roles = torch.tensor(roles, device=self.keys.device)
-        return torch.isin(self.keys[first:last, _ROLE], wanted_roles).nonzero()[:, 0] + first
+        start, end, _ = micro_batch.indices(len(self.keys))
+        role_ids = torch.tensor(roles, device=self.keys.device)
+        return torch.isin(self.keys[start:end, _ROLE], role_ids).nonzero()[:, 0] + start
 
     def matches(self, queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
         """Return bool (queries, documents): True for positives of a query and its own text.

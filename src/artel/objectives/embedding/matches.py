@@ -100,8 +100,8 @@ class MatchReader:
         if is_validation:
             hashes = [query, *map(text_hash, texts[1:])]
             samples = [
-                Sample(ids, np.zeros(len(ids), dtype=np.uint8), (0, role, number, score))
-                for ids, role, number in zip(texts, roles, hashes, strict=True)
+                Sample(ids, np.zeros(len(ids), dtype=np.uint8), (0, role, hashed, score))
+                for ids, role, hashed in zip(texts, roles, hashes, strict=True)
             ]
             return DocumentSamples(samples, counts=counts)
         flags = np.zeros(sum(map(len, texts)), dtype=np.uint8)
@@ -125,7 +125,7 @@ def choose_texts(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: st
     texts = np.split(ids, starts[1:])
     roles = flags[starts]
     positives, negatives = (
-        [text for text, role in zip(texts, roles, strict=True) if role == wanted] for wanted in (POSITIVE, NEGATIVE)
+        [text for text, role in zip(texts, roles, strict=True) if role == kind] for kind in (POSITIVE, NEGATIVE)
     )
     positive_index, negative_indices = 0, list(range(len(negatives)))
     if len(positives) > 1 or len(negatives) > max_negatives:
@@ -135,8 +135,8 @@ def choose_texts(ids: np.ndarray, flags: np.ndarray, max_negatives: int, key: st
     return StepTexts(
         texts[0],
         positives[positive_index],
-        [negatives[number] for number in negative_indices],
-        [text for number, text in enumerate(positives) if number != positive_index],
+        [negatives[index] for index in negative_indices],
+        [text for index, text in enumerate(positives) if index != positive_index],
     )
 
 

@@ -160,7 +160,7 @@ class ValidatedTexts:
 
         Documents are given by their index in the corpus.
         """
-        corpus = {int(self.hashes[text]): number for number, text in enumerate(self.documents)}
+        corpus = {int(self.hashes[text]): index for index, text in enumerate(self.documents)}
         distinct: dict[int, int] = {}
         matching: dict[int, set[int]] = {}
         for match in self.matches:
@@ -169,6 +169,6 @@ class ValidatedTexts:
             positives = (int(self.hashes[text]) for text in match if self.roles[text] == POSITIVE)
             matching.setdefault(query, set()).update(corpus[text_hash] for text_hash in positives)
         relevant = [np.array(sorted(matching[query])) for query in distinct]
-        own_texts = {number: corpus[query] for number, query in enumerate(distinct) if query in corpus}
-        own_texts = {number: document for number, document in own_texts.items() if document not in relevant[number]}
+        own_texts = {index: corpus[query] for index, query in enumerate(distinct) if query in corpus}
+        own_texts = {index: document for index, document in own_texts.items() if document not in relevant[index]}
         return np.array(list(distinct.values()), dtype=np.int64), relevant, own_texts

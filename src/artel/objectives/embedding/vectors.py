@@ -45,17 +45,17 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     num_rows = 1 + max(row for row, _ in starts)
     ids, documents, positions = (np.zeros((num_rows, length), dtype=np.int64) for _ in range(3))
     texts_in_row, slots = [0] * num_rows, []
-    for number in sorted(range(len(texts)), key=lambda number: starts[number]):
-        (row, start), end = starts[number], starts[number][1] + len(texts[number])
+    for index in sorted(range(len(texts)), key=starts.__getitem__):
+        (row, start), end = starts[index], starts[index][1] + len(texts[index])
         texts_in_row[row] += 1
-        slots.append((number, row, texts_in_row[row] - 1))
-        ids[row, start:end] = texts[number]
+        slots.append((index, row, texts_in_row[row] - 1))
+        ids[row, start:end] = texts[index]
         documents[row, start:end] = texts_in_row[row]
         positions[row, start:end] = np.arange(end - start)
     max_slots = max(texts_in_row)
     slot_indices = np.zeros(len(texts), dtype=np.int64)
-    for number, row, slot in slots:
-        slot_indices[number] = row * max_slots + slot
+    for index, row, slot in slots:
+        slot_indices[index] = row * max_slots + slot
     firsts = np.array([row * length + start for row, start in starts], dtype=np.int64)
     arrays = {
         "input_ids": ids,
@@ -73,10 +73,10 @@ def _pack_lengths(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """Return ((row, start) of each text, the length of a row)."""
     filled = [0] * max(1, round(sum(lengths) / _PACKED_TOKENS))
     starts: list[tuple[int, int]] = [(0, 0)] * len(lengths)
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):  # the longest first
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):  # the longest first
         row = filled.index(min(filled))  # into the emptiest row
-        starts[number] = (row, filled[row])
-        filled[row] += lengths[number]
+        starts[index] = (row, filled[row])
+        filled[row] += lengths[index]
     return starts, round_up(max(filled))
 
 
@@ -223,9 +223,9 @@ class TextEncoder:
             what = f"{input_type!r} is not a kind of text"
             raise InputError.at("input_type", what, "use query or document, or remove it")
         encoded = list(self._tokenizer.encode([prompt + text for text in texts]))
-        for number, ids in enumerate(encoded):
+        for index, ids in enumerate(encoded):
             if not len(ids):
-                raise InputError.at("input", f"text {number} has no token", "use a text with words in it")
+                raise InputError.at("input", f"text {index} has no token", "use a text with words in it")
         return encoded
 
     def vectors(

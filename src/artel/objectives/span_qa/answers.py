@@ -122,8 +122,8 @@ def answer_metrics(predictions: list[Prediction], *, classes: bool) -> dict[str,
         gold = np.array([CLASSES.index(prediction.reference["class"]) for prediction in predictions])
         probabilities = np.stack([prediction.classes for prediction in predictions])
         scores["class_accuracy"] = float((probabilities.argmax(axis=1) == gold).mean())
-        present = [number for number in range(len(CLASSES)) if (gold == number).any()]
-        precisions = [average_precision(probabilities[:, number], gold == number) for number in present]
+        present = [index for index in range(len(CLASSES)) if (gold == index).any()]
+        precisions = [average_precision(probabilities[:, index], gold == index) for index in present]
         scores["mean_average_precision"] = float(np.mean(precisions))
     return scores
 

@@ -56,7 +56,7 @@ class SpanQA(Objective, Decoding):
     sums = ("loss", "targets")
     document_number = DOCUMENT
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
-    better = directions(
+    metric_directions = directions(
         lower=["loss"],
         higher=["exact_match", "f1", "start_accuracy", "end_accuracy", "class_accuracy", "mean_average_precision"],
     )
@@ -234,8 +234,8 @@ class SpanQA(Objective, Decoding):
         references: Iterable[dict[str, Any]],
         window: Callable[[int], Sample],
     ) -> list[Prediction]:
-        def offsets(number: int) -> np.ndarray:
-            flags = window(number).flags
+        def offsets(index: int) -> np.ndarray:
+            flags = window(index).flags
             assert flags is not None
             return flags
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from artel.models import evaluation_mode
 from artel.objectives.length_groups import batches_by_length
+from artel.objectives.statistics import precision_recall_f1
 from artel.objectives.tokens.tag_set import TagSet
 from artel.objectives.tokens.word_windows import DOCUMENT, NO_WORD, WordWindows
 from artel.objectives.types import Batch, DocumentSamples
@@ -52,10 +53,10 @@ def document_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]
     """Return the tags of the words of each document of a split, from the outputs (samples, block) of its windows."""
     owners = split.numbers()[: len(outputs), DOCUMENT].tolist()
     tags: dict[int, list[int]] = {}
-    for number, owner in enumerate(owners):
-        flags = split.sample(number).flags
+    for index, owner in enumerate(owners):
+        flags = split.sample(index).flags
         assert flags is not None
-        window_tags = outputs[number, : len(flags)][flags != NO_WORD]
+        window_tags = outputs[index, : len(flags)][flags != NO_WORD]
         tags.setdefault(owner, []).extend(window_tags.astype(np.int64).tolist())
     return tags
 
@@ -63,8 +64,8 @@ def document_tags(outputs: np.ndarray, split: StoreSplit) -> dict[int, list[int]
 def most_common_fraction(split: StoreSplit, samples: int, tags: int) -> float:
     """Return the fraction of the commonest tag among the labeled words of the first `samples` of a split."""
     counts = np.zeros(tags, dtype=np.int64)
-    for number in range(samples):
-        flags = split.sample(number).flags
+    for index in range(samples):
+        flags = split.sample(index).flags
         assert flags is not None
         counts += np.bincount(flags.astype(np.int64), minlength=tags + 2)[
             1 : tags + 1
@@ -75,7 +76,7 @@ def most_common_fraction(split: StoreSplit, samples: int, tags: int) -> float:
 def entity_words(
     tags: Sequence[str], starts: Sequence[int], ends: Sequence[int], *, word_tags: bool
 ) -> list[tuple[int, int, str]]:
-    """Return the words [first, stop) and the label of each name, from the words' tags and characters.
+    """Return the words [first, end) and the label of each name, from the words' tags and characters.
 
     If every word has a tag, adjacent pieces of a word (around a hyphen or apostrophe) with the same tag are joined.
     """
@@ -96,8 +97,8 @@ def token_labels(tags: Sequence[str], *, word_tags: bool) -> list[str]:
     labels = [""] * len(tags)
     word_labels = [(word, word + 1, tags[token]) for word, token in enumerate(words)]
     for first, end, label in word_labels if word_tags else find_entities([tags[token] for token in words]):
-        stop = words[end] if end < len(words) else words[end - 1] + 1
-        labels[words[first] : stop] = [label] * (stop - words[first])
+        end_token = words[end] if end < len(words) else words[end - 1] + 1
+        labels[words[first] : end_token] = [label] * (end_token - words[first])
     return labels
 
 
@@ -105,7 +106,7 @@ def predict_entities(
     objective: Tagger, model: PreTrainedModel, windows: WordWindows, texts: list[str]
 ) -> list[dict[str, Any]]:
     """Return the names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
-    records = [Record(text, f"text {number}", "", TaggedText(text, ())) for number, text in enumerate(texts)]
+    records = [Record(text, f"text {index}", "", TaggedText(text, ())) for index, text in enumerate(texts)]
     results = windows.samples([Document(record, "validation") for record in records])
     documents = [result if isinstance(result, DocumentSamples) else None for result in results]  # None: no words
     samples = [sample for document in documents if document for sample in document.samples]
@@ -143,17 +144,17 @@ def _predict_tags(
     """Return the likeliest tags of each sample's words, and their probabilities."""
     tags_and_scores: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with evaluation_mode(model):
-        for numbers in batches_by_length([len(sample.ids) for sample in samples]):
-            rows = evaluation_rows(SampleList(samples), np.array(numbers), len(numbers))
+        for indices in batches_by_length([len(sample.ids) for sample in samples]):
+            rows = evaluation_rows(SampleList(samples), np.array(indices), len(indices))
             chances = objective.logits(model, objective.batch(rows).to(model.device)).softmax(dim=-1).cpu().numpy()
             best = zip(
-                numbers,
+                indices,
                 _split_by_row(rows, chances.argmax(axis=1)),
                 _split_by_row(rows, chances.max(axis=1)),
                 strict=True,
             )
-            tags_and_scores |= {number: (tags, scores) for number, tags, scores in best}
-    return [tags_and_scores[number] for number in range(len(samples))]
+            tags_and_scores |= {index: (tags, scores) for index, tags, scores in best}
+    return [tags_and_scores[index] for index in range(len(samples))]
 
 
 def _split_by_row(rows: Rows, values: np.ndarray) -> list[np.ndarray]:
@@ -193,7 +194,7 @@ class Scores:
 
     def micro(self) -> dict[str, float]:
         """Return precision, recall and f1 over all names."""
-        return _rates(self.correct.total(), self.predicted.total(), self.gold.total())
+        return precision_recall_f1(self.correct.total(), self.predicted.total(), self.gold.total())
 
     def macro_f1(self) -> float:
         """Return the mean f1 of the labels."""
@@ -203,7 +204,10 @@ class Scores:
     def table(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, f1 and `support` (count in the data) of each label."""
         return {
-            label: {**_rates(self.correct[label], self.predicted[label], self.gold[label]), "support": self.gold[label]}
+            label: {
+                **precision_recall_f1(self.correct[label], self.predicted[label], self.gold[label]),
+                "support": self.gold[label],
+            }
             for label in self.labels
         }
 
@@ -215,10 +219,3 @@ class Scores:
         weighted = {name: sum(row[name] * row["support"] for row in table.values()) / max(1, support) for name in names}
         rows: dict[str, dict[str, Any]] = {"micro": self.micro(), "macro": macro, "weighted": weighted}
         return {name: {**row, "support": support} for name, row in rows.items()}
-
-
-def _rates(correct: int, predicted: int, gold: int) -> dict[str, float]:
-    precision = correct / predicted if predicted else 0.0
-    recall = correct / gold if gold else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
-    return {"precision": precision, "recall": recall, "f1": f1}

@@ -41,7 +41,7 @@ class TagSet:
 
     @cached_property
     def _ids(self) -> dict[tuple[str, str], int]:
-        return {split_tag(tag): number for number, tag in enumerate(self.tags)}
+        return {split_tag(tag): tag_id for tag_id, tag in enumerate(self.tags)}
 
     @property
     def outside(self) -> int | None:
@@ -65,10 +65,10 @@ class TagSet:
 
     @cached_property
     def _word_ids(self) -> dict[str, int]:
-        return {tag: number for number, tag in enumerate(self.tags)}
+        return {tag: tag_id for tag_id, tag in enumerate(self.tags)}
 
     def names(self, ids: Iterable[int]) -> list[str]:
-        return [self.tags[number] for number in ids]
+        return [self.tags[tag_id] for tag_id in ids]
 
 
 def labels_or_tags(labels: Sequence[str], config: RunConfig, base: Sequence[str]) -> list[str]:

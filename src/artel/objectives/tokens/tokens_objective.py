@@ -58,10 +58,10 @@ class Tokens(Objective, Decoding):
     tasks = ("entities",)
     continues = False
     adds_special_tokens = True
-    sums = ("loss", "targets", "right")
+    sums = ("loss", "targets", "correct")
     document_number = DOCUMENT
     has_many_outputs = True
-    better = directions(lower=["loss"], higher=["precision", "recall", "f1", "macro_f1", "accuracy"])
+    metric_directions = directions(lower=["loss"], higher=["precision", "recall", "f1", "macro_f1", "accuracy"])
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -116,7 +116,7 @@ class Tokens(Objective, Decoding):
     @classmethod
     def run_values(cls, model_config: PreTrainedConfig, folder: str) -> dict[str, Any]:
         """Return the tags from id2label, and settings that keep the tokenizer unchanged."""
-        tags = [str(model_config.id2label[number]) for number in range(model_config.num_labels)]
+        tags = [str(model_config.id2label[tag_id]) for tag_id in range(model_config.num_labels)]
         scheme = "bio" if OUTSIDE in tags else "words"
         block = min(512, int(getattr(model_config, "max_position_embeddings", None) or 512))
         section = {"labels": tags, "scheme": scheme, "isolate_punctuation": False}
@@ -132,7 +132,7 @@ class Tokens(Objective, Decoding):
         return {
             "num_labels": len(names),
             "id2label": names,
-            "label2id": {name: number for number, name in names.items()},
+            "label2id": {name: tag_id for tag_id, name in names.items()},
         }
 
     def demo_command(self, folder: str, samples: Samples | None) -> str:
@@ -166,7 +166,7 @@ class Tokens(Objective, Decoding):
         return self._windows.samples(documents)
 
     def check(self, model: PreTrainedModel) -> None:
-        tags = tuple(str(model.config.id2label[number]) for number in range(model.config.num_labels))
+        tags = tuple(str(model.config.id2label[tag_id]) for tag_id in range(model.config.num_labels))
         if tags != self.tags.tags:
             what = f"the model has the tags {', '.join(tags)}, but the run {', '.join(self.tags.tags)}"
             raise InputError.at("tokens", what, "write tokens.labels and tokens.scheme as the model has them")
@@ -235,8 +235,8 @@ class Tokens(Objective, Decoding):
 
         targets = batch.tensors["targets"]
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        right = (logits.detach().argmax(dim=-1) == targets).sum().float()
-        return torch.stack([loss, torch.full_like(loss, batch.targets), right])
+        correct = (logits.detach().argmax(dim=-1) == targets).sum().float()
+        return torch.stack([loss, torch.full_like(loss, batch.targets), correct])
 
     # metrics
 
@@ -253,7 +253,7 @@ class Tokens(Objective, Decoding):
             words = max(1, scores.gold.total())
             accuracy, commonest = scores.correct.total() / words, max(scores.gold.values(), default=0) / words
             return {"loss": loss, "accuracy": accuracy, "commonest_tag": commonest, "macro_f1": scores.macro_f1()}
-        accuracy = totals["right"] / totals["targets"]
+        accuracy = totals["correct"] / totals["targets"]
         commonest = most_common_fraction(split, len(outputs), len(self.tags.tags))
         metrics = {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1()}
         return {**metrics, "accuracy": accuracy, "commonest_tag": commonest}
@@ -269,17 +269,17 @@ class Tokens(Objective, Decoding):
         }
 
     def _scores(self, outputs: np.ndarray, split: StoreSplit) -> Scores:
-        """Return counts over the documents of which all windows have outputs."""
+        """Return counts over the documents whose windows all have outputs."""
         tags, scores = document_tags(outputs, split), Scores()
-        for number, reference in enumerate(split.references()):
-            ids = tags.get(number, [])
+        for index, reference in enumerate(split.references()):
+            ids = tags.get(index, [])
             if len(ids) < len(reference["starts"]):
                 continue
             names = self.tags.names(ids)
             starts, ends, spans = reference["starts"], reference["ends"], reference["spans"]
             if self.tags.word_tags:
                 words = zip(spans, find_span_words(starts, ends, spans), strict=True)
-                pairs = [(label, names[first]) for (*_, label), (first, stop) in words if first < stop]
+                pairs = [(label, names[first]) for (*_, label), (first, end_word) in words if first < end_word]
                 scores.add_tags([gold for gold, _ in pairs], [predicted for _, predicted in pairs])
             else:
                 entities = entity_words(names, starts, ends, word_tags=False)
@@ -291,7 +291,7 @@ class Tokens(Objective, Decoding):
 
     # use
 
-    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    def run_task(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
         """Return the names in each text: {"entities": [{"start", "end", "label", "text", "score"}]}.
 
         `score`: mean probability of the words' tags. If every word has a tag, entities are words.
@@ -302,10 +302,10 @@ class Tokens(Objective, Decoding):
         return predict_entities(self, model, self._build_windows(block), inputs)
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        (answer,) = self.answers(model, "entities", [prompt])
-        pieces, position = [], 0
+        (answer,) = self.run_task(model, "entities", [prompt])
+        segments, position = [], 0
         for entity in answer["entities"]:
-            pieces += [prompt[position : entity["start"]], f"[{entity['text']}]({entity['label']})"]
+            segments += [prompt[position : entity["start"]], f"[{entity['text']}]({entity['label']})"]
             position = entity["end"]
         notes = () if answer["entities"] else ("no names found",)
-        return Reply(["".join([*pieces, prompt[position:]])], notes, {"prompt": prompt, **answer})
+        return Reply(["".join([*segments, prompt[position:]])], notes, {"prompt": prompt, **answer})

@@ -48,9 +48,9 @@ def find_words(text: str, encoded: Encoding) -> Words:
     positions = np.arange(len(text))
     following = np.minimum.accumulate(np.where(is_space, len(text), positions)[::-1])[::-1]
     following = np.append(following, len(text))  # first character at or after a position that is not white space
-    before = np.maximum.accumulate(np.where(is_space, 0, positions + 1))
-    before = np.insert(before, 0, 0)  # end of the last character before a position that is not white space
-    starts, ends = following[encoded.starts], before[encoded.ends]
+    preceding = np.maximum.accumulate(np.where(is_space, 0, positions + 1))
+    preceding = np.insert(preceding, 0, 0)  # end of the last character before a position that is not white space
+    starts, ends = following[encoded.starts], preceding[encoded.ends]
     tokens = np.flatnonzero(starts < ends)
     starts, ends = starts[tokens], ends[tokens]
     reached = np.maximum.accumulate(np.insert(ends, 0, 0))[:-1]
@@ -71,14 +71,14 @@ def find_words(text: str, encoded: Encoding) -> Words:
 def find_span_words(
     starts: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray, spans: Sequence[Span]
 ) -> list[tuple[int, int]]:
-    """Return the words [first, stop) of each span: the words that overlap it but not the previous span.
+    """Return the words [first, end) of each span: the words that overlap it but not the previous span.
 
-    `starts` and `ends`: the characters of the words. Spans are in order. first == stop if no word is left.
+    `starts` and `ends`: the characters of the words. Spans are in order. first == end if no word is left.
     """
-    first = np.searchsorted(ends, [start for start, _, _ in spans], side="right")
-    stop = np.searchsorted(starts, [end for _, end, _ in spans], side="left")
-    first[1:] = np.maximum(first[1:], stop[:-1])
-    return list(zip(first.tolist(), stop.tolist(), strict=True))
+    first_words = np.searchsorted(ends, [start for start, _, _ in spans], side="right")
+    end_words = np.searchsorted(starts, [end for _, end, _ in spans], side="left")
+    first_words[1:] = np.maximum(first_words[1:], end_words[:-1])
+    return list(zip(first_words.tolist(), end_words.tolist(), strict=True))
 
 
 def _is_letter(character: str) -> bool:
@@ -147,11 +147,11 @@ class WordWindows:
         tags = np.full(len(words.tokens), self._unlabeled if outside is None else outside + 1, self._flag_type)
         num_cut = 0
         ranges = find_span_words(words.starts, words.ends, spans)
-        for (start, end, label), (first, stop) in zip(spans, ranges, strict=True):
-            is_whole = first < stop and words.starts[first] == start and words.ends[stop - 1] == end
+        for (start, end, label), (first, end_word) in zip(spans, ranges, strict=True):
+            is_whole = first < end_word and words.starts[first] == start and words.ends[end_word - 1] == end
             num_cut += not is_whole
-            if first < stop:
-                tags[first:stop] = [number + 1 for number in self._tags.tag_ids(label, stop - first)]
+            if first < end_word:
+                tags[first:end_word] = [tag_id + 1 for tag_id in self._tags.tag_ids(label, end_word - first)]
         flags = np.full(tokens, NO_WORD, self._flag_type)
         flags[words.tokens] = tags
         return flags, num_cut
@@ -162,10 +162,10 @@ class WordWindows:
         bounds = np.searchsorted(owners, np.arange(len(starts) + 1))  # words come in order
         before, after = self.frame.before, self.frame.after
         frame_flags = [np.full(len(special), NO_WORD, self._flag_type) for special in (before, after)]
-        for number, first in enumerate(starts):
+        for window_index, first in enumerate(starts):
             window = ids[first : first + self._length]
             window_flags = np.full(len(window), NO_WORD, self._flag_type)
-            window_words = words[bounds[number] : bounds[number + 1]]
+            window_words = words[bounds[window_index] : bounds[window_index + 1]]
             window_flags[window_words - first] = flags[window_words]
             yield Sample(
                 np.concatenate([before, window, after]).astype(np.int64),
