@@ -67,8 +67,8 @@ class Exchange(Protocol):
         """Like the function `attend`, for this process's part: (rows, heads, part, size) -> query's shape."""
         ...
 
-    def query_ranges(self, part: int) -> Sequence[range]:
-        """Return the sequence positions of a mask's queries if each process holds `part` tokens."""
+    def query_ranges(self, length: int) -> Sequence[range]:
+        """Return the sequence positions of a mask's queries if each process holds `length` tokens."""
         ...
 
 
@@ -132,15 +132,15 @@ def attend(
     if options.mask is not None and options.mask.shape[2] == 2 and options.mask.dtype == torch.int64:
         return _attend_branches(query, key, value, options)
     if options.mask is not None and options.mask.dtype == torch.int64:
-        numbers = options.mask[:, 0, 0]
+        document_ids = options.mask[:, 0, 0]
         if options.dropout > 0.0:
             if options.window is None and options.dropout < 1.0 and supports_heads(query, key, value):
                 return dropout_attention(
-                    query, key, value, numbers, causal=options.causal, dropout=options.dropout, scale=options.scale
+                    query, key, value, document_ids, causal=options.causal, dropout=options.dropout, scale=options.scale
                 )
-            return _attend_documents(query, key, value, numbers, options)
+            return _attend_documents(query, key, value, document_ids, options)
         return document_attention(
-            query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
+            query, key, value, document_ids, causal=options.causal, window=options.window, scale=options.scale
         )
     if query_ranges is None:
         padding = _find_padding(query, key, value, options)
@@ -193,13 +193,13 @@ def _find_padding(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # lengths differ in every batch: each would be compiled again
 def _attend_documents(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: torch.Tensor, options: AttentionOptions
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, document_ids: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
-    """`attend` within documents, with dropout: one batch per length. numbers (rows, length), 0 for padding."""
-    rows, length = numbers.shape
+    """`attend` within documents, with dropout: one batch per length. document_ids: (rows, length), 0 for padding."""
+    rows, length = document_ids.shape
     starts: dict[int, list[int]] = {}
-    for row, line in enumerate(numbers):
-        documents, lengths = torch.unique_consecutive(line, return_counts=True)
+    for row, row_ids in enumerate(document_ids):
+        documents, lengths = torch.unique_consecutive(row_ids, return_counts=True)
         start = row * length
         for document, tokens in zip(documents.tolist(), lengths.tolist(), strict=True):
             if document:
@@ -229,16 +229,15 @@ def _attend_branches(
     """`attend` for branches: each sees its document's shared prefix and itself, but no other branch."""
     assert isinstance(options.mask, torch.Tensor)
     outputs = []
-    for row, numbers in enumerate(options.mask[:, 0]):
+    for row, (documents, branches) in enumerate(options.mask[:, 0]):
         row_query, row_key, row_value = (tensor[row : row + 1] for tensor in (query, key, value))
         span_outputs: list[torch.Tensor] = []
-        documents, branches = numbers
         # One number for both, since unique_consecutive compares column by column. There are fewer branches than tokens.
         stride = len(branches) + 1
-        names, lengths = torch.unique_consecutive(documents * stride + branches, return_counts=True)
+        span_keys, lengths = torch.unique_consecutive(documents * stride + branches, return_counts=True)
         start, current, shared = 0, 0, slice(0, 0)
-        for name, length in zip(names.tolist(), lengths.tolist(), strict=True):
-            document, branch = divmod(name, stride)
+        for span_key, length in zip(span_keys.tolist(), lengths.tolist(), strict=True):
+            document, branch = divmod(span_key, stride)
             span = slice(start, start + length)
             start += length
             if not document:  # padding
@@ -247,7 +246,7 @@ def _attend_branches(
             if document != current or not branch:  # the shared prefix comes before the branches
                 current, shared = document, slice(span.start, span.start if branch else span.stop)
             spans = [shared, span] if branch else [span]
-            keys, values = (torch.cat([heads[:, :, part] for part in spans], dim=2) for heads in (row_key, row_value))
+            keys, values = (torch.cat([heads[:, :, span] for span in spans], dim=2) for heads in (row_key, row_value))
             positions = range(keys.shape[2])
             span_outputs.append(
                 _attend_range(row_query[:, :, span], keys, values, None, options, positions[-length:], positions)
@@ -323,12 +322,12 @@ def _positions(span: range, device: torch.device) -> torch.Tensor:
     return torch.arange(span.start, span.stop, device=device)
 
 
-def query_positions(part: int, device: torch.device) -> torch.Tensor:
+def query_positions(local_length: int, device: torch.device) -> torch.Tensor:
     """Return the sequence positions of a mask's queries, int64 (queries,).
 
-    `part`: the number of tokens of each sequence that this process holds (all, without an `Exchange`).
+    `local_length`: the number of tokens of each sequence that this process holds (all, without an `Exchange`).
     """
-    spans = [range(part)] if _exchange is None else _exchange.query_ranges(part)
+    spans = [range(local_length)] if _exchange is None else _exchange.query_ranges(local_length)
     return torch.cat([_positions(span, device) for span in spans])
 
 

@@ -72,24 +72,24 @@ def cross_entropy_with_grad(
     """
     scores = logits.float()
     scores[:, vocabulary:] = -torch.inf
-    best, guesses = row_max(scores)
+    maxima, guesses = row_max(scores)
     has_target = targets != IGNORED
     if shard is None:
         is_local, columns = has_target, targets.clamp(min=0)[:, None]
     else:
-        best, guesses = shard.all_reduce_max(best, guesses)
+        maxima, guesses = shard.all_reduce_max(maxima, guesses)
         local = targets - shard.first
         is_local = (local >= 0) & (local < vocabulary)  # `IGNORED` is negative
         columns = local.clamp(0, vocabulary - 1)[:, None]
     at_target = scores.gather(1, columns)[:, 0]
-    exponentials = scores.sub_(best[:, None]).exp_()  # in place: memory traffic dominates the cost
-    total = exponentials.sum(dim=1)
+    exponentials = scores.sub_(maxima[:, None]).exp_()  # in place: memory traffic dominates the cost
+    exp_sums = exponentials.sum(dim=1)
     if shard is not None:
-        total, at_target = shard.all_reduce_sum(total, at_target.where(is_local, 0.0))
-    losses = torch.where(has_target, best + total.log() - at_target, 0.0)
+        exp_sums, at_target = shard.all_reduce_sum(exp_sums, at_target.where(is_local, 0.0))
+    losses = torch.where(has_target, maxima + exp_sums.log() - at_target, 0.0)
     if not needs_grad:
         return losses, guesses, exponentials
-    grad = exponentials.mul_((has_target / total)[:, None])
+    grad = exponentials.mul_((has_target / exp_sums)[:, None])
     grad.scatter_add_(1, columns, -is_local.to(grad.dtype)[:, None])
     return losses, guesses, grad.to(logits.dtype)
 
@@ -101,12 +101,12 @@ def row_entropies(logits: torch.Tensor, shard: VocabularyShard | None) -> torch.
     """
     rows = max(1, _ENTROPY_LOGITS.get(logits.device.type, 2**22) // logits.shape[1])
     chunks = [_moments(chunk) for chunk in logits.detach().split(rows)]
-    best, total, weighted = torch.cat(chunks, dim=1)
+    maxima, exp_sums, weighted = torch.cat(chunks, dim=1)
     if shard is not None:
-        highest, _ = shard.all_reduce_max(best, torch.zeros_like(best))
-        below = best - highest
-        total, weighted = shard.all_reduce_sum(total * below.exp(), (weighted + below * total) * below.exp())
-    return total.log() - weighted / total
+        highest, _ = shard.all_reduce_max(maxima, torch.zeros_like(maxima))
+        shift = maxima - highest
+        exp_sums, weighted = shard.all_reduce_sum(exp_sums * shift.exp(), (weighted + shift * exp_sums) * shift.exp())
+    return exp_sums.log() - weighted / exp_sums
 
 
 def _moments(logits: torch.Tensor) -> torch.Tensor:

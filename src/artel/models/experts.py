@@ -123,10 +123,10 @@ def _forward(
         # Rows after the last group are not computed, forward or backward, and may contain anything.
         rows = rows.masked_fill(is_remote, 0.0)
     multiple = row_multiple(rows.device, dtype)
-    ends, row_indices, total = _group_rows(sorted_experts, self.num_experts, multiple)
+    ends, row_indices, num_rows = _group_rows(sorted_experts, self.num_experts, multiple)
     if multiple > 1:
-        rows = rows.new_zeros(total, rows.shape[1]).index_copy(0, row_indices, rows)
-    experts = torch.bucketize(torch.arange(total, device=ends.device), ends, right=True)  # of each row, for biases
+        rows = rows.new_zeros(num_rows, rows.shape[1]).index_copy(0, row_indices, rows)
+    experts = torch.bucketize(torch.arange(num_rows, device=ends.device), ends, right=True)  # of each row, for biases
     experts = experts.clamp(max=self.num_experts - 1)
 
     hidden = _linear(self, "gate_up_proj" if self.has_gate else "up_proj", rows, experts, ends)
@@ -149,13 +149,13 @@ def _group_rows(sorted_experts: torch.Tensor, experts: int, multiple: int) -> tu
 
     `sorted_experts` is sorted. Groups are padded to a multiple, and the number of rows is enough for any choice.
     """
-    numbers = torch.arange(experts, device=sorted_experts.device)
-    ends = torch.searchsorted(sorted_experts, numbers, right=True)
-    sizes = ends.diff(prepend=ends.new_zeros(1))
-    padded = (sizes + multiple - 1) // multiple * multiple
-    shift = padded.cumsum(0) - padded - (ends - sizes)
+    expert_ids = torch.arange(experts, device=sorted_experts.device)
+    ends = torch.searchsorted(sorted_experts, expert_ids, right=True)
+    group_sizes = ends.diff(prepend=ends.new_zeros(1))
+    padded = (group_sizes + multiple - 1) // multiple * multiple
+    shift = padded.cumsum(0) - padded - (ends - group_sizes)
     # Choices of other processes' experts come last, after all groups.
-    shift = torch.cat([shift, (padded - sizes).sum()[None]])
+    shift = torch.cat([shift, (padded - group_sizes).sum()[None]])
     row_indices = (
         torch.arange(len(sorted_experts), device=sorted_experts.device) + shift[sorted_experts.clamp(max=experts)]
     )

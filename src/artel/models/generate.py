@@ -70,26 +70,26 @@ def generate_from_ids(
     ids: list[int],
     sampling: Sampling,
     window: int | None,
-    stop: TurnEnd,
+    end: TurnEnd,
     *,
     special_tokens: bool = False,
 ) -> Generator[str, None, bool]:
     """Continue `ids`. Yield text like `write`, and return True if it ended within the limit.
 
-    Never yields the tokens and texts of `stop`: text that may become a stop text is held back. Special tokens are left
+    Never yields the tokens and texts of `end`: text that may become a stop text is held back. Special tokens are left
     out of the text unless `special_tokens`.
     """
-    stream = TextStream(tokenizer, ids, stop.texts, special_tokens=special_tokens)
-    count, finished = 0, True
-    with closing(generate_tokens(model, tokenizer, ids, sampling, window, stop.ids)) as tokens:
+    stream = TextStream(tokenizer, ids, end.texts, special_tokens=special_tokens)
+    num_tokens, finished = 0, True
+    with closing(generate_tokens(model, tokenizer, ids, sampling, window, end.ids)) as tokens:
         for token in tokens:
-            count += 1
+            num_tokens += 1
             chunk = stream.add(token)
             if chunk.text:
                 yield chunk.text
             if chunk.stopped:
                 return True
-            finished = count < sampling.new_tokens
+            finished = num_tokens < sampling.new_tokens
     if held_back := stream.flush():
         yield held_back
     return finished
@@ -101,13 +101,13 @@ def generate_tokens(
     ids: list[int],
     sampling: Sampling,
     window: int | None,
-    stop: frozenset[int],
+    stop_ids: frozenset[int],
 ) -> Generator[int, None, None]:
-    """Yield tokens that continue `ids`, until one of `stop` (not yielded) or the limit. May raise InputError."""
+    """Yield tokens that continue `ids`, until one of `stop_ids` (not yielded) or the limit. May raise InputError."""
     sampler = Sampler(sampling.options, ids, tokenizer.vocabulary)
 
     return continue_ids(
-        model, tokenizer, ids, lambda logits: sampler.choose(logits).id, sampling.new_tokens, window, stop
+        model, tokenizer, ids, lambda logits: sampler.choose(logits).id, sampling.new_tokens, window, stop_ids
     )
 
 
@@ -118,9 +118,9 @@ def continue_ids(
     choose: Callable[[torch.Tensor], int],
     new_tokens: int,
     window: int | None,
-    stop: frozenset[int],
+    stop_ids: frozenset[int],
 ) -> Generator[int, None, None]:
-    """Yield tokens that continue `ids`, until one of `stop` (not yielded) or `new_tokens`. May raise InputError.
+    """Yield tokens that continue `ids`, until one of `stop_ids` (not yielded) or `new_tokens`. May raise InputError.
 
     `choose` gets the last logits, float32 (rows,), and returns the next id.
     """
@@ -128,7 +128,7 @@ def continue_ids(
     check_embedded(model, tokenizer, ids)
     ids = list(ids)
     vocabulary = tokenizer.vocabulary
-    start = seen = 0  # the window's first token; the number of tokens already in the cache
+    start = num_cached = 0  # the window's first token; the number of tokens already in the cache
     cache = DynamicCache(config=model.config)
     parameters = inspect.signature(type(model).forward).parameters
     cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)  # None for RWKV and Reformer
@@ -138,20 +138,20 @@ def continue_ids(
         for _ in range(new_tokens):
             if window is not None and len(ids) - start > window:
                 # The window is full: drop its older half and read the newer half again. That is rare.
-                start = seen = len(ids) - max(1, window // 2)
+                start = num_cached = len(ids) - max(1, window // 2)
                 cache = DynamicCache(config=model.config)
-            new_ids = torch.tensor([ids[seen:]], device=device)
+            new_ids = torch.tensor([ids[num_cached:]], device=device)
             # Lengths grow with every token: compiled layers would be compiled again for each.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 caches = {cache_name: cache} if cache_name else {}
                 logits = model(input_ids=new_ids, use_cache=bool(caches), **caches).logits[:, -1].float()
-            seen = len(ids) if cache_name else start
+            num_cached = len(ids) if cache_name else start
             logits[:, vocabulary:] = -torch.inf  # rows without a token
             if not math.isfinite(logits.max()):
                 what = "its logits are NaN or infinite, so no token can be chosen"
                 raise InputError.at(model.name_or_path, what, "its weights are damaged or too large")
             token_id = choose(logits[0])
-            if token_id in stop:
+            if token_id in stop_ids:
                 return
             ids.append(token_id)
             yield token_id
@@ -162,7 +162,7 @@ def continue_ids(
 def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]) -> None:
     """Raise InputError for a token without an embedding."""
     rows = model.get_input_embeddings().weight.shape[0]
-    unknown_id = next((number for number in ids if number >= rows), None)
+    unknown_id = next((token_id for token_id in ids if token_id >= rows), None)
     if unknown_id is not None:
         what = f"the model has no embedding for {tokenizer.decode([unknown_id])!r} (id {unknown_id:,} of {rows:,})"
         raise InputError.at(model.name_or_path, what, "use the model with its own tokenizer and chat template")
@@ -171,8 +171,8 @@ def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int])
 def end_ids(model: PreTrainedModel) -> set[int]:
     """Return the end tokens in a model's generation_config.json. Llama 3 has several."""
     end = getattr(model.generation_config, "eos_token_id", None)
-    numbers = end if isinstance(end, list) else [] if end is None else [end]
-    if not all(isinstance(number, int) for number in numbers):
+    token_ids = end if isinstance(end, list) else [] if end is None else [end]
+    if not all(isinstance(token_id, int) for token_id in token_ids):
         what = f"its generation_config.json has eos_token_id {str(end)[:100]}, which is not a token id"
         raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
-    return set(numbers)
+    return set(token_ids)

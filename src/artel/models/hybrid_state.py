@@ -55,16 +55,16 @@ class DocumentSplit:
             return value
         return value.flatten(0, 1)[group]
 
-    def join(self, parts: list[Any]) -> Any:
+    def join(self, outputs: list[Any]) -> Any:
         """Undo `split` for tensors or tuples of them. For other values return the first."""
-        if isinstance(parts[0], tuple):
-            return tuple(self.join(list(values)) for values in zip(*parts, strict=True))
+        if isinstance(outputs[0], tuple):
+            return tuple(self.join(list(values)) for values in zip(*outputs, strict=True))
         if not all(
-            isinstance(part, torch.Tensor) and part.shape[:2] == group.shape
-            for part, group in zip(parts, self.groups, strict=True)
+            isinstance(output, torch.Tensor) and output.shape[:2] == group.shape
+            for output, group in zip(outputs, self.groups, strict=True)
         ):
-            return parts[0]
-        flat = torch.cat([part.flatten(0, 1) for part in parts])
+            return outputs[0]
+        flat = torch.cat([output.flatten(0, 1) for output in outputs])
         return flat[self.inverse].unflatten(0, (self.rows, self.length))
 
 
@@ -75,26 +75,26 @@ def document_split(documents: torch.Tensor) -> DocumentSplit | None:
     """
     if documents.is_meta or isinstance(documents, FakeTensor):
         return None
-    numbers = documents.cpu().numpy()
-    rows, length = numbers.shape
+    document_ids = documents.cpu().numpy()
+    rows, length = document_ids.shape
     is_first = np.ones((rows, length), dtype=bool)
-    is_first[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    is_first[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     starts = np.flatnonzero(is_first)
     if len(starts) == rows:
         return None
-    sizes = np.diff(starts, append=rows * length)
-    order = np.argsort(-sizes, kind="stable")
-    groups, inverse, num_grouped, begin = [], np.empty(rows * length, dtype=np.int64), 0, 0
-    while begin < len(order):
-        longest = sizes[order[begin]]
-        end = begin + int(np.searchsorted(-sizes[order[begin:]], -_MIN_LENGTH_RATIO * longest, side="right"))
-        group_rows = order[begin:end]
-        offsets = np.minimum(np.arange(longest), sizes[group_rows, None] - 1)
+    document_lengths = np.diff(starts, append=rows * length)
+    order = np.argsort(-document_lengths, kind="stable")
+    groups, inverse, num_grouped, start = [], np.empty(rows * length, dtype=np.int64), 0, 0
+    while start < len(order):
+        longest = document_lengths[order[start]]
+        end = start + int(np.searchsorted(-document_lengths[order[start:]], -_MIN_LENGTH_RATIO * longest, side="right"))
+        group_rows = order[start:end]
+        offsets = np.minimum(np.arange(longest), document_lengths[group_rows, None] - 1)
         group = starts[group_rows, None] + offsets
-        is_token = np.arange(longest) < sizes[group_rows, None]
+        is_token = np.arange(longest) < document_lengths[group_rows, None]
         inverse[group[is_token]] = num_grouped + np.flatnonzero(is_token)
         groups.append(torch.from_numpy(group).to(documents.device))
-        num_grouped, begin = num_grouped + group.size, end
+        num_grouped, start = num_grouped + group.size, end
     return DocumentSplit(rows, length, groups, torch.from_numpy(inverse).to(documents.device))
 
 

@@ -58,9 +58,9 @@ class PositionLogits:
 
 
 def loss_of_logits(
-    model: PreTrainedModel, inputs: dict[str, Any], positions: torch.Tensor, loss: LogitsLoss, size: int
+    model: PreTrainedModel, inputs: dict[str, Any], positions: torch.Tensor, loss: LogitsLoss, num_sums: int
 ) -> torch.Tensor:
-    """Run `model` on `inputs` and return the sums of `loss` over the positions, float32 (`size`,).
+    """Run `model` on `inputs` and return the sums of `loss` over the positions, float32 (`num_sums`,).
 
     Only the first sum has a gradient. `positions`, int64 (count,): indices into the flattened rows. A model without a
     plain output head computes all its logits at once.
@@ -69,7 +69,7 @@ def loss_of_logits(
     with profiler_range("artel: loss"):
         if head is None:
             return loss(outputs.float(), slice(0, len(outputs)))
-        sums: torch.Tensor = _LogitsLoss.apply(*_arguments(outputs, head), loss, size)
+        sums: torch.Tensor = _LogitsLoss.apply(*_arguments(outputs, head), loss, num_sums)
         return sums
 
 
@@ -104,24 +104,24 @@ class _LogitsLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         settings: HeadSettings,
         loss: LogitsLoss,
-        size: int,
+        num_sums: int,
     ) -> torch.Tensor:
-        total = torch.zeros(size, device=hidden.device)
+        loss_sums = torch.zeros(num_sums, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             head = ChunkedHead(hidden, weight, bias, settings, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 logits = head.logits(chunk)
                 if not head.needs_grad:
-                    total += loss(logits, chunk)
+                    loss_sums += loss(logits, chunk)
                     continue
                 with torch.enable_grad():
                     sums = loss(logits.requires_grad_(), chunk)
                     (grad,) = torch.autograd.grad(sums[0], logits)
-                total += sums.detach()
+                loss_sums += sums.detach()
                 head.add_full(chunk, grad)
                 del logits, sums, grad  # free them before the next chunk
             ctx.grads = head.gradients()
-        return total
+        return loss_sums
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

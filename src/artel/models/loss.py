@@ -177,13 +177,13 @@ class ChunkedHead:
     ) -> None:
         """`needs`: which gradients `add` computes (hidden, weight, bias)."""
         self.needs_grad = any(needs)
-        self._count, self._multiple = len(hidden), row_multiple(hidden.device, settings.dtype)
+        self._num_positions, self._row_multiple = len(hidden), row_multiple(hidden.device, settings.dtype)
         device, self._vocabulary, self._shard = hidden.device, weight.shape[0], settings.shard
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
         self._matrix = _pad_rows(weight, settings.dtype)
         self._inputs = hidden.to(settings.dtype)
-        if padding := -self._count % self._multiple:
+        if padding := -self._num_positions % self._row_multiple:
             self._inputs = F.pad(self._inputs, (0, 0, 0, padding))
         rows = self._matrix.shape[0]
         self._bias = None if bias is None else F.pad(bias.to(settings.dtype), (0, rows - self._vocabulary))
@@ -192,7 +192,7 @@ class ChunkedHead:
         self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
         # All processes of a sharded vocabulary need the same chunks, and the last one may have fewer ids.
         columns = rows if self._shard is None else self._shard.max_ids
-        self._size = max(128, settings.chunk_bytes // (4 * columns) // self._multiple * self._multiple)
+        self._chunk_length = max(128, settings.chunk_bytes // (4 * columns) // self._row_multiple * self._row_multiple)
         self._add_matmul = _add_matmul
         self._cross_entropy: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
         if settings.compiled and any(needs) and self._shard is None and supports_logits(device, settings.dtype):
@@ -205,12 +205,12 @@ class ChunkedHead:
             )
 
     def chunks(self) -> Iterator[slice]:
-        starts = range(0, self._count, self._size)
-        return (slice(start, min(start + self._size, self._count)) for start in starts)
+        starts = range(0, self._num_positions, self._chunk_length)
+        return (slice(start, min(start + self._chunk_length, self._num_positions)) for start in starts)
 
     def _padded_chunk(self, chunk: slice) -> slice:
         """Return the chunk including its padding positions."""
-        return slice(chunk.start, ceil_div(chunk.stop, self._multiple) * self._multiple)
+        return slice(chunk.start, ceil_div(chunk.stop, self._row_multiple) * self._row_multiple)
 
     def losses(
         self, chunk: slice, targets: torch.Tensor, entropies: torch.Tensor | None = None
@@ -262,20 +262,20 @@ class ChunkedHead:
             grad_weight = torch.zeros(self._matrix.shape, device=self._matrix.device)
         hidden_dtype, weight_dtype = self._dtypes
         return (
-            None if grad_hidden is None else grad_hidden[: self._count].to(hidden_dtype),
+            None if grad_hidden is None else grad_hidden[: self._num_positions].to(hidden_dtype),
             None if grad_weight is None else grad_weight[: self._vocabulary].to(weight_dtype),
             None if grad_bias is None else grad_bias[: self._vocabulary].to(weight_dtype),
         )
 
 
-def _add_matmul(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return `total` + grad_logits.T @ inputs, in float32. `total` may be None for 0."""
-    if total is None:
+def _add_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return `grad` + grad_logits.T @ inputs, in float32. `grad` may be None for 0."""
+    if grad is None:
         return (grad_logits.T @ inputs).float()
     if grad_logits.dtype == torch.float32:
-        return total.addmm_(grad_logits.T, inputs)
-    total += grad_logits.T @ inputs
-    return total
+        return grad.addmm_(grad_logits.T, inputs)
+    grad += grad_logits.T @ inputs
+    return grad
 
 
 def _pad_rows(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -297,11 +297,11 @@ def loss_choice(model: PreTrainedModel) -> Choice:
 def use_chunk_size_of(device: str) -> Iterator[None]:
     """Use that device's chunk size on the CPU inside the block, to trace a plan for it."""
     tables = (_CHUNK_BYTES, _FROZEN_CHUNK_BYTES)
-    sizes = [table["cpu"] for table in tables]
+    default_bytes = [table["cpu"] for table in tables]
     for table in tables:
         table["cpu"] = table[device]
     try:
         yield
     finally:
-        for table, size in zip(tables, sizes, strict=True):
-            table["cpu"] = size
+        for table, chunk_bytes in zip(tables, default_bytes, strict=True):
+            table["cpu"] = chunk_bytes

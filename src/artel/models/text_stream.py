@@ -33,12 +33,12 @@ class TextStream:
         self,
         tokenizer: Tokenizer,
         prompt: list[int],
-        stop: tuple[str, ...],
+        stop_texts: tuple[str, ...],
         *,
         stop_until: str = "",
         special_tokens: bool = False,
     ) -> None:
-        """`stop_until`: a text after which `stop` no longer applies. `special_tokens`: True to include them."""
+        """`stop_until`: a text after which `stop_texts` no longer apply. `special_tokens`: True to include them."""
         self._tokenizer: Any = tokenizer.hf.backend_tokenizer
         self._skip_special = not special_tokens
         self._decode = partial(
@@ -48,7 +48,7 @@ class TextStream:
         if self._decode(context_ids).endswith(_REPLACEMENT):  # DecodeStream would return the whole context again
             context_ids = []
         self._stream = DecodeStream(ids=context_ids, skip_special_tokens=self._skip_special)
-        self._stop = (*stop, stop_until) if stop and stop_until else stop
+        self._stop = (*stop_texts, stop_until) if stop_texts and stop_until else stop_texts
         self._stop_until = stop_until
         self._held_back = ""
         self._pending: list[int] = []  # tokens whose characters are incomplete
@@ -116,6 +116,6 @@ def find_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
     if positions:
         return min(positions), True
     partial_stops = [
-        size for stop in stops for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])
+        length for stop in stops for length in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:length])
     ]
     return len(text) - max(partial_stops, default=0), False

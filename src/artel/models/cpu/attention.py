@@ -210,8 +210,8 @@ def _shape_arguments(
     """Return the first arguments of both kernels."""
     query, key, _ = heads
     sizes = (ctypes.c_int64 * 4)(query.shape[1], query.shape[1] // key.shape[1], *query.shape[2:])
-    numbers = [number for document in documents for number in document]
-    positions = (ctypes.c_int64 * len(numbers))(*numbers)
+    flat_documents = [value for document in documents for value in document]
+    positions = (ctypes.c_int64 * len(flat_documents))(*flat_documents)
     flags = (ctypes.c_int(causal), ctypes.c_int(every_query))
     return sizes, positions, ctypes.c_int64(len(documents)), *flags, ctypes.c_float(scale)
 

@@ -61,7 +61,7 @@ def dropout_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    numbers: torch.Tensor,
+    document_ids: torch.Tensor,
     *,
     causal: bool,
     dropout: float,
@@ -70,15 +70,15 @@ def dropout_attention(
 ) -> torch.Tensor:
     """Attention of query (rows, heads, length, size) within documents, with dropout. Return a tensor of query's shape.
 
-    key, value and numbers as for `document_attention`. With `every_query` each row has at most one document, the
-    numbers are those of the keys, and all queries of the row see it. If also `causal`, the document starts the row and
-    a query sees no keys after itself. The seed comes from PyTorch's generator if `dropout` is above 0.
+    key, value and document_ids as for `document_attention`. With `every_query` each row has at most one document, the
+    ids are those of the keys, and all queries of the row see it. If also `causal`, the document starts the row and a
+    query sees no keys after itself. The seed comes from PyTorch's generator if `dropout` is above 0.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     seed = torch.randint(2**62, (1,)) if dropout else torch.zeros(1, dtype=torch.int64)
     heads = (query.to(dtype), key.to(dtype), value.to(dtype))
-    return _attention(*heads, numbers, seed, causal, every_query, dropout, scale)[0]
+    return _attention(*heads, document_ids, seed, causal, every_query, dropout, scale)[0]
 
 
 # attention.py explains why these are operators, and how they are named.
@@ -87,7 +87,7 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    numbers: torch.Tensor,
+    document_ids: torch.Tensor,
     seed: torch.Tensor,
     causal: bool,
     every_query: bool,
@@ -96,8 +96,8 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the log-sum-exp of each query's scores (rows, heads, length)."""
     output, log_sums = _empty_result(query)
-    documents = _sort_documents(numbers)
-    if sum(length for *_, length in documents) < numbers.numel():  # padding
+    documents = _sort_documents(document_ids)
+    if sum(length for *_, length in documents) < document_ids.numel():  # padding
         output.zero_()
         log_sums.zero_()
     documents_forward(
@@ -116,9 +116,9 @@ def _empty_result(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return empty_heads(query), query.new_empty(*query.shape[:3], dtype=torch.float32)
 
 
-def _sort_documents(numbers: torch.Tensor) -> Sequence[Document]:
+def _sort_documents(document_ids: torch.Tensor) -> Sequence[Document]:
     """Sort the documents by length, longest first: each thread takes the next document when it is free."""
-    return sorted(find_documents(numbers), key=lambda document: -document[2])
+    return sorted(find_documents(document_ids), key=lambda document: -document[2])
 
 
 def _dropout_arguments(dropout: float, seed: torch.Tensor) -> DropoutParameters:
@@ -132,7 +132,7 @@ def _attention_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    numbers: torch.Tensor,
+    document_ids: torch.Tensor,
     seed: torch.Tensor,
     output: torch.Tensor,
     log_sums: torch.Tensor,
@@ -142,9 +142,9 @@ def _attention_backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value."""
-    documents = _sort_documents(numbers)
+    documents = _sort_documents(document_ids)
     grads = (empty_heads(query), empty_heads(key), empty_heads(value))
-    if sum(length for *_, length in documents) < numbers.numel():  # padding
+    if sum(length for *_, length in documents) < document_ids.numel():  # padding
         for grad in grads:
             grad.zero_()
     documents_backward(

@@ -63,8 +63,8 @@ def _(_: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return targets.new_empty(len(targets), dtype=torch.float32), torch.empty_like(targets)
 
 
-def add_transposed_matmul(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return `total` + grad_logits.T @ inputs, float32 (vocabulary, width). `total` may be None for 0.
+def add_transposed_matmul(grad: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return `grad` + grad_logits.T @ inputs, float32 (vocabulary, width). `grad` may be None for 0.
 
     grad_logits (count, vocabulary) and inputs (count, width) are bf16, and so is their product before it is added.
     oneDNN needs twice the time for a transposed left matrix (matmul_pass.py). So the smaller matrix, inputs, is
@@ -73,28 +73,28 @@ def add_transposed_matmul(total: torch.Tensor | None, grad_logits: torch.Tensor,
     (two cores with AMX).
     """
     product = inputs.T.contiguous() @ grad_logits
-    overwrite = total is None
-    if total is None:
-        total = torch.empty(grad_logits.shape[1], inputs.shape[1])
-    _add_transposed(total, product, overwrite)
-    return total
+    overwrite = grad is None
+    if grad is None:
+        grad = torch.empty(grad_logits.shape[1], inputs.shape[1])
+    _add_transposed(grad, product, overwrite)
+    return grad
 
 
-@torch.library.custom_op("artel::cpu_add_transposed", mutates_args={"total"}, device_types="cpu")
-def _add_transposed(total: torch.Tensor, product: torch.Tensor, overwrite: bool) -> None:
-    """Add product (width, vocabulary), bf16, to total (vocabulary, width), float32, or write it there."""
+@torch.library.custom_op("artel::cpu_add_transposed", mutates_args={"grad_weight"}, device_types="cpu")
+def _add_transposed(grad_weight: torch.Tensor, grad_transposed: torch.Tensor, overwrite: bool) -> None:
+    """Add `grad_transposed` (width, vocabulary), bf16, to `grad_weight` (vocabulary, width), float32, or replace it."""
     functions = load_library("cross_entropy")
     assert functions is not None
-    assert total.is_contiguous()
-    assert product.is_contiguous()
+    assert grad_weight.is_contiguous()
+    assert grad_transposed.is_contiguous()
     functions.add_transposed_bfloat16(
-        pointer(product),
-        *(ctypes.c_int64(size) for size in product.shape),
+        pointer(grad_transposed),
+        *(ctypes.c_int64(size) for size in grad_transposed.shape),
         *(ctypes.c_int(value) for value in (overwrite, torch.get_num_threads())),
-        pointer(total),
+        pointer(grad_weight),
     )
 
 
 @_add_transposed.register_fake
-def _(total: torch.Tensor, product: torch.Tensor, overwrite: bool) -> None:
+def _(grad_weight: torch.Tensor, grad_transposed: torch.Tensor, overwrite: bool) -> None:
     pass

@@ -31,7 +31,7 @@ def document_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    numbers: torch.Tensor,
+    document_ids: torch.Tensor,
     *,
     causal: bool,
     window: int | None,
@@ -39,13 +39,13 @@ def document_attention(
 ) -> torch.Tensor:
     """Attention of query (rows, heads, length, size) within documents. Return a tensor of query's shape.
 
-    key and value (rows, key heads, length, size); key heads divides heads. numbers int64 (rows, length): each token's
-    document number, the tokens of a document adjacent; 0 is padding, with result 0. With `window` a token sees tokens
-    of its document fewer than that many positions away. Computes in autocast's precision if autocast is on.
+    key and value (rows, key heads, length, size); key heads divides heads. document_ids int64 (rows, length): the
+    document of each token. A document's tokens are adjacent; 0 is padding, with result 0. With `window` a token sees
+    tokens of its document fewer than that many positions away. Computes in autocast's precision if autocast is on.
     """
     dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return _attention(query.to(dtype), key.to(dtype), value.to(dtype), numbers, causal, window, scale)[0]
+    return _attention(query.to(dtype), key.to(dtype), value.to(dtype), document_ids, causal, window, scale)[0]
 
 
 # attention.py explains why these are operators, and how they are named.
@@ -54,17 +54,17 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    numbers: torch.Tensor,
+    document_ids: torch.Tensor,
     causal: bool,
     window: int | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the log-sum-exp of each query's scores (rows, heads, length)."""
-    output, log_sums = _empty_result(query, numbers)
+    output, log_sums = _empty_result(query, document_ids)
     output.zero_()
     log_sums.zero_()
     query, key, value = map(with_contiguous_rows, (query, key, value))
-    for document in find_documents(numbers):
+    for document in find_documents(document_ids):
         queries, keys, values = (_slice_document(heads, document) for heads in (query, key, value))
         mask = _window_mask(document, window, causal, query)
         _slice_document(output, document)[:], _slice_document(log_sums, document)[:] = _FORWARD(
@@ -75,11 +75,11 @@ def _attention(
 
 
 @_attention.register_fake
-def _(query: torch.Tensor, _: Any, __: Any, numbers: torch.Tensor, *___: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _empty_result(query, numbers)
+def _(query: torch.Tensor, _: Any, __: Any, document_ids: torch.Tensor, *___: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _empty_result(query, document_ids)
 
 
-def _empty_result(query: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _empty_result(query: torch.Tensor, document_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     sums = torch.float64 if query.dtype == torch.float64 else torch.float32
     return empty_heads(query), query.new_empty(*query.shape[:3], dtype=sums)
 
@@ -90,7 +90,7 @@ def _attention_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    numbers: torch.Tensor,
+    document_ids: torch.Tensor,
     output: torch.Tensor,
     log_sums: torch.Tensor,
     causal: bool,
@@ -98,7 +98,7 @@ def _attention_backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key and value."""
-    heads, documents = (query, key, value), list(find_documents(numbers))
+    heads, documents = (query, key, value), list(find_documents(document_ids))
     grads = (empty_heads(query).zero_(), empty_heads(key).zero_(), empty_heads(value).zero_())
     supported = [document for document in documents if _supports_document(document, query, window)]
     if supported:
@@ -123,8 +123,8 @@ _attention_backward.register_fake(fake_grads)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, numbers, ctx.causal, ctx.window, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, numbers, *output)
+    query, key, value, document_ids, ctx.causal, ctx.window, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, document_ids, *output)
 
 
 def _backward(ctx: Any, grad_output: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -138,10 +138,10 @@ _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def find_documents(numbers: torch.Tensor) -> Iterator[Document]:
-    """Yield the documents of numbers (rows, length), without padding (0)."""
-    for row, line in enumerate(numbers):
-        documents, lengths = torch.unique_consecutive(line, return_counts=True)
+def find_documents(document_ids: torch.Tensor) -> Iterator[Document]:
+    """Yield the documents of document_ids (rows, length), without padding (0)."""
+    for row, row_ids in enumerate(document_ids):
+        documents, lengths = torch.unique_consecutive(row_ids, return_counts=True)
         start = 0
         for document, length in zip(documents.tolist(), lengths.tolist(), strict=True):
             if document:

@@ -102,17 +102,18 @@ def find_language_part(config: PreTrainedConfig, source: str) -> tuple[PreTraine
     text_config.name_or_path = source
     text_config.tie_word_embeddings = f"{head_name}.weight" in multimodal.all_tied_weights_keys
     if head_name.startswith(f"{body_name}."):
-        part = build_untied(type(body), text_config)
+        text_model = build_untied(type(body), text_config)
         prefixes: tuple[tuple[str, str], ...] = (("", f"{body_name}."),)
     else:
-        part = _build_part(multimodal, body, head, text_config)
-        part_head = next(name for name, module in part.named_modules() if module is part.get_output_embeddings())
-        modules = ((part.base_model_prefix, body_name), (part_head, head_name))
+        text_model = _build_text_model(multimodal, body, head, text_config)
+        text_head = text_model.get_output_embeddings()
+        text_head_name = next(name for name, module in text_model.named_modules() if module is text_head)
+        modules = ((text_model.base_model_prefix, body_name), (text_head_name, head_name))
         prefixes = (*((f"{name}.", f"{full}.") for name, full in modules), *modules)
-    _CLASSES[type(text_config)] = type(part)
+    _CLASSES[type(text_config)] = type(text_model)
     described = MultimodalModel(source, config, multimodal, prefixes)
-    _check_names(part, described)
-    return part, described
+    _check_names(text_model, described)
+    return text_model, described
 
 
 def set_multimodal(model: PreTrainedModel, multimodal: MultimodalModel) -> None:
@@ -136,37 +137,37 @@ def check_language_part(model: PreTrainedModel) -> None:
     ids = torch.arange(3, 11, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
     multimodal.model.eval()
     try:
-        with evaluation_mode(model), _inserted_into(model, multimodal):
+        with evaluation_mode(model), _insert_language_part(model, multimodal):
             expected = multimodal.model(input_ids=ids, use_cache=False).logits
             logits = model(input_ids=ids, use_cache=False).logits
-            same = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+            is_equal = torch.allclose(logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         raise _untrainable_error(
             multimodal.config, f"it cannot read text without images ({' '.join(str(error).split())[:200]})"
         ) from error
-    if not same:
+    if not is_equal:
         raise _untrainable_error(
             multimodal.config, "its language part alone computes different logits than the full model"
         )
 
 
 @contextmanager
-def _inserted_into(model: PreTrainedModel, multimodal: MultimodalModel) -> Iterator[None]:
+def _insert_language_part(model: PreTrainedModel, multimodal: MultimodalModel) -> Iterator[None]:
     """Put the body and the head of the language part into the whole model on the meta device, inside the block."""
     modules = [
-        (part.removesuffix("."), full.removesuffix(".")) for part, full in multimodal.prefixes if full.endswith(".")
+        (name.removesuffix("."), full.removesuffix(".")) for name, full in multimodal.prefixes if full.endswith(".")
     ]
-    old = {full: multimodal.model.get_submodule(full) for _, full in modules}
+    original_modules = {full: multimodal.model.get_submodule(full) for _, full in modules}
     try:
-        for part, full in modules:
-            multimodal.model.set_submodule(full, model.get_submodule(part))
+        for name, full in modules:
+            multimodal.model.set_submodule(full, model.get_submodule(name))
         yield
     finally:
-        for full, module in old.items():
+        for full, module in original_modules.items():
             multimodal.model.set_submodule(full, module)
 
 
-def _build_part(
+def _build_text_model(
     multimodal: PreTrainedModel, body: PreTrainedModel, head: nn.Linear, config: PreTrainedConfig
 ) -> PreTrainedModel:
     """Build the language part on the meta device, with the text class in the whole model's file or a new class."""
@@ -174,9 +175,9 @@ def _build_part(
     if isinstance(text_model_class, tuple):
         text_model_class = text_model_class[0]
     if text_model_class is not None and text_model_class.__module__ == type(multimodal).__module__:
-        part = build_untied(text_model_class, config)
-        if type(part.base_model) is type(body) and isinstance(part.get_output_embeddings(), nn.Linear):
-            return part
+        model = build_untied(text_model_class, config)
+        if type(model.base_model) is type(body) and isinstance(model.get_output_embeddings(), nn.Linear):
+            return model
     input_embeddings = body.get_input_embeddings()
     embeddings = next(name for name, module in body.named_modules() if module is input_embeddings)
     body_class: Any = type(body)
@@ -235,11 +236,11 @@ def _create_text_class(body: Any, embeddings: str, bias: bool) -> type[PreTraine
     return type(name, (parent, GenerationMixin), members)
 
 
-def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
+def _check_names(model: PreTrainedModel, multimodal: MultimodalModel) -> None:
     """Raise InputError unless each tensor of the language part has the same shape in the whole model."""
     shapes = {name: tensor.shape for name, tensor in multimodal.model.state_dict().items()}
     mismatched_names = [
-        name for name, tensor in part.state_dict().items() if shapes.get(multimodal.full_name(name)) != tensor.shape
+        name for name, tensor in model.state_dict().items() if shapes.get(multimodal.full_name(name)) != tensor.shape
     ]
     if mismatched_names:
         raise _untrainable_error(
@@ -248,15 +249,15 @@ def _check_names(part: PreTrainedModel, multimodal: MultimodalModel) -> None:
 
 
 def _rename_prefix(name: str, prefixes: tuple[tuple[str, str], ...], outside: str | None = None) -> str:
-    for old, new in prefixes:
-        if (name.startswith(old) and (not old or old.endswith("."))) or name == old:
-            return new + name.removeprefix(old)
+    for prefix, replacement in prefixes:
+        if (name.startswith(prefix) and (not prefix or prefix.endswith("."))) or name == prefix:
+            return replacement + name.removeprefix(prefix)
     return name if outside is None else outside
 
 
-def _untrainable_error(config: PreTrainedConfig, why: str) -> InputError:
+def _untrainable_error(config: PreTrainedConfig, reason: str) -> InputError:
     return InputError.at(
-        "model.from", f"{config.model_type} takes images, and {why}: its language part cannot be trained", _FIX
+        "model.from", f"{config.model_type} takes images, and {reason}: its language part cannot be trained", _FIX
     )
 
 
@@ -308,7 +309,7 @@ def _part_conversion(multimodal: MultimodalModel, entry: Conversion) -> PartConv
 
 def rename_for_multimodal(multimodal: MultimodalModel, folder: Path) -> None:
     """Rename an adapter trained in the language part for the whole model, so that peft and vLLM can load it there."""
-    _rename(folder, multimodal.full_name, dict(multimodal.model.named_modules()))
+    _rename_adapter(folder, multimodal.full_name, dict(multimodal.model.named_modules()))
 
 
 @contextmanager
@@ -322,27 +323,27 @@ def renamed_for_language_part(model: nn.Module, adapter: AdapterFolder) -> Itera
         folder = Path(temporary)
         for name in (CONFIG, WEIGHTS):
             shutil.copyfile(adapter.folder / name, folder / name)
-        _rename(folder, lambda name: multimodal.name_in_part(name) or name, dict(model.named_modules()))
+        _rename_adapter(folder, lambda name: multimodal.name_in_part(name) or name, dict(model.named_modules()))
         renamed = read_adapter(temporary)
         assert renamed is not None
         yield replace(renamed, base=adapter.base)
 
 
-def _rename(folder: Path, rename: Callable[[str], str], modules: Mapping[str, nn.Module]) -> None:
+def _rename_adapter(folder: Path, rename: Callable[[str], str], modules: Mapping[str, nn.Module]) -> None:
     """Rename tensors and modules in an adapter's files. `modules`: the modules of the model with the new names."""
-    old = load_file(folder / WEIGHTS)
-    new = {PREFIX + rename(name.removeprefix(PREFIX)): tensor for name, tensor in old.items()}
-    save_file(new, folder / WEIGHTS, metadata={"format": "pt"})
+    tensors = load_file(folder / WEIGHTS)
+    renamed_tensors = {PREFIX + rename(name.removeprefix(PREFIX)): tensor for name, tensor in tensors.items()}
+    save_file(renamed_tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    adapted = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in new if ".lora_" in name}
+    adapted = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in renamed_tensors if ".lora_" in name}
     layers = sorted(name for name in adapted if isinstance(modules.get(name), nn.Linear))
-    config["target_modules"] = _targets(layers, config["target_modules"] or [], modules)
+    config["target_modules"] = _peft_targets(layers, config["target_modules"] or [], modules)
     if config.get("modules_to_save"):
         config["modules_to_save"] = [rename(name) for name in config["modules_to_save"]]
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def _targets(layers: list[str], endings: list[str] | str, modules: Mapping[str, nn.Module]) -> list[str]:
+def _peft_targets(layers: list[str], endings: list[str] | str, modules: Mapping[str, nn.Module]) -> list[str]:
     """Return target names for peft: endings, or full names if other modules (in the vision tower) share them."""
     if isinstance(endings, list):
         matched = [name for name in modules if any(f".{name}".endswith(f".{ending}") for ending in endings)]

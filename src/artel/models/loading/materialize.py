@@ -203,10 +203,10 @@ def _shards_last(tensor: DTensor, mesh_dim: int) -> bool:
     return shards > 1 and getattr(placement, "split_factor", 1) == shards
 
 
-def _chunk(indices: torch.Tensor, count: int, number: int) -> torch.Tensor:
-    """Return one of `count` chunks like torch.chunk: the last ones are smaller or empty."""
-    size = ceil_div(len(indices), count)
-    return indices[number * size : (number + 1) * size]
+def _chunk(indices: torch.Tensor, num_chunks: int, chunk_index: int) -> torch.Tensor:
+    """Return one of `num_chunks` chunks like torch.chunk: the last ones are smaller or empty."""
+    chunk_size = ceil_div(len(indices), num_chunks)
+    return indices[chunk_index * chunk_size : (chunk_index + 1) * chunk_size]
 
 
 def _meta_slots(
@@ -269,28 +269,28 @@ class _Sources:
     def _new_tensors(self, prefix: str, missing: Set[str]) -> list[str]:
         """Return the module's direct tensors in `missing` that are not saved, or not with all rows."""
         module = self._reference.get_submodule(prefix)
-        start = f"{prefix}." if prefix else ""
+        parent = f"{prefix}." if prefix else ""
         complete = self._saved.keys() - self._grown.keys()
         names = [*module._parameters, *module._buffers]
-        return [name for name in names if start + name in missing and start + name not in complete]
+        return [name for name in names if parent + name in missing and parent + name not in complete]
 
-    def _initialize(self, prefix: str, new: list[str]) -> dict[str, torch.Tensor]:
+    def _initialize(self, prefix: str, new_names: list[str]) -> dict[str, torch.Tensor]:
         """Initialize new tensors of a module, and read their saved rows."""
-        start = f"{prefix}." if prefix else ""
-        only_unsaved = set(new) <= self._reference.get_submodule(prefix)._non_persistent_buffers_set
+        parent = f"{prefix}." if prefix else ""
+        only_unsaved = set(new_names) <= self._reference.get_submodule(prefix)._non_persistent_buffers_set
         try:
             values = initial_values(self._reference, prefix, self._seed, only_unsaved=only_unsaved)
         except Exception as error:  # architectures have custom rules that do not check values
-            first = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
             model_type = self._reference.config.model_type
             raise InputError.at(
-                "model.config", f"{model_type} cannot be initialized: {first}", "check its values"
+                "model.config", f"{model_type} cannot be initialized: {reason}", "check its values"
             ) from None
-        tensors = {start + name: values[name] for name in new}
+        tensors = {parent + name: values[name] for name in new_names}
         for name in tensors.keys() & self._grown.keys():
             origin = self._saved[name]
-            old = self._read(origin) if isinstance(origin, str) else self._convert(origin)[name]
-            tensors[name][: self._grown[name]] = old
+            saved_rows = self._read(origin) if isinstance(origin, str) else self._convert(origin)[name]
+            tensors[name][: self._grown[name]] = saved_rows
         for name in tensors.keys() & self._kept_rows.keys():
             origin, rows = self._kept_rows[name]
             fill_rows(tensors[name], self._read(origin), rows)

@@ -105,9 +105,9 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
     if tokenizer.vocabulary <= rows:
         return
     hf = tokenizer.hf
-    added = {number for number, token in hf.added_tokens_decoder.items() if token.special}
+    added = {token_id for token_id, token in hf.added_tokens_decoder.items() if token.special}
     used = {hf.bos_token_id, hf.cls_token_id, hf.sep_token_id, hf.mask_token_id, hf.unk_token_id, tokenizer.end_id}
-    missing_ids = sorted(number for number in hf.get_vocab().values() if number >= rows and number not in added - used)
+    missing_ids = sorted(row for row in hf.get_vocab().values() if row >= rows and row not in added - used)
     if missing_ids:
         what = (
             f"{name}: its tokenizer has {len(missing_ids)} tokens that its model has no embedding for, from "
@@ -195,7 +195,7 @@ def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows 
 
 
 def _labels(config: PreTrainedConfig) -> list[str]:
-    return [str(config.id2label[number]) for number in sorted(config.id2label)]
+    return [str(config.id2label[label_id]) for label_id in sorted(config.id2label)]
 
 
 def _find_label_tensors(request: ModelRequest, config: PreTrainedConfig) -> set[str]:
@@ -222,15 +222,15 @@ def _match_rows(old: Sequence[str], new: Sequence[str]) -> dict[int, int]:
     if all(_UNNAMED.fullmatch(label) for label in old) and not any(_UNNAMED.fullmatch(label) for label in new):
         old = [label.removeprefix("LABEL_") for label in old]
         if len(old) == len(new) and not set(old) & set(new):
-            return {number: number for number in range(len(new))}
-    exact = {label: number for number, label in enumerate(old)}
-    old_rows = {number: exact[label] for number, label in enumerate(new) if label in exact}
+            return {row: row for row in range(len(new))}
+    exact = {label: row for row, label in enumerate(old)}
+    old_rows = {row: exact[label] for row, label in enumerate(new) if label in exact}
     folded_old, folded_new = ([label.casefold() for label in labels] for labels in (old, new))
-    rows = {label: number for number, label in enumerate(folded_old)}
+    saved_row_of = {label: row for row, label in enumerate(folded_old)}
     counts = Counter(folded_old), Counter(folded_new)
-    for number, label in enumerate(folded_new):
-        if number not in old_rows and all(count[label] == 1 for count in counts):
-            old_rows[number] = rows[label]
+    for row, label in enumerate(folded_new):
+        if row not in old_rows and all(count[label] == 1 for count in counts):
+            old_rows[row] = saved_row_of[label]
     return old_rows
 
 
@@ -240,11 +240,11 @@ def _describe_rows(name: str, old: Sequence[str], new: Sequence[str], old_rows: 
         new[row] if new[row] == old[old_row] else f"{new[row]} (there {old[old_row]})"
         for row, old_row in old_rows.items()
     ]
-    new_labels = [label for number, label in enumerate(new) if number not in old_rows]
-    left_out = [old[number] for number in sorted({*range(len(old))} - {*old_rows.values()})]
+    new_labels = [label for row, label in enumerate(new) if row not in old_rows]
+    left_out = [old[row] for row in sorted({*range(len(old))} - {*old_rows.values()})]
     groups = (("rows kept", rows), ("newly initialized", new_labels), ("left out", left_out))
-    parts = [f"{title}: {join_names(labels, _MAX_LISTED)}" for title, labels in groups if labels]
-    note = f"head of {name}, by label: {'; '.join(parts)}"
+    clauses = [f"{title}: {join_names(labels, _MAX_LISTED)}" for title, labels in groups if labels]
+    note = f"head of {name}, by label: {'; '.join(clauses)}"
     if rows and not new_labels and all(_UNNAMED.fullmatch(label) for label in old) and not any(map(str.isdigit, new)):
         note += ". Its labels have no names there: if this is not their order, write the labels in it"
     return note

@@ -48,22 +48,22 @@ def save_model(
     folder: Path,
     weights: dict[str, torch.Tensor] | None = None,
     files: Mapping[str, bytes] | None = None,
-    kept: Sequence[Path] = (),
-    note: Callable[[list[str]], object] = lambda names: None,
+    preserved_files: Sequence[Path] = (),
+    on_file_names: Callable[[list[str]], object] = lambda names: None,
 ) -> None:
-    """Write the folder atomically. It replaces an earlier folder, except for the files in `kept`.
+    """Write the folder atomically. It replaces an earlier folder, except for `preserved_files`.
 
     `weights`: the model's full weights by name if this process holds only shards. A tied weight appears once. `files`:
-    further files of the model, by their path in the folder. `note` is called with all file names before they appear.
+    further files of the model, by their path in the folder. `on_file_names` gets all file names before they appear.
     """
     with new_folder(folder, replace=True) as partial:
         write_model(model, tokenizer, partial, weights, files)
         names = [path.name for path in partial.iterdir()]
-        note(names)
-        for path in kept:
+        on_file_names(names)
+        for path in preserved_files:
             if path.name not in names:
-                copy = shutil.copytree if path.is_dir() and not path.is_symlink() else shutil.copy2
-                copy(path, partial / path.name)
+                copy_path = shutil.copytree if path.is_dir() and not path.is_symlink() else shutil.copy2
+                copy_path(path, partial / path.name)
 
 
 def write_model(
@@ -173,13 +173,13 @@ def _write_weights(values: _PartTensors, multimodal: MultimodalModel, folder: Pa
     new_tensors = {name: tensor for name in plan.info.missing_keys if (tensor := values.get_untied(name)) is not None}
     changed_dtype: torch.dtype | None = None
     weight_map: dict[str, str] = {}
-    size = 0
+    total_bytes = 0
     for path in files.paths:
         tensors: dict[str, torch.Tensor] = {}
         if new_tensors and path is files.paths[-1]:
             tensors = revert_weight_conversion(multimodal.model, new_tensors)
         weight_map |= dict.fromkeys(tensors, path.name)
-        size += sum(tensor.nbytes for tensor in tensors.values())
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
         differs = bool(tensors)
         with safe_open(path, framework="pt") as original:
             for key in original.keys():  # noqa: SIM118  # not a mapping
@@ -191,14 +191,14 @@ def _write_weights(values: _PartTensors, multimodal: MultimodalModel, folder: Pa
                     tensor, differs, changed_dtype = new, True, new.dtype
                 tensors[key] = tensor
                 weight_map[key] = path.name
-                size += tensor.nbytes
+                total_bytes += tensor.nbytes
             metadata = original.metadata()
         if differs:
             save_file(tensors, folder / path.name, metadata=metadata or {"format": "pt"})
         else:
             shutil.copyfile(path, folder / path.name)
     if len(files.paths) > 1:
-        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
     return changed_dtype
 
