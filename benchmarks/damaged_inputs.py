@@ -199,7 +199,7 @@ class Checkpoints:
             content = CheckpointContent(collect_states(self._items), progress, "run: x\n")
             write_full(folder / f"step-{step:09d}", content)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        write_sharded(folder / "pieces", content, first=True, group=None)
+        write_sharded(folder / "pieces", content, is_first=True, group=None)
         dist.destroy_process_group()
         self.older = folder / "step-000000003"
         self.forms = [files_in(folder / "step-000000006"), files_in(folder / "pieces")]

@@ -64,7 +64,7 @@ def test_a_callbacks_state_is_saved_and_loaded(tmp_path, optimizer, group, in_pi
     )
     path = tmp_path / "step-000000003"
     if in_pieces:
-        write_sharded(path, content, first=True, group=None)
+        write_sharded(path, content, is_first=True, group=None)
     else:
         write_full(path, content)
     weights = {name: tensor.detach().clone() for name, tensor in optimizer.weights().items()}

@@ -194,7 +194,7 @@ def test_schedules():
 
 def test_length_and_intervals():
     length = Length.from_config(TrainConfig.model_validate({"epochs": 3, "batch": 4}), samples=10, tokens=8)
-    assert (length.total, length.steps) == (30, 8)
+    assert (length.total_samples, length.steps) == (30, 8)
     assert [step for step in range(1, 9) if length.is_due(Interval(epochs=1), step)] == [3, 5, 8]
     assert [step for step in range(1, 9) if length.is_due(Interval(steps=3), step)] == [3, 6]
     assert Length.from_config(TrainConfig.model_validate({"tokens": 100, "batch": 4}), 10, 8).steps == 4

@@ -69,7 +69,7 @@ def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedul
 def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_of_another(tmp_path):
     begun = ["model.from=x", "tokenizer.replace=true"]
     run = load_run("tolstoy-scratch", Overrides.parse(begun))
-    length = Length(samples=100, batch=4, total=36)
+    length = Length(samples=100, batch=4, total_samples=36)
     fix = _refusal(tmp_path / "a" / "config.yaml", run, run, 2, length, "why", tmp_path).problems[0].fix
     _, _, _, *values = shlex.split(fix.partition("a new schedule: ")[2])
     again = load_run("tolstoy-scratch", Overrides.parse([*begun, *values]))
@@ -131,7 +131,7 @@ def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
         "novel-small",
         Overrides.parse([f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()]),
     )
-    old, new = (Length(samples=1000, batch=4, total=total) for total in lengths)
+    old, new = (Length(samples=1000, batch=4, total_samples=total) for total in lengths)
     reason = _reason_to_refuse(run, run, old, new, Progress(**{"warmup": 2, **progress}))
     assert (reason is None) if says is None else (says in reason)
 

@@ -360,7 +360,7 @@ def train_with_little_memory():
     options = {"row_tokens": 64, "device": CPU, "key": key, "reserve": reserve, "run": Path(os.environ["RUN_FOLDER"])}
     tried.clear()
     batch_plan = find_micro_batch(attempt, 64, MODES, **options)
-    report = {"size": batch_plan.size, "recompute": batch_plan.recompute, "tried": tried.copy()}
+    report = {"size": batch_plan.rows, "recompute": batch_plan.recompute, "tried": tried.copy()}
     # Not of VmSize: glibc sets 64 MiB of addresses aside for each thread that allocates while another does.
     report["left"] = process_memory("RssAnon") - held
     tried.clear()
@@ -368,11 +368,11 @@ def train_with_little_memory():
     report["tried_again"] = tried.copy()
     recompute(model, batch_plan.recompute)
     for _ in range(3):
-        forward_backward(batch_plan.size)
+        forward_backward(batch_plan.rows)
         optimizer.step()
         optimizer.zero_grad()
     try:
-        attempt(2 * batch_plan.size, batch_plan.recompute)
+        attempt(2 * batch_plan.rows, batch_plan.recompute)
     except RuntimeError as error:
         report["larger"] = str(error)
     return report
@@ -399,5 +399,5 @@ def test_where_memory_is_ample_the_largest_is_reckoned_from_one_attempt():
 
     assert find(attempt, 64) == MicroBatchPlan(64, "none")
     assert tried == [1]
-    assert find(attempt, 64, planned=MicroBatchPlan(32, "none"), is_ample=True, key={"planned": 1}).size == 32
+    assert find(attempt, 64, planned=MicroBatchPlan(32, "none"), is_ample=True, key={"planned": 1}).rows == 32
     assert tried == [1]  # what a plan of ample memory says is taken untried

@@ -200,8 +200,8 @@ def _is_short(config: RunConfig, prepared: PreparedText) -> bool:
     length = run_length(config, objective.dataset(train_split), train_split)
     if not length.samples:  # less than a block, which is reported when the store is opened
         return True
-    assert length.total is not None
-    return 6.0 * parameters * length.total * train_split.tokens / length.samples < _SHORT_FLOPS
+    assert length.total_samples is not None
+    return 6.0 * parameters * length.total_samples * train_split.tokens / length.samples < _SHORT_FLOPS
 
 
 def _plan_key(config: RunConfig, processes: int, nodes: int) -> str:

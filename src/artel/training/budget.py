@@ -49,11 +49,11 @@ class Budget:
         Phases that the model computes scale with the duration of a step. Writing files gets slower when steps do, but
         not faster.
         """
-        step_seconds, total = self.step_seconds, 0.0
+        step_seconds, total_seconds = self.step_seconds, 0.0
         for phase, (seconds, step_seconds_then) in self.end.items():
             slowdown = step_seconds / step_seconds_then if step_seconds and step_seconds_then else 1.0
-            total += seconds * (slowdown if phase in _COMPUTED_PHASES else max(1.0, slowdown))
-        return total
+            total_seconds += seconds * (slowdown if phase in _COMPUTED_PHASES else max(1.0, slowdown))
+        return total_seconds
 
     def note_step(self, seconds: float) -> None:
         """Record the duration of a step. Ignores the first step of a start, which compiles and allocates memory."""

@@ -97,16 +97,16 @@ class Validate:
         run.trackers.show_progress("evaluating", 0.0)
         progress = partial(run.trackers.show_progress, "evaluating")
         with run.timed_end("validation"):
-            metrics, outputs = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
+            metrics, outputs = self._validation.evaluate(run.strategy, run.batch_plan.rows, config.blocks, progress)
         run.progress.validation, run.progress.calibration = metrics, run.objective.calibration()
         run.newest_validation = run.step
         run.check_folder()
         if run.world.first and (details := run.objective.details(outputs, self._validation.split)):
             write_file(run.folder.validation, orjson.dumps({"step": run.step, **details}, option=orjson.OPT_INDENT_2))
-        best = run.config.checkpoint.best
-        if best is not None and best in metrics:
-            higher = run.objective.better[best] == "higher"
-            compare_with_best(run, metrics[best], metrics, higher_is_better=higher, counts=is_due)
+        best_metric = run.config.checkpoint.best
+        if best_metric is not None and best_metric in metrics:
+            higher = run.objective.metric_directions[best_metric] == "higher"
+            compare_with_best(run, metrics[best_metric], metrics, higher_is_better=higher, counts=is_due)
         run.trackers.log_validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": metrics}
         )
@@ -173,16 +173,16 @@ class MeasureEnd:
         run.budget.is_measured = True
 
     def _validate(self, run: Run) -> None:
-        rows = run.batch_plan.size * run.strategy.dp_degree
-        count = self._validation.count(run.config.validate_.blocks)
-        if count == 0:
+        rows = run.batch_plan.rows * run.strategy.dp_degree
+        num_samples = self._validation.num_samples(run.config.validate_.blocks)
+        if num_samples == 0:
             return
-        timed_samples = min(count, self._MICRO_BATCHES * rows)
-        self._validation.evaluate(run.strategy, run.batch_plan.size, min(timed_samples, rows))
+        timed_samples = min(num_samples, self._MICRO_BATCHES * rows)
+        self._validation.evaluate(run.strategy, run.batch_plan.rows, min(timed_samples, rows))
         start = run.clock()
-        self._validation.evaluate(run.strategy, run.batch_plan.size, timed_samples)
+        self._validation.evaluate(run.strategy, run.batch_plan.rows, timed_samples)
         seconds = run.clock() - start
-        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(timed_samples / rows))
+        run.budget.note_end("validation", seconds * math.ceil(num_samples / rows) / math.ceil(timed_samples / rows))
 
     def _generate_first_sample(self, run: Run) -> None:
         prompts = run.config.validate_.prompts
@@ -336,7 +336,7 @@ class StopOnSignal:
         self._clock, self._signal_time = clock, 0.0
         self._interrupt_answers = ExitStack()
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if in_main_thread() else ()
-        self._old_handlers = {number: signal.signal(number, self._on_signal) for number in signals}
+        self._old_handlers = {signal_number: signal.signal(signal_number, self._on_signal) for signal_number in signals}
 
     def follow(self, run: Run) -> StopOnSignal:
         """Finish the step of `run` before it stops, and tell the user so on Ctrl-C. Return this callback."""
@@ -344,12 +344,12 @@ class StopOnSignal:
         self._interrupt_answers.enter_context(answer_interrupts_with(partial(_stop_message, run)))
         return self
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         now = self._clock()
         old_handler = self._old_handlers[signal.SIGINT]
         if not self.finishes_step and callable(old_handler):
-            old_handler(number, frame)
-        if self.requested and number == signal.SIGINT and now - self._signal_time > SAME_SIGNAL_SECONDS:
+            old_handler(signal_number, frame)
+        if self.requested and signal_number == signal.SIGINT and now - self._signal_time > SAME_SIGNAL_SECONDS:
             handler = signal.SIG_DFL if old_handler is signal.default_int_handler else old_handler
             signal.signal(signal.SIGINT, handler)
             signal.raise_signal(signal.SIGINT)
@@ -363,8 +363,8 @@ class StopOnSignal:
 
     def close(self) -> None:
         self._interrupt_answers.close()
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in self._old_handlers.items():
+            signal.signal(signal_number, handler)
 
 
 def _stop_message(run: Run) -> str:

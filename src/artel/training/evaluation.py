@@ -32,12 +32,12 @@ class ProgressMessages:
 
     def __init__(self, activity: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._activity, self._clock = activity, clock
-        self._last = clock()
+        self._last_time = clock()
 
     def __call__(self, fraction: float) -> None:
         now = self._clock()
-        if now - self._last >= _MESSAGE_SECONDS:
-            self._last = now
+        if now - self._last_time >= _MESSAGE_SECONDS:
+            self._last_time = now
             logger.info("%s %s", self._activity, f"{fraction:.0%}")
 
 
@@ -56,11 +56,11 @@ class Validation:
         self.samples = objective.dataset(split)
         self._objective = objective
 
-    def stored_samples(self, count: int) -> int:
-        """Return the number of the store's samples in the first `count` samples of the dataset."""
-        return self.samples.samples_in(count) if isinstance(self.samples, PackedSamples) else count
+    def stored_samples(self, samples: int) -> int:
+        """Return the number of the store's samples in the first `samples` samples of the dataset."""
+        return self.samples.samples_in(samples) if isinstance(self.samples, PackedSamples) else samples
 
-    def count(self, limit: int | None) -> int:
+    def num_samples(self, limit: int | None) -> int:
         """Return the number of samples to evaluate: at most `limit`, but as many as the metrics need."""
         minimum = self._objective.min_evaluated(self.split)
         return min(len(self.samples), max(minimum, limit or len(self.samples)))
@@ -76,20 +76,20 @@ class Validation:
 
         `progress` is called with the fraction done, from 0 to 1, before each batch.
         """
-        count = self.count(limit)
-        totals, outputs = strategy.evaluate(self._iterate_batches(strategy, micro_batch, count, progress), count)
+        samples = self.num_samples(limit)
+        totals, outputs = strategy.evaluate(self._iterate_batches(strategy, micro_batch, samples, progress), samples)
         return self._objective.metrics(totals, outputs, self.split), outputs
 
     def _iterate_batches(
-        self, strategy: ParallelStrategy, micro_batch: int, count: int, progress: Callable[[float], None]
+        self, strategy: ParallelStrategy, micro_batch: int, samples: int, progress: Callable[[float], None]
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         ranks = strategy.dp_degree
-        local_indices = np.arange(strategy.dp_rank, count, ranks)
+        local_indices = np.arange(strategy.dp_rank, samples, ranks)
         # All ranks have the same number of batches. For some, the last one may be all padding.
-        for start in range(0, ceil_div(count, ranks), micro_batch):
+        for start in range(0, ceil_div(samples, ranks), micro_batch):
             indices = local_indices[start : start + micro_batch]
             heartbeat("a validation batch")
-            progress(start * ranks / count)
+            progress(start * ranks / samples)
             yield self._objective.batch(evaluation_rows(self.samples, indices, micro_batch)), indices
 
 

@@ -60,8 +60,8 @@ def finish(run: Run) -> dict[str, Any]:
             run.folder.model,
             weights,
             run.objective.model_files(run.strategy.model),
-            kept=run.folder.foreign_model_files(),
-            note=run.folder.record_model_files,
+            preserved_files=run.folder.foreign_model_files(),
+            on_file_names=run.folder.record_model_files,
         )
         run.folder.record_weights()
         comparison = record_results(run.folder, run.config, result)

@@ -36,14 +36,14 @@ def change_length(
     old, new = prepared_length(old_config, prepared), prepared_length(new_config, prepared)
     checkpoints = list_checkpoints(file.parent / "checkpoints")
     if not checkpoints:
-        raise _refusal(file, old_config, new_config, old.steps or 0, new, "its checkpoints are gone", model)
+        raise _length_error(file, old_config, new_config, old.steps or 0, new, "its checkpoints are gone", model)
     try:
         progress = read_progress(checkpoints[-1])
     except (OSError, ValueError, TypeError, InputError):  # damaged: loading it will report this
         progress = Progress(step=int(checkpoints[-1].name.removeprefix("step-")))
     reason = _reason_to_refuse(old_config, new_config, old, new, progress)
     if reason is not None:
-        raise _refusal(file, old_config, new_config, progress.step, new, reason, model)
+        raise _length_error(file, old_config, new_config, progress.step, new, reason, model)
     return new.steps is None or new.steps > progress.step
 
 
@@ -58,7 +58,7 @@ def _reason_to_refuse(
 ) -> str | None:
     """Return the reason if the finished steps would differ under the new length, or None."""
     finished_steps = progress.step
-    if old.steps is None or new.steps is None or old.total is None or new.total is None:
+    if old.steps is None or new.steps is None or old.total_samples is None or new.total_samples is None:
         return _reason_to_refuse_budget(old_config, new_config, progress)
     if old_config.parallel.deepspeed is not None:
         return "DeepSpeed's engine has its own schedule (parallel.deepspeed)"
@@ -75,9 +75,9 @@ def _reason_to_refuse(
     ):
         schedule = old_config.train.schedule
         return f"the learning rate has already followed a {old.steps:,}-step schedule (train.schedule: {schedule})"
-    if finished_steps * old.batch > new.total:
+    if finished_steps * old.batch > new.total_samples:
         return f"its finished step {finished_steps:,} would have fewer samples"
-    if finished_steps * old.batch > old.total:
+    if finished_steps * old.batch > old.total_samples:
         return f"its last step, {finished_steps:,}, had fewer samples than the others"
     return None
 
@@ -107,7 +107,7 @@ def _reason_to_refuse_budget(old_config: RunConfig, new_config: RunConfig, progr
     return None
 
 
-def _refusal(
+def _length_error(
     file: Path, old_config: RunConfig, new_config: RunConfig, finished_steps: int, new: Length, reason: str, model: Path
 ) -> InputError:
     """Return the error, with a command that trains the model further if it can."""
@@ -115,7 +115,8 @@ def _refusal(
         length = format_duration(new_config.train.budget or 0.0)
         override = f"train.budget={length}"
     else:
-        length, override = f"{new.steps:,} steps", f"train.steps={max(1, new.steps - finished_steps)}"
+        length = f"{new.steps:,} steps"
+        override = f"train.steps={max(1, new.steps - finished_steps)}"
     message = f"the length cannot change to {length}: {reason}"
     if not model.is_dir() or (new.steps is not None and new.steps <= finished_steps):
         return InputError.at(str(file), message, "restore the former length, or start over with --restart")

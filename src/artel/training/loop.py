@@ -108,15 +108,15 @@ def train(
         return result
 
 
-def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
+def synchronize(run: Run, batches: list[Batch], stop_requested: bool) -> None:
     """Share with all ranks the counts of the global batch, requests to stop, and the first rank's times."""
     times = run.times() if run.world.first else (0.0, 0.0, 0.0)
     counts = [0.0, 0.0, 0.0]
     if run.strategy.is_reporting_rank:
         batch_counts = [(batch.targets, batch.tokens, batch.computed_positions) for batch in batches]
-        counts = [float(sum(numbers)) for numbers in zip(*batch_counts, strict=True)]
+        counts = [float(sum(values)) for values in zip(*batch_counts, strict=True)]
     run.targets, tokens, positions, stops, *first_rank_times = run.strategy.all_reduce_sum(
-        [*counts, float(stop), *times]
+        [*counts, float(stop_requested), *times]
     )
     run.follow(*first_rank_times)
     run.tokens, run.positions = int(tokens), int(positions)

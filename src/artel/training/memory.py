@@ -55,10 +55,10 @@ def retained_host_memory(device: torch.device) -> Iterator[None]:
     library.mallopt(_TRIM_THRESHOLD, _NO_TRIM)
     library.mallopt(_MMAP_MAX, 0)
     host = memory()
-    total = host.limit or host.total
-    tensor_range = _tensor_range(total) if has_no_memory_limit() else None
+    total_bytes = host.limit or host.total
+    tensor_range = _reserve_tensor_range(total_bytes) if has_no_memory_limit() else None
     if tensor_range is None and has_no_memory_limit():
-        _grow_in_large_pages(library, total // 2)
+        _grow_in_large_pages(library, total_bytes // 2)
     try:
         yield
     finally:
@@ -75,7 +75,7 @@ def release_free_memory() -> None:
     if platform.libc_ver()[0] != "glibc" or os.environ.keys() & _MALLOC_VARIABLES:
         return
     ctypes.CDLL(None).malloc_trim(0)
-    if has_no_memory_limit() and (tensor_range := _library()) is not None:
+    if has_no_memory_limit() and (tensor_range := _load_library()) is not None:
         tensor_range.trim_tensors()
 
 
@@ -89,31 +89,31 @@ def has_no_memory_limit() -> bool:
     return not strict and all(limit == resource.RLIM_INFINITY for limit in limits)
 
 
-def _tensor_range(size: int) -> ctypes.CDLL | None:
-    """Give large tensors their own range of `size` bytes. Return the library that manages it, or None without C++."""
-    library = _library()
-    return library if library is not None and library.keep_tensors(ctypes.c_size_t(size)) else None
+def _reserve_tensor_range(num_bytes: int) -> ctypes.CDLL | None:
+    """Give large tensors their own address range. Return the library that manages it, or None without C++."""
+    library = _load_library()
+    return library if library is not None and library.keep_tensors(ctypes.c_size_t(num_bytes)) else None
 
 
-def _library() -> ctypes.CDLL | None:
+def _load_library() -> ctypes.CDLL | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the library is optional
         return load_library("memory")
 
 
-def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:
-    """Back the next `size` bytes of the heap with large pages, if the kernel has them.
+def _grow_in_large_pages(library: ctypes.CDLL, num_bytes: int) -> None:
+    """Back the next `num_bytes` bytes of the heap with large pages, if the kernel has them.
 
     The heap grows at once, and the bytes are free. They take address space now, but memory only when used.
     """
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    address = library.malloc(size)
+    address = library.malloc(num_bytes)
     if address is None:
         return
-    first, last = ceil_div(address, _LARGE_PAGE) * _LARGE_PAGE, (address + size) // _LARGE_PAGE * _LARGE_PAGE
-    library.madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    start, end = ceil_div(address, _LARGE_PAGE) * _LARGE_PAGE, (address + num_bytes) // _LARGE_PAGE * _LARGE_PAGE
+    library.madvise(start, end - start, mmap.MADV_HUGEPAGE)
     library.free(address)
 
 

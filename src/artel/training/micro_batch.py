@@ -56,7 +56,7 @@ _JSON_OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchPlan:
-    size: int
+    rows: int
     """Rows of a micro-batch."""
     recompute: Recompute
     """Activation recomputation of the layers."""
@@ -71,7 +71,7 @@ class MemoryLimit:
 
     def apply(self, plan: MicroBatchPlan, all_reduce_min: Callable[[int], int]) -> MicroBatchPlan:
         """Return `plan`, or a smaller one if the limit is lower. The same on all ranks."""
-        saved = _read(self._file, ("none", "selective", "full"))
+        saved = _read_plan(self._file, ("none", "selective", "full"))
         lowest = all_reduce_min(
             _memory_order(plan) if saved is None else min(_memory_order(plan), _memory_order(saved))
         )
@@ -81,12 +81,12 @@ class MemoryLimit:
 
     def lower(self, plan: MicroBatchPlan) -> None:
         """Lower the limit to `plan`. Raise WorkError or InputError if the disk refuses."""
-        _save([self._file], plan, self._key)
+        _save_plan([self._file], plan, self._key)
 
 
 def _memory_order(plan: MicroBatchPlan) -> int:
     """Return a number that orders micro-batches by memory: by rows, then by recomputation, since full takes less."""
-    return 2 * plan.size + (plan.recompute != "full")
+    return 2 * plan.rows + (plan.recompute != "full")
 
 
 def next_smaller(plan: MicroBatchPlan, local_rows: int) -> MicroBatchPlan | None:
@@ -94,7 +94,7 @@ def next_smaller(plan: MicroBatchPlan, local_rows: int) -> MicroBatchPlan | None
 
     `local_rows`: this process's rows of a global batch, which are cut into equal micro-batches.
     """
-    rows = ceil_div(local_rows, ceil_div(local_rows, plan.size))
+    rows = ceil_div(local_rows, ceil_div(local_rows, plan.rows))
     if rows > 1:
         return MicroBatchPlan(ceil_div(rows, 2), plan.recompute)
     return None if plan.recompute == "full" else MicroBatchPlan(1, "full")
@@ -111,7 +111,7 @@ def find_micro_batch(
     run: Path,
     reserve: int = 0,
     exactly: bool = False,
-    all_reduce_min: Callable[[int], int] = lambda number: number,
+    all_reduce_min: Callable[[int], int] = lambda value: value,
     enough_tokens: int | None = None,
     planned: MicroBatchPlan | None = None,
     is_ample: bool = False,
@@ -131,15 +131,15 @@ def find_micro_batch(
     """
     name = f"{_digest(key)}.json"
     files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
-    saved = next((plan for file in files if (plan := _read(file, modes)) is not None), None)
+    saved = next((plan for file in files if (plan := _read_plan(file, modes)) is not None), None)
     saved = agreed_plan(saved, modes, all_reduce_min)
     if saved is not None:
-        _save(files[:1], saved, key)
+        _save_plan(files[:1], saved, key)
         return saved
     sizes = [max_rows] if exactly else sizes_to_try(max_rows, row_tokens, device)
     candidates = _planned_candidates(agreed_plan(planned, modes, all_reduce_min), sizes, modes)
     if candidates and all_reduce_min(int(is_ample)):
-        _save(files[:1], candidates[0], key)  # not in the cache, since it is untested
+        _save_plan(files[:1], candidates[0], key)  # not in the cache, since it is untested
         return candidates[0]
     trials = _Trials(attempt, device, reserve, all_reduce_min)
     plan = trials.first_that_fits(candidates)
@@ -147,7 +147,7 @@ def find_micro_batch(
         plan = trials.search(sizes, modes, enough_rows(row_tokens, device, enough_tokens))
     if plan is None:
         raise _does_not_fit_error(modes, row_tokens, sizes[0])
-    _save(files, plan, key)
+    _save_plan(files, plan, key)
     return plan
 
 
@@ -160,8 +160,8 @@ def agreed_plan(
     plan: MicroBatchPlan | None, modes: Sequence[Recompute], all_reduce_min: Callable[[int], int]
 ) -> MicroBatchPlan | None:
     """Return `plan` if all processes have the same one, else None: hosts with separate folders may differ."""
-    number = -1 if plan is None or plan.recompute not in modes else plan.size * len(modes) + modes.index(plan.recompute)
-    lowest, highest = all_reduce_min(number), -all_reduce_min(-number)
+    code = -1 if plan is None or plan.recompute not in modes else plan.rows * len(modes) + modes.index(plan.recompute)
+    lowest, highest = all_reduce_min(code), -all_reduce_min(-code)
     return plan if lowest == highest >= 0 else None
 
 
@@ -169,13 +169,13 @@ def _planned_candidates(
     planned: MicroBatchPlan | None, sizes: Sequence[int], modes: Sequence[Recompute]
 ) -> list[MicroBatchPlan]:
     """Return the planned micro-batch and a smaller one: fewer rows, or more recomputation if rows cannot shrink."""
-    if planned is None or planned.size not in sizes:
+    if planned is None or planned.rows not in sizes:
         return []
-    smaller = [size for size in sizes if size < planned.size]
-    if smaller:
-        return [planned, MicroBatchPlan(smaller[-1], planned.recompute)]
+    smaller_sizes = [size for size in sizes if size < planned.rows]
+    if smaller_sizes:
+        return [planned, MicroBatchPlan(smaller_sizes[-1], planned.recompute)]
     stronger_modes = modes[modes.index(planned.recompute) + 1 :]
-    return [planned, *(MicroBatchPlan(planned.size, mode) for mode in stronger_modes[:1])]
+    return [planned, *(MicroBatchPlan(planned.rows, mode) for mode in stronger_modes[:1])]
 
 
 def sizes_to_try(max_rows: int, row_tokens: int, device: torch.device) -> list[int]:
@@ -245,22 +245,22 @@ def _digest(key: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON_OPTIONS))
 
 
-def _save(files: Sequence[Path], plan: MicroBatchPlan, key: Mapping[str, Any]) -> None:
+def _save_plan(files: Sequence[Path], plan: MicroBatchPlan, key: Mapping[str, Any]) -> None:
     for file in files:
-        if _read(file, [plan.recompute]) != plan:
+        if _read_plan(file, [plan.recompute]) != plan:
             write_file(
-                file, orjson.dumps({"size": plan.size, "recompute": plan.recompute, "for": key}, str, _JSON_OPTIONS)
+                file, orjson.dumps({"size": plan.rows, "recompute": plan.recompute, "for": key}, str, _JSON_OPTIONS)
             )
 
 
-def _read(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
+def _read_plan(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
     """Return the result of an earlier search, or None if the file is missing or invalid."""
     try:
         stored = orjson.loads(file.read_bytes())
-        size, mode = int(stored["size"]), stored["recompute"]
+        rows, mode = int(stored["size"]), stored["recompute"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return MicroBatchPlan(size, mode) if size >= 1 and mode in modes else None
+    return MicroBatchPlan(rows, mode) if rows >= 1 and mode in modes else None
 
 
 def _does_not_fit_error(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
@@ -289,13 +289,13 @@ class _Trials:
         With the last mode, return whatever fits, or None.
         """
         for mode in modes:
-            last = mode == modes[-1]
-            candidates = [size for size in sizes if last or size >= enough_rows or size == sizes[-1]]
+            is_last_mode = mode == modes[-1]
+            candidates = [size for size in sizes if is_last_mode or size >= enough_rows or size == sizes[-1]]
             try:
-                candidates, is_ample = self._within_host_memory(candidates, mode)
-                size = candidates[-1] if is_ample else self._largest(candidates, mode)
+                candidates, is_ample = self._limit_to_host_memory(candidates, mode)
+                size = candidates[-1] if is_ample else self._find_largest(candidates, mode)
             except SelectiveUnsupported:
-                if last:
+                if is_last_mode:
                     raise
                 continue
             if size:
@@ -305,11 +305,11 @@ class _Trials:
     def first_that_fits(self, plans: Sequence[MicroBatchPlan]) -> MicroBatchPlan | None:
         for plan in plans:
             with suppress(SelectiveUnsupported):
-                if self._fits(plan.size, plan.recompute):
+                if self._fits(plan.rows, plan.recompute):
                     return plan
         return None
 
-    def _largest(self, sizes: list[int], mode: Recompute) -> int:
+    def _find_largest(self, sizes: list[int], mode: Recompute) -> int:
         """Return the largest size that fits, by binary search, or 0. Each size is tried at most once."""
         if not sizes or self._fits(sizes[-1], mode):
             return sizes[-1] if sizes else 0
@@ -324,9 +324,9 @@ class _Trials:
 
     def _fits(self, rows: int, mode: Recompute) -> bool:
         """True if the size fits on all processes."""
-        return self.all_reduce_min(int(self._fits_here(rows, mode))) == 1
+        return self.all_reduce_min(int(self._fits_on_this_rank(rows, mode))) == 1
 
-    def _fits_here(self, rows: int, mode: Recompute) -> bool:
+    def _fits_on_this_rank(self, rows: int, mode: Recompute) -> bool:
         reserved = self.reserve
         if self.device.type == "cuda":
             reserved += int(_MARGIN_FRACTION * torch.cuda.get_device_properties(self.device).total_memory)
@@ -346,20 +346,20 @@ class _Trials:
             torch.cuda.reset_peak_memory_stats(self.device)  # do not count the ballast as memory of the run
         return fits
 
-    def _within_host_memory(self, sizes: list[int], mode: Recompute) -> tuple[list[int], bool]:
+    def _limit_to_host_memory(self, sizes: list[int], mode: Recompute) -> tuple[list[int], bool]:
         """Return the sizes that fit into host memory, judging by attempts with one row and with two.
 
         Also return True if the largest size needs so little memory that it can be used untried.
         """
         if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET_FILE.exists():
             return sizes, False
-        max_rows, is_ample = self._rows_in_host_memory(mode, sizes[-1])
+        max_rows, is_ample = self._max_rows_in_host_memory(mode, sizes[-1])
         if self.all_reduce_min(int(is_ample)):
             return sizes, True
         max_rows = self.all_reduce_min(max_rows)
         return [size for size in sizes if size <= max_rows], False
 
-    def _rows_in_host_memory(self, mode: Recompute, largest: int) -> tuple[int, bool]:
+    def _max_rows_in_host_memory(self, mode: Recompute, largest: int) -> tuple[int, bool]:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # from torchrun: processes on this host
         release_free_memory()  # otherwise an attempt would reuse free memory and seem to need none
         baseline, free = process_memory("VmRSS"), memory().free // local_world_size - self.reserve
@@ -367,7 +367,7 @@ class _Trials:
         peaks: list[int] = []
         for rows in (1, 2):
             reset_peak_memory()
-            if not self._fits_here(rows, mode):
+            if not self._fits_on_this_rank(rows, mode):
                 return rows - 1, False
             peaks.append(process_memory("VmHWM"))
             release_free_memory()

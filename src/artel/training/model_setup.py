@@ -142,7 +142,7 @@ def set_up_model(
     batch_plan = memory_limit.apply(fitting, strategy.all_reduce_min)
     if batch_plan != fitting:
         logger.info(
-            "micro-batches of %s, not %s: memory ran out in an earlier step of this run", batch_plan.size, fitting.size
+            "micro-batches of %s, not %s: memory ran out in an earlier step of this run", batch_plan.rows, fitting.size
         )
     recomputed = _apply_recompute(model, config, batch_plan)
     compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)
@@ -151,7 +151,7 @@ def set_up_model(
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.fills_blocks(config))
     build_optimizer = optimizer_factory(model, config.train, config.seed)
-    optimizer = strategy.own_optimizer(build_optimizer, batch_plan.size, steps)
+    optimizer = strategy.own_optimizer(build_optimizer, batch_plan.rows, steps)
     if optimizer is None:
         loss_scale = LossScale(world.device) if precision == "fp16" else None
         optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
@@ -163,14 +163,14 @@ def set_up_model(
     chosen = {
         "model": Phrase("{model}, {count:,} parameters", model=model.config.model_type, count=parameters),
         "train.precision": precision,
-        "train.micro_batch": batch_plan.size,
+        "train.micro_batch": batch_plan.rows,
         "train.activation_checkpointing": recomputed,
         "train.compile": compiled.value,
         "loss": loss,
     }
     summary = (
         f"{chosen['model']} · {world.size} {'process' if world.size == 1 else 'processes'} on {world.device.type}, "
-        f"{precision}, micro-batches of {batch_plan.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
+        f"{precision}, micro-batches of {batch_plan.rows}, recomputed: {recomputed}, compiled: {compiled.value}, "
         f"loss: {loss}"
     )
     is_compiled = compiled.value != OFF

@@ -26,7 +26,7 @@ MakeBatches = Callable[[int], list[Batch]]
 
 def local_batches(run: Run, step: int) -> list[Batch]:
     """Return this rank's micro-batches of a step, counted from 0: a pure function of the step (principle 1)."""
-    positions = step_positions(step, run.length.batch, run.length.total)
+    positions = step_positions(step, run.length.batch, run.length.total_samples)
     rows = micro_batches(
         run.samples,
         run.order.at(positions),
@@ -34,7 +34,7 @@ def local_batches(run: Run, step: int) -> list[Batch]:
         rank=run.strategy.dp_rank,
         world_size=run.strategy.dp_degree,
         batch_size=run.length.batch,
-        max_rows=run.batch_plan.size,
+        max_rows=run.batch_plan.rows,
     )
     return [run.objective.batch(micro_batch) for micro_batch in rows]
 

@@ -171,9 +171,9 @@ class TimeTable:
         wall = f"{'wall time':<32} {self.milliseconds:>12.3f}"
         return "\n".join([f"{'':<32} {'ms a step':>12} {'%':>7}", *rows, wall, "", self.text])
 
-    def largest(self, count: int) -> str:
+    def largest(self, num_kinds: int) -> str:
         """Return the largest kinds, in a line."""
-        kinds = sorted(self.kinds.items(), key=lambda item: -item[1])[:count]
+        kinds = sorted(self.kinds.items(), key=lambda item: -item[1])[:num_kinds]
         return ", ".join(f"{kind} {self._percent(value):.0f} %" for kind, value in kinds)
 
     def _percent(self, value: float) -> float:

@@ -24,31 +24,31 @@ class Length:
     samples: int
     """Samples in an epoch."""
     batch: int
-    total: int | None
+    total_samples: int | None
     """Samples in the whole run; None if `train.budget` ends it."""
 
     @classmethod
     def from_config(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
         """`samples`: samples in an epoch. `tokens`: mean tokens per sample."""
-        total: int | None
+        total_samples: int | None
         if train.budget is not None:
-            total = None
+            total_samples = None
         elif train.steps is not None:
-            total = train.steps * train.batch
+            total_samples = train.steps * train.batch
         elif train.tokens is not None:
-            total = math.ceil(train.tokens / tokens)
+            total_samples = math.ceil(train.tokens / tokens)
         else:
-            total = max(1, round((train.epochs or 1.0) * samples))
-        return cls(samples, train.batch, total)
+            total_samples = max(1, round((train.epochs or 1.0) * samples))
+        return cls(samples, train.batch, total_samples)
 
     @property
     def steps(self) -> int | None:
-        return None if self.total is None else ceil_div(self.total, self.batch)
+        return None if self.total_samples is None else ceil_div(self.total_samples, self.batch)
 
     def epoch(self, step: int) -> float:
         """Return the epochs completed after `step` steps."""
         samples = step * self.batch
-        return (samples if self.total is None else min(samples, self.total)) / self.samples
+        return (samples if self.total_samples is None else min(samples, self.total_samples)) / self.samples
 
     def is_due(self, interval: Interval, step: int) -> bool:
         """True if an interval of steps or epochs ends with step number `step` (counted from 1)."""

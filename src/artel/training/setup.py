@@ -102,7 +102,7 @@ def _open_run(
     model = set_up_model(config, tokenizer, objective, samples, world, length.steps)
     strategy, optimizer = model.strategy, model.optimizer
     items = checkpoint_items(optimizer, callbacks)
-    set_reference(objective, store, strategy, world, model.batch_plan.size, folder.reference_outputs, resumes)
+    set_reference(objective, store, strategy, world, model.batch_plan.rows, folder.reference_outputs, resumes)
     progress = load_checkpoint(folder.checkpoints, items) or Progress(store=store.digest)
     if progress.step and progress.store != store.digest:
         raise InputError.at(

@@ -206,8 +206,8 @@ def _compute_shards(
 ) -> None:
     """Compute one shard per rank. If the teacher is sharded, all ranks run the same number of batches."""
     shard = shards[world.rank] if world.rank < len(shards) else None
-    size = micro_batch_size(config, world)
-    max_batches = max(ceil_div(len(shard.samples), size) for shard in shards)
+    batch_rows = micro_batch_size(config, world)
+    max_batches = max(ceil_div(len(shard.samples), batch_rows) for shard in shards)
     started = time.monotonic()
     counts: list[np.ndarray] = []
     arrays: dict[str, list[np.ndarray]] = {}
@@ -216,8 +216,9 @@ def _compute_shards(
 
     def work(teacher: PreTrainedModel) -> torch.Tensor:
         sums = torch.zeros(3, dtype=torch.float64)
-        for number in range(max_batches if model.is_sharded else ceil_div(len(indices), size)):
-            rows = evaluation_rows(samples, indices[number * size : (number + 1) * size], size)
+        num_batches = max_batches if model.is_sharded else ceil_div(len(indices), batch_rows)
+        for start in range(0, num_batches * batch_rows, batch_rows):
+            rows = evaluation_rows(samples, indices[start : start + batch_rows], batch_rows)
             batch_sums, row_counts, outputs = objective.outputs_to_cache(
                 teacher, objective.batch(rows).to(world.device)
             )
@@ -258,8 +259,8 @@ def _complete_folder(
     metadata["note"] = objective.alignment_note(all_answered / max(1, all_targets))
     write_manifest(incomplete, metadata, shards)
     incomplete.rename(folder)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    logger.info("the teacher's outputs are in %s: %s MiB", folder, f"{size / 2**20:,.1f}")
+    total_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    logger.info("the teacher's outputs are in %s: %s MiB", folder, f"{total_bytes / 2**20:,.1f}")
 
 
 def _run_on_first_rank(world: World, work: Callable[[], Result]) -> Result:

@@ -39,24 +39,24 @@ class Shard:
     """Consecutive samples of a split."""
 
     split: str
-    number: int
+    index: int
     start: int
-    stop: int
+    end: int
 
     @property
     def name(self) -> str:
-        return f"{self.split}/{self.number:05d}.safetensors"
+        return f"{self.split}/{self.index:05d}.safetensors"
 
     @property
     def samples(self) -> np.ndarray:
-        return np.arange(self.start, self.stop)
+        return np.arange(self.start, self.end)
 
 
 def split_into_shards(split: str, samples: int, sample_bytes: int) -> list[Shard]:
     """Return the shards of a split, the same for any number of ranks. `sample_bytes`: bytes of the largest sample."""
-    size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), ceil_div(samples, _MIN_SHARDS)))
-    starts = range(0, samples, size)
-    return [Shard(split, index, start, min(start + size, samples)) for index, start in enumerate(starts)]
+    shard_samples = max(1, min(_SHARD_BYTES // max(1, sample_bytes), ceil_div(samples, _MIN_SHARDS)))
+    starts = range(0, samples, shard_samples)
+    return [Shard(split, index, start, min(start + shard_samples, samples)) for index, start in enumerate(starts)]
 
 
 def write_shard(
@@ -80,7 +80,7 @@ def write_manifest(folder: Path, metadata: dict[str, Any], shards: list[Shard]) 
     """Write the manifest of a folder that has all of its shards."""
     entries = {
         shard.name: {
-            "samples": shard.stop - shard.start,
+            "samples": shard.end - shard.start,
             "bytes": (folder / shard.name).stat().st_size,
             "xxh3_128": checksum(folder / shard.name),
         }
@@ -120,12 +120,12 @@ class CachedOutputs:
         self._files = [
             (name, entry) for name, entry in read_manifest(folder)["shards"].items() if name.startswith(f"{split}/")
         ]
-        sizes = [entry["samples"] for _, entry in self._files]
-        self._first_samples = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
+        shard_samples = [entry["samples"] for _, entry in self._files]
+        self._first_samples = np.concatenate([[0], np.cumsum(shard_samples)]).astype(int).tolist()
         self._open_shards: dict[int, tuple[Any, np.ndarray]] = {}
         for name, entry in self._files:
             if not (folder / name).is_file() or (folder / name).stat().st_size != entry["bytes"]:
-                raise _damaged(folder / name, "is missing or has a different size than when it was written")
+                raise _damaged_error(folder / name, "is missing or has a different size than when it was written")
 
     def __len__(self) -> int:
         return int(self._first_samples[-1])
@@ -139,13 +139,13 @@ class CachedOutputs:
                 ends = np.cumsum(opened.get_tensor(_COUNTS_NAME).astype(np.int64))
                 self._open_shards[shard] = opened, np.concatenate([[0], ends])
             file, starts = self._open_shards[shard]  # starts: first target of each sample, int64 (samples + 1,)
-            start, stop = starts[sample - self._first_samples[shard] :][:2]
+            start, end = starts[sample - self._first_samples[shard] :][:2]
             names = (name for name in file.keys() if name != _COUNTS_NAME)  # noqa: SIM118  # not a mapping
-            return {name: file.get_slice(name)[int(start) : int(stop)] for name in names}
+            return {name: file.get_slice(name)[int(start) : int(end)] for name in names}
         except (OSError, SafetensorError) as error:
-            raise _damaged(self.folder / self._files[shard][0], str(error)) from None
+            raise _damaged_error(self.folder / self._files[shard][0], str(error)) from None
 
 
-def _damaged(file: Path, what: str) -> InputError:
+def _damaged_error(file: Path, reason: str) -> InputError:
     fix = f"remove {file.parent.parent}: the teacher will run again, if it still exists"
-    return InputError.at(str(file), what, fix)
+    return InputError.at(str(file), reason, fix)

@@ -173,7 +173,7 @@ def _rows_of_steps(
     samples, batch = data.samples, config.train.batch
     length = None if data.store is None else run_length(config, samples, data.store.train)
     order = None if data.store is None else data.objective.order(data.store.train, len(samples))
-    total = None if length is None else length.total
+    total = None if length is None else length.total_samples
     if length is not None and length.steps is not None:
         steps = min(steps, length.steps)
     for step in range(steps):

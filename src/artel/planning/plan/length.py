@@ -80,9 +80,9 @@ def plan_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
 
 
 def _from_length(length: Length, epoch_tokens: float, note: str, padding: float = 0.0) -> PlannedLength:
-    assert length.total is not None  # a budget has no planned length
+    assert length.total_samples is not None  # a budget has no planned length
     assert length.steps is not None
-    tokens = length.total * epoch_tokens / length.samples
+    tokens = length.total_samples * epoch_tokens / length.samples
     return PlannedLength(length.steps, tokens, epoch_tokens, note, padding)
 
 

@@ -132,7 +132,7 @@ class Saver:
         path = checkpoint_path(self._folder, step)
         try:
             if self._sharded:
-                write_sharded(path, content, first=self._world.first, group=self._group)
+                write_sharded(path, content, is_first=self._world.first, group=self._group)
             else:
                 write_full(path, content)
             if self._world.first:

@@ -122,7 +122,7 @@ def write_full(path: Path, content: CheckpointContent) -> None:
         _write_metadata(partial, content)
 
 
-def write_sharded(path: Path, content: CheckpointContent, *, first: bool, group: dist.ProcessGroup | None) -> None:
+def write_sharded(path: Path, content: CheckpointContent, *, is_first: bool, group: dist.ProcessGroup | None) -> None:
     """Write a checkpoint whose items are sharded. Collective. Rank 0 writes `FIRST_RANK_FILES`.
 
     If the disk refuses, raise WorkError or InputError on every process; on the first one only if it fails at the end.
@@ -130,7 +130,7 @@ def write_sharded(path: Path, content: CheckpointContent, *, first: bool, group:
     with ExitStack() as stack:
         refusal: ArtelError | None = None
         partial = None
-        if first:
+        if is_first:
             try:
                 partial = stack.enter_context(new_folder(path, replace=True))
             except ArtelError as error:
@@ -145,7 +145,7 @@ def write_sharded(path: Path, content: CheckpointContent, *, first: bool, group:
             name: tensor for file in files if file not in FIRST_RANK_FILES for name, tensor in files[file].items()
         }
         write_shards(Path(shared_path), shards, group)
-        if first:
+        if is_first:
             for file in files.keys() & FIRST_RANK_FILES:
                 save_file(_contiguous(files[file]), Path(shared_path) / f"{file}.safetensors")
             _write_metadata(Path(shared_path), content)
@@ -180,7 +180,7 @@ def load_checkpoint(folder: Path, items: list[CheckpointItem]) -> Progress | Non
                 progress = read_progress(path)
                 if path.name != f"step-{progress.step:09d}":
                     raise ValueError(f"{_STATE} is of step {progress.step}")
-                tensors = _read(path, items)
+                tensors = _read_tensors(path, items)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # checksums are right but the content is not; readers raise all types
@@ -208,7 +208,7 @@ def read_progress(path: Path) -> Progress:
     return progress
 
 
-def _read(path: Path, items: list[CheckpointItem]) -> list[Tensors]:
+def _read_tensors(path: Path, items: list[CheckpointItem]) -> list[Tensors]:
     """Return the tensors of each item. Reads weights into the model itself, unless they were gathered for saving."""
     shapes: dict[type[CheckpointItem], dict[str, tuple[torch.Size, torch.dtype]]] = {type(item): {} for item in items}
     for name, stored in stored_shapes(path).items():

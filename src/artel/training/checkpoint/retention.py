@@ -53,9 +53,9 @@ def check_space(folder: Path, expected: int) -> None:
         raise InputError.at(str(folder), message, "free space there, or choose another folder (run=…)")
 
 
-def _format_bytes(count: int) -> str:
+def _format_bytes(num_bytes: int) -> str:
     """Format bytes: 1,500,000 as 1.5 MB."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count / 1000:,.1f} kB"
+    for unit, unit_bytes in (("GB", 10**9), ("MB", 10**6)):
+        if num_bytes >= unit_bytes:
+            return f"{num_bytes / unit_bytes:,.1f} {unit}"
+    return f"{num_bytes / 1000:,.1f} kB"

@@ -154,13 +154,13 @@ class Guard:
         logger.info("step %s: %s; %s. Documents: %s", bad.step, reason, outcome, listed)
         return restored is not None
 
-    def _record(self, run: Run, bad: _PendingStep, what: str, action: str, documents: list[str]) -> None:
+    def _record(self, run: Run, bad: _PendingStep, reason: str, action: str, documents: list[str]) -> None:
         loss = _compute_mean_loss(run, bad.sums) if bad.loss is None else bad.loss  # collective
         if not run.world.first:
             return
-        line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": to_json(what), "did": action}
+        line = {"step": bad.step, "loss": loss, "gradient_norm": float(bad.norm), "what": to_json(reason)}
         lines = JsonLinesFile(run.folder.bad_steps)
-        lines.add(line | {"documents": documents})
+        lines.add(line | {"did": action, "documents": documents})
         lines.close()
 
 
@@ -188,5 +188,5 @@ def _compute_mean_loss(run: Run, sums: torch.Tensor) -> float:
 
 def _document_origins(run: Run, step: int) -> list[str]:
     """Return the origin `file:line` of each document in a step, counted from 1."""
-    samples = run.order.at(step_positions(step - 1, run.length.batch, run.length.total))
+    samples = run.order.at(step_positions(step - 1, run.length.batch, run.length.total_samples))
     return list(dict.fromkeys(name for index in samples for name in run.samples.origins(int(index))))

@@ -47,7 +47,7 @@ def use_less_memory(run: Run) -> None:
     # DeepSpeed's engine cannot discard half a backward pass.
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.memory_limit.lower(smaller)
-        message = f"out of memory on process {run.world.rank} with micro-batches of {old_plan.size}"
+        message = f"out of memory on process {run.world.rank} with micro-batches of {old_plan.rows}"
         raise OutOfMemory.at(step_name, message, f"the same command resumes with {_describe(smaller)}")
     run.strategy.forget_failed_pass()
     if smaller.recompute != old_plan.recompute:
@@ -59,7 +59,7 @@ def use_less_memory(run: Run) -> None:
         torch.cuda.empty_cache()
     run.batch_plan = smaller
     logger.info(
-        "%s: out of memory with micro-batches of %s; tried again with %s", step_name, old_plan.size, _describe(smaller)
+        "%s: out of memory with micro-batches of %s; tried again with %s", step_name, old_plan.rows, _describe(smaller)
     )
     try:
         run.memory_limit.lower(smaller)
@@ -68,7 +68,7 @@ def use_less_memory(run: Run) -> None:
 
 
 def _describe(plan: MicroBatchPlan) -> str:
-    return f"micro-batches of {plan.size}" + (" and all computed again" if plan.recompute == "full" else "")
+    return f"micro-batches of {plan.rows}" + (" and all computed again" if plan.recompute == "full" else "")
 
 
 def _out_of_memory_error(step_name: str, reason: str) -> WorkError:

@@ -38,11 +38,11 @@ _EXIT_SECONDS = 10
 
 
 def main(process: int, rank: int, seconds: float, tick: float, stacks: int, folder: Path) -> None:
-    for number in IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in IGNORED_SIGNALS:
+        signal.signal(signal_number, signal.SIG_IGN)
     silent_seconds, last_check = 0.0, time.monotonic()
     while silent_seconds <= seconds + _EXTRA_TICKS * tick:
-        received = _read(tick)
+        received = _read_ticks(tick)
         if received == b"" or os.getppid() != process:
             return
         now = time.monotonic()
@@ -65,9 +65,9 @@ def stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-process-{rank}.txt"
 
 
-def headline(rank: int, what: str) -> str:
+def headline(rank: int, event: str) -> str:
     """Return the first line of the report."""
-    return f"process {rank} on {socket.gethostname()}: {what}"
+    return f"process {rank} on {socket.gethostname()}: {event}"
 
 
 def write(file: Path, line: str, stacks: int) -> None:
@@ -83,7 +83,7 @@ def print_headline(line: str, file: Path) -> None:
     print(f"artel: {line}\n    stacks of its threads: {path}", file=sys.stderr, flush=True)
 
 
-def _read(limit: float) -> bytes | None:
+def _read_ticks(limit: float) -> bytes | None:
     """Return bytes from the watchdog, b"" if its process has ended, or None if nothing came for `limit` seconds."""
     ready, _, _ = select.select([sys.stdin.fileno()], [], [], limit)
     return os.read(sys.stdin.fileno(), 4096) if ready else None
@@ -93,7 +93,7 @@ def _has_ended() -> bool:
     """True if the process ends within _EXIT_SECONDS."""
     end = time.monotonic() + _EXIT_SECONDS
     while time.monotonic() < end:
-        if _read(end - time.monotonic()) == b"":
+        if _read_ticks(end - time.monotonic()) == b"":
             return True
     return False
 

@@ -49,17 +49,17 @@ def drop_lines_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     with disk_errors(path.parent), path.open("r+b") as file:
-        size, line = 0, b"\n"
+        valid_bytes, line = 0, b"\n"
         while (next_line := file.readline()) and _is_before(next_line, step):
-            size, line = size + len(next_line), next_line
+            valid_bytes, line = valid_bytes + len(next_line), next_line
         lines_to_keep = [line for line in file if _is_before(line, step)]
         if not lines_to_keep:
-            file.truncate(size)
+            file.truncate(valid_bytes)
             if not line.endswith(b"\n"):
-                file.seek(size)
+                file.seek(valid_bytes)
                 file.write(b"\n")
             return
-    write_file(path, path.read_bytes()[:size] + b"".join(line.rstrip(b"\n") + b"\n" for line in lines_to_keep))
+    write_file(path, path.read_bytes()[:valid_bytes] + b"".join(line.rstrip(b"\n") + b"\n" for line in lines_to_keep))
 
 
 def _is_before(line: bytes, step: int) -> bool:

@@ -64,7 +64,7 @@ class MlflowTracker(Tracker):
         tables = orjson.dumps([{"path": _SAMPLES, "type": "table"}]).decode()
         self._client.set_tag(self._id, "mlflow.loggedArtifacts", tables)
         self._submit(self._client.log_artifact, self._id, str(folder.config))
-        send_earlier(self, folder, step, lambda kind, number: (kind, number) in self._sent)
+        send_earlier(self, folder, step, lambda kind, line_step: (kind, line_step) in self._sent)
 
     def log_training(self, metrics: Metrics) -> None:
         self._log("training", add_prefix("train", metrics), metrics["step"])
@@ -152,8 +152,8 @@ def _start_run(client: MlflowClient, name: str, config: RunConfig) -> Run:
     run = client.create_run(experiment, run_name=name)
     values = hide_secrets(config.model_dump(mode="json", by_alias=True))
     params = [Param(key, value) for key, value in _flatten(values)]
-    for first in range(0, len(params), 100):  # at most 100 per request
-        client.log_batch(run.info.run_id, params=params[first : first + 100])
+    for start in range(0, len(params), 100):  # at most 100 per request
+        client.log_batch(run.info.run_id, params=params[start : start + 100])
     return run
 
 

@@ -56,7 +56,7 @@ class Tracker:
     def on_step(self, step: int) -> None:
         """Record that a step is done. Called after every step, so it must be cheap."""
 
-    def show_progress(self, what: str, fraction: float | None = None) -> None:
+    def show_progress(self, activity: str, fraction: float | None = None) -> None:
         """Show work between steps (evaluating, compiling), and the fraction done, from 0 to 1."""
 
     def hint(self) -> str:
@@ -68,8 +68,8 @@ class Tracker:
 
 def add_prefix(group: str, metrics: Metrics) -> Metrics:
     """Return the numbers among `metrics`, with the names used by all trackers: `train/loss`, `validation/loss`."""
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "step"}
-    return {f"{group}/{name}": value for name, value in numbers.items()}
+    scalars = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "step"}
+    return {f"{group}/{name}": value for name, value in scalars.items()}
 
 
 def validation_row(metrics: Metrics, training_loss: float | None) -> dict[str, str]:
@@ -123,13 +123,14 @@ def send_earlier(tracker: Tracker, folder: RunFolder, step: int, has: Callable[[
     `has(kind, step)` is True if the tracker has a line; kind is training, validation, tasks or samples.
     """
     metrics = ((line["step"], 0, line) for line in _read_lines(folder.metrics))
-    samples = ((number, 1, list(lines)) for number, lines in groupby(_read_lines(folder.samples), itemgetter("step")))
-    for number, is_samples, content in heapq.merge(metrics, samples, key=itemgetter(0, 1)):
-        if number > step:
+    lines_by_step = groupby(_read_lines(folder.samples), itemgetter("step"))
+    samples = ((line_step, 1, list(lines)) for line_step, lines in lines_by_step)
+    for line_step, is_samples, content in heapq.merge(metrics, samples, key=itemgetter(0, 1)):
+        if line_step > step:
             return
         kinds = [kind for kind in ("validation", "tasks") if kind in content]
         kind = "samples" if is_samples else (*kinds, "training")[0]
-        if not has(kind, number):
+        if not has(kind, line_step):
             send: Callable[[Any], None] = getattr(tracker, f"log_{kind}")
             send(content)
 

@@ -80,9 +80,9 @@ class Trackers:
     def on_step(self, step: int) -> None:
         self._call_all("on_step", step)
 
-    def show_progress(self, what: str, fraction: float | None = None) -> None:
-        self.doing = what
-        self._call_all("show_progress", what, fraction)
+    def show_progress(self, activity: str, fraction: float | None = None) -> None:
+        self.doing = activity
+        self._call_all("show_progress", activity, fraction)
 
     def on_finish(self, make_report: Callable[[], str | None]) -> None:
         """Record that the run is done. `make_report` returns its HTML page or None, and is called only if needed."""
@@ -193,8 +193,8 @@ class ConsoleTracker(Tracker):
         if not self._bar.disable and (self._is_due(self._bar_seconds) or step == self._steps):
             self._bar.update(self._task, description="training", completed=self._completed(step))
 
-    def show_progress(self, what: str, fraction: float | None = None) -> None:
-        text = what if fraction is None else f"{what} {fraction:.0%}"
+    def show_progress(self, activity: str, fraction: float | None = None) -> None:
+        text = activity if fraction is None else f"{activity} {fraction:.0%}"
         if not self._bar.disable:
             self._bar.update(self._task, description=text, completed=self._completed(self._step))
         elif self._is_due(self._line_seconds):
@@ -221,10 +221,10 @@ class ConsoleTracker(Tracker):
         """Return the time left: of the budget, or at the pace since the first step, including validations."""
         if self._budget is not None:
             return f" · {timedelta(seconds=max(0, round((1 - self._used_fraction) * self._budget)))} left"
-        first, end_of_first = self._first_step or (step, 0.0)
-        if self._steps is None or step <= first or step >= self._steps:
+        first_step, first_step_end = self._first_step or (step, 0.0)
+        if self._steps is None or step <= first_step or step >= self._steps:
             return ""
-        seconds = (time.monotonic() - end_of_first) / (step - first) * (self._steps - step)
+        seconds = (time.monotonic() - first_step_end) / (step - first_step) * (self._steps - step)
         return f" · {timedelta(seconds=round(seconds))} left"
 
     def _is_due(self, seconds: float) -> bool:
@@ -271,9 +271,9 @@ class NotebookTracker(Tracker):
         self._step = step
         self._bar.update(self._completed())
 
-    def show_progress(self, what: str, fraction: float | None = None) -> None:
+    def show_progress(self, activity: str, fraction: float | None = None) -> None:
         self._bar.update(
-            self._completed(), force_update=True, comment=what if fraction is None else f"{what} {fraction:.0%}"
+            self._completed(), force_update=True, comment=activity if fraction is None else f"{activity} {fraction:.0%}"
         )
 
     def log_training(self, metrics: Metrics) -> None:

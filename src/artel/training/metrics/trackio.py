@@ -52,7 +52,7 @@ class TrackioTracker(Tracker):
         save_id(folder, self.package, self._name)
         self._log_file(folder.config, "run-file")
         if replaces or not earlier:
-            send_earlier(self, folder, step, lambda kind, number: False)
+            send_earlier(self, folder, step, lambda kind, line_step: False)
 
     def log_training(self, metrics: Metrics) -> None:
         self._run.log(add_prefix("train", metrics), step=metrics["step"])

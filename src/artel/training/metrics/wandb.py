@@ -62,7 +62,7 @@ class WandbTracker(Tracker):
         self._is_done = False
         self._files: list[Path] = []
         self._log_file(folder.config)
-        send_earlier(self, folder, step, lambda kind, number: number < self._first_step)
+        send_earlier(self, folder, step, lambda kind, line_step: line_step < self._first_step)
 
     def log_training(self, metrics: Metrics) -> None:
         self._log(add_prefix("train", metrics), metrics["step"])

@@ -27,14 +27,14 @@ def hold_in_bf16(model: PreTrainedModel) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
-def round_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def round_to_bf16(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Round each float32 number to one of its two bf16 neighbours, at random, so that its expected value is kept.
 
     bf16 is the upper half of float32: a random number of 16 bits, added to the lower half, carries into the upper one
     with exactly that probability, away from zero for either sign.
     """
-    noise = torch.randint(0, 1 << 16, numbers.shape, generator=generator, device=numbers.device, dtype=torch.int32)
-    return ((numbers.view(torch.int32) + noise) & -65536).view(torch.float32).to(torch.bfloat16)
+    noise = torch.randint(0, 1 << 16, values.shape, generator=generator, device=values.device, dtype=torch.int32)
+    return ((values.view(torch.int32) + noise) & -65536).view(torch.float32).to(torch.bfloat16)
 
 
 class RoundedAdamW(torch.optim.Optimizer):
@@ -59,7 +59,7 @@ class RoundedAdamW(torch.optim.Optimizer):
             if parameter.grad is not None:
                 self._step(index, parameter, group)
 
-    def _step(self, number: int, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _step(self, index: int, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -84,6 +84,6 @@ class RoundedAdamW(torch.optim.Optimizer):
             maximize=False,
         )
         state["step"] += 1
-        seed = xxhash.xxh3_64_intdigest(f"rounding:{self._seed}:{number}:{state['step']}".encode()) >> 1
+        seed = xxhash.xxh3_64_intdigest(f"rounding:{self._seed}:{index}:{state['step']}".encode()) >> 1
         generator = torch.Generator(weight.device).manual_seed(seed)
         parameter.copy_(round_to_bf16(weight, generator))
