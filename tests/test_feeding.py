@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import closing
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_steps_come_in_order_and_no_more_than_depth_are_made_ahead():
         made.append(step)
         return batches(step)
 
-    with BatchThread(make, 3, 20, CPU, depth=2) as ahead:
+    with closing(BatchThread(make, 3, 20, CPU, depth=2)) as ahead:
         wait_until(lambda: made == [3, 4])
         for step in range(3, 20):
             (batch,) = ahead.take(step)
@@ -51,7 +52,7 @@ def test_they_are_made_while_the_step_runs():
         made.append(step)
         return batches(step)
 
-    with BatchThread(make, 0, 4, CPU) as ahead:
+    with closing(BatchThread(make, 0, 4, CPU)) as ahead:
         ahead.take(0)
         wait_until(lambda: made == [0, 1, 2])  # there was no place for 2 before 0 was taken
         for step in (1, 2):  # they wait for nothing that is still being made
@@ -62,7 +63,7 @@ def test_they_are_made_while_the_step_runs():
 
 
 def test_only_the_next_step_can_be_taken():
-    with BatchThread(batches, 0, 2, CPU) as ahead:
+    with closing(BatchThread(batches, 0, 2, CPU)) as ahead:
         with pytest.raises(ValueError, match="0 comes next"):
             ahead.take(1)
         ahead.take(0)
@@ -96,7 +97,7 @@ def test_closed_interrupted_or_forgotten_the_thread_ends():
     ahead.close()  # once more is nothing
 
     def interrupted():
-        with BatchThread(batches, 0, 10**9, CPU) as ahead:
+        with closing(BatchThread(batches, 0, 10**9, CPU)) as ahead:
             ahead.take(0)
             raise KeyboardInterrupt
 

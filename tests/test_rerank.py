@@ -121,7 +121,7 @@ def pairs_in(objective, part, rows, columns):
     return [
         [(decode(query).strip(), decode(document).strip()) for document in documents]
         for row in range(part.samples)
-        for query, *documents in [objective._documents(rows, row, columns)]
+        for query, *documents in [objective._read_documents(rows, row, columns)]
     ]
 
 

@@ -51,7 +51,7 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     (validation, generation) nothing changes. If uncompiled layers modify in place a result that `selective` saves, the
     first forward pass raises SelectiveUnsupported.
     """
-    layers = _layers(model)
+    layers = _find_layers(model)
     for layer in layers:
         layer.__dict__.pop("forward", None)
     if _HOOK_ATTRIBUTE in model.__dict__:
@@ -69,7 +69,7 @@ def recompute(model: PreTrainedModel, mode: Recompute) -> str:
     return Phrase("{mode}, {count} layers", mode=mode, count=len(layers))
 
 
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
+def _find_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the outermost layers that transformers can checkpoint."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     inner_modules = {id(module) for layer in layers for module in layer.modules() if module is not layer}

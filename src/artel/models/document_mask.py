@@ -84,7 +84,8 @@ def _masks(
     """Convert `visible`, bool (rows, 1, length, length), to the form that the model's attention takes."""
     implementation = model.config._attn_implementation
     config = model.config.get_text_config()
-    window, layers = getattr(config, "sliding_window", None), set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    layers = set(getattr(config, "layer_types", None) or ())
     if implementation == NAME or window is None or (layers and _WINDOW not in layers):
         # No window, or artel's attention, which reads it from each layer.
         return _bool_or_additive(visible, model.dtype, implementation)

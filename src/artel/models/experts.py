@@ -76,7 +76,7 @@ def compute_experts_in_autocast(model: PreTrainedModel) -> None:
 
 @contextmanager
 def low_rank_change(experts: nn.Module, parameter: str, change: LowRank) -> Iterator[None]:
-    """Inside the block `experts_forward` computes as if `change` were added to that parameter of `experts`."""
+    """Make `experts_forward` compute as if `change` were added to this parameter of `experts`, inside the block."""
     old_changes = _low_rank_changes(experts)
     vars(experts)["artel_changes"] = {**old_changes, parameter: (*old_changes.get(parameter, ()), change)}
     try:

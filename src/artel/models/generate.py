@@ -31,13 +31,13 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     repetition_penalty: float = 1.0
-    """For tokens in the prompt or the text so far: positive logits are divided by it, negative ones multiplied."""
+    """Divides positive logits and multiplies negative ones, for tokens in the prompt or the text so far."""
     beams: int | None = None
     """Beams at temperature 0, for models with beam search; None: from the model's generation_config."""
 
     @property
     def options(self) -> SamplingOptions:
-        """The same settings for a `Sampler`, which does not count tokens."""
+        """These settings for a `Sampler`, which does not count tokens."""
         return SamplingOptions(
             temperature=self.temperature,
             top_p=self.top_p,

@@ -43,7 +43,7 @@ class PositionLogits:
             self._outputs, head = _run_at_positions(model, inputs, positions)
             self._head = None
             if head is not None:
-                self._head = ChunkedHead(*_arguments(self._outputs, head), (False, False, False))
+                self._head = ChunkedHead(*_chunked_head_arguments(self._outputs, head), (False, False, False))
 
     def read(self, chunk: slice) -> torch.Tensor:
         """Return the logits of a chunk, float32 (count, vocabulary)."""
@@ -69,7 +69,7 @@ def loss_of_logits(
     with profiler_range("artel: loss"):
         if head is None:
             return loss(outputs.float(), slice(0, len(outputs)))
-        sums: torch.Tensor = _LogitsLoss.apply(*_arguments(outputs, head), loss, num_sums)
+        sums: torch.Tensor = _LogitsLoss.apply(*_chunked_head_arguments(outputs, head), loss, num_sums)
         return sums
 
 
@@ -83,7 +83,7 @@ def _run_at_positions(
     return outputs.flatten(0, 1)[positions], head
 
 
-def _arguments(
+def _chunked_head_arguments(
     hidden: torch.Tensor, head: torch.nn.Linear
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, HeadSettings]:
     """Return the first arguments of `ChunkedHead`: hidden states, weight, bias, settings of the head's matmul."""

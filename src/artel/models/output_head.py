@@ -40,7 +40,7 @@ def trust_output_head(model: PreTrainedModel) -> None:
 
 @contextmanager
 def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
-    """Inside the block the model of `head` returns the inputs of its head as logits. None changes nothing."""
+    """Make the model of `head` return the inputs of its head as logits, inside the block. None changes nothing."""
     if head is None:
         yield
         return

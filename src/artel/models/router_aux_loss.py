@@ -39,7 +39,7 @@ def get_router_aux_loss(model: PreTrainedModel) -> RouterAuxLoss | None:
     """
     if model not in _LOSSES:
         coefficient = getattr(model.config.get_text_config(), _KEY, None)
-        routers = _routers(model)
+        routers = _find_routers(model)
         if coefficient and routers:
             # Compiled layers with activation checkpointing then record their routers only in the forward pass.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
@@ -146,7 +146,7 @@ class _AttachedLoss(torch.autograd.Function):
         return grad_outputs[0], torch.ones_like(loss)
 
 
-def _routers(model: PreTrainedModel) -> dict[nn.Module, int]:
+def _find_routers(model: PreTrainedModel) -> dict[nn.Module, int]:
     """Return the model's routers with the index of the logits in their output, as declared in transformers."""
     recorded = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", [])
     specs = recorded if isinstance(recorded, list) else [recorded]

@@ -26,7 +26,7 @@ class SamplingOptions:
     """0 takes the most likely token."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 for all."""
+    """0 allows all tokens."""
     min_p: float = 0.0
     """Excludes tokens less likely than this fraction of the most likely one (Nguyen et al. 2024)."""
     presence_penalty: float = 0.0
@@ -34,11 +34,11 @@ class SamplingOptions:
     frequency_penalty: float = 0.0
     """Subtracted once for each time a token occurs in the answer so far."""
     repetition_penalty: float = 1.0
-    """For tokens in prompt and answer: positive logits are divided by it, others multiplied (Keskar et al. 2019)."""
+    """Divides positive logits and multiplies others, for tokens in prompt and answer (Keskar et al. 2019)."""
     logit_bias: dict[int, float] = field(default_factory=dict)
     """Added to the logits of tokens by id."""
     seed: int | None = None
-    """None for a different answer each time."""
+    """None gives a different answer each time."""
     logprobs: int | None = None
     """The number of most likely tokens to return with each token; None for no log-probabilities."""
 
@@ -49,7 +49,7 @@ class Token:
 
     id: int
     logprob: float | None = None
-    """From the model's distribution, before penalties and temperature."""
+    """Log-probability in the model's distribution, before penalties and temperature."""
     top: tuple[tuple[int, float], ...] = ()
     """The most likely tokens (id, logprob)."""
 

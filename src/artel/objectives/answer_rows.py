@@ -133,7 +133,7 @@ class _Segment:
     branches: np.ndarray
     positions: np.ndarray
     predictions: list[tuple[np.ndarray, np.ndarray]]
-    """For each answer the positions in the segment that predict its tokens, and the tokens."""
+    """(positions in the segment that predict an answer's tokens, the tokens) of each answer."""
 
     @classmethod
     def from_answers(cls, answers: Sequence[Answer]) -> _Segment:

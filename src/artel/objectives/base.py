@@ -41,11 +41,11 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     auto_class: ClassVar[str]
     """The transformers class with the right head: AutoModelForCausalLM."""
     learns_from: ClassVar[tuple[str, ...]]
-    """Kinds of records it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
+    """Kinds of records, as formats declare them: text, pairs, questions, conversations, preferences."""
     presentation: ClassVar[Presentation] = Presentation("")
-    """Its description in `artel new` and on model cards."""
+    """Description in `artel new` and on model cards."""
     section: ClassVar[str] = ""
-    """Its section of the run file; empty if it has none."""
+    """Name of its section in the run file; empty if it has none."""
     generates: ClassVar[bool] = False
     """True if its models generate text token by token, as `artel chat` and lm-eval need."""
     inserts_date: bool = False
@@ -67,7 +67,7 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     prompts_problem: ClassVar[tuple[str, str] | None] = None
     """(problem, fix) if a run cannot have `validate.prompts`; None if it can."""
     metric_directions: ClassVar[dict[str, Direction]]
-    """Its metrics, and the direction in which each improves."""
+    """Names of its metrics, and the direction in which each improves."""
 
     @classmethod
     def for_run(cls, config: RunConfig) -> type[Objective]:
@@ -76,12 +76,12 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
 
     @classmethod
     def settings(cls, config: RunConfig) -> dict[str, Any] | None:
-        """Return its section of the run file as plain values."""
+        """Return the objective's section of the run file as plain values."""
         return getattr(config, cls.section).model_dump(mode="json") if cls.section else None
 
     @classmethod
     def store_settings(cls, config: RunConfig) -> Any:
-        """Return the settings that shape its samples beside sources, tokenizer and seed: part of the store's key.
+        """Return the settings that shape the samples beside sources, tokenizer and seed: part of the store's key.
 
         By default all of its section, and the block length unless texts are cut into blocks when they are read.
         """
@@ -113,7 +113,8 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
         """Return the problems of the run file under this objective. Called before any text is read."""
-        best, problems = config.checkpoint.best, []
+        problems = []
+        best = config.checkpoint.best
         if best is not None and best not in cls.metric_directions and not ("/" in best and config.validate_.tasks):
             fix = f"write one of: {', '.join(cls.metric_directions)}; TASK/METRIC of a task in validate.tasks; or null"
             problems.append(Problem("checkpoint.best", f"{best!r} is not a metric of this objective", fix))
@@ -132,7 +133,8 @@ class Objective(RecordHooks, ModelHooks, EvaluationHooks, TeacherHooks, GlobalBa
     @classmethod
     def _packing_problems(cls, config: RunConfig) -> list[Problem]:
         """Return problems with packing options that need packed samples."""
-        data, problems = config.data, []
+        problems = []
+        data = config.data
         reason = "does not apply: each sample has its own row"
         if data.packing == "best_fit" and not cls.packs_samples:
             problems.append(Problem("data.packing", f"best_fit {reason}", "remove it"))

@@ -174,7 +174,7 @@ class Chat(Objective, Decoding):
         rendered = self._writer.write(filtered, tools)
         num_omitted = sum(bool(message.thought) for message in messages) - rendered.thoughts
         counts = {"thoughts_left_out": num_omitted} if num_omitted else {}
-        sample = self._sample(filtered, rendered)
+        sample = self._make_sample(filtered, rendered)
         if not _has_targets(sample):
             raise ConversationError("no turn is a target (chat.train_on, loss_weight)")
         block = self.config.data.block
@@ -193,7 +193,7 @@ class Chat(Objective, Decoding):
             return self._split(filtered, tools, counts)
         return DroppedRecord("longer_than_block")
 
-    def _sample(self, messages: Sequence[Message], rendered: RenderedConversation) -> Sample:
+    def _make_sample(self, messages: Sequence[Message], rendered: RenderedConversation) -> Sample:
         """Return ids, and flags uint8 (tokens,): 1 for learned tokens."""
         train_on = self.config.chat.train_on
         last = max(index for index, message in enumerate(messages) if message.role == "assistant")
@@ -218,7 +218,7 @@ class Chat(Objective, Decoding):
                 turns = [message for exchange in exchanges[start : end + 1] for message in exchange]
                 if any(message.role == "assistant" for message in turns):
                     messages = [*system, *turns]
-                    candidate = self._sample(messages, self._writer.write(messages, tools))
+                    candidate = self._make_sample(messages, self._writer.write(messages, tools))
                     if len(candidate.ids) > self.config.data.block:
                         break
                     longest = candidate
@@ -281,9 +281,9 @@ class Chat(Objective, Decoding):
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """Return the answer to a user's message."""
-        return Reply(self._answer(model, prompt, sampling))
+        return Reply(self._generate_answer(model, prompt, sampling))
 
-    def _answer(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+    def _generate_answer(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         from artel.models.generate import generate_from_ids
         from artel.models.loading.structure import position_limit
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from artel.tokens.tokenizer.chat_template import TurnEnd
 
 _PROMPT_WORDS = 4
-"""Words of a prompt taken from the training text."""
+"""Number of words that an example prompt takes from the training text."""
 _PROMPT_TOKENS = 100
-"""Tokens decoded to find them."""
+"""Number of tokens decoded to find these words."""
 _MAX_EXAMPLE_TOKENS = 40
 _MAX_EXAMPLE_WORDS = 12
 

@@ -28,7 +28,7 @@ class RecordHooks:
 
     section: ClassVar[str]
     decided_by_records: ClassVar[tuple[str, ...]] = ()
-    """Keys of its section whose `auto` is decided from the records before tokenization: labels."""
+    """Keys of the section whose `auto` is decided from the records before tokenization: labels."""
 
     @classmethod
     def undecided(cls, config: RunConfig) -> list[str]:
@@ -45,7 +45,7 @@ class RecordHooks:
 
     @classmethod
     def has_classes(cls, config: RunConfig) -> bool:
-        """True if its records have labels, so that validation holds out a fraction per label."""
+        """True if the records have labels. Validation then holds out a fraction per label."""
         return False
 
     def review(self, observed: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -209,12 +209,12 @@ class Teacher:
     """A frozen model that the loss learns from beside the data."""
 
     model: str
-    """Its folder, or a hub id."""
+    """Folder or hub id of the model."""
     settings: dict[str, Any] | None
     """Settings that its outputs depend on, beside store and weights. Outputs are computed before training and cached.
     None: the teacher stays in memory during training."""
     bytes_per_target: int = 0
-    """Size of the cached outputs."""
+    """Bytes of the cached outputs for each target."""
     reads_text: bool = False
     """True if it reads the text of the samples with its own tokenizer. Its outputs then depend on that tokenizer."""
 

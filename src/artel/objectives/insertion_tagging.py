@@ -84,7 +84,7 @@ class InsertionTagging(Objective, Decoding):
             elif len(encoded.ids) + self._frame.size > self.config.data.block:
                 yield DroppedRecord("longer_than_block")
             else:
-                yield DocumentSamples([self._sample(record.fields.input, encoded, inserted)])
+                yield DocumentSamples([self._make_sample(record.fields.input, encoded, inserted)])
 
     def _align(self, pair: Pair, encoded: Encoding) -> dict[int, int] | None:
         """Return the tokens to insert, by the preceding input token; None if the output is not made by insertions."""
@@ -110,7 +110,7 @@ class InsertionTagging(Objective, Decoding):
             self._single_token_ids[text] = None if token_id == self.tokenizer.hf.unk_token_id else token_id
         return self._single_token_ids[text]
 
-    def _sample(self, text: str, encoded: Encoding, inserted: dict[int, int]) -> Sample:
+    def _make_sample(self, text: str, encoded: Encoding, inserted: dict[int, int]) -> Sample:
         by_rule = {encoded.token_range(index, index + 1)[1] for index in comma_positions(text)}
         ids, flags = list(self._frame.before), [0] * len(self._frame.before)
         for token, token_id in enumerate(encoded.ids.tolist()):

@@ -74,7 +74,8 @@ class Masked(Texts, Decoding):
         return problems
 
     def example_prompt(self, samples: Samples | None) -> str:
-        prompt, mask = super().example_prompt(samples), self.tokenizer.hf.mask_token
+        prompt = super().example_prompt(samples)
+        mask = self.tokenizer.hf.mask_token
         return prompt if mask in prompt else f"{prompt} {mask}"
 
     def model_card_code(self) -> str:
@@ -102,12 +103,12 @@ class Masked(Texts, Decoding):
             visible, labels = self.mask_tokens(
                 rows.ids[row, : len(documents)], int(rows.epochs[row]), int(rows.indices[row])
             )
-            text_range, end = slice(len(before), len(before) + len(documents)), len(documents) + self._frame.size
+            end = len(documents) + self._frame.size
             ids[row, :end] = np.concatenate([before, visible, after])
             # The frame's special tokens belong to the first and the last document.
             numbers[row, :end] = np.pad(documents, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
-                targets[row, text_range] = labels
+                targets[row, len(before) : len(before) + len(documents)] = labels
         tensors = as_tensors({"input_ids": ids}) | target_tensors(targets)
         if rows.flags is not None:
             tensors |= document_tensors(numbers if self.isolated_documents else np.minimum(numbers, 1))
@@ -116,8 +117,9 @@ class Masked(Texts, Decoding):
     def token_views(self, rows: Rows) -> list[TokenView]:
         tensors = self.batch(rows).tensors
         text_tokens = len(rows.ids[0]) if rows.flags is None else int(np.count_nonzero(document_numbers(rows.flags[0])))
-        read = slice(text_tokens + self._frame.size)
-        return [TokenView(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
+        without_padding = slice(text_tokens + self._frame.size)
+        ids, targets = (tensors[name][0, without_padding].numpy() for name in ("input_ids", "targets"))
+        return [TokenView(ids, targets)]
 
     def mask_tokens(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids that the model sees, targets). Depends only on the run's seed, the epoch and the sample.
@@ -145,9 +147,9 @@ class Masked(Texts, Decoding):
             return random.permutation(candidates)[:count]
         # Whole words in random order, as many as fit into the count. The first word is chosen at any length.
         words = np.cumsum(self._word_starts[ids])[candidates]
-        word_numbers, sizes = np.unique(words, return_counts=True)
+        word_numbers, word_lengths = np.unique(words, return_counts=True)
         shuffled = random.permutation(len(word_numbers))
-        chosen_words = shuffled[np.cumsum(sizes[shuffled]) <= count]
+        chosen_words = shuffled[np.cumsum(word_lengths[shuffled]) <= count]
         return candidates[np.isin(words, word_numbers[chosen_words if len(chosen_words) else shuffled[:1]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:

@@ -84,7 +84,7 @@ class PreferenceOptimization(Objective):
         return f"{self._preference.loss}, beta {self._beta:g}"
 
     def check(self, model: PreTrainedModel) -> None:
-        """Also decide whether answers to one prompt share a row: only if the model supports it."""
+        """Let answers to one prompt share a row if the model supports it."""
         from artel.models.document_mask import obeys_shared_prefixes
 
         self._shares_prompts = obeys_shared_prefixes(model)
@@ -97,7 +97,7 @@ class PreferenceOptimization(Objective):
 
     @property
     def decoding(self) -> Chat:
-        """Its models answer like those of `chat`."""
+        """The decoding of `chat`, whose models answer in the same way."""
         return self._chat
 
     def output_ids(self, sample: Sample) -> np.ndarray | None:

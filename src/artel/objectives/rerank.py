@@ -86,7 +86,7 @@ class Rerank(Objective, Decoding):
 
     @property
     def head_config(self) -> dict[str, Any]:
-        """One output, of which other libraries take the sigmoid, too."""
+        """One output. Other libraries also apply a sigmoid to it."""
         return score_config("relevance", None, self.tokenizer)
 
     def demo_command(self, folder: str, samples: Samples | None) -> str:
@@ -138,7 +138,7 @@ class Rerank(Objective, Decoding):
         labels[:, 0] = np.nan_to_num(read_scores(rows.numbers), nan=1.0)
         pairs = []
         for row in range(len(rows.ids)):
-            query, *documents = self._documents(rows, row, columns) if rows.valid[row] else [rows.ids[row, :1]]
+            query, *documents = self._read_documents(rows, row, columns) if rows.valid[row] else [rows.ids[row, :1]]
             present[row, : len(documents)] = True
             pairs += [self._writer.row(query, document) for document in documents]
             pairs += [(rows.ids[row, :1], np.zeros(1, dtype=np.int64))] * (columns - len(documents))
@@ -167,7 +167,7 @@ class Rerank(Objective, Decoding):
         """Return the negative sampler of the rows' split; None for the made-up rows of a plan."""
         return self._samplers[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
 
-    def _documents(self, rows: Rows, row: int, columns: int) -> list[np.ndarray]:
+    def _read_documents(self, rows: Rows, row: int, columns: int) -> list[np.ndarray]:
         """Return a sample's query and its documents, the matching document first."""
         assert rows.flags is not None
         length, index, epoch = (int(array[row]) for array in (rows.lengths, rows.indices, rows.epochs))
@@ -183,7 +183,7 @@ class Rerank(Objective, Decoding):
 
     def token_views(self, rows: Rows) -> list[TokenView]:
         """Return the query with each document. No token is predicted."""
-        query, *documents = self._documents(rows, 0, self._num_documents(rows))
+        query, *documents = self._read_documents(rows, 0, self._num_documents(rows))
         score = float(np.nan_to_num(read_scores(rows.numbers[:1]), nan=1.0)[0])
         goals = [f"the probability {score:g}", "the probability 0"]
         if self._rerank.loss == "listwise":
@@ -216,7 +216,8 @@ class Rerank(Objective, Decoding):
             masked = scores.masked_fill(~present & in_loss[:, None], -torch.inf)
             losses = -masked.log_softmax(dim=1)[:, 0]
         else:
-            losses, in_loss = F.binary_cross_entropy_with_logits(scores, labels, reduction="none"), present
+            losses = F.binary_cross_entropy_with_logits(scores, labels, reduction="none")
+            in_loss = present
         sums = torch.stack([torch.where(in_loss, losses, 0.0).sum(), in_loss.sum().float()])
         return sums, F.pad(outputs, (0, len(self.outputs) - outputs.shape[1]), value=torch.nan)
 

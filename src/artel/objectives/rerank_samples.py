@@ -156,13 +156,13 @@ class NegativeSampler:
                 document = int(self._documents[index])
                 if document not in known:
                     known.add(document)
-                    if not negative_bytes or self._document(index).tobytes() not in negative_bytes:
+                    if not negative_bytes or self._read_document(index).tobytes() not in negative_bytes:
                         chosen.append(index)
                 if len(chosen) == count:
-                    return [self._document(index) for index in chosen]
-        return [self._document(index) for index in chosen]
+                    return [self._read_document(index) for index in chosen]
+        return [self._read_document(index) for index in chosen]
 
-    def _document(self, index: int) -> np.ndarray:
+    def _read_document(self, index: int) -> np.ndarray:
         sample = self._split.sample(index)
         assert sample.flags is not None
         return sample.ids[sample.flags == DOCUMENT_FLAG]

@@ -104,10 +104,7 @@ class SequenceToSequence(Objective, Decoding):
     # the model
 
     def model_request(self, model: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
-        """Return the request.
-
-        The decoder of a new model starts with its architecture's default token, usually padding.
-        """
+        """Return the request. A new decoder starts with its architecture's default token, usually padding."""
         if model.from_ is not None:
             return super().model_request(model, block, seed)
         request = super().model_request(model, max(block, self._framing.max_output_tokens), seed)

@@ -134,15 +134,14 @@ _BATCH_ROWS = 16  # texts generated at a time
 
 @dataclass(frozen=True, slots=True)
 class GenerationInput:
-    """An input to generate for."""
+    """A text to generate from, with its settings."""
 
     text: str
     sampling: Sampling
     should_stop: Callable[[], bool] | None = None
     """Called after each token; if it returns True, generation ends."""
     on_text: Callable[[str], None] | None = None
-    """Called with each new part of the text or of its beginning. Not called in beam search, nor for truncated
-    inputs."""
+    """Called with each new part of the text. Not called in beam search, nor for truncated inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,7 @@ class TextGenerator:
         """Return the output for each text. Sampled outputs are generated one at a time, each with its own seed."""
         framed_inputs = self._framing.inputs([request.text for request in inputs])
         results: dict[int, GeneratedText] = {}
-        for indices in _batches([len(framed.ids) for framed in framed_inputs], inputs):
+        for indices in _group_by_length([len(framed.ids) for framed in framed_inputs], inputs):
             is_truncated = any(framed_inputs[index].is_truncated for index in indices)
             outputs = self._generate(
                 model, [framed_inputs[index].ids for index in indices], inputs[indices[0]], is_truncated
@@ -238,7 +237,7 @@ class TextGenerator:
         return GeneratedText(self.text(ids[:tokens]), len(ends) > 0, tokens, len(framed.ids), framed.is_truncated)
 
 
-def _batches(lengths: Sequence[int], inputs: Sequence[GenerationInput]) -> Iterator[list[int]]:
+def _group_by_length(lengths: Sequence[int], inputs: Sequence[GenerationInput]) -> Iterator[list[int]]:
     """Yield indices of texts to generate together: similar lengths and equal settings. One at a time with `on_text`."""
     settings = [(request.sampling, request.should_stop, request.on_text) for request in inputs]
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])

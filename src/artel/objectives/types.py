@@ -22,15 +22,15 @@ class Presentation:
     """Facts for `artel new`, model cards and the hub."""
 
     does: str
-    """A clause that describes its models: continues a text."""
+    """A clause that describes the models: continues a text."""
     verb: str = ""
-    """The same as one verb, offered by `artel new`: write. Defaults to the objective's name."""
+    """The verb that `artel new` offers: write. Defaults to the objective's name."""
     pipeline_tag: str = ""
-    """The hub's task for its models: text-generation. Empty if the hub has none."""
+    """The hub's task for the models: text-generation. Empty if the hub has none."""
     finetuning_rate: float = 5e-5
     """Peak learning rate for finetuning all weights; adapters use four times as much."""
     is_offered: bool = True
-    """False if `artel new` does not offer it, because it needs more than texts."""
+    """False if `artel new` does not offer the objective, because it needs more than texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TokenView:
     targets: np.ndarray
     """int64 (tokens,): the id to predict at each position, or IGNORED."""
     name: str = ""
-    """Its name if a sample has several views: chosen, rejected."""
+    """Name of the view if a sample has several: chosen, rejected."""
     labels: list[str] | None = None
     """The label to learn at each position ("" for none), if labels are learned instead of tokens."""
     goal: str = ""

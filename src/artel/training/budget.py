@@ -49,7 +49,8 @@ class Budget:
         Phases that the model computes scale with the duration of a step. Writing files gets slower when steps do, but
         not faster.
         """
-        step_seconds, total_seconds = self.step_seconds, 0.0
+        total_seconds = 0.0
+        step_seconds = self.step_seconds
         for phase, (seconds, step_seconds_then) in self.end.items():
             slowdown = step_seconds / step_seconds_then if step_seconds and step_seconds_then else 1.0
             total_seconds += seconds * (slowdown if phase in _COMPUTED_PHASES else max(1.0, slowdown))

@@ -142,7 +142,7 @@ def _generate_sample(run: Run, prompt: str) -> str:
 
 
 class MeasureEnd:
-    """With `train.budget`: times what the end of the run will take, after the second step of this start.
+    """Times the end of a run with `train.budget`, after the second step of this start.
 
     It evaluates a few micro-batches, continues one prompt, and writes one checkpoint, even if `checkpoint.every` is
     never. The loop waits for this checkpoint, as for the last one. The final model is assumed to take as long as a
@@ -252,7 +252,7 @@ class EvaluateTasks:
         if results is not None:
             self._record(run, task_metrics(results))
         if best_is_task(run.config):
-            self._compare(run, results, is_due)
+            self._update_best(run, results, is_due)
 
     def _evaluate(self, run: Run) -> dict[str, Any] | None:
         """Return the harness's results. None if a task failed, or on ranks that do not take part."""
@@ -281,7 +281,7 @@ class EvaluateTasks:
         run.check_folder()
         run.trackers.log_tasks({"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "tasks": metrics})
 
-    def _compare(self, run: Run, results: dict[str, Any] | None, is_due: bool) -> None:
+    def _update_best(self, run: Run, results: dict[str, Any] | None, is_due: bool) -> None:
         """Compare the first rank's metric with the best, so that all ranks save the same step."""
         name = run.config.checkpoint.best
         assert name is not None

@@ -57,7 +57,8 @@ def record_results(folder: RunFolder, config: RunConfig, result: Mapping[str, An
     `result`: the content of result.json. If the budget has changed since the choice, the expected bits per byte are
     dropped. Return the comparison as a line, or None if the model was not chosen automatically.
     """
-    choice, budget = read_choice(folder), config.train.budget
+    budget = config.train.budget
+    choice = read_choice(folder)
     if choice is None or choice.get("model") != config.model.config:
         return None
     expected = choice_values(choice, "expected")

@@ -121,7 +121,8 @@ def _length_error(
     if not model.is_dir() or (new.steps is not None and new.steps <= finished_steps):
         return InputError.at(str(file), message, "restore the former length, or start over with --restart")
     name = str(file.parent)
-    first_commands, base_model = [], str(model)
+    first_commands = []
+    base_model = str(model)
     if old_config.model.lora is not None:
         base_model = f"{name}-merged"
         first_commands = [["artel", "export", name, base_model, "--merge"]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def train(
                 watchdog(run),
                 retained_host_memory(world.device),
                 gc_between_steps() as collect_garbage,
-                Prefetcher(run) as prefetcher,
+                closing(Prefetcher(run)) as prefetcher,
             ):
                 if run.step == 0:
                     samples.show(run)

@@ -210,7 +210,8 @@ def _choose_precision(config: RunConfig, plan: ParallelPlan, world: World) -> st
 
 def _apply_recompute(model: PreTrainedModel, config: RunConfig, plan: MicroBatchPlan) -> str:
     """Switch on activation checkpointing as planned. Return a description of the recomputed layers."""
-    description, mode = recompute(model, plan.recompute), config.train.activation_checkpointing
+    mode = config.train.activation_checkpointing
+    description = recompute(model, plan.recompute)
     if description.startswith("none (") and mode not in ("auto", "none"):
         message = f"{mode}: {model.config.model_type} cannot compute its layers twice"
         raise InputError.at("train.activation_checkpointing", message, "write auto or none")

@@ -40,7 +40,8 @@ def choose_packing(config: RunConfig, split: StoreSplit) -> Choice:
 
 def choose_by_lengths(config: RunConfig, tokens: np.ndarray, fraction: float = 1.0) -> Choice:
     """Choose like `choose_packing`, from the lengths of a `fraction` of all samples: `tokens`, int (samples,)."""
-    objective_class, block = objective_type(config), config.data.block
+    block = config.data.block
+    objective_class = objective_type(config)
     if not objective_class.packs_samples or not len(tokens):
         return Choice(UNPACKED, "")
     problems = packed_problems(config, objective_class.auto_class)

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,7 +58,7 @@ class Prefetcher:
             self.close()
             self._plan = run.batch_plan
         if self._newest_batches is None or self._newest_batches[0] != run.step:
-            self._newest_batches = run.step, self._make(run.step)
+            self._newest_batches = run.step, self._next_batches(run.step)
         return self._newest_batches[1]
 
     def close(self) -> None:
@@ -68,7 +67,7 @@ class Prefetcher:
             self._batch_thread.close()
             self._batch_thread = None
 
-    def _make(self, step: int) -> list[Batch]:
+    def _next_batches(self, step: int) -> list[Batch]:
         run = self._run
         if run.world.device.type != "cuda":
             return local_batches(run, step)
@@ -76,14 +75,6 @@ class Prefetcher:
             end = sys.maxsize if run.length.steps is None else run.length.steps
             self._batch_thread = BatchThread(partial(local_batches, run), step, end, run.world.device)
         return self._batch_thread.take(step)
-
-    def __enter__(self) -> Prefetcher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class BatchThread:
@@ -100,7 +91,7 @@ class BatchThread:
         self._thread = threading.Thread(target=self._producer.run, name="batch prefetcher", daemon=True)
         # Also runs when this object is freed, or when Python exits: a thread that is still inside PyTorch would then
         # crash the process. The thread holds no reference to this object, so the object can be freed.
-        self._finish = weakref.finalize(self, _stop, self._producer, self._thread)
+        self._finish = weakref.finalize(self, _stop_thread, self._producer, self._thread)
         self._thread.start()
 
     def take(self, step: int) -> list[Batch]:
@@ -120,14 +111,6 @@ class BatchThread:
     def close(self) -> None:
         """Stop the thread, and wait until it has ended."""
         self._finish()
-
-    def __enter__(self) -> BatchThread:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Producer:
@@ -154,7 +137,7 @@ class _Producer:
             self.results.put(error)
 
 
-def _stop(producer: _Producer, thread: threading.Thread) -> None:
+def _stop_thread(producer: _Producer, thread: threading.Thread) -> None:
     producer.stopped = True
     producer.slots.release()
     thread.join()

@@ -62,7 +62,7 @@ def check_best(config: RunConfig) -> None:
     best, tasks = config.checkpoint.best, config.validate_.tasks
     assert best is not None
     try:
-        with _preserved_random_state(torch.device("cpu")), _quiet():
+        with _preserved_random_state(torch.device("cpu")), _hide_progress_bars():
             directions = task_directions(_evaluate(DummyLM(), tasks, folder=None, limit=1, bootstraps=0))
     except Exception as error:  # the dummy model cannot answer some tasks
         fix = "write a metric of another task, or one of the objective's"
@@ -113,7 +113,7 @@ def _is_readable(tasks: Sequence[str]) -> bool:
 
 
 def _load_task(task: str, tasks: Sequence[str]) -> None:
-    with _quiet():
+    with _hide_progress_bars():
         _task_manager(_needs_names(tasks), None).load([task])
 
 
@@ -139,7 +139,7 @@ def run_tasks(
     was_training = model.training
     model.eval()
     try:
-        with _preserved_random_state(model.device), _quiet() if quiet else nullcontext():
+        with _preserved_random_state(model.device), _hide_progress_bars() if quiet else nullcontext():
             harness_model = HarnessModel(model, tokenizer, _BATCH, world)
             return _evaluate(harness_model, tasks, folder=folder, limit=limit, bootstraps=0 if quiet else _BOOTSTRAPS)
     finally:
@@ -216,7 +216,7 @@ def _task_manager(defaults: bool, folder: str | None) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_progress_bars() -> Iterator[None]:
     """Hide progress bars of the harness and of datasets, which would overlap the run's."""
     with redirect_stderr(io.StringIO()):
         yield

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 
 class ContiguousMatmul(CustomGraphPass):
-    """For torch._inductor.config.post_grad_custom_pre_pass."""
+    """A graph pass for torch._inductor.config.post_grad_custom_pre_pass."""
 
     def __call__(self, graph: Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):

@@ -147,7 +147,7 @@ def _construct(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
 
 @contextmanager
 def _only_constructors() -> Iterator[None]:
-    """Inside the block models run their constructors but no rules, and PyTorch's layers are on the meta device."""
+    """Skip all initialization rules inside the block, and construct PyTorch's layers on the meta device."""
     register, init_weights = nn.Module.register_parameter, PreTrainedModel.init_weights
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -52,7 +52,7 @@ class MultimodalModel:
     """The folder or hub id with its files."""
     config: PreTrainedConfig
     model: PreTrainedModel
-    """On the meta device, untied."""
+    """The whole model, on the meta device and untied."""
     prefixes: tuple[tuple[str, str], ...]
     """(prefix of names in the part, prefix in the whole model): ("model.", "model.language_model."); also the names of
     the two modules themselves."""

@@ -43,7 +43,7 @@ def check_complete(
     required = sorted(key for key in missing if not any(_is_inside(key, module) for module in adapter_modules))
     required = [key for key in required if not is_unused(model, key)]
     if for_training and required:
-        body = _body(model)
+        body = _body_tensor_names(model)
         required = [key for key in required if key in body]
     if not required:
         return
@@ -58,7 +58,7 @@ def find_resized_heads(model: PreTrainedModel, name: str, config: PreTrainedConf
     files = find_files(name, config)
     if not files.have_headers:
         return set()
-    body = _body(model)
+    body = _body_tensor_names(model)
     with files:
         saved_names = set(files.names)
         heads = {key: tuple(tensor.shape) for key, tensor in model.named_parameters() if key not in body}
@@ -116,7 +116,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
         raise InputError.at("model.from", what, "use the model with the tokenizer that it was trained with")
 
 
-def _body(model: PreTrainedModel) -> set[str]:
+def _body_tensor_names(model: PreTrainedModel) -> set[str]:
     """Return the names of a model's tensors without its heads.
 
     A `pooler` after the last layer counts as part of a classification head: masked models of the same architecture
@@ -183,7 +183,7 @@ def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows 
         return None
     name, runs_code = str(request.config.from_), request.config.runs_code
     saved, _ = read_config(name, runs_code=runs_code)
-    old, new = _labels(saved), _labels(config)
+    old, new = _ordered_labels(saved), _ordered_labels(config)
     if old == new or len(old) == len(new) == 1:  # a single output has no order
         return None
     with find_files(name, saved) as files:
@@ -194,7 +194,7 @@ def find_head_rows(request: ModelRequest, config: PreTrainedConfig) -> HeadRows 
     return HeadRows(tensors, old_rows, _describe_rows(name, old, new, old_rows))
 
 
-def _labels(config: PreTrainedConfig) -> list[str]:
+def _ordered_labels(config: PreTrainedConfig) -> list[str]:
     return [str(config.id2label[label_id]) for label_id in sorted(config.id2label)]
 
 

@@ -114,7 +114,7 @@ def save_multimodal(
         raise WorkError.at("model.from", what[:400], fix) from error
     _write_config(model, multimodal, folder, changed_dtype)
     for name in _COPIED_FILES:
-        _copy(multimodal.source, name, folder)
+        _copy_file(multimodal.source, name, folder)
     if model.generation_config is not None:  # its end tokens may differ from the original's
         model.generation_config.save_pretrained(str(folder))
 
@@ -122,7 +122,7 @@ def save_multimodal(
 def copy_old_template(multimodal: MultimodalModel, folder: Path) -> None:
     """Copy the processor's legacy template, which it prefers, unless the tokenizer has written a template."""
     if not (folder / CHAT_TEMPLATE_FILE).is_file():
-        _copy(multimodal.source, LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE, folder)
+        _copy_file(multimodal.source, LEGACY_PROCESSOR_CHAT_TEMPLATE_FILE, folder)
 
 
 class _PartTensors:
@@ -230,7 +230,7 @@ def _text_key(multimodal: MultimodalModel) -> str:
     return next((name for name in multimodal.config.sub_configs if getattr(multimodal.config, name, None) is text), "")
 
 
-def _copy(source: str, name: str, folder: Path) -> None:
+def _copy_file(source: str, name: str, folder: Path) -> None:
     file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     if file is not None and not (folder / name).exists():
         shutil.copyfile(file, folder / name)

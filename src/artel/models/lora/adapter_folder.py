@@ -105,12 +105,12 @@ def _find_base(base: str, folder: Path) -> str:
     """
     if Path(base).is_dir():
         return base
-    windows_path, is_path = PureWindowsPath(base), base.startswith(("/", ".", "~"))
-    is_windows = bool(windows_path.drive) or "\\" in base
-    path = windows_path if is_windows else PurePosixPath(base)
+    is_windows = bool(PureWindowsPath(base).drive) or "\\" in base
+    path = PureWindowsPath(base) if is_windows else PurePosixPath(base)
+    is_path = is_windows or base.startswith(("/", ".", "~"))
     parts = [part for part in path.parts if part not in (path.anchor, ".", "..", "~")]
     search_folders = [folder.resolve(), *folder.resolve().parents][: _MAX_LEVELS + 1]
-    lengths = range(len(parts), 0, -1) if is_path or is_windows else [len(parts)]  # a hub id is not shortened
+    lengths = range(len(parts), 0, -1) if is_path else [len(parts)]  # a hub id is not shortened
     for length in lengths:
         for parent in search_folders:
             candidate = parent.joinpath(*parts[-length:])

@@ -114,7 +114,7 @@ def add_adapters(
         raise InputError(problems)
     modules = dict(model.named_modules(remove_duplicate=False))
     full_modules = [name for name in modules if any(_is_named(name, ending) for ending in config.save)]
-    full_modules = list(dict.fromkeys([*full_modules, *new_modules, *_heads(model)]))
+    full_modules = list(dict.fromkeys([*full_modules, *new_modules, *_find_head_modules(model)]))
     layers = linear_layers(model)
     matrices = [
         matrix for matrix in expert_matrices(model) if any(_is_named_like([matrix], name) for name in config.target)
@@ -147,7 +147,7 @@ def add_adapters(
     return f"adapters of rank {config.rank} on {len(layers)} matrices (linear layers){suffix}"
 
 
-def _heads(model: PreTrainedModel) -> list[str]:
+def _find_head_modules(model: PreTrainedModel) -> list[str]:
     """Return the head modules of a model that predicts no tokens: its classifier or score."""
     if model.get_output_embeddings() is not None:
         return []

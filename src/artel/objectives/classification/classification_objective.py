@@ -133,7 +133,8 @@ class Classification(Objective, Decoding):
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
-        problems, classification = super().problems(config), config.classification
+        classification = config.classification
+        problems = super().problems(config)
         if config.data.block < _MIN_BLOCK_TOKENS:
             what = f"{config.data.block} leaves no room between the special tokens"
             problems.append(Problem("data.block", what, f"write {_MIN_BLOCK_TOKENS} or more"))
@@ -218,13 +219,13 @@ class Classification(Objective, Decoding):
     def batch(self, rows: Rows) -> Batch:
         lengths = np.where(rows.valid, rows.lengths, 1)
         ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
-        types = self._types(lengths, rows.numbers[:, _SECOND_START])
+        types = self._token_types(lengths, rows.numbers[:, _SECOND_START])
         grouped = group_rows(ids, self.group_count(len(ids)), self.tokenizer.pad_id, types)
         tensors = as_tensors({"target": self._kind.decode_targets(rows.numbers[:, _TARGET:]), "valid": rows.valid})
         count, tokens = int(rows.valid.sum()), int(rows.lengths[rows.valid].sum())
         return Batch(grouped.tensors | tensors, count, tokens, grouped.groups)
 
-    def _types(
+    def _token_types(
         self, lengths: Sequence[int] | np.ndarray, second_starts: Sequence[int] | np.ndarray
     ) -> list[np.ndarray] | None:
         """Return token_type_ids; None if all are 0. `second_starts`: start of each second text, 0 for none."""
@@ -257,14 +258,14 @@ class Classification(Objective, Decoding):
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, split: StoreSplit) -> dict[str, float]:
         """Return loss and metrics. With several labels, choose their thresholds, unless the model came with some."""
-        target = self._target(outputs, split)
+        target = self._read_targets(outputs, split)
         self._kind.tune(outputs, target)
         return {"loss": totals["loss"] / totals["targets"], **self._kind.metrics(outputs, target)}
 
     def details(self, outputs: np.ndarray, split: StoreSplit) -> dict[str, Any]:
-        return self._kind.details(outputs, self._target(outputs, split))
+        return self._kind.details(outputs, self._read_targets(outputs, split))
 
-    def _target(self, outputs: np.ndarray, split: StoreSplit) -> np.ndarray:
+    def _read_targets(self, outputs: np.ndarray, split: StoreSplit) -> np.ndarray:
         return self._kind.decode_targets(np.asarray(split.numbers()[: len(outputs), _TARGET:]))
 
     # use
@@ -277,7 +278,7 @@ class Classification(Objective, Decoding):
         texts = [_check_texts(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
         ids = [row.ids for row in rows]
-        types = self._types([len(row.ids) for row in rows], [row.second_start for row in rows])
+        types = self._token_types([len(row.ids) for row in rows], [row.second_start for row in rows])
         logits = predict_logits(self._with_padding(model), ids, self.tokenizer.pad_id, types)
         return [
             {**self._kind.answer(row_logits[None]), **({"truncated": True} if row.num_truncated else {})}

@@ -39,25 +39,26 @@ class Framing:
         """Yield the row of each input, which is one text or two."""
         encoded = self._tokenizer.encode([text for texts in inputs for text in texts])
         for texts in inputs:
-            first, frame = next(encoded), self.single if len(texts) == 1 else self.pair
+            frame = self.single if len(texts) == 1 else self.pair
+            first = next(encoded)
             if len(texts) == 1:
                 truncated = first[: self._block - frame.size]
                 ids = np.concatenate([frame.before, truncated, frame.after]).astype(np.int64)
                 yield FramedText(ids, 0, len(first) - len(truncated))
                 continue
             second = next(encoded)
-            sizes = longest_first(len(first), len(second), self._block - frame.size)
-            prefix = [*frame.before, *first[: sizes[0]], *frame.between]
-            ids = np.array([*prefix, *second[: sizes[1]], *frame.after], dtype=np.int64)
-            yield FramedText(ids, len(prefix), len(first) + len(second) - sum(sizes))
+            lengths = longest_first(len(first), len(second), self._block - frame.size)
+            prefix = [*frame.before, *first[: lengths[0]], *frame.between]
+            ids = np.array([*prefix, *second[: lengths[1]], *frame.after], dtype=np.int64)
+            yield FramedText(ids, len(prefix), len(first) + len(second) - sum(lengths))
 
 
-def longest_first(first: int, second: int, length: int) -> tuple[int, int]:
-    """Return the lengths of two texts cut to `length` in all, like `longest_first` of `tokenizers`."""
-    if first + second <= length:
+def longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
+    """Return the lengths of two texts cut to `limit` in all, like `longest_first` of `tokenizers`."""
+    if first + second <= limit:
         return first, second
     shorter, longer = sorted((first, second))
-    longer = max(shorter, length - shorter)
-    if shorter + longer > length:
-        shorter, longer = length // 2, length - length // 2
+    longer = max(shorter, limit - shorter)
+    if shorter + longer > limit:
+        shorter, longer = limit // 2, limit - limit // 2
     return (longer, shorter) if first > second else (shorter, longer)

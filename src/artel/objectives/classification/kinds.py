@@ -45,7 +45,7 @@ class LabelError(Exception):
 
 class Kind(ABC):
     problem_type: ClassVar[str]
-    """Its name in config.json, by which pipelines of transformers turn logits into scores."""
+    """The `problem_type` in config.json: tells transformers' pipelines how to turn logits into scores."""
     metric_directions: ClassVar[dict[str, Direction]]
     has_classes: ClassVar[bool] = True
     """True if there are classes to weight and balance."""

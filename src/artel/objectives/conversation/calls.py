@@ -108,12 +108,12 @@ def call_metrics(turns: Sequence[CallTurn], texts: Sequence[str]) -> tuple[dict[
 def same_calls(calls: Iterable[ToolCall], expected: Iterable[ToolCall]) -> bool:
     """True if both call the same functions with the same arguments, in any order."""
     try:
-        return Counter(map(_canonical, calls)) == Counter(map(_canonical, expected))
+        return Counter(map(_canonical_form, calls)) == Counter(map(_canonical_form, expected))
     except RecursionError:  # a model may nest arguments too deeply, a record does not
         return False
 
 
-def _canonical(call: ToolCall) -> tuple[str, str]:
+def _canonical_form(call: ToolCall) -> tuple[str, str]:
     """Return a form that is equal for equal arguments: 1 equals 1.0, and neither equals true."""
     arguments = json.loads(json.dumps(call.arguments), parse_float=_parse_number)
     return call.name, json.dumps(arguments, sort_keys=True)

@@ -45,7 +45,7 @@ class Difference:
     """The first turn whose text differs between training and inference."""
 
     turn: int
-    """Its number among the assistant's turns, from 1."""
+    """Number among the assistant's turns, from 1."""
     kind: str
     """The kind of difference:
 

@@ -364,7 +364,7 @@ def _describe(taught: type[Objective]) -> Presentation:
 
 
 class Distill(Distillation, Causal):
-    """Next tokens of texts. Registered for all kinds: `for_run` returns the class of a run."""
+    """Distillation on the next tokens of texts. Registered for all kinds: `for_run` returns the class of a run."""
 
     learns_from = ("text", "conversations")
     presentation = _describe(Causal)
@@ -373,7 +373,7 @@ class Distill(Distillation, Causal):
 
 
 class DistillChat(Distillation, Chat):
-    """The assistant's turns of conversations."""
+    """Distillation on the assistant's turns of conversations."""
 
     presentation = _describe(Chat)
     metric_directions = Chat.metric_directions | _METRIC_DIRECTIONS
@@ -381,7 +381,7 @@ class DistillChat(Distillation, Chat):
 
 
 class DistillMasked(Distillation, Masked):
-    """Hidden tokens, different in each epoch, so that the teacher must stay in memory."""
+    """Distillation on hidden tokens. They differ in each epoch, so the teacher stays in memory."""
 
     presentation = _describe(Masked)
     metric_directions = Masked.metric_directions | _METRIC_DIRECTIONS

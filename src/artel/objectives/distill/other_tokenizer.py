@@ -104,7 +104,7 @@ class TokenMap:
         self._begin = {*student.frame(required=False).before} - {self._end} if packs_text else set()
         self._frame = list(teacher.frame(required=False).before)
         ends = (student.end_id, teacher.end_id) if packs_text else None
-        self._special = _same_special(self._student, self._teacher, ends)
+        self._special = _shared_special_tokens(self._student, self._teacher, ends)
         self._is_special = np.zeros(student.vocabulary, dtype=bool)
         self._is_special[list(self._student.special)] = True
         ids = (-1 if piece is None else self._student.ids.get(piece, -1) for piece in self._teacher.pieces)
@@ -173,8 +173,8 @@ class TokenMap:
         if begins_text and self._student.adds_space:
             pieces[0] = pieces[0].removeprefix(b" ")
         content = b"".join(pieces)
-        head, tail = _whole_characters(content)
-        spans = _spans(pieces) - head
+        head, tail = _whole_character_range(content)
+        spans = _piece_spans(pieces) - head
         is_known = np.array([self._student.pieces[token_id] is not None for token_id in ids])
         spans[~is_known | (spans[:, 0] < 0) | (spans[:, 1] > tail - head)] = 0
         text = content[head:tail].decode(errors="replace")
@@ -193,7 +193,7 @@ class TokenMap:
             return
         content = chunk.text.encode()
         aligned_targets = np.full(len(ids), -1)
-        student_tokens, teacher_tokens = _same_spans(chunk.spans, self._teacher_spans(encoded, chunk.text, content))
+        student_tokens, teacher_tokens = _match_spans(chunk.spans, self._teacher_spans(encoded, chunk.text, content))
         # Bytes may match and ids not: one tokenizer may add a space before a text.
         is_same = self.ids[encoded.ids[teacher_tokens]] == sequence.ids[chunk.start + student_tokens]
         aligned_targets[teacher_tokens[is_same]] = targets[student_tokens[is_same]]
@@ -204,9 +204,9 @@ class TokenMap:
         pieces = [self._teacher.pieces[token_id] or b"" for token_id in encoded.ids.tolist()]
         joined = b"".join(pieces)
         if joined == content:
-            return _spans(pieces)
+            return _piece_spans(pieces)
         if joined == b" " + content:
-            return (_spans(pieces) - 1).clip(0)
+            return (_piece_spans(pieces) - 1).clip(0)
         return _spans_by_offsets(pieces, encoded, text, content)
 
 
@@ -242,7 +242,7 @@ def read_rows(batch: Batch, *, packs_text: bool) -> list[RowTokens]:
     return sequences
 
 
-def _same_special(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int] | None) -> dict[int, int]:
+def _shared_special_tokens(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int] | None) -> dict[int, int]:
     """Return the special tokens that student and teacher share: student's id → teacher's id.
 
     `ends`: ids of the two end tokens, which are equal to each other and to no other token.
@@ -254,7 +254,7 @@ def _same_special(student: TokenTexts, teacher: TokenTexts, ends: tuple[int, int
     return shared if ends is None else shared | {ends[0]: ends[1]}
 
 
-def _whole_characters(content: bytes) -> tuple[int, int]:
+def _whole_character_range(content: bytes) -> tuple[int, int]:
     """Return the start of the first whole character and the end of the last."""
     head, tail = 0, len(content)
     while head < min(3, tail) and content[head] & 0xC0 == 0x80:
@@ -268,7 +268,7 @@ def _whole_characters(content: bytes) -> tuple[int, int]:
     return head, tail
 
 
-def _spans(pieces: list[bytes]) -> np.ndarray:
+def _piece_spans(pieces: list[bytes]) -> np.ndarray:
     """Return the bytes [start, end) of each piece in their concatenation, int64 (pieces, 2)."""
     ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     return np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
@@ -292,7 +292,7 @@ def _spans_by_offsets(pieces: list[bytes], encoded: Encoding, text: str, content
     return spans
 
 
-def _same_spans(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _match_spans(student: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of tokens with equal spans in two tokenizations, int64 (count,) each."""
     student_tokens, teacher_tokens = (np.flatnonzero(spans[:, 0] < spans[:, 1]) for spans in (student, teacher))
     width = max(int(student.max(initial=0)), int(teacher.max(initial=0))) + 1

@@ -98,7 +98,8 @@ class Embedding(Objective, Decoding):
 
     @classmethod
     def problems(cls, config: RunConfig) -> list[Problem]:
-        problems, embedding = super().problems(config), config.embedding
+        embedding = config.embedding
+        problems = super().problems(config)
         if embedding.loss == "in_batch_negatives" and config.train.batch == 1:
             what = "is 1, but the loss needs documents of other queries in the batch"
             problems.append(Problem("train.batch", what, "write 32 or more"))
@@ -140,7 +141,7 @@ class Embedding(Objective, Decoding):
         return Phrase("{loss}, at {sizes} numbers", loss=loss, sizes=sizes) if sizes else loss
 
     def check(self, model: PreTrainedModel) -> None:
-        """Also decide whether texts can share rows: only if the model isolates them."""
+        """Check the vector size. Let texts share rows if the model isolates them."""
         size = model.config.get_text_config().hidden_size
         if problems := _matryoshka_problems(size, self._embedding.matryoshka):
             raise InputError(problems)

@@ -55,7 +55,7 @@ class MatchReader:
             assert isinstance(match, Match)
             encoded = [next(ids) for _ in match.texts]
             query = self.add_special_tokens(next(queries, encoded[0]))
-            problem = self._problem(match, encoded)
+            problem = self._find_problem(match, encoded)
             if problem is not None:
                 yield Rejected(document.record.origin, *problem, document.record.set_name)
             else:
@@ -73,7 +73,7 @@ class MatchReader:
         text_ids = query[len(self.frame.before) : len(query) - len(self.frame.after)]
         return first_words(self._tokenizer, text_ids[len(prompt) :])
 
-    def _problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
+    def _find_problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
         """Return (reason, detail with a fix) for a match that the loss cannot learn from, or None."""
         loss, uses_scores = self._embedding.loss, self._embedding.learns_scores
         if any(len(ids) == 0 for ids in encoded):

@@ -40,19 +40,19 @@ class TagSet:
         return list(dict.fromkeys(label for label in labels if label))
 
     @cached_property
-    def _ids(self) -> dict[tuple[str, str], int]:
+    def _id_by_tag(self) -> dict[tuple[str, str], int]:
         return {split_tag(tag): tag_id for tag_id, tag in enumerate(self.tags)}
 
     @property
     def outside(self) -> int | None:
         """The id of O; None if every word has a tag."""
-        return None if self.word_tags else self._ids.get((OUTSIDE, ""))
+        return None if self.word_tags else self._id_by_tag.get((OUTSIDE, ""))
 
     def tag_ids(self, label: str, words: int) -> list[int]:
         """Return the tag ids of a name of `words` words. Raise KeyError for an unknown label."""
         if self.word_tags:
             return [self._word_ids[label]] * words
-        if any((prefix, label) in self._ids for prefix in (END, SINGLE)):
+        if any((prefix, label) in self._id_by_tag for prefix in (END, SINGLE)):
             prefixes = [SINGLE] if words == 1 else [BEGIN, *[INSIDE] * (words - 2), END]
         else:
             prefixes = [BEGIN, *[INSIDE] * (words - 1)]
@@ -60,8 +60,8 @@ class TagSet:
 
     def _tag_id(self, prefix: str, label: str) -> int:
         """Return the id of a tag. If the head has only I- (or only B-) for a label, return that id."""
-        prefixes = (prefix, INSIDE, BEGIN)
-        return next(self._ids[candidate, label] for candidate in prefixes if (candidate, label) in self._ids)
+        candidates = ((letter, label) for letter in (prefix, INSIDE, BEGIN))
+        return next(self._id_by_tag[tag] for tag in candidates if tag in self._id_by_tag)
 
     @cached_property
     def _word_ids(self) -> dict[str, int]:

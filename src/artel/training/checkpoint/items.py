@@ -54,7 +54,7 @@ class CheckpointItem(ABC):
 
     @abstractmethod
     def load(self, tensors: Tensors) -> None:
-        """Inverse of `state`."""
+        """Load the tensors that `state` returned."""
 
 
 class Weights(CheckpointItem):

@@ -60,7 +60,7 @@ class _PendingStep:
     """A step that the optimizer has taken, not yet known to be good or bad."""
 
     step: int
-    """Counted from 1."""
+    """Number of the step, from 1."""
     sums: torch.Tensor
     norm: torch.Tensor
     is_good: AsyncScalar

@@ -100,9 +100,9 @@ class _Watchdog:
             if self.newest is not last_seen:
                 last_seen, waited = self.newest, 0.0
             elif waited > self._seconds:
-                self._end(waited)
+                self._end_process(waited)
 
-    def _end(self, waited: float) -> None:
+    def _end_process(self, waited: float) -> None:
         """Write the stacks of all threads and exit."""
         timer = threading.Timer(_WRITE_SECONDS, os._exit, (HUNG,))
         timer.daemon = True

@@ -114,9 +114,9 @@ class MlflowTracker(Tracker):
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> Future[None]:
         self._raise_failure()
-        return self._worker.submit(self._call, function, *arguments)
+        return self._worker.submit(self._call_in_thread, function, *arguments)
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def _call_in_thread(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run in the thread. Send nothing more after a failure: a request to an unreachable server takes long."""
         if self._failure is None:
             try:

@@ -35,7 +35,7 @@ class TrackioTracker(Tracker):
         earlier = saved_id(folder, self.package)
         self._name = earlier or f"{folder.path.name}-{secrets.token_hex(3)}"
         replaces = earlier is not None and self._is_local and folder.metrics.exists()
-        with _quiet(offline=self._is_local):
+        with _suppress_output(offline=self._is_local):
             import trackio
 
             if replaces:
@@ -76,7 +76,7 @@ class TrackioTracker(Tracker):
         return f"trackio show --project {shlex.quote(self._project)}" if self._is_local else ""
 
     def close(self) -> None:
-        with _quiet(offline=self._is_local):
+        with _suppress_output(offline=self._is_local):
             self._run.finish()
 
     def _log_file(self, file: Path, name: str) -> None:
@@ -97,7 +97,7 @@ def _delete(project: str, name: str) -> None:
 
 
 @contextmanager
-def _quiet(*, offline: bool) -> Iterator[None]:
+def _suppress_output(*, offline: bool) -> Iterator[None]:
     """Keep trackio from printing to standard output (reserved for `--json`), and from asking the hub about a token."""
     from huggingface_hub import constants
 

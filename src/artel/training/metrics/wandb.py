@@ -26,7 +26,7 @@ _INIT_TIMEOUT, _FINISH_TIMEOUT = 30.0, 60.0
 
 
 class WandbTracker(Tracker):
-    """Offline without a key: no prompt, no waiting for an account. W&B's own variables (WANDB_…) apply.
+    """Logs to W&B: offline without a key, and without asking for one. W&B's own variables (WANDB_…) apply.
 
     A resumed run continues the same W&B run, and its server ignores steps that are repeated. Offline, a new folder gets
     all steps so far and replaces the earlier ones.

@@ -81,7 +81,7 @@ class WeightAverages:
         return {name: shards[owner].allocate(*stored) for name, (owner, stored) in named.items() if owner in shards}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Inverse of `state`. Averages that `state` does not have start over."""
+        """Load the result of `state`. Averages that it does not have start over."""
         self._averages.clear()
         self._good_steps.zero_()
         for shard in self._shards:

@@ -55,7 +55,7 @@ class LocalShard:
         return torch.empty(shape, dtype=dtype)
 
     def to_local_value(self, value: torch.Tensor) -> torch.Tensor:
-        """Inverse of `to_global`."""
+        """Return this rank's part of a value that `to_global` returned."""
         return _local_shard(value) if self.is_shard and isinstance(value, DTensor) else value
 
 

@@ -64,10 +64,11 @@ def state_bytes(model: PreTrainedModel, train: TrainConfig, on: torch.device | N
     """
     spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
     matrices = _layer_matrices(model, spec)
-    per_number, average = spec.state_bytes(train), 4.0 if train.ema is not None else 0.0
+    state_per_number = spec.state_bytes(train)
+    average = 4.0 if train.ema is not None else 0.0
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counts = [p.numel() if on is None else _count_on(on, p) for p in trained]
-    bytes_per_number = [average + (spec.matrix_bytes if p in matrices else per_number) for p in trained]
+    bytes_per_number = [average + (spec.matrix_bytes if p in matrices else state_per_number) for p in trained]
     return round(sum(map(operator.mul, counts, bytes_per_number)))
 
 

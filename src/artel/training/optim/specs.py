@@ -38,7 +38,7 @@ class OptimizerSpec:
     supports_sharding: bool = True
     """False if it needs full matrices, and so cannot step the shards of FSDP or tensor parallelism."""
     supports_flat_shards: bool = False
-    """True if it is elementwise, so that it can step DeepSpeed's flat shards. artel then checks the DeepSpeed file."""
+    """True if it is elementwise and can step DeepSpeed's flat shards. artel then checks the DeepSpeed file."""
     stochastic_rounding: bool = False
     """True if steps of bf16 weights are rounded stochastically (`train.weights: bf16`)."""
     is_adam: bool = False
@@ -50,7 +50,7 @@ class OptimizerSpec:
     extra: str = ""
 
 
-def _adamw(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+def _build_adamw(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
     import torch
 
     from artel.training.optim.bf16_adamw import RoundedAdamW
@@ -61,26 +61,26 @@ def _adamw(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimiz
     return torch.optim.AdamW(groups, betas=betas, eps=train.epsilon, fused=True)
 
 
-def _adamw_8bit(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+def _build_adamw_8bit(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit(groups, betas=(train.betas[0], train.betas[1]), eps=train.epsilon)
 
 
-def _adafactor(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+def _build_adafactor(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
     import torch
 
     # Its step is the learning rate (at most 1 / sqrt(step)) times the parameter's root mean square.
     return torch.optim.Adafactor(groups)
 
 
-def _muon(groups: Groups, dtype: torch.dtype) -> torch.optim.Optimizer:
+def _build_muon(groups: Groups, dtype: torch.dtype) -> torch.optim.Optimizer:
     from artel.training.optim.muon import Muon
 
     return Muon(groups, dtype)
 
 
-def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+def _build_sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
     import torch
 
     sgd = torch.optim.SGD(groups, momentum=train.momentum, fused=True)
@@ -95,7 +95,7 @@ def _sgd(groups: Groups, train: TrainConfig, seed: int) -> torch.optim.Optimizer
 _EIGHT_BITS = "artel uses bitsandbytes' AdamW8bit, with its state on the device"
 
 ADAMW = OptimizerSpec(
-    build=_adamw,
+    build=_build_adamw,
     summary="AdamW, fused: one kernel steps all parameters",
     state_bytes=lambda train: 8.0,
     keys=("betas", "epsilon"),
@@ -109,7 +109,7 @@ ADAMW = OptimizerSpec(
     ),
 )
 ADAMW_8BIT = OptimizerSpec(
-    build=_adamw_8bit,
+    build=_build_adamw_8bit,
     summary="AdamW from bitsandbytes, with 8-bit state; needs the extra `quantize`",
     state_bytes=lambda train: 2.0,
     keys=("betas", "epsilon"),
@@ -123,7 +123,7 @@ ADAMW_8BIT = OptimizerSpec(
     ),
 )
 ADAFACTOR = OptimizerSpec(
-    build=_adafactor,
+    build=_build_adafactor,
     summary="PyTorch's Adafactor, with a factored second moment",
     state_bytes=lambda train: 0.1,
     supports_sharding=False,
@@ -136,11 +136,11 @@ ADAFACTOR = OptimizerSpec(
     ),
 )
 MUON = OptimizerSpec(
-    build=_adamw,
+    build=_build_adamw,
     summary="Muon for the layers' matrices, fused AdamW for the rest",
     state_bytes=lambda train: 8.0,
     keys=("betas", "epsilon", "muon_learning_rate"),
-    build_for_matrices=_muon,
+    build_for_matrices=_build_muon,
     matrix_bytes=4.0,
     other_names=(
         (
@@ -150,7 +150,7 @@ MUON = OptimizerSpec(
     ),
 )
 SGD = OptimizerSpec(
-    build=_sgd,
+    build=_build_sgd,
     summary="SGD, fused: one kernel steps all parameters",
     state_bytes=lambda train: 4.0 if train.momentum else 0.0,
     keys=("momentum",),
