@@ -142,7 +142,7 @@ def set_up_model(
     batch_plan = memory_limit.apply(fitting, strategy.all_reduce_min)
     if batch_plan != fitting:
         logger.info(
-            "micro-batches of %s, not %s: memory ran out in an earlier step of this run", batch_plan.rows, fitting.size
+            "micro-batches of %s, not %s: memory ran out in an earlier step of this run", batch_plan.rows, fitting.rows
         )
     recomputed = _apply_recompute(model, config, batch_plan)
     compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget, config.model.quantize)

@@ -117,7 +117,7 @@ def _find_base(base: str, folder: Path) -> str:
             if (candidate / "config.json").is_file():
                 _log_moved_base(base, str(candidate))
                 return str(candidate)
-    if is_path or is_windows:
+    if is_path:
         what = f"its base model {base} was not found, and there is no {'/'.join(parts[-2:])} with a model near it"
         fix = 'set "base_model_name_or_path" to the folder or hub id of the base model'
         raise InputError.at(str(folder / CONFIG), what, fix)
