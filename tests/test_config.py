@@ -198,7 +198,7 @@ def test_length_and_intervals():
     assert [step for step in range(1, 9) if length.is_due(Interval(epochs=1), step)] == [3, 5, 8]
     assert [step for step in range(1, 9) if length.is_due(Interval(steps=3), step)] == [3, 6]
     assert Length.from_config(TrainConfig.model_validate({"tokens": 100, "batch": 4}), 10, 8).steps == 4
-    assert Length.from_config(TrainConfig.model_validate({"steps": 5, "batch": 4}), 10, 8).total == 20
+    assert Length.from_config(TrainConfig.model_validate({"steps": 5, "batch": 4}), 10, 8).total_samples == 20
 
 
 # What no run can mean, by kind: each is refused with its bound, or its lower one, before anything is begun.

@@ -13,7 +13,7 @@ from artel.config import Overrides, load_run
 from artel.inference import export
 from artel.training.callbacks import compare_with_best
 from artel.training.checkpoint.format import Progress
-from artel.training.lengthening import _reason_to_refuse, _refusal
+from artel.training.lengthening import _reason_to_refuse, _length_error
 from artel.training.schedule import Length
 from support.runs import artel, losses, refused, succeed, write_run
 
@@ -70,7 +70,7 @@ def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_o
     begun = ["model.from=x", "tokenizer.replace=true"]
     run = load_run("tolstoy-scratch", Overrides.parse(begun))
     length = Length(samples=100, batch=4, total_samples=36)
-    fix = _refusal(tmp_path / "a" / "config.yaml", run, run, 2, length, "why", tmp_path).problems[0].fix
+    fix = _length_error(tmp_path / "a" / "config.yaml", run, run, 2, length, "why", tmp_path).problems[0].fix
     _, _, _, *values = shlex.split(fix.partition("a new schedule: ")[2])
     again = load_run("tolstoy-scratch", Overrides.parse([*begun, *values]))
     assert (again.tokenizer.train, again.tokenizer.replace, again.train.steps) == (None, False, 7)

@@ -146,14 +146,14 @@ def test_what_was_found_is_used_without_trying(cache):
     (file,) = (cache / "micro_batches").iterdir()
     assert json.loads(file.read_text())["for"] == key
     other = Memory(1000)
-    assert find(other, 64, key={"model": {"layers": 3}}).size == 64
+    assert find(other, 64, key={"model": {"layers": 3}}).rows == 64
     assert other.tried
 
 
 def test_a_run_goes_on_as_it_began_whatever_became_of_the_cache(cache):
     first = find(Memory(300), 64, run=cache / "run")
     shutil.rmtree(cache / "micro_batches")
-    assert find(Memory(10_000), 64).size == 64  # another run finds more room, and the cache knows that now
+    assert find(Memory(10_000), 64).rows == 64  # another run finds more room, and the cache knows that now
     again = Memory(0)
     assert find(again, 64, run=cache / "run") == first
     assert again.tried == []
@@ -167,7 +167,7 @@ def test_what_is_remembered_wrongly_is_not_believed(cache, content):
     (file,) = (cache / "micro_batches").iterdir()
     file.write_text(content)
     attempt = Memory(300)
-    assert find(attempt, 64).size == 32
+    assert find(attempt, 64).rows == 32
     assert attempt.tried
 
 
