@@ -220,7 +220,7 @@ def _changed_beside(original: Path, made: Path) -> list[str]:
     _, whole = find_language_part(config, str(original))
     with find_files(str(original), config) as files:
         plan = plan_part(whole, plan_multimodal(whole, files))
-    own = {*plan.same.values()}
+    own = {*plan.key_of_target.values()}
     own |= {key for entry in plan.conversion_of_target.values() for keys in entry.sources.values() for key in keys}
     before, after = (load_file(folder / "model.safetensors") for folder in (original, made))
     return [

@@ -13,7 +13,7 @@ from artel.config import Overrides, load_run
 from artel.inference import export
 from artel.training.callbacks import compare_with_best
 from artel.training.checkpoint.format import Progress
-from artel.training.lengthening import _reason_to_refuse, _length_error
+from artel.training.lengthening import _length_error, _reason_to_refuse
 from artel.training.schedule import Length
 from support.runs import artel, losses, refused, succeed, write_run
 

@@ -28,7 +28,7 @@ class VocabularyShard:
 
     group: dist.ProcessGroup
     size: int
-    first: int
+    first_id: int
     max_ids: int
     """Ids per process. The last one may have fewer."""
     vocabulary: int
@@ -49,7 +49,7 @@ class VocabularyShard:
 
     def all_reduce_max(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the maximum over all processes and its id, from the local maximum, float32 (count,), and its id."""
-        local = torch.stack([scores, (ids + self.first).float()])  # exact up to 16 million ids
+        local = torch.stack([scores, (ids + self.first_id).float()])  # exact up to 16 million ids
         stacked = local.new_empty(self.size, *local.shape)
         dist.all_gather(list(stacked), local, group=self.group)
         best, process = stacked[:, 0].max(dim=0)
@@ -78,7 +78,7 @@ def cross_entropy_with_grad(
         is_local, columns = has_target, targets.clamp(min=0)[:, None]
     else:
         maxima, guesses = shard.all_reduce_max(maxima, guesses)
-        local = targets - shard.first
+        local = targets - shard.first_id
         is_local = (local >= 0) & (local < vocabulary)  # `IGNORED` is negative
         columns = local.clamp(0, vocabulary - 1)[:, None]
     at_target = scores.gather(1, columns)[:, 0]

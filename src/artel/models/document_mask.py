@@ -189,8 +189,8 @@ def _check_isolation(model: PreTrainedModel, causal: bool) -> None:
             document_ids = ids.split([length, second], dim=1)
             separate = torch.cat([model(input_ids=document).logits for document in document_ids], dim=1)
     except Exception as error:  # an architecture that rejects these masks may raise anything
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"{model.config.model_type} does not accept a mask of documents: {first}"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = f"{model.config.model_type} does not accept a mask of documents: {reason}"
         raise InputError.at("data.document_mask", what, _FIX) from None
     difference = _relative_difference(block_logits, separate)
     if not difference < _tolerance(model):

@@ -27,10 +27,10 @@ def decoder_inputs(model: PreTrainedModel, targets: torch.Tensor) -> torch.Tenso
     """
     shift_targets = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if shift_targets is not None:
-        first = torch.arange(targets.shape[1], device=targets.device) == 0
+        is_first = torch.arange(targets.shape[1], device=targets.device) == 0
         any_id = int(model.config.pad_token_id == 0)  # any id except padding
         empty = (targets == IGNORED).all(dim=1, keepdim=True)
-        shifted: torch.Tensor = shift_targets(targets.masked_fill(empty & first, any_id))
+        shifted: torch.Tensor = shift_targets(targets.masked_fill(empty & is_first, any_id))
         return shifted
     inputs = targets.new_empty(targets.shape)
     inputs[:, 1:] = targets[:, :-1]

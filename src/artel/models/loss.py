@@ -238,7 +238,7 @@ class ChunkedHead:
     def add_full(self, chunk: slice, grad_logits: torch.Tensor) -> None:
         """Like `add`, for the gradient of the tensor that `logits` returns."""
         if self._shard is not None:
-            grad_logits = grad_logits[:, self._shard.first :][:, : self._vocabulary]
+            grad_logits = grad_logits[:, self._shard.first_id :][:, : self._vocabulary]
         rows = self._matrix.shape[0]
         padding = self._padded_chunk(chunk).stop - chunk.stop
         self.add(chunk, F.pad(grad_logits, (0, rows - self._vocabulary, 0, padding)).to(self._inputs.dtype))

@@ -86,8 +86,8 @@ def shrink_weights(model: PreTrainedModel, device: torch.device) -> None:
             layer.state.reset_grads()
             layer.weight = weight
         elif isinstance(layer, Linear4bit):
-            size = layer.out_features * layer.in_features
-            weight = _frozen(torch.empty((size + 1) // 2, 1, dtype=torch.uint8, device=device))
+            num_weights = layer.out_features * layer.in_features
+            weight = _frozen(torch.empty((num_weights + 1) // 2, 1, dtype=torch.uint8, device=device))
             weight.quant_state = layer.quant_state = _make_4bit_state(layer, device)
             layer.weight = weight
 

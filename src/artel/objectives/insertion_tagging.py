@@ -234,15 +234,15 @@ def comma_positions(text: str) -> list[int]:
     words = list(_WORD.finditer(text))
     positions = set()
     for index in range(1, len(words)):
-        word, first = words[index][0].lower(), index
+        word, comma_word = words[index][0].lower(), index
         if word not in _CONJUNCTIONS:
             continue
         previous = words[index - 1][0].lower()
         if (word in _RELATIVE_PRONOUNS and previous in _PREPOSITIONS) or (word == "что" and previous in _BEFORE_THAT):
-            first -= 1  # в котором, потому что
-        if first == 0:
+            comma_word -= 1  # в котором, потому что
+        if comma_word == 0:
             continue
-        end = words[first - 1].end()
-        if not text[end : words[first].start()].strip():  # otherwise a dash or full stop is there already
+        end = words[comma_word - 1].end()
+        if not text[end : words[comma_word].start()].strip():  # otherwise a dash or full stop is there already
             positions.add(end - 1)
     return sorted(positions)

@@ -94,11 +94,11 @@ class Masked(Texts, Decoding):
 
     def batch(self, rows: Rows) -> Batch:
         before, after = self._frame.before, self._frame.after
-        count, length = rows.ids.shape
-        ids = np.full((count, length + self._frame.size), self.tokenizer.pad_id, dtype=np.int64)
+        num_rows, length = rows.ids.shape
+        ids = np.full((num_rows, length + self._frame.size), self.tokenizer.pad_id, dtype=np.int64)
         targets, numbers = np.full_like(ids, IGNORED), np.zeros_like(ids)
         packed = np.ones_like(rows.ids) if rows.flags is None else document_numbers(rows.flags)
-        for row in range(count):
+        for row in range(num_rows):
             documents = packed[row][packed[row] > 0]  # padding is at the end
             visible, labels = self.mask_tokens(
                 rows.ids[row, : len(documents)], int(rows.epochs[row]), int(rows.indices[row])
@@ -182,7 +182,7 @@ class FilledText:
     candidates: list[list[tuple[str, float]]]
 
 
-def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count: int = 5) -> FilledText:
+def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, num_candidates: int = 5) -> FilledText:
     """Fill each mask independently. Raise InputError if the text has no mask, or is too long for the model."""
     import torch
 
@@ -201,7 +201,7 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
     probabilities = logits.softmax(dim=-1)
     probabilities[:, tokenizer.special_ids] = 0  # not renormalized, as in transformers' pipeline
     probabilities[:, tokenizer.vocabulary :] = 0  # embedding rows without a token
-    best = probabilities.topk(count)
+    best = probabilities.topk(num_candidates)
     candidates = [
         [(tokenizer.decode([token]), chance) for token, chance in zip(tokens, chances, strict=True)]
         for tokens, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)

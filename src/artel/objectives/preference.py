@@ -381,5 +381,5 @@ def _first_answer(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (prompt ids, answer ids, answer flags) of the chosen answer, or of the rejected one if there is none."""
     assert sample.flags is not None
     length = sample.numbers[_CHOSEN] or sample.numbers[_REJECTED]
-    first = int(np.flatnonzero(sample.flags[:length])[0])
-    return sample.ids[:first], sample.ids[first:length], sample.flags[first:length]
+    answer_start = int(np.flatnonzero(sample.flags[:length])[0])
+    return sample.ids[:answer_start], sample.ids[answer_start:length], sample.flags[answer_start:length]

@@ -319,9 +319,9 @@ def ranking_metrics(all_ranks: list[np.ndarray]) -> dict[str, float]:
 
     `mrr` of the first match, `ndcg` at 10, and `accuracy`, the fraction of queries whose first document matches.
     """
-    first = np.array([ranked[0] for ranked in all_ranks])
+    first_ranks = np.array([ranked[0] for ranked in all_ranks])
     return {
-        "mrr": float((1 / first).mean()),
+        "mrr": float((1 / first_ranks).mean()),
         "ndcg": float(np.mean([ndcg(ranked) for ranked in all_ranks])),
-        "accuracy": float((first == 1).mean()),
+        "accuracy": float((first_ranks == 1).mean()),
     }

@@ -129,36 +129,40 @@ class NegativeSampler:
         assert sample.flags is not None
         return split_texts(sample.ids, sample.flags)[2:]
 
-    def choose(self, negatives: list[np.ndarray], sample: int, epoch: int, count: int) -> list[np.ndarray]:
-        """Return up to `count` of a record's negatives. If it has more, choose different ones in each epoch."""
-        if len(negatives) <= count:
+    def choose(self, negatives: list[np.ndarray], sample: int, epoch: int, limit: int) -> list[np.ndarray]:
+        """Return up to `limit` of a record's negatives. If it has more, choose different ones in each epoch."""
+        if len(negatives) <= limit:
             return negatives
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:own:{epoch}:{sample}".encode()))
         with np.errstate(over="ignore"):
             order = np.argsort(splitmix64(key + np.arange(len(negatives), dtype=np.uint64)))
-        return [negatives[index] for index in order[:count].tolist()]
+        return [negatives[index] for index in order[:limit].tolist()]
 
-    def draw(self, sample: int, epoch: int, count: int, negatives: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        """Return the ids of up to `count` different documents that no record names for this query.
+    def draw(
+        self, sample: int, epoch: int, num_documents: int, negatives: Sequence[np.ndarray] = ()
+    ) -> list[np.ndarray]:
+        """Return the ids of up to `num_documents` different documents that no record names for this query.
 
         `negatives`: ids of the record's negatives. Returns fewer if the split has too few documents.
         """
         negative_bytes = {document.tobytes() for document in negatives}
         key = np.uint64(xxhash.xxh3_64_intdigest(f"{self._seed}:negatives:{epoch}:{sample}".encode()))
-        first, last = (np.searchsorted(self._sorted, self._queries[sample], side) for side in ("left", "right"))
-        known = set(self._documents[self._by_query[first:last]].tolist())
+        start, end = (np.searchsorted(self._sorted, self._queries[sample], side) for side in ("left", "right"))
+        known = set(self._documents[self._by_query[start:end]].tolist())
         chosen: list[int] = []
-        size = 4 * count
-        for round_number in range(_MAX_ROUNDS if count else 0):
+        num_drawn = 4 * num_documents
+        for round_number in range(_MAX_ROUNDS if num_documents else 0):
             with np.errstate(over="ignore"):  # arithmetic modulo 2**64
-                drawn = splitmix64(key + np.arange(round_number * size, (round_number + 1) * size, dtype=np.uint64))
+                drawn = splitmix64(
+                    key + np.arange(round_number * num_drawn, (round_number + 1) * num_drawn, dtype=np.uint64)
+                )
             for index in (drawn % np.uint64(len(self._queries))).tolist():
                 document = int(self._documents[index])
                 if document not in known:
                     known.add(document)
                     if not negative_bytes or self._read_document(index).tobytes() not in negative_bytes:
                         chosen.append(index)
-                if len(chosen) == count:
+                if len(chosen) == num_documents:
                     return [self._read_document(index) for index in chosen]
         return [self._read_document(index) for index in chosen]
 

@@ -382,5 +382,5 @@ def chrf(pairs: Iterable[tuple[str, str]]) -> float:
     return 100 * (1 + _BETA**2) * precision * recall / (_BETA**2 * precision + recall)
 
 
-def _ngrams(text: str, size: int) -> Counter[str]:
-    return Counter(text[start : start + size] for start in range(len(text) - size + 1))
+def _ngrams(text: str, length: int) -> Counter[str]:
+    return Counter(text[start : start + length] for start in range(len(text) - length + 1))

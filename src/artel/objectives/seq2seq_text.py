@@ -242,8 +242,8 @@ def _group_by_length(lengths: Sequence[int], inputs: Sequence[GenerationInput]) 
     settings = [(request.sampling, request.should_stop, request.on_text) for request in inputs]
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     while order:
-        first = settings[order[0]]
-        count = _BATCH_ROWS if first[0].temperature == 0 and first[2] is None else 1
-        batch = [index for index in order if settings[index] == first][:count]
+        batch_settings = settings[order[0]]
+        max_rows = _BATCH_ROWS if batch_settings[0].temperature == 0 and batch_settings[2] is None else 1
+        batch = [index for index in order if settings[index] == batch_settings][:max_rows]
         order = [index for index in order if index not in batch]
         yield batch

@@ -23,8 +23,8 @@ def bits_to_floats(bits: np.ndarray) -> np.ndarray:
 def mean_ranks(values: np.ndarray) -> np.ndarray:
     """Return ranks (count,) from 1; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    last_ranks = np.cumsum(counts)
+    return (last_ranks - (counts - 1) / 2)[inverse]
 
 
 def pearson(first: np.ndarray, second: np.ndarray) -> float:

@@ -215,12 +215,12 @@ class Save:
             run.trackers.show_progress("writing the checkpoint")
             _save_and_wait(run)
         else:
-            run.saver.save(run.progress_so_far(), last=False)
+            run.saver.save(run.progress_so_far(), is_last=False)
 
 
 def _save_and_wait(run: Run) -> None:
     """Write a checkpoint while the loop waits. Raise WorkError on all ranks if one of them fails."""
-    saved = run.saver.save(run.progress_so_far(), last=True)
+    saved = run.saver.save(run.progress_so_far(), is_last=True)
     if run.strategy.all_reduce_sum([float(not saved)])[0]:
         lines = run.saver.failures or ["the checkpoint could not be written"]
         raise WorkError([Problem(f"step {run.step}", line) for line in lines])

@@ -231,22 +231,22 @@ def _find_batch_plan(
     samples: Samples,
     strategy: ParallelStrategy,
     world: World,
-    strategy_size: int | None,
+    strategy_rows: int | None,
 ) -> MicroBatchPlan:
     """Return the micro-batch plan set by the run or its strategy, or the largest that fits the longest sample."""
-    mode, size = config.train.activation_checkpointing, strategy_size or config.train.micro_batch
-    if size != "auto" and mode != "auto":
-        return MicroBatchPlan(size, mode)
+    mode = config.train.activation_checkpointing
+    fixed_rows = strategy_rows or config.train.micro_batch
+    if fixed_rows != "auto" and mode != "auto":
+        return MicroBatchPlan(fixed_rows, mode)
     index, row_tokens = longest_sample(objective, samples)
-    max_rows = ceil_div(config.train.batch, strategy.dp_degree) if size == "auto" else size
+    max_rows = ceil_div(config.train.batch, strategy.dp_degree) if fixed_rows == "auto" else fixed_rows
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
     planned_before_run = planned_micro_batch(RunFolder(Path(config.run)), world.device)
     if not strategy.can_probe_memory:
-        largest = sizes_to_try(max_rows, row_tokens, world.device)[-1] if size == "auto" else size
-        if size == "auto" and world.device.type == "cuda":
+        largest = sizes_to_try(max_rows, row_tokens, world.device)[-1] if fixed_rows == "auto" else fixed_rows
+        planned = None
+        if fixed_rows == "auto" and world.device.type == "cuda":
             planned = agreed_plan(planned_before_run, modes, strategy.all_reduce_min)
-        else:
-            planned = None
         return planned or MicroBatchPlan(largest, modes[0])
 
     last_result = ""
@@ -277,7 +277,7 @@ def _find_batch_plan(
         key=cache_key(config, strategy.model, max_rows, row_tokens, world.device, world.size),
         run=RunFolder(Path(config.run)).micro_batches,
         reserve=state_bytes(strategy.model, config.train, on=world.device),
-        exactly=size != "auto",
+        exactly=fixed_rows != "auto",
         all_reduce_min=strategy.all_reduce_min,
         planned=planned_before_run,
         is_ample=plans_ample_memory(RunFolder(Path(config.run))),

@@ -230,15 +230,15 @@ class IntervalClock:
     """
 
     def __init__(self) -> None:
-        self._last: float | None = None
+        self._last_due: float | None = None
 
     def is_due(self, run: Run, interval: Interval) -> bool:
         """True if the interval ends with the newest step. The same on all ranks."""
         if interval.seconds is None:
             return run.length.is_due(interval, run.step)
-        if self._last is None:
-            self._last = run.first_rank_seconds
-        due = run.first_rank_seconds - self._last >= interval.seconds
-        if due:
-            self._last = run.first_rank_seconds
-        return due
+        if self._last_due is None:
+            self._last_due = run.first_rank_seconds
+        is_due = run.first_rank_seconds - self._last_due >= interval.seconds
+        if is_due:
+            self._last_due = run.first_rank_seconds
+        return is_due

@@ -189,12 +189,8 @@ def _iterate_metrics(results: dict[str, Any]) -> Iterator[tuple[str, str, str, f
         for key, value in metrics.items():
             metric, _, filter_name = key.partition(",")
             if isinstance(value, int | float) and filter_name and not metric.endswith("_stderr"):
-                yield (
-                    f"{task}/{metric}" + ("" if filter_name == "none" else f"/{filter_name}"),
-                    task,
-                    metric,
-                    float(value),
-                )
+                suffix = "" if filter_name == "none" else f"/{filter_name}"
+                yield f"{task}/{metric}{suffix}", task, metric, float(value)
 
 
 def _is_file(task: str) -> bool:

@@ -76,8 +76,8 @@ def _schedule_notes(config: RunConfig, steps: int) -> Iterator[str]:
         yield f"train.warmup: {_warmup_problem(warmup, steps)}"
         return
     has_decay = rate(train, _MANY_STEPS - 1, _MANY_STEPS, 0) < 1
-    last = rate(train, steps - 1, steps)
-    if has_decay and last >= 1 and steps > 1:
+    last_rate = rate(train, steps - 1, steps)
+    if has_decay and last_rate >= 1 and steps > 1:
         cause = "the warmup takes the entire run" if warmup >= steps - 1 else "the run is too short for its decay"
         yield f"train.schedule: {train.schedule} never lowers the learning rate: {cause} of {steps:,} steps"
     elif not has_decay and _is_set(train, "minimum_learning_rate"):

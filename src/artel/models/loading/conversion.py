@@ -34,7 +34,7 @@ from artel.models.loading.safetensors_files import TensorFiles
 class Conversion:
     """Saved tensors that are converted together to one or several parameters."""
 
-    first: str
+    first_target: str
     """The full name of the parameter, or of the first one."""
     converter: WeightConverter
     sources: dict[str, list[str]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Conversion:
         self, reference: PreTrainedModel, files: TensorFiles, rows: slice | None = None
     ) -> dict[str, torch.Tensor]:
         """Return the full parameters, or `rows` of one that `is_stacked`. `reference`: the model on the meta device."""
-        dtype = reference.get_parameter_or_buffer(self.first).dtype
+        dtype = reference.get_parameter_or_buffer(self.first_target).dtype
         sources = {pattern: names[rows] if rows else names for pattern, names in self.sources.items()}
         return self._run(reference, sources, lambda name: files.read(name).to(dtype), None)
 
@@ -84,8 +84,8 @@ class Conversion:
         converter = copy.deepcopy(self.converter)
         for pattern, names in sources.items():
             for name in names:
-                converter.add_tensor(self.first, name, pattern, partial(read, name))
-        tensors = converter.convert(self.first, model=reference, config=reference.config, loading_info=info)
+                converter.add_tensor(self.first_target, name, pattern, partial(read, name))
+        tensors = converter.convert(self.first_target, model=reference, config=reference.config, loading_info=info)
         return {name: value[0] if isinstance(value, list) else value for name, value in tensors.items()}
 
 
@@ -93,7 +93,7 @@ class Conversion:
 class LoadingPlan:
     """The source of each saved parameter or buffer, by full name, and the names that did not match."""
 
-    same: dict[str, str]
+    key_of_target: dict[str, str]
     """Names in the files of parameters and buffers that are saved as one tensor."""
     conversion_of_target: dict[str, Conversion]
     info: LoadStateDictInfo
@@ -105,7 +105,7 @@ class LoadingPlan:
     def leave_out(self, names: Collection[str]) -> None:
         """Do not load these names: they become missing keys."""
         for name in names:
-            self.same.pop(name, None)
+            self.key_of_target.pop(name, None)
             self.conversion_of_target.pop(name, None)
             self.info.missing_keys.add(name)
         self.info.mismatched_keys = {entry for entry in self.info.mismatched_keys if entry[0] not in names}
@@ -121,7 +121,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
     empty: dict[str, Any] = {"conversion_errors": {}, "error_msgs": []}
     info = LoadStateDictInfo(**{key.name: empty.get(key.name, set()) for key in fields(LoadStateDictInfo)})
     info.missing_keys = set(tensors)
-    same: dict[str, str] = {}
+    key_of_target: dict[str, str] = {}
     conversions: dict[str, Conversion] = {}
     unused: list[str] = []
     for key in sorted(files.names, key=dot_natural_key):
@@ -129,7 +129,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
         if name not in tensors and key in tensors:  # the file already uses the new name
             name, pattern = rename_source_key(key, [], [], prefix, tensors)
         if name in tensors and pattern is None:
-            same.setdefault(name, key)
+            key_of_target.setdefault(name, key)
         elif name in tensors:
             conversion = conversions.setdefault(name, Conversion(name, by_pattern[pattern]))
             conversion.sources.setdefault(pattern, []).append(key)
@@ -140,7 +140,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
             unused.append(key)
             targets = by_pattern[pattern].target_patterns
             info.unexpected_keys |= {name.replace(targets[0], target) for target in targets}
-    shapes = {name: files.shape(key) for name, key in same.items()}
+    shapes = {name: files.shape(key) for name, key in key_of_target.items()}
     for conversion in conversions.values():
         shapes |= conversion.shapes(model, files, info)
     for name, shape in shapes.items():
@@ -153,4 +153,4 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
     conversion_of_target = {name: conversion for conversion in conversions.values() for name in conversion.targets}
     # Earlier versions of transformers revert all entries.
     used_entries = [entry for entry in table if not hasattr(entry, "was_used") or entry.was_used()]
-    return LoadingPlan(same, conversion_of_target, info, used_entries, unused)
+    return LoadingPlan(key_of_target, conversion_of_target, info, used_entries, unused)

@@ -272,7 +272,7 @@ class PartConversion(Conversion):
     ) -> dict[str, torch.Tensor]:
         """Like `Conversion.convert`."""
         assert self.multimodal is not None
-        inner = Conversion(self.multimodal.full_name(self.first), self.converter, self.sources)
+        inner = Conversion(self.multimodal.full_name(self.first_target), self.converter, self.sources)
         tensors = inner.convert(self.multimodal.model, files, rows)
         return {self.multimodal.name_in_part(name) or name: tensor for name, tensor in tensors.items()}
 
@@ -297,13 +297,13 @@ def plan_part(multimodal: MultimodalModel, plan: LoadingPlan) -> LoadingPlan:
         missing_keys={names[full] for full in plan.info.missing_keys if full in names},
         mismatched_keys={(names[full], *shapes) for full, *shapes in plan.info.mismatched_keys if full in names},
     )
-    same = {names[full]: key for full, key in plan.same.items() if full in names}
-    return LoadingPlan(same, converted, info, plan.used_entries, plan.unused)
+    key_of_target = {names[full]: key for full, key in plan.key_of_target.items() if full in names}
+    return LoadingPlan(key_of_target, converted, info, plan.used_entries, plan.unused)
 
 
 def _part_conversion(multimodal: MultimodalModel, entry: Conversion) -> PartConversion:
     names = [multimodal.name_in_part(name) or name for name in entry.targets]
-    first = multimodal.name_in_part(entry.first) or entry.first
+    first = multimodal.name_in_part(entry.first_target) or entry.first_target
     return PartConversion(first, entry.converter, entry.sources, names, multimodal)
 
 

@@ -234,7 +234,7 @@ class _Sources:
         self._adapters = weights.adapters
         saved: dict[str, str | Conversion] = {}
         if weights.plan is not None:
-            saved = {**weights.plan.conversion_of_target, **weights.plan.same}
+            saved = {**weights.plan.conversion_of_target, **weights.plan.key_of_target}
         self._saved = {self.names[name]: origin for name, origin in saved.items()}
         grown = {self.names[name]: rows for name, rows in weights.grown.items()}
         self._grown = {name: rows for name, rows in grown.items() if name in self._saved}

@@ -68,13 +68,13 @@ def format_error(error: Exception) -> str:
 
 def loading_error(name: str, error: Exception) -> InputError:
     """Return the error for a model that transformers could not load, with a fix."""
-    first = format_error(error)
+    reason = format_error(error)
     offline_note = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     hub_fix = f"a hub id needs network access{offline_note}; or use a folder"
     fix = "check its config.json and weights" if Path(name).is_dir() else hub_fix
-    what = f"{name} cannot be loaded: {first}"
+    what = f"{name} cannot be loaded: {reason}"
     if not Path(name).exists():
-        what = f"there is no folder {name}, and as a hub model it cannot be loaded: {first}"
+        what = f"there is no folder {name}, and as a hub model it cannot be loaded: {reason}"
     return InputError.at("model.from", what, fix)
 
 
@@ -134,10 +134,10 @@ def check_folder(folder: Path) -> None:
         try:
             _load_on_meta(file)
         except Exception as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise InputError.at(
                 str(file),
-                f"is not a file of tensors only: {first}",
+                f"is not a file of tensors only: {reason}",
                 "no code in it was run; if you trust it, convert it to safetensors",
             ) from None
 

@@ -312,18 +312,19 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer, min_rows: int = 0) 
     Return the old number of rows of each resized parameter.
     """
     model = built.model
-    rows, size = model.get_input_embeddings().weight.shape[0], max(tokenizer.vocabulary, min_rows)
-    if size <= rows:
+    old_rows = model.get_input_embeddings().weight.shape[0]
+    new_rows = max(tokenizer.vocabulary, min_rows)
+    if new_rows <= old_rows:
         return {}
     old_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    model.resize_token_embeddings(size, mean_resizing=False)
+    model.resize_token_embeddings(new_rows, mean_resizing=False)
     embedding_layers = (model.get_input_embeddings(), model.get_output_embeddings())
     built.new_modules += [
         name for name, module in model.named_modules() if any(module is layer for layer in embedding_layers)
     ]
     built.notes.append(
-        f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
-        f"{size - rows} new ones were added, newly initialized"
+        f"the tokenizer has {tokenizer.vocabulary} ids, the model had {old_rows} embeddings: "
+        f"{new_rows - old_rows} new ones were added, newly initialized"
     )
     new_parameters = dict(model.named_parameters())
     return {
@@ -352,7 +353,7 @@ def _tie(model: PreTrainedModel, files: TensorFiles, plan: LoadingPlan) -> None:
     for target, source in list(model.all_tied_weights_keys.items()):
         if target in missing or source in missing:
             continue
-        if _are_equal(files, plan.same.get(target), plan.same.get(source)):
+        if _are_equal(files, plan.key_of_target.get(target), plan.key_of_target.get(source)):
             missing.add(target)
         else:
             _logger.warning("%s and %s are tied in this model but not in its files, so not tied", source, target)

@@ -166,7 +166,7 @@ def _write_weights(values: _PartTensors, multimodal: MultimodalModel, folder: Pa
     files = find_files(multimodal.source, multimodal.config)
     with files:
         plan = plan_multimodal(multimodal, files)
-    parameters = {key: name for name, key in plan.same.items()}
+    parameters = {key: name for name, key in plan.key_of_target.items()}
     conversions = {
         key: entry for entry in plan.conversion_of_target.values() for keys in entry.sources.values() for key in keys
     }

@@ -64,8 +64,8 @@ def build_from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTraine
     except InputError:
         raise
     except Exception as error:  # architectures raise various errors
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"{config.model_type} cannot be built: {first}"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = f"{config.model_type} cannot be built: {reason}"
         raise InputError.at("model.config", what, "check its sizes") from None
 
 
@@ -75,9 +75,9 @@ def build_pretrained_structure(request: ModelRequest) -> PreTrainedModel:
     config, _ = load_pretrained_config(request)
     try:
         if is_multimodal(config, request.auto_class):
-            part, multimodal = find_language_part(config, name)
-            set_multimodal(part, multimodal)
-            return part
+            language_part, multimodal = find_language_part(config, name)
+            set_multimodal(language_part, multimodal)
+            return language_part
         return build_without_weights(config, request.auto_class, request.heads, runs_code)
     except InputError:
         raise

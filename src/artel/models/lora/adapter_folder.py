@@ -205,9 +205,9 @@ def check_all_loaded(adapter: AdapterFolder, unexpected: list[str]) -> None:
 
 def mismatch_error(adapter: AdapterFolder, error: Exception) -> InputError:
     """Return the error for an adapter that does not fit its base."""
-    first = " ".join(str(error).split())[:300]
+    reason = " ".join(str(error).split())[:300]
     fix = f"it belongs to {adapter.base}; is that still the same model?"
-    return InputError.at(str(adapter.folder / WEIGHTS), f"does not fit its base model: {first}", fix)
+    return InputError.at(str(adapter.folder / WEIGHTS), f"does not fit its base model: {reason}", fix)
 
 
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:

@@ -263,8 +263,8 @@ def _whole_character_range(content: bytes) -> tuple[int, int]:
         byte = content[tail - cut]
         if byte & 0xC0 == 0x80:
             continue
-        size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        return head, tail if size <= cut else tail - cut
+        num_bytes = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return head, tail if num_bytes <= cut else tail - cut
     return head, tail
 
 

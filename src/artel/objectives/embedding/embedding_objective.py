@@ -142,10 +142,10 @@ class Embedding(Objective, Decoding):
 
     def check(self, model: PreTrainedModel) -> None:
         """Check the vector size. Let texts share rows if the model isolates them."""
-        size = model.config.get_text_config().hidden_size
-        if problems := _matryoshka_problems(size, self._embedding.matryoshka):
+        vector_size = model.config.get_text_config().hidden_size
+        if problems := _matryoshka_problems(vector_size, self._embedding.matryoshka):
             raise InputError(problems)
-        self.outputs = tuple(map(str, range(size)))
+        self.outputs = tuple(map(str, range(vector_size)))
         self._causal = is_causal(model)
         self._packs = isolates_texts(model, causal=self._causal)
 
@@ -330,12 +330,12 @@ def _folder_vector_size(model: ModelConfig) -> int | None:
     return getattr(config.get_text_config(), "hidden_size", None)
 
 
-def _matryoshka_problems(size: int | None, matryoshka: list[int]) -> list[Problem]:
-    """Return a problem if vectors of `size` numbers are shorter than a matryoshka size."""
-    if size is None or all(length <= size for length in matryoshka):
+def _matryoshka_problems(vector_size: int | None, matryoshka: list[int]) -> list[Problem]:
+    """Return a problem if vectors of `vector_size` numbers are shorter than a matryoshka size."""
+    if vector_size is None or all(length <= vector_size for length in matryoshka):
         return []
-    fitting = sorted({min(length, size) for length in matryoshka}, reverse=True)
-    what = f"{matryoshka[0]} is more than the {size} numbers of a vector of this model"
+    fitting = sorted({min(length, vector_size) for length in matryoshka}, reverse=True)
+    what = f"{matryoshka[0]} is more than the {vector_size} numbers of a vector of this model"
     return [Problem("embedding.matryoshka", what, f"write {fitting}")]
 
 

@@ -47,25 +47,25 @@ def retrieval_metrics(
     ideal = [sorted(relevance.values(), reverse=True)[:DEPTH] for relevance in judgements]
     ideal_gains = np.array([float(np.dot(discounts[: len(scores)], scores)) for scores in ideal])
     hits = gains > 0
-    first = np.where(hits.any(axis=1), 1 / (1 + hits.argmax(axis=1)), 0.0)
+    reciprocal_ranks = np.where(hits.any(axis=1), 1 / (1 + hits.argmax(axis=1)), 0.0)
     metrics = {f"recall_at_{depth}": float((hits[:, :depth].sum(axis=1) / counts).mean()) for depth in _RECALLS}
     return metrics | {
-        f"mrr_at_{DEPTH}": float(first.mean()),
+        f"mrr_at_{DEPTH}": float(reciprocal_ranks.mean()),
         f"ndcg_at_{DEPTH}": float(((gains * discounts[: gains.shape[1]]).sum(axis=1) / ideal_gains).mean()),
     }
 
 
-def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, excluded: Mapping[int, int]) -> np.ndarray:
-    """Return the indices of up to `count` nearest documents of each query, nearest first; -1 for none."""
-    count = min(count, len(corpus))
-    indices = np.empty((len(queries), count), dtype=np.int64)
+def nearest(queries: np.ndarray, corpus: np.ndarray, num_nearest: int, excluded: Mapping[int, int]) -> np.ndarray:
+    """Return the indices of up to `num_nearest` nearest documents of each query, nearest first; -1 for none."""
+    num_nearest = min(num_nearest, len(corpus))
+    indices = np.empty((len(queries), num_nearest), dtype=np.int64)
     chunk_size = max(1, _MAX_COSINES // max(1, len(corpus)))
     for start in range(0, len(queries), chunk_size):
         cosines = queries[start : start + chunk_size] @ corpus.T
         for row in range(len(cosines)):
             if (document := excluded.get(start + row)) is not None:
                 cosines[row, document] = -np.inf
-        order = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
+        order = np.argsort(-cosines, axis=1, kind="stable")[:, :num_nearest]
         order[np.take_along_axis(cosines, order, axis=1) == -np.inf] = -1
         indices[start : start + chunk_size] = order
     return indices

@@ -235,11 +235,11 @@ class TextEncoder:
 
         Raise InputError if the vectors have fewer numbers than `dimensions`.
         """
-        size = model.config.get_text_config().hidden_size
-        if dimensions is not None and not 0 < dimensions <= size:
-            what = f"a vector has {size} numbers, but {dimensions} are requested"
-            raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
-        result = np.empty((len(rows), dimensions or size), dtype=np.float32)
+        vector_size = model.config.get_text_config().hidden_size
+        if dimensions is not None and not 0 < dimensions <= vector_size:
+            what = f"a vector has {vector_size} numbers, but {dimensions} are requested"
+            raise InputError.at("dimensions", what, f"write a number from 1 to {vector_size}")
+        result = np.empty((len(rows), dimensions or vector_size), dtype=np.float32)
         with evaluation_mode(model):
             for indices in batches_by_length([len(row) for row in rows]):
                 grouped = group_rows([rows[row] for row in indices], 1, self._tokenizer.pad_id)

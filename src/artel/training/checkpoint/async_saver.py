@@ -67,15 +67,15 @@ class Saver:
         if self._is_writer and self._is_asynchronous():
             self._pending = self._thread.submit(self._allocate, collect_states(self._items))
 
-    def save(self, progress: Progress, *, last: bool) -> bool:
-        """Start writing a checkpoint, and finish it if `last`. Return False if it is known to have failed."""
+    def save(self, progress: Progress, *, is_last: bool) -> bool:
+        """Start writing a checkpoint, and finish it if `is_last`. Return False if it is known to have failed."""
         self.wait()
         if not (self._is_writer or self._gathers):
             return True
         files = collect_states(self._items)
         if not self._is_writer:
             return True
-        in_background = not last and self._is_asynchronous()
+        in_background = not is_last and self._is_asynchronous()
         if in_background:
             files = self._copy(files)
         content = CheckpointContent(files, deepcopy(progress), self._run_file)

@@ -183,8 +183,8 @@ class ConsoleTracker(Tracker):
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        total = steps if self._budget is None else _BUDGET_BAR_LENGTH
-        self._task = self._bar.add_task("training", total=total, completed=self._completed(step), metrics="")
+        bar_length = steps if self._budget is None else _BUDGET_BAR_LENGTH
+        self._task = self._bar.add_task("training", total=bar_length, completed=self._completed(step), metrics="")
         self._bar.start()
 
     def on_step(self, step: int) -> None:
@@ -248,8 +248,8 @@ class ConsoleTracker(Tracker):
 
     def on_finish(self, report: Path | None) -> None:
         """Fill the bar: a run may stop early, and the used budget is known only at logged steps."""
-        total = self._step if self._budget is None else _BUDGET_BAR_LENGTH
-        self._bar.update(self._task, description="training", total=total, completed=total)
+        bar_length = self._step if self._budget is None else _BUDGET_BAR_LENGTH
+        self._bar.update(self._task, description="training", total=bar_length, completed=bar_length)
 
     def close(self) -> None:
         self._bar.stop()

@@ -70,6 +70,6 @@ class Muon(torch.optim.Optimizer):
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = _orthogonalize_full(parameter.grad.lerp(average, group["momentum"]), self._dtype)
                 # Updates entries by the same amount, whatever the shape of the matrix.
-                size = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
+                scale = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * size)
+                parameter.add_(update, alpha=-group["lr"] * scale)

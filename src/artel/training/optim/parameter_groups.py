@@ -33,10 +33,9 @@ def parameter_groups(
 
 def weight_matrices(model: PreTrainedModel) -> set[torch.Tensor]:
     """Return parameters of two or more dimensions, except biases of stacked experts and Mamba's states (A_log)."""
-    named_parameters = model.named_parameters()
     return {
         parameter
-        for name, parameter in named_parameters
+        for name, parameter in model.named_parameters()
         if parameter.ndim >= 2 and not name.endswith(("bias", "A_log"))
     }
 
