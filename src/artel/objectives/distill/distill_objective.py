@@ -8,7 +8,7 @@ or only the cross-entropy if the teacher has another tokenizer without this targ
 temperature T divides the logits of both models. T² keeps the gradient of the divergence as large as at T = 1 (Hinton et
 al. 2015, section 2).
 
-Samples and batches are those of another objective: the next token of texts, the assistant's turns, hidden tokens. With
+Another objective makes samples and batches: the next token of texts, the assistant's turns, or hidden tokens. With
 `top_k` the teacher's likeliest ids of each target are cached before training (`training/teacher.py`). The cache is
 indexed by sample and target, so it serves every epoch and step.
 """
