@@ -95,11 +95,11 @@ class QuestionWindows:
         """Return the window of `context` from token `first`. Positions count from the start of the sample."""
         fields, frame = document.record.fields, self.frame
         assert isinstance(fields, Question)
-        last = min(first + length, len(context.ids))
+        context_end = min(first + length, len(context.ids))
         window_start = len(frame.before) + len(question) + len(frame.between)
-        ids = np.concatenate([frame.before, question, frame.between, context.ids[first:last], frame.after])
+        ids = np.concatenate([frame.before, question, frame.between, context.ids[first:context_end], frame.after])
         start, end, answer_class = 0, 0, UNKNOWN
-        if answer is not None and first <= answer[0] and answer[1] < last:
+        if answer is not None and first <= answer[0] and answer[1] < context_end:
             start, end = answer[0] - first + window_start, answer[1] - first + window_start
             answer_class = CLASSES.index(fields.answer_class)
         numbers = (0, first, window_start, start, end, answer_class)  # the store counts the documents
@@ -107,8 +107,8 @@ class QuestionWindows:
             return Sample(ids.astype(np.int64), None, numbers)
         # The characters of each token in the document, to turn a predicted span into text: start << 32 | end.
         offsets = np.zeros(len(ids), dtype=np.uint64)
-        starts, ends = (array[first:last].astype(np.uint64) for array in (context.starts, context.ends))
-        offsets[window_start : window_start + last - first] = starts << np.uint64(32) | ends
+        starts, ends = (array[first:context_end].astype(np.uint64) for array in (context.starts, context.ends))
+        offsets[window_start : window_start + context_end - first] = starts << np.uint64(32) | ends
         return Sample(ids.astype(np.int64), offsets, numbers)
 
     def example_texts(self, sample: Sample) -> tuple[str, str]:
