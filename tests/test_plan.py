@@ -80,8 +80,8 @@ def real_peaks(run, data, outline):
     data.objective.loss(model, data.batch(1))  # finds the output head
     live, real = LiveBytes(), []
     with live:
-        live.name(model.parameters(), WEIGHTS)
-        live.name(model.buffers(), COMMUNICATION)
+        live.set_kind(model.parameters(), WEIGHTS)
+        live.set_kind(model.buffers(), COMMUNICATION)
         optimizer = Optimizer(model, run.train, run.seed, None, "fp32")
         for _ in range(2):
             begin = len(live.events)

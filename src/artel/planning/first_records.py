@@ -41,7 +41,8 @@ def check_records(config: RunConfig) -> list[str]:
         objective = _load_objective(config)
     except InputError:
         return []
-    objective_class, records = objective_type(config), _read_records(config)
+    objective_class = objective_type(config)
+    records = _read_records(config)
     is_undecided = bool(objective_class.undecided(config))
     if objective is not None and not is_undecided:
         records.make_samples(objective)
@@ -104,8 +105,8 @@ class _Records:
         if not self.rejected:
             return []
         first = self.rejected[0]
-        count = f"{self.ledger.total.read:,}" if self.is_complete else f"the first {self.num_read:,}"
-        return [f"{len(self.rejected):,} of {count} records cannot be used, the first {first.origin}: {first.detail}"]
+        total = f"{self.ledger.total.read:,}" if self.is_complete else f"the first {self.num_read:,}"
+        return [f"{len(self.rejected):,} of {total} records cannot be used, the first {first.origin}: {first.detail}"]
 
 
 class _TooManyRejected(Exception):
@@ -127,7 +128,8 @@ def _read_records(config: RunConfig) -> _Records:
             raise _TooManyRejected
 
     ledger = Ledger(on_reject=reject)
-    documents, remaining_bytes = [], _MAX_BYTES
+    documents = []
+    remaining_bytes = _MAX_BYTES
     try:
         for document in read_documents(data, ledger, _MAX_BYTES):
             documents.append(document)

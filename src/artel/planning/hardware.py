@@ -164,12 +164,12 @@ def find_hardware(
     if count and not (count.isdecimal() and 1 <= int(count) <= _MAX_DEVICES):
         what = f"{count!r} is not a number of accelerators per node"
         raise InputError.at("--hardware", what, f"use {name}:8, for example; at most {_MAX_DEVICES:,}")
-    host = _parse_host_memory(host_memory) if host_memory else None
+    host_bytes = _parse_host_memory(host_memory) if host_memory else None
     network = Link(interconnect, _parse_interconnect(interconnect)) if interconnect else None
     if name in ("", "cpu"):
-        return _describe_this_machine(int(count) if count else None, nodes, host, network, on_cpu=name == "cpu")
+        return _describe_this_machine(int(count) if count else None, nodes, host_bytes, network, on_cpu=name == "cpu")
     name, accelerator = _find_accelerator(name)
-    return _build_from_table(name, accelerator, int(count or 1), nodes, host, network)
+    return _build_from_table(name, accelerator, int(count or 1), nodes, host_bytes, network)
 
 
 def _find_accelerator(name: str) -> tuple[str, Accelerator]:
@@ -215,21 +215,21 @@ def _describe_this_machine(
     count: int | None, nodes: int, host_memory: int | None, network: Link | None, on_cpu: bool
 ) -> Hardware:
     machine_memory = memory()
-    host = host_memory or machine_memory.limit or machine_memory.total
+    host_bytes = host_memory or machine_memory.limit or machine_memory.total
     if torch.cuda.is_available() and not on_cpu:
-        return _describe_gpus(count or torch.cuda.device_count(), nodes, host, network)
+        return _describe_gpus(count or torch.cuda.device_count(), nodes, host_bytes, network)
     return Hardware(
         name=f"{processor_name()}, {usable_cores()} cores",
         device="cpu",
         count=count or 1,
         nodes=nodes,
-        memory_bytes=host,
+        memory_bytes=host_bytes,
         memory_bandwidth=None,
         peak_flops={},
         link=None,
         network=network,
         watts=None,
-        host_memory_bytes=host,
+        host_memory_bytes=host_bytes,
         source="this machine",
     )
 

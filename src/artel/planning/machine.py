@@ -43,13 +43,13 @@ def get_disk(folder: Path) -> Disk:
 
 
 def get_shared_memory_bytes() -> int | None:
-    """Return the size of /dev/shm, through which processes of a machine communicate. None if there is none."""
+    """Return the size of /dev/shm, through which processes of a machine communicate. None if it does not exist."""
     folder = Path("/dev/shm")
     return shutil.disk_usage(folder).total if folder.is_dir() else None
 
 
 def find_home() -> Path | None:
-    """Return the user's home folder. None if there is none."""
+    """Return the user's home folder. None if it cannot be determined."""
     try:
         return Path.home()
     except RuntimeError:
@@ -100,6 +100,6 @@ def describe_python() -> str:
     return f"{platform.python_version()} ({sys.executable})"
 
 
-def format_gib(count: int) -> str:
+def format_gib(num_bytes: int) -> str:
     """Format a number of bytes in GiB."""
-    return f"{count / 2**30:,.1f} GiB"
+    return f"{num_bytes / 2**30:,.1f} GiB"

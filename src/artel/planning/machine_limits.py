@@ -37,7 +37,7 @@ _FROZEN_FLOPS = 2 / 3
 def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, on_host: int) -> None:
     """Raise InputError, with the numbers, if a run cannot fit into this machine's memory.
 
-    Count weights, gradients and optimizer state, which a step needs in memory together, and on a host the processes
+    Count weights, gradients and optimizer state, which a step needs at the same time, and on a host also the processes
     themselves. Do not count activations and communication buffers, whose size is uncertain. `model` may be on the meta
     device. `on_host` processes of `dims` run on this machine, each on its own GPU if there are GPUs.
     """
@@ -49,33 +49,33 @@ def check_memory(model: PreTrainedModel, config: RunConfig, dims: ParallelDims, 
         + state
         + int(frozen * _bytes_per_frozen(model, config, device))
     )
-    needed = model_bytes // (dims.world_size // dims.dp_replicate)  # at least, with any sharding
+    needed_bytes = model_bytes // (dims.world_size // dims.dp_replicate)  # at least, with any sharding
     if device.type == "cuda" and config.parallel.offload == "none":
         capacity = max(
-            torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count())
+            torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())
         )
         processes, available = "a process", f"the largest GPU here has {format_gib(capacity)}"
     elif device.type == "cpu":
         host = memory()
         capacity = (host.limit or host.total) + swap_bytes()
-        needed = (needed + MIN_PROCESS_BYTES) * on_host
+        needed_bytes = (needed_bytes + MIN_PROCESS_BYTES) * on_host
         processes = f"{on_host:,} processes here" if on_host > 1 else "one process"
         available = f"{'its control group' if host.limit else 'this machine'} has {format_gib(capacity)}"
     else:
         return
-    if needed > capacity:
+    if needed_bytes > capacity:
         bytes_per_parameter = 2 * _BYTES_PER_WEIGHT[config.train.weights] + state / max(1, trained)
         what = (
-            f"{trained + frozen:,} parameters need at least {format_gib(needed)} in {processes}, but {available}: "
-            f"weights, gradients and {config.train.optimizer}'s state take {bytes_per_parameter:.3g} bytes for each of "
-            f"the {trained:,} trained"
+            f"{trained + frozen:,} parameters need at least {format_gib(needed_bytes)} in {processes}, but "
+            f"{available}: weights, gradients and {config.train.optimizer}'s state take {bytes_per_parameter:.3g} "
+            f"bytes for each of the {trained:,} trained"
         )
         where = "model.config" if config.model.from_ is None else "model.from"
         fix = "use a smaller model, or shard it over more machines with parallel.data: fsdp"
         if config.model.from_ is not None:
             fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantize: nf4"
-        if device.type == "cpu" and on_host > 1 and needed // on_host <= capacity:
-            fix = f"start at most {capacity // (needed // on_host):,} processes; or {fix}"
+        if device.type == "cpu" and on_host > 1 and needed_bytes // on_host <= capacity:
+            fix = f"start at most {capacity // (needed_bytes // on_host):,} processes; or {fix}"
         raise InputError.at(where, what, fix)
 
 
@@ -130,16 +130,14 @@ def min_budget_seconds(config: RunConfig, model: PreTrainedModel, world_size: in
     objective_class = objective_type(config)
     if not objective_class.packs_text:
         return None
-    rate, flops = (
-        _peak_flops_per_second(config),
-        estimate_flops_per_token(model.config, objective_class.auto_class, config.data.block),
-    )
+    rate = _peak_flops_per_second(config)
+    flops = estimate_flops_per_token(model.config, objective_class.auto_class, config.data.block)
     if rate is None or flops is None:
         return None
     if local_device().type == "cpu":  # all processes of a host share its cores
         rate /= on_host
-    computed = _FROZEN_FLOPS if config.model.lora is not None or config.model.freeze else 1.0
-    return FEWEST_STEPS * config.train.batch * config.data.block * flops * computed / (rate * world_size)
+    computed_fraction = _FROZEN_FLOPS if config.model.lora is not None or config.model.freeze else 1.0
+    return FEWEST_STEPS * config.train.batch * config.data.block * flops * computed_fraction / (rate * world_size)
 
 
 def _peak_flops_per_second(config: RunConfig) -> float | None:
@@ -149,7 +147,8 @@ def _peak_flops_per_second(config: RunConfig) -> float | None:
         return max((peak * 1e12 for peak in data_sheet(device_name(device)).values()), default=None)
     precision = pick_precision(config.train.precision, device, config.train.weights)
     matrix = torch.ones(_MATMUL_SIZE, _MATMUL_SIZE, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-    fastest, end = math.inf, time.perf_counter() + _MATMUL_SECONDS
+    fastest = math.inf
+    end = time.perf_counter() + _MATMUL_SECONDS
     while (started := time.perf_counter()) < end:
         torch.mm(matrix, matrix)
         fastest = min(fastest, time.perf_counter() - started)

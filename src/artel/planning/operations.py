@@ -124,7 +124,7 @@ class OperationRecorder(TorchDispatchMode):
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.name()
         label = f"{func.namespace}.{name}"
         if func in collective_ops:
-            self.add(_collective(func, name, args, kwargs, out))
+            self.add(_collective_operation(func, name, args, kwargs, out))
             return
         traffic = _Traffic.measure(func, name, args, kwargs, out)
         is_compiled = bool(self._layers) and any(parent.endswith(self._layers) for parent in self._tracker.parents)
@@ -142,18 +142,19 @@ class OperationRecorder(TorchDispatchMode):
             self.add(Operation(ATTENTION, label, dtype, "", flops, traffic.bytes, is_backward="backward" in name))
         elif packet in flop_registry or name == "_grouped_mm":
             matrices = [tensor for tensor in traffic.inputs if tensor.ndim > 1][-2:]
-            layout, num_matmuls = "".join(map(_layout, matrices)), 1
+            layout = "".join(map(_matrix_layout, matrices))
+            groups = 1
             if name == "_grouped_mm":
-                flops, num_matmuls = _grouped_flops(matrices[0], matrices[1], out)
+                flops, groups = _grouped_flops(matrices[0], matrices[1], out)
             else:
                 flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
-            size = traffic.bytes
+            num_bytes = traffic.bytes
             self.add(
-                Operation(MATMUL, label, dtype, layout, flops, size, num_matmuls=num_matmuls, is_backward=is_backward)
+                Operation(MATMUL, label, dtype, layout, flops, num_bytes, num_matmuls=groups, is_backward=is_backward)
             )
             if name == "addmm" and not self._on_gpu:  # the bias is copied to the output first
-                size = _bytes(args[0]) + _bytes(out)
-                self.add(Operation(MEMORY, "aten.copy_", dtype, "", 0, size, is_backward=is_backward))
+                copied_bytes = _tensor_bytes(args[0]) + _tensor_bytes(out)
+                self.add(Operation(MEMORY, "aten.copy_", dtype, "", 0, copied_bytes, is_backward=is_backward))
         elif is_compiled:
             self._chains.fuse(name, traffic, is_backward)
             return
@@ -164,16 +165,17 @@ class OperationRecorder(TorchDispatchMode):
     def _record_quantized_matmul(self, traffic: _Traffic, args: Any, out: torch.Tensor) -> None:
         """Record a matmul with 4-bit weights. On a CPU, bitsandbytes dequantizes them first."""
         inputs, packed, (rows, columns) = args[:3]
-        dtype, is_backward, size = traffic.dtype, self._tracker.is_bw, traffic.bytes
+        dtype, is_backward = traffic.dtype, self._tracker.is_bw
+        num_bytes = traffic.bytes
         if not self._on_gpu:
             dequantized_bytes = rows * columns * out.element_size()
-            traffic_bytes = _bytes(packed) + dequantized_bytes
+            traffic_bytes = _tensor_bytes(packed) + dequantized_bytes
             self.add(
                 Operation(MEMORY, "bitsandbytes.dequantize_4bit", dtype, bytes=traffic_bytes, is_backward=is_backward)
             )
-            size += dequantized_bytes - _bytes(packed)
+            num_bytes += dequantized_bytes - _tensor_bytes(packed)
         flops = 2 * inputs.numel() * rows
-        self.add(Operation(MATMUL, "bitsandbytes.gemm_4bit", dtype, "nt", flops, size, is_backward=is_backward))
+        self.add(Operation(MATMUL, "bitsandbytes.gemm_4bit", dtype, "nt", flops, num_bytes, is_backward=is_backward))
         self._chains.break_chain(traffic)
 
 
@@ -192,22 +194,22 @@ class _Traffic:
         """Measure an operation. None if it accesses no data: views, and allocations."""
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        storages = {_storage(tensor) for tensor in inputs}
-        created = [tensor for tensor in results if _storage(tensor) not in storages]
-        mutated = list(_mutated(func, args, kwargs))
+        storages = {_storage_id(tensor) for tensor in inputs}
+        created = [tensor for tensor in results if _storage_id(tensor) not in storages]
+        mutated = list(_mutated_tensors(func, args, kwargs))
         if name in _EMPTY or not (created or mutated):
             return None
         read = inputs
         if name in _OVERWRITES or "out" in kwargs:
             read = [tensor for tensor in inputs if all(tensor is not other for other in mutated)]
-        total = sum(map(_bytes, (*read, *created, *mutated)))
+        traffic_bytes = sum(map(_tensor_bytes, (*read, *created, *mutated)))
         if name in _LOOKUPS:
-            total += sum(map(_bytes, created)) - _bytes(inputs[0])
+            traffic_bytes += sum(map(_tensor_bytes, created)) - _tensor_bytes(inputs[0])
         elif name in _SCATTERS:
-            total += 2 * min(_bytes(inputs[0]), _bytes(inputs[-1])) - 2 * _bytes(inputs[0])
+            traffic_bytes += 2 * min(_tensor_bytes(inputs[0]), _tensor_bytes(inputs[-1])) - 2 * _tensor_bytes(inputs[0])
         dtypes = [tensor.dtype for tensor in (*inputs, *created) if tensor.is_floating_point() and tensor.ndim > 1]
         lowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
-        return cls(read, [*created, *mutated], total, _DTYPES.get(lowest, "fp32"))
+        return cls(read, [*created, *mutated], traffic_bytes, _DTYPES.get(lowest, "fp32"))
 
 
 @dataclass(slots=True)
@@ -222,8 +224,8 @@ class _Chain:
     exponentials: int = 0
 
     def operation(self) -> Operation:
-        total = sum(self.reads.values()) + sum(self.created[tensor] for tensor in self.read_later)
-        return Operation(FUSED, "fused", "", "", 0, total, self.exponentials, is_backward=self.is_backward)
+        num_bytes = sum(self.reads.values()) + sum(self.created[tensor] for tensor in self.read_later)
+        return Operation(FUSED, "fused", "", "", 0, num_bytes, self.exponentials, is_backward=self.is_backward)
 
 
 class _Chains:
@@ -245,16 +247,17 @@ class _Chains:
             yield chain.operation()
 
     def fuse(self, name: str, traffic: _Traffic, is_backward: bool) -> None:
-        """Add an operation of a compiled layer to the open chain, or begin a new one."""
+        """Add an operation of a compiled layer to the open chain, or start a new one."""
         if self._open is None or self._open.is_backward != is_backward:
             self._finish_open()
             self._open = _Chain(is_backward)
         chain = self._open
         self._record_reads(traffic.inputs, chain)
         for tensor in traffic.outputs:
-            self._write_counts[self._address(tensor)] += 1
-            key = self._key(tensor)
-            chain.created[key], self._producers[key] = _bytes(tensor), chain
+            self._write_counts[self._storage_address(tensor)] += 1
+            key = self._versioned_key(tensor)
+            chain.created[key] = _tensor_bytes(tensor)
+            self._producers[key] = chain
             if name in _EXPONENTIALS:
                 chain.from_exponentials[key] = tensor.numel()
                 chain.exponentials += tensor.numel()
@@ -264,53 +267,53 @@ class _Chains:
         self._finish_open()
         self._record_reads(traffic.inputs, None)
         for tensor in traffic.outputs:
-            self._write_counts[self._address(tensor)] += 1
+            self._write_counts[self._storage_address(tensor)] += 1
 
     def _record_reads(self, tensors: Iterable[torch.Tensor], chain: _Chain | None) -> None:
         for tensor in tensors:
-            key = self._key(tensor)
+            key = self._versioned_key(tensor)
             producer = self._producers.get(key)
             if producer is not None and producer is not chain:
                 producer.read_later.add(key)
             if chain is not None and producer is not chain:
                 if producer is not None and chain.is_backward and key not in chain.reads:
-                    # The compiler recomputes it rather than save it for the backward pass.
+                    # The compiler recomputes the tensor rather than save it for the backward pass.
                     chain.exponentials += producer.from_exponentials.get(key, 0)
-                chain.reads[key] = max(chain.reads.get(key, 0), _bytes(tensor))
+                chain.reads[key] = max(chain.reads.get(key, 0), _tensor_bytes(tensor))
 
     def _finish_open(self) -> None:
         if self._open is not None:
             self._finished.append(self._open)
             self._open = None
 
-    def _key(self, tensor: torch.Tensor) -> tuple[int, int]:
-        address = self._address(tensor)
+    def _versioned_key(self, tensor: torch.Tensor) -> tuple[int, int]:
+        address = self._storage_address(tensor)
         return address, self._write_counts[address]
 
-    def _address(self, tensor: torch.Tensor) -> int:
-        address = _storage(tensor)
+    def _storage_address(self, tensor: torch.Tensor) -> int:
+        address = _storage_id(tensor)
         if address not in self._storage_refs:
             self._storage_refs[address] = StorageWeakRef(tensor.untyped_storage())
         return address
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def _storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def _tensor_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements; elements repeated by a stride of 0 count once."""
-    count = 1
+    num_elements = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else 1
-    return count * tensor.element_size()
+        num_elements *= size if stride else 1
+    return num_elements * tensor.element_size()
 
 
-def _layout(matrix: torch.Tensor) -> str:
+def _matrix_layout(matrix: torch.Tensor) -> str:
     return "t" if matrix.stride(-1) != 1 and matrix.stride(-2) == 1 else "n"
 
 
-def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+def _schema_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each argument of the operator's schema with its value."""
     for index, argument in enumerate(func._schema.arguments):
         if index < len(args):
@@ -319,10 +322,11 @@ def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
             yield argument, kwargs[argument.name]
 
 
-def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+def _mutated_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the arguments that the operator writes to, by its schema."""
     if not hasattr(func, "_schema"):
         return
-    for argument, value in _arguments(func, args, kwargs):
+    for argument, value in _schema_arguments(func, args, kwargs):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
@@ -330,21 +334,21 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> tuple[int, int]:
     """Return the FLOPs of a grouped matmul, and its number of groups (from the three-dimensional tensor)."""
     groups = next(tensor.shape[0] for tensor in (left, right, out) if tensor.ndim == 3)
-    each = groups if left.ndim == 3 and right.ndim == 2 else 1  # every row of `right` meets one group's matrix
-    return 2 * left.numel() * right.shape[-1] // each, groups
+    divisor = groups if left.ndim == 3 and right.ndim == 2 else 1  # every row of `right` meets one group's matrix
+    return 2 * left.numel() * right.shape[-1] // divisor, groups
 
 
 def _attention_flops(func: Any, args: Any, kwargs: Any, backward: bool) -> int:
     """Return the FLOPs: two matmuls forward, five backward (scores and four gradients), half of them if causal."""
-    values = {argument.name: value for argument, value in _arguments(func, args, kwargs)}
+    values = {argument.name: value for argument, value in _schema_arguments(func, args, kwargs)}
     query, key = values["query"], values["key"]
     causal = bool(values.get("is_causal", values.get("causal", False)))
     pairs = query.shape[-2] * key.shape[-2] * (0.5 if causal else 1)
     return int((5 if backward else 2) * 2 * query.shape[0] * query.shape[1] * pairs * query.shape[-1])
 
 
-def _collective(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> Operation:
+def _collective_operation(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> Operation:
     group = CollectiveOp.get_process_group(func, args)
     ranks = tuple(dist.get_process_group_ranks(group))
-    size = 0 if name == "barrier" else CollectiveOp.get_comm_tensor_size(func, out, args, kwargs)
-    return Operation(COLLECTIVE, f"{func.namespace}.{name}", bytes=size, ranks=ranks)
+    num_bytes = 0 if name == "barrier" else CollectiveOp.get_comm_tensor_size(func, out, args, kwargs)
+    return Operation(COLLECTIVE, f"{func.namespace}.{name}", bytes=num_bytes, ranks=ranks)

@@ -42,7 +42,7 @@ def is_available_offline(name: str | None) -> bool:
 def local_tokenizer(config: RunConfig) -> Tokenizer | None:
     """Load the run's tokenizer from its folder or the hub's cache. None if it is in a store or still to be trained.
 
-    Raise InputError.
+    Raise InputError if it cannot be loaded.
     """
     where, name = tokenizer_location(config)
     if name is None or config.data.from_store or has_store(config):
@@ -79,12 +79,12 @@ def _check_block(config: RunConfig, model: PreTrainedModel) -> None:
         shorter = config.model_copy(update={"data": config.data.model_copy(update={"block": block})})
         objective = objective_type(config)
         problems = objective.problems(config)
-        further = [
+        longest_block_problems = [
             replace(problem, what=f"with data.block: {block}, {problem.what}")
             for problem in objective.problems(shorter)
             if problem not in problems
         ]
-        raise InputError([*error.problems, *further]) from None
+        raise InputError([*error.problems, *longest_block_problems]) from None
 
 
 def known_tokenizer(config: RunConfig) -> Tokenizer:
@@ -98,9 +98,9 @@ def known_tokenizer(config: RunConfig) -> Tokenizer:
         training = TokenizerTraining()
     config_size = (config.model.config or {}).get("vocab_size")
     placeholder = min(_PLACEHOLDER_IDS, config_size) if isinstance(config_size, int) else _PLACEHOLDER_IDS
-    size = placeholder if training is None else _planned_vocabulary(config, training)
+    vocabulary = placeholder if training is None else _planned_vocabulary(config, training)
     ids: Any = SimpleNamespace(bos_token_id=0, pad_token_id=0, cls_token_id=0, sep_token_id=0)
-    return cast(Tokenizer, SimpleNamespace(vocabulary=size, end_id=0, hf=ids))
+    return cast(Tokenizer, SimpleNamespace(vocabulary=vocabulary, end_id=0, hf=ids))
 
 
 def _planned_vocabulary(config: RunConfig, training: TokenizerTraining) -> int:
@@ -110,6 +110,6 @@ def _planned_vocabulary(config: RunConfig, training: TokenizerTraining) -> int:
     paths = [path for _, source in list_sources(config.data) for path in source.path]
     with suppress(InputError):  # reported by another check
         if not any(is_url(path) or is_remote(path) for path in paths):
-            size = sum(shard.size for shard in input_shards(config.data))
-            return auto_vocabulary(min(size, TRAINING_BYTES))
+            text_bytes = sum(shard.size for shard in input_shards(config.data))
+            return auto_vocabulary(min(text_bytes, TRAINING_BYTES))
     return MAX_AUTO_VOCABULARY

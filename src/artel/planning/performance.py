@@ -8,7 +8,7 @@ sheets and from published measurements of how much of the peak is reached:
     other work    bytes over memory bandwidth x `_MEMORY_FRACTION`
     collectives   latency of each hop + bytes through a link over its bandwidth in NCCL (alpha-beta)
 
-On a GPU a step takes at least the time in which the host launches its operations (`_LAUNCH`). This limits small models.
+On a GPU a step takes at least as long as the host needs to launch its operations (`_LAUNCH`). This limits small models.
 On a CPU the same core launches and computes. So the time of launches (`start`) and the overhead of DTensors
 (`dispatch`) are added.
 
@@ -51,9 +51,9 @@ _DEFAULT_MATMUL_FRACTION = 0.75
 # cuDNN on an H100, heads of 128, causal, forward: 539 of 989.5 TFLOP/s (Shah et al. 2024, "FlashAttention-3", figure
 # 5). On an A100 FlashAttention 2 reaches more of the peak (Dao 2023); that is not used.
 _ATTENTION_FRACTION = 0.54
-# Relative to the forward pass: 63 % of the peak, where that has 73 % (Dao 2023, "FlashAttention-2", section 4).
+# Relative to the forward pass: 63 % of the peak, the forward pass 73 % (Dao 2023, "FlashAttention-2", section 4).
 _ATTENTION_BACKWARD = 63 / 73
-# Share of the peak reached by plain loads: 2.8 of 3.35 TB/s on an H100 by Nsight Compute (mikamirai.com/blog/
+# Fraction of the peak reached by plain loads: 2.8 of 3.35 TB/s on an H100 by Nsight Compute (mikamirai.com/blog/
 # gpu-memory-bandwidth, 2026).
 _MEMORY_FRACTION = 0.84
 # Bandwidth of each link in NCCL's model, relative to its peak in one direction (src/graph/topo.h: 370 of 450 GB/s for
@@ -125,7 +125,7 @@ def predict_step_time(
 ) -> StepTime:
     """Return the time of a step in which each process runs `operations`, with their counts.
 
-    `rates` are this machine's, if the plan is for this machine. `bubble` is the waiting time of a pipeline stage over
+    `rates` were measured on this machine, if the plan is for it. `bubble` is the waiting time of a pipeline stage over
     its working time (`pipeline_bubble`).
     """
     cost: Cost = PublicCost(hardware) if rates is None else MeasuredCost(rates)
@@ -149,15 +149,15 @@ def predict_step_time(
         by_kind["launches"] = rates.seconds("start", num_launches)
     compute_seconds += by_kind["launches"]
     by_kind[COLLECTIVE] += max(overlapped - compute_seconds, min(2 * longest_overlapped, overlapped))
-    total = sum(by_kind.values())
-    by_kind["waiting"] = bubble * total
+    step_seconds = sum(by_kind.values())
+    by_kind["waiting"] = bubble * step_seconds
     barriers = sum(count for operation, count in operations.items() if _synchronizes(operation))
     if barriers and hardware.device == "cpu" and rates is not None and "waiting" in rates:
-        by_kind["waiting"] += barriers * rates.seconds("waiting", (total - by_kind[COLLECTIVE]) / barriers)
-    total += by_kind["waiting"]
+        by_kind["waiting"] += barriers * rates.seconds("waiting", (step_seconds - by_kind[COLLECTIVE]) / barriers)
+    step_seconds += by_kind["waiting"]
     error = PUBLIC_ERROR if rates is None else MEASURED_ERROR
     source = hardware.source if rates is None else "artel hardware"
-    return StepTime(Range(total * (1 - error), total, total * (1 + error)), dict(by_kind), source)
+    return StepTime(Range(step_seconds * (1 - error), step_seconds, step_seconds * (1 + error)), dict(by_kind), source)
 
 
 def extrapolate(small: Mapping[Operation, int], large: Mapping[Operation, int], factor: float) -> dict[Operation, int]:
@@ -217,19 +217,19 @@ class MeasuredCost:
 
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
-            return self._collective(operation)
+            return self._collective_seconds(operation)
         if operation.kind == DISPATCH:
-            return self._seconds("dispatch", 1) if "dispatch" in self._rates else 0.0
+            return self._look_up("dispatch", 1) if "dispatch" in self._rates else 0.0
         if operation.kind == VIEW:
             return 0.0
         if operation.kind == FUSED:
-            return self._seconds("fused", operation.bytes) + self._seconds("exponentials", operation.exponentials)
-        key = self._key(operation)
+            return self._look_up("fused", operation.bytes) + self._look_up("exponentials", operation.exponentials)
+        key = self._nearest_key(operation)
         if operation.kind == MEMORY:
-            return self._seconds(key, operation.bytes)
-        return operation.num_matmuls * self._seconds(key, operation.flops / operation.num_matmuls)
+            return self._look_up(key, operation.bytes)
+        return operation.num_matmuls * self._look_up(key, operation.flops / operation.num_matmuls)
 
-    def _key(self, operation: Operation) -> str:
+    def _nearest_key(self, operation: Operation) -> str:
         """Return the key of the measured rate, or of the nearest one.
 
         The nearest has another dtype, another layout of a matmul, or another kernel or pass of attention. Unmeasured
@@ -253,21 +253,22 @@ class MeasuredCost:
         keys = (rate_key(replace(candidate, dtype=dtype)) for candidate in similar for dtype in dtypes)
         return next((key for key in keys if key in self._rates), exact)
 
-    def _seconds(self, key: str, size: float) -> float:
+    def _look_up(self, key: str, size: float) -> float:
         return self._rates.seconds(key, size) if size else 0.0
 
-    def _collective(self, operation: Operation) -> float:
+    def _collective_seconds(self, operation: Operation) -> float:
         """Scale the measurement of two processes. Sending the tensor once takes half of an all-reduce.
 
         No collective is faster than the smallest measured one, which is the time to synchronize.
         """
-        count, name = len(operation.ranks), operation.name
+        name = operation.name
+        num_ranks = len(operation.ranks)
         key = "all_gather" if "gather" in name else "reduce_scatter" if "reduce_scatter" in name else "all_reduce"
-        if count < 2 or key not in self._rates:
+        if num_ranks < 2 or key not in self._rates:
             return 0.0
-        size = max(operation.bytes, self._rates.points[key][0][0])
+        num_bytes = max(operation.bytes, self._rates.points[key][0][0])
         sends = _sends_per_process(operation) if key == "all_reduce" else 2
-        return self._seconds(key, size) * sends * (count - 1) / count
+        return self._look_up(key, num_bytes) * sends * (num_ranks - 1) / num_ranks
 
 
 class PublicCost:
@@ -279,35 +280,35 @@ class PublicCost:
 
     def seconds(self, operation: Operation) -> float:
         if operation.kind == COLLECTIVE:
-            return self._collective(operation)
+            return self._collective_seconds(operation)
         if operation.kind in (DISPATCH, VIEW):  # not measured with a GPU
             return 0.0
         assert self._hardware.memory_bandwidth is not None
-        memory = operation.bytes / (self._hardware.memory_bandwidth * _MEMORY_FRACTION)
+        memory_seconds = operation.bytes / (self._hardware.memory_bandwidth * _MEMORY_FRACTION)
         if operation.kind == MATMUL:
-            return max(memory, operation.flops / (self._peak(operation.dtype) * self._matmul_fraction))
+            return max(memory_seconds, operation.flops / (self._peak_flops(operation.dtype) * self._matmul_fraction))
         if operation.kind == ATTENTION:
             fraction = _ATTENTION_FRACTION * (_ATTENTION_BACKWARD if operation.is_backward else 1)
-            return max(memory, operation.flops / (self._peak(operation.dtype) * fraction))
-        return memory
+            return max(memory_seconds, operation.flops / (self._peak_flops(operation.dtype) * fraction))
+        return memory_seconds
 
-    def _peak(self, dtype: str) -> float:
+    def _peak_flops(self, dtype: str) -> float:
         """Return peak FLOP/s. A dtype without hardware support is computed in float32."""
         peaks = self._hardware.peak_flops
         return peaks.get(dtype) or peaks["fp32"]
 
-    def _collective(self, operation: Operation) -> float:
-        count = len(operation.ranks)
-        if count < 2:
+    def _collective_seconds(self, operation: Operation) -> float:
+        num_ranks = len(operation.ranks)
+        if num_ranks < 2:
             return 0.0
         crosses_nodes = len({rank // self._hardware.count for rank in operation.ranks}) > 1
         link = self._hardware.network if crosses_nodes else self._hardware.link
         assert link is not None
         hop = _NETWORK_HOP_LATENCY if crosses_nodes else _HOP_LATENCY
         sends = _sends_per_process(operation)
-        latency = _RING_LATENCY + sends * (count - 1) * hop
+        latency = _RING_LATENCY + sends * (num_ranks - 1) * hop
         fraction = 1.0 if link.name == "network" else _LINK_FRACTION.get(link.name, _DEFAULT_LINK_FRACTION)
-        return latency + sends * (count - 1) / count * operation.bytes / (link.bandwidth * fraction)
+        return latency + sends * (num_ranks - 1) / num_ranks * operation.bytes / (link.bandwidth * fraction)
 
 
 def _sends_per_process(operation: Operation) -> int:

@@ -71,10 +71,10 @@ class Rates:
         points = self.points[key]
         if size <= points[0][0]:
             return points[0][1] * size / points[0][0]
-        for (small, first), (large, second) in pairwise(points):
+        for (small, small_seconds), (large, large_seconds) in pairwise(points):
             if size <= large:
                 fraction = math.log(size / small) / math.log(large / small)
-                return size / ((small / first) ** (1 - fraction) * (large / second) ** fraction)
+                return size / ((small / small_seconds) ** (1 - fraction) * (large / large_seconds) ** fraction)
         return points[-1][1] * size / points[-1][0]
 
 
@@ -84,10 +84,10 @@ def measurement_identity(device: torch.device) -> dict[str, Any]:
     return {"version": _VERSIONS.get(device.type, 1), "device": name, "torch": torch.__version__}
 
 
-def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
+def save_rates(identity: dict[str, Any], rates: Sequence[Rates]) -> Path:
     """Write a measurement to the cache folder. Raise InputError or WorkError if it cannot be written."""
     path = cache_folder() / _FILE
-    content = {**about, "processes": {str(each.processes): each.points for each in rates}}
+    content = {**identity, "processes": {str(measured.processes): measured.points for measured in rates}}
     write_file(path, orjson.dumps(content, option=orjson.OPT_INDENT_2))
     return path
 
@@ -102,8 +102,8 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
         content = file.read_bytes()
     except OSError:
         return None
-    about, by_processes = _parse(file, content)
-    if any(about.get(key) != value for key, value in measurement_identity(device).items()) or not by_processes:
+    identity, by_processes = _parse(file, content)
+    if any(identity.get(key) != value for key, value in measurement_identity(device).items()) or not by_processes:
         return None
     nearest = max((count for count in by_processes if count <= processes), default=min(by_processes))
     slowdown = max(1.0, processes / nearest) if device.type == "cpu" else 1.0
@@ -115,10 +115,10 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
 
 @cache
 def _parse(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Mapping[str, Points]]]:
-    """Parse a measurement into its validity and points by processes. Warn if it is damaged."""
+    """Return the identity of a measurement, and its points by processes. Warn if it is damaged."""
     try:
-        about = orjson.loads(content)
-        return about, _MEASUREMENTS.validate_python(about["processes"])
+        identity = orjson.loads(content)
+        return identity, _MEASUREMENTS.validate_python(identity["processes"])
     except (ValueError, KeyError, TypeError, IndexError):
         what = f"{file}: is damaged, so the speed of this machine is not known; artel hardware measures it again"
         logger.warning(what)

@@ -129,8 +129,8 @@ def choose_model(config: RunConfig, hardware: Hardware, processes: int, on_host:
         speed = measure_speed(config, plan_data(config), processes, on_host)
         memory = hardware.memory_bytes / on_host
     else:
-        used = replace(hardware, count=on_host, nodes=processes // on_host)
-        speed = plan_speed(config, text.vocabulary, used)
+        used_hardware = replace(hardware, count=on_host, nodes=processes // on_host)
+        speed = plan_speed(config, text.vocabulary, used_hardware)
         memory = hardware.memory_bytes
     return choose_by_speed(config, text, speed, processes, memory)
 
@@ -157,18 +157,17 @@ def choose_by_speed(config: RunConfig, text: TextSize, speed: Speed, processes: 
     """
     fits = read_fits()
     _check_shortest(config, processes, lambda tokens: speed.seconds(Size(DEPTHS[0]), tokens))
-    options = list(_options(config, text, speed, processes, memory, fits))
+    options = list(_list_options(config, text, speed, processes, memory, fits))
     best = min(options, key=lambda option: option.loss)
     expected = _expect_results(config, text, speed, best, fits)
-    return ModelChoice(
-        _apply_choice(config, text, best, fits), tuple(_reasons(config, text, expected, options, best, fits)), expected
-    )
+    reasons = tuple(_explain_choice(config, text, expected, options, best, fits))
+    return ModelChoice(_apply_choice(config, text, best, fits), reasons, expected)
 
 
 def choose_model_for_plan(config: RunConfig, hardware: Hardware, nproc: int | None) -> ModelChoice:
     """Choose for `artel plan`, with the number of processes that `make_plan` uses.
 
-    Raise InputError as `choose_model`.
+    Raise InputError if the text or the budget is too small.
     """
     on_host = processes_on_host(config, hardware, nproc)
     return choose_model(config, hardware, on_host * hardware.nodes, on_host)
@@ -207,8 +206,8 @@ def measure_text(config: RunConfig) -> TextSize:
 
 def _bytes_per_character(parts: dict[str, Any]) -> float | None:
     """Return bytes per character over all splits of a ledger. None if it counts no characters (imported tokens)."""
-    size, characters = (sum(counts.get(unit, 0) for counts in parts.values()) for unit in ("bytes", "characters"))
-    return size / characters if size and characters else None
+    num_bytes, characters = (sum(counts.get(unit, 0) for counts in parts.values()) for unit in ("bytes", "characters"))
+    return num_bytes / characters if num_bytes and characters else None
 
 
 def with_block(config: RunConfig, block: int) -> RunConfig:
@@ -218,7 +217,7 @@ def with_block(config: RunConfig, block: int) -> RunConfig:
 def fit_block_to_text(config: RunConfig, text: TextSize) -> RunConfig:
     """Return the run with the largest block that its text can fill.
 
-    Raise InputError if the text is too small for all.
+    Raise InputError if the text is too small for every block.
     """
     if "block" in config.data.model_fields_set:
         return config
@@ -236,11 +235,12 @@ def fit_block_to_text(config: RunConfig, text: TextSize) -> RunConfig:
     raise InputError(problems)
 
 
-def _options(
+def _list_options(
     config: RunConfig, text: TextSize, speed: Speed, processes: int, memory: float, fits: Fits
 ) -> Iterator[_Option]:
     """Yield every size with every batch that fits into the budget and into memory."""
-    seconds, block = _seconds_for_steps(config), config.data.block
+    seconds = _seconds_for_steps(config)
+    block = config.data.block
     for depth in DEPTHS:
         size = Size(depth)
         parameters = size.parameters(text.vocabulary)
@@ -251,9 +251,9 @@ def _options(
         if depth > DEPTHS[0] and too_large:
             return
         for batch in _batch_sizes(config, processes):
-            step = speed.seconds(size, batch * block)
-            if _MIN_STEPS * step <= seconds:
-                tokens = seconds / step * batch * block
+            step_seconds = speed.seconds(size, batch * block)
+            if _MIN_STEPS * step_seconds <= seconds:
+                tokens = seconds / step_seconds * batch * block
                 for regularization in _regularizations(config, fits, tokens, text.tokens / (batch * block)):
                     loss = fits.loss(
                         regularization, size.layer_parameters, parameters, tokens, batch * block, text.tokens
@@ -335,11 +335,12 @@ def _expect_results(config: RunConfig, text: TextSize, speed: Speed, best: _Opti
     )
 
 
-def _reasons(
+def _explain_choice(
     config: RunConfig, text: TextSize, expected: ExpectedResults, options: list[_Option], best: _Option, fits: Fits
 ) -> Iterator[str]:
     """Yield the reasons for the choice, a line each."""
-    size, train = best.size, _apply_choice(config, text, best, fits).train
+    size = best.size
+    train = _apply_choice(config, text, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
     yield (
         f"model.auto: {_format_count(size.parameters(text.vocabulary))} parameters in {size.layers} layers of "
@@ -382,8 +383,8 @@ def _reasons(
         yield f"the estimate extrapolates: {'; '.join(extrapolated)}"
 
 
-def _format_count(number: float) -> str:
+def _format_count(count: float) -> str:
     for scale, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= scale:
-            return f"{number / scale:.3g}{unit}"
-    return f"{number:.3g}"
+        if count >= scale:
+            return f"{count / scale:.3g}{unit}"
+    return f"{count:.3g}"

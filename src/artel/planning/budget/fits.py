@@ -140,7 +140,8 @@ class Fits:
         effective_tokens = regularization.effective_tokens(small_batch_tokens, unique_tokens)
         overfit = regularization.overfit.value_at(tokens / unique_tokens, parameters / unique_tokens)
         added_loss = overfit + regularization.cost
-        size_loss, data_loss = self.size.value_at(layer_parameters), self.data.value_at(effective_tokens)
+        size_loss = self.size.value_at(layer_parameters)
+        data_loss = self.data.value_at(effective_tokens)
         return self.irreducible_loss + size_loss + data_loss + added_loss
 
 

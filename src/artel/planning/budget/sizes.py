@@ -64,7 +64,8 @@ class Size:
 
 def auto_problems(config: RunConfig) -> list[Problem]:
     """Return a problem for each setting that cannot be combined with `model.auto`."""
-    objective_class, problems = objective_type(config), []
+    objective_class = objective_type(config)
+    problems = []
     if not (objective_class.packs_text and objective_class.generates):
         what = f"true chooses among causal models, but objective {config.objective} needs another architecture"
         problems.append(Problem("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}"))
@@ -76,7 +77,8 @@ def auto_problems(config: RunConfig) -> list[Problem]:
             what = "cannot be combined with model.auto, which chooses the number of heads and layers"
             fix = "remove it (parallel.data: fsdp shards weights too), or set the model's sizes"
             problems.append(Problem(f"parallel.{key}", what, fix))
-    user_keys, rates = config.train.model_fields_set, read_fits().rates
+    user_keys = config.train.model_fields_set
+    rates = read_fits().rates
     if "optimizer" in user_keys and config.train.optimizer not in rates and "learning_rate" not in user_keys:
         what = f"must be set: learning rates of {config.train.optimizer} were not measured"
         problems.append(Problem("train.learning_rate", what, f"set it, or train.optimizer: {' or '.join(rates)}"))

@@ -71,7 +71,7 @@ class Speed:
     source: str
     """Source of the times, for people."""
     method: str = ""
-    """The origin of the times, as a phrase for messages."""
+    """Origin of the times, as a phrase for messages."""
 
     def seconds(self, size: Size, tokens: int) -> float:
         """Return the seconds of a step of `tokens` tokens."""
@@ -99,13 +99,12 @@ def measure_speed(config: RunConfig, data: PlannedData, processes: int, on_host:
     threads = config.train.threads or max(1, usable_cores() // on_host)
     with _use_threads(threads):
         times = []
-        for number, size in enumerate(_MEASURED_SIZES, 1):
+        for index, size in enumerate(_MEASURED_SIZES, 1):
             logger.info(
-                "measuring small model %s of %s: %s layers of %s", number, len(_MEASURED_SIZES), size.layers, size.width
+                "measuring small model %s of %s: %s layers of %s", index, len(_MEASURED_SIZES), size.layers, size.width
             )
             times.append(_measure_size(config, data, size, processes))
-    first, last = times
-    small, large = limit_slowdown(first, last), limit_slowdown(last, first)
+    small, large = limit_slowdown(times[0], times[1]), limit_slowdown(times[1], times[0])
     prefix = f"{processes} processes with " if processes > 1 else ""
     plural = "" if threads == 1 else "s"
     source = f"measured just now for {prefix}{threads} thread{plural}"
@@ -130,7 +129,8 @@ def limit_slowdown(times: SizeTimes, reference: SizeTimes) -> SizeTimes:
 
 
 def _measure_size(config: RunConfig, data: PlannedData, size: Size, processes: int) -> SizeTimes:
-    device, objective = torch.device("cpu"), data.objective
+    device = torch.device("cpu")
+    objective = data.objective
     model_config = ModelConfig.model_validate({"config": size.config()})
     request = objective.model_request(model_config, config.data.block, config.seed)
     model = build_model(request, data.tokenizer).model
@@ -152,9 +152,9 @@ def _measure_size(config: RunConfig, data: PlannedData, size: Size, processes: i
     seconds_per_token = max(
         (pass_seconds[1] - pass_seconds[0]) / (tokens[1] - tokens[0]), pass_seconds[1] / tokens[1] / 2
     )
-    fixed = max(0.0, pass_seconds[1] - seconds_per_token * tokens[1])
+    fixed_seconds = max(0.0, pass_seconds[1] - seconds_per_token * tokens[1])
     flops = size.flops_per_token(data.tokenizer.vocabulary, config.data.block)
-    return SizeTimes(size, flops, seconds_per_token / processes, min(step_seconds) + fixed)
+    return SizeTimes(size, flops, seconds_per_token / processes, min(step_seconds) + fixed_seconds)
 
 
 _WallAndCpuSeconds = tuple[float, float]
@@ -174,11 +174,11 @@ def typical_seconds(times: Sequence[_WallAndCpuSeconds]) -> float:
 def _time_steps(
     strategy: DataParallel, optimizer: Optimizer, batch: Batch
 ) -> Iterator[tuple[_WallAndCpuSeconds, _WallAndCpuSeconds]]:
-    """Yield times of a few steps: those of forward and backward, and those of the optimizer."""
+    """Yield the times of a few steps: of forward and backward, and of the optimizer."""
     end = time.perf_counter() + _MEASURE_SECONDS
-    for count in range(_MAX_STEPS):
+    for num_steps in range(_MAX_STEPS):
         now = time.perf_counter()
-        if (count >= _MIN_STEPS and now >= end) or (count and now >= end + _MEASURE_SECONDS):
+        if (num_steps >= _MIN_STEPS and now >= end) or (num_steps and now >= end + _MEASURE_SECONDS):
             return
         started = time.perf_counter(), time.thread_time()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)
@@ -224,7 +224,7 @@ def plan_speed(config: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
 @silence_messages()
 def _plan_size(config: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> SizeTimes:
     model = ModelConfig.model_validate({"config": size.config()})
-    times, tokens = [], []
+    seconds, tokens = [], []
     for rows in (_ROWS, 4 * _ROWS):
         batch = {"batch": rows * hardware.world_size, "micro_batch": rows}
         train = config.train.model_copy(update={**batch, "budget": None, "steps": 1})
@@ -233,8 +233,8 @@ def _plan_size(config: RunConfig, size: Size, vocabulary: int, hardware: Hardwar
         launch_seconds = _LAUNCH_SECONDS * max(
             sum(count for operation, count in rank.operations.items() if operation.kind != VIEW) for rank in plan.ranks
         )
-        times.append(max(plan.step.seconds.mid, launch_seconds if hardware.device == "cuda" else 0.0))
+        seconds.append(max(plan.step.seconds.mid, launch_seconds if hardware.device == "cuda" else 0.0))
         tokens.append(plan.tokens)
     flops = size.flops_per_token(vocabulary, config.data.block)
-    seconds_per_token = max((times[1] - times[0]) / (tokens[1] - tokens[0]), times[1] / tokens[1] / 10)
-    return SizeTimes(size, flops, seconds_per_token, max(times[0] - seconds_per_token * tokens[0], times[0] / 100))
+    seconds_per_token = max((seconds[1] - seconds[0]) / (tokens[1] - tokens[0]), seconds[1] / tokens[1] / 10)
+    return SizeTimes(size, flops, seconds_per_token, max(seconds[0] - seconds_per_token * tokens[0], seconds[0] / 100))

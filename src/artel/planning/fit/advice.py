@@ -68,7 +68,7 @@ class Advice:
     different: tuple[Suggestion, ...]
     """A different training. It is faster than all of `same`, or fits if `same` is empty."""
     larger: tuple[Suggestion, ...]
-    """The smallest sufficient hardware, if nothing fits on the given one."""
+    """The smallest sufficient hardware, if nothing fits on the hardware of the command."""
 
 
 def advise(config: RunConfig, base_plan: Plan, text: PlannedText, nproc: int | None = None) -> Advice:
@@ -84,7 +84,9 @@ class _Adviser:
     """One run on one kind of hardware."""
 
     def __init__(self, config: RunConfig, base_plan: Plan, text: PlannedText, nproc: int | None) -> None:
-        self._config, self._base_plan, self._hardware = config, base_plan, base_plan.hardware
+        self._config = config
+        self._base_plan = base_plan
+        self._hardware = base_plan.hardware
         self._text = text
         self._activations = ActivationModel()
         self._models: dict[tuple[Any, ...], PreTrainedModel] = {}
@@ -110,33 +112,33 @@ class _Adviser:
         dims = read_parallel_dims(self._config.parallel, self._base_plan.processes, self._on_host)
         base_layout = Layout(self._config, dims, self._on_host)
         self._activations.add(base_layout, self._base_plan)
-        search, candidates = self._search(self._config, self._hardware), self._layouts(self._config)
+        search = self._create_search(self._config, self._hardware)
         estimated_seconds = search.seconds(base_layout, self._base_plan.recompute, self._base_plan.micro_batch)
         fits = self._base_plan.memory_fraction <= 1
         planned = [PlannedLayout(self._config, self._base_plan, estimated_seconds)] if fits else []
-        best = search.fastest(candidates, Budget(_PLANS), planned, _MAX_SUGGESTIONS)
+        best = search.fastest(self._list_layouts(self._config), Budget(_PLANS), planned, _MAX_SUGGESTIONS)
         if len(best) == _MAX_SUGGESTIONS or self._hardware.shares_memory:
             return best
         return search.fastest(
-            self._layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS), best, _MAX_SUGGESTIONS
+            self._list_layouts(self._config, offload="pinned"), Budget(_OFFLOAD_PLANS), best, _MAX_SUGGESTIONS
         )
 
     def _plan_different_training(self, same: list[PlannedLayout]) -> Iterator[PlannedLayout]:
         """Yield the fastest layout of each changed training that is faster than `same`, or fits if `same` is empty."""
         fastest = min((planned.seconds for planned in same if planned.seconds is not None), default=None)
-        for changes in self._changes():
+        for changes in self._possible_changes():
             config = _apply(self._config, changes)
             if config is None:
                 continue
-            search = self._search(config, self._hardware)
-            for planned in search.fastest(self._layouts(config), Budget(_PLANS_OF_A_CHANGE), limit=1):
+            search = self._create_search(config, self._hardware)
+            for planned in search.fastest(self._list_layouts(config), Budget(_PLANS_OF_A_CHANGE), limit=1):
                 is_faster = (
                     fastest is not None and planned.seconds is not None and planned.seconds < _MAX_TIME_RATIO * fastest
                 )
                 if is_faster or not same:
                     yield planned
 
-    def _changes(self) -> Iterator[dict[str, Any]]:
+    def _possible_changes(self) -> Iterator[dict[str, Any]]:
         """Yield changes that make a different training. Quantized weights are not advised yet."""
         peaks = self._hardware.peak_flops
         if self._base_plan.precision == "fp32" and ("bf16" in peaks or "fp16" in peaks):
@@ -162,7 +164,8 @@ class _Adviser:
 
     def _find_smallest(self, hardware: Hardware, budget: Budget) -> PlannedLayout | None:
         """Return the layout with the least memory. None if no layout fits that hardware."""
-        model, search = self._model(self._config), self._search(self._config, hardware)
+        model = self._get_model(self._config)
+        search = self._create_search(self._config, hardware)
         training_bytes = search.size.training_bytes
         candidates: list[Layout] = []
         if training_bytes // hardware.world_size <= hardware.memory_bytes:
@@ -171,21 +174,22 @@ class _Adviser:
             candidates += iterate_layouts(self._config, model, hardware.world_size, hardware.count, offload="pinned")
         return search.smallest(candidates, budget)
 
-    def _search(self, config: RunConfig, hardware: Hardware) -> Search:
-        size = ModelSize.measure(config, self._model(config), self._base_plan.parameters["active"])
+    def _create_search(self, config: RunConfig, hardware: Hardware) -> Search:
+        size = ModelSize.measure(config, self._get_model(config), self._base_plan.parameters["active"])
         # The price is known only for the accelerators of the command.
         price = self._base_plan.price if hardware.name == self._hardware.name else None
         return Search(self._text, size, self._activations, hardware, plan_precision(config, hardware), price)
 
-    def _layouts(self, config: RunConfig, offload: str = "none") -> list[Layout]:
-        model, nodes = self._model(config), self._hardware.nodes
+    def _list_layouts(self, config: RunConfig, offload: str = "none") -> list[Layout]:
+        model = self._get_model(config)
+        nodes = self._hardware.nodes
         return [
             layout
             for count in self._counts
             for layout in iterate_layouts(config, model, count * nodes, count, offload=offload)
         ]
 
-    def _model(self, config: RunConfig) -> PreTrainedModel:
+    def _get_model(self, config: RunConfig) -> PreTrainedModel:
         """Return the model of a run on the meta device. Layouts do not change it."""
         precision = plan_precision(config, self._hardware)
         key = (str(config.model.lora), config.train.weights, precision)
@@ -223,12 +227,12 @@ def larger_accelerators(hardware: Hardware) -> list[Hardware]:
 
     For a CPU, return all accelerators.
     """
-    own_memory = 0 if hardware.shares_memory else hardware.memory_bytes
+    min_memory = 0 if hardware.shares_memory else hardware.memory_bytes
     machines = [find_hardware(f"{name}:{count}") for name in ACCELERATORS for count in _ACCELERATOR_COUNTS]
     larger = [
         replace(machine, host_memory_bytes=hardware.host_memory_bytes)
         for machine in machines
-        if machine.memory_bytes > own_memory
+        if machine.memory_bytes > min_memory
     ]
     clusters = [
         cluster for machine in larger if machine.count == _ACCELERATOR_COUNTS[-1] for cluster in scale_up(machine)
@@ -314,32 +318,31 @@ def _suggestion_json(group: str, suggestion: Suggestion, line: CommandLine) -> d
 def describe_advice(advice: Advice, line: CommandLine, hardware: Hardware) -> str:
     """Return command lines to paste, each with its memory and speed."""
     target = "processes on this machine" if hardware.shares_memory else f"{hardware.world_size} × {hardware.name}"
-    parts = []
+    sections = []
     if advice.same:
-        parts.append([f"advice: the fastest that fit {target}", *_format_suggestions(advice.same, line.train)])
+        sections.append([f"advice: the fastest that fit {target}", *_format_suggestions(advice.same, line.train)])
     else:
-        parts.append([f"advice: nothing that was planned fits {target} with the training as it is"])
+        sections.append([f"advice: nothing that was planned fits {target} with the training as it is"])
     if advice.different:
-        parts.append(["if you accept a different training", *_format_suggestions(advice.different, line.train)])
+        sections.append(["if you accept a different training", *_format_suggestions(advice.different, line.train)])
     if advice.larger:
-        parts.append(["the smallest hardware that would do", *_format_suggestions(advice.larger, line.plan)])
-    return "\n\n".join("\n".join(part) for part in parts)
+        sections.append(["the smallest hardware that would do", *_format_suggestions(advice.larger, line.plan)])
+    return "\n\n".join(map("\n".join, sections))
 
 
 def _format_suggestions(suggestions: Sequence[Suggestion], command: Callable[[Suggestion], str]) -> list[str]:
     lines = []
-    for number, suggestion in enumerate(suggestions, 1):
-        lines += [f"  {number}  {command(suggestion)}", f"     {_memory_and_speed(suggestion)}"]
+    for index, suggestion in enumerate(suggestions, 1):
+        lines += [f"  {index}  {command(suggestion)}", f"     {_memory_and_speed(suggestion)}"]
     return lines
 
 
 def _memory_and_speed(suggestion: Suggestion) -> str:
     plan = suggestion.plan
-    speed = "speed unknown"
-    if plan.tokens_per_second is not None:
-        speed = f"{plan.tokens_per_second.mid:,.0f} tokens/s"
-    text = f"{plan.verdict}: {plan.fullest.reserved / 2**30:.1f} GiB on the fullest rank, {speed}"
+    speed = plan.tokens_per_second
+    speed_text = "speed unknown" if speed is None else f"{speed.mid:,.0f} tokens/s"
+    text = f"{plan.verdict}: {plan.fullest.reserved / 2**30:.1f} GiB on the fullest rank, {speed_text}"
     if suggestion.offloads:
-        unknown = "if each host has" if plan.host_capacity is None else "with"
-        text += f", {unknown} {format_gib(plan.host_bytes)} of host memory"
+        condition = "if each host has" if plan.host_capacity is None else "with"
+        text += f", {condition} {format_gib(plan.host_bytes)} of host memory"
     return text

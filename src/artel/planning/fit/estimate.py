@@ -104,10 +104,10 @@ def estimate_activations(layout: Layout, size: ModelSize, mode: Recompute, row_t
 
 
 def step_seconds(
-    layout: Layout, size: ModelSize, mode: Recompute, rows: int, row_tokens: int, hardware: Hardware, precision: str
+    layout: Layout, size: ModelSize, mode: Recompute, num_rows: int, row_tokens: int, hardware: Hardware, precision: str
 ) -> float:
     """Estimate the seconds of a step."""
-    micro_batches = ceil_div(layout.config.train.batch, layout.dims.dp_degree * rows)
+    micro_batches = ceil_div(layout.config.train.batch, layout.dims.dp_degree * num_rows)
     compute_seconds = _compute_seconds(layout, size, mode, row_tokens, hardware, precision)
     reduce_seconds = _data_parallel_seconds(layout, size, micro_batches, hardware, precision)
     exchange_seconds = _model_parallel_seconds(layout, size, mode, row_tokens, hardware, precision)
@@ -154,7 +154,7 @@ def _data_parallel_seconds(
 def _model_parallel_seconds(
     layout: Layout, size: ModelSize, mode: Recompute, row_tokens: int, hardware: Hardware, precision: str
 ) -> float:
-    """Estimate the seconds in which layers wait for hidden states.
+    """Estimate how many seconds layers wait for hidden states.
 
     Tensor and expert parallelism exchange them 8 times per layer, context parallelism 6 times.
     """
@@ -178,28 +178,28 @@ class ActivationModel:
 
     def add(self, layout: Layout, plan: Plan) -> None:
         by_kind = plan.fullest.by_kind
-        size = by_kind.get(ACTIVATIONS, 0) + by_kind.get(LOSS, 0)
-        self._points.setdefault(self._key(layout, plan.recompute), {})[plan.micro_batch] = size
+        activation_bytes = by_kind.get(ACTIVATIONS, 0) + by_kind.get(LOSS, 0)
+        self._points.setdefault(self._key(layout, plan.recompute), {})[plan.micro_batch] = activation_bytes
 
-    def lower_bound(self, layout: Layout, mode: Recompute, rows: int) -> float:
+    def lower_bound(self, layout: Layout, mode: Recompute, num_rows: int) -> float:
         """Return the minimum bytes of activations."""
-        points = self._points_for(layout, mode)
+        points = self._find_points(layout, mode)
         if len(points) == 1:  # more rows need at least as much, fewer rows at least in proportion
-            known_rows, size = points[0]
-            return size * min(1.0, rows / known_rows)
-        return self.estimate(layout, mode, rows) or 0.0
+            known_rows, known_bytes = points[0]
+            return known_bytes * min(1.0, num_rows / known_rows)
+        return self.estimate(layout, mode, num_rows) or 0.0
 
-    def estimate(self, layout: Layout, mode: Recompute, rows: int) -> float | None:
+    def estimate(self, layout: Layout, mode: Recompute, num_rows: int) -> float | None:
         """Estimate the bytes of activations: linear through two points, or proportional to one. None without any."""
-        points = self._points_for(layout, mode)
+        points = self._find_points(layout, mode)
         if not points:
             return None
         (rows_0, bytes_0), (rows_1, bytes_1) = points[0], points[-1]
         if rows_0 == rows_1:
-            return bytes_0 * rows / rows_0
-        return bytes_0 + (rows - rows_0) * (bytes_1 - bytes_0) / (rows_1 - rows_0)
+            return bytes_0 * num_rows / rows_0
+        return bytes_0 + (num_rows - rows_0) * (bytes_1 - bytes_0) / (rows_1 - rows_0)
 
-    def _points_for(self, layout: Layout, mode: Recompute) -> list[tuple[int, int]]:
+    def _find_points(self, layout: Layout, mode: Recompute) -> list[tuple[int, int]]:
         return sorted(self._points.get(self._key(layout, mode), {}).items())
 
     def _key(self, layout: Layout, mode: Recompute) -> tuple[Any, ...]:
@@ -209,10 +209,10 @@ class ActivationModel:
 
 
 def min_device_bytes(
-    layout: Layout, size: ModelSize, activations: ActivationModel, mode: Recompute, rows: int, precision: str
+    layout: Layout, size: ModelSize, activations: ActivationModel, mode: Recompute, num_rows: int, precision: str
 ) -> float:
     """Return the minimum bytes of a process on its device, using earlier plans."""
-    return min_state_bytes(layout, size, precision) + activations.lower_bound(layout, mode, rows) + FRAMEWORK_BYTES
+    return min_state_bytes(layout, size, precision) + activations.lower_bound(layout, mode, num_rows) + FRAMEWORK_BYTES
 
 
 def _bytes_per_number(precision: str) -> int:

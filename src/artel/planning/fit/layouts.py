@@ -62,9 +62,9 @@ class Layout:
         parallel = self.config.parallel
         return Splits(parallel.tensor, parallel.pipeline, parallel.context, parallel.expert)
 
-    def with_micro_batch(self, mode: Recompute, rows: int) -> RunConfig:
-        """Return the run with micro-batches of `rows` rows, and this activation checkpointing."""
-        return with_changes(self.config, {"train.activation_checkpointing": mode, "train.micro_batch": rows})
+    def with_micro_batch(self, mode: Recompute, num_rows: int) -> RunConfig:
+        """Return the run with micro-batches of `num_rows` rows, and this activation checkpointing."""
+        return with_changes(self.config, {"train.activation_checkpointing": mode, "train.micro_batch": num_rows})
 
 
 def iterate_layouts(
@@ -109,8 +109,8 @@ def with_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 def _iterate_splits(processes: int, processes_per_host: int) -> Iterator[Splits]:
     """Yield all splits of powers of two, the fewest splits first."""
-    host_sizes = _dividing_powers_of_two(processes_per_host)
-    stages = _dividing_powers_of_two(min(processes, _MAX_STAGES))
+    host_sizes = _powers_of_two_dividing(processes_per_host)
+    stages = _powers_of_two_dividing(min(processes, _MAX_STAGES))
     for sizes in product(host_sizes, stages, host_sizes, host_sizes):
         splits = Splits(*sizes)
         if sum(size > 1 for size in splits) > _MAX_COMBINED_SPLITS:
@@ -121,8 +121,8 @@ def _iterate_splits(processes: int, processes_per_host: int) -> Iterator[Splits]
             yield splits
 
 
-def _dividing_powers_of_two(limit: int) -> list[int]:
-    return [2**power for power in range(limit.bit_length()) if limit % 2**power == 0]
+def _powers_of_two_dividing(number: int) -> list[int]:
+    return [2**power for power in range(number.bit_length()) if number % 2**power == 0]
 
 
 def _build_parallel_config(config: RunConfig, data: str, splits: Splits, offload: str) -> ParallelConfig:

@@ -86,12 +86,11 @@ class Budget:
     def __init__(self, plans: int) -> None:
         self.remaining = plans
 
-    def spend(self, layout: Layout, mode: Recompute, rows: int, hardware: Hardware, cost: int) -> None:
+    def spend(self, layout: Layout, mode: Recompute, num_rows: int, hardware: Hardware, cost: int) -> None:
         self.remaining -= cost
-        target = "here" if hardware.shares_memory else f"on {layout.processes} × {hardware.name}"
-        logger.info(
-            "advice: planning %s, recomputed %s, micro-batches of %s, %s", describe_layout(layout), mode, rows, target
-        )
+        where = "here" if hardware.shares_memory else f"on {layout.processes} × {hardware.name}"
+        description = describe_layout(layout)
+        logger.info("advice: planning %s, recomputed %s, micro-batches of %s, %s", description, mode, num_rows, where)
 
 
 def describe_layout(layout: Layout) -> str:
@@ -114,8 +113,12 @@ class Search:
         precision: str,
         price: float | None,
     ) -> None:
-        self._text, self.size, self._activations = text, size, activations
-        self._hardware, self._precision, self._price = hardware, precision, price
+        self.size = size
+        self._text = text
+        self._activations = activations
+        self._hardware = hardware
+        self._precision = precision
+        self._price = price
 
     def fastest(
         self, layouts: Iterable[Layout], budget: Budget, earlier: Iterable[PlannedLayout] = (), limit: int = 3
@@ -152,15 +155,15 @@ class Search:
         None if that does not fit.
         """
         fitting = [
-            layout for layout in layouts if self.may_fit(layout, "full") and self._cost(layout) <= budget.remaining
+            layout for layout in layouts if self.may_fit(layout, "full") and self._plan_cost(layout) <= budget.remaining
         ]
-        quick_to_plan = [layout for layout in fitting if self._cost(layout) == 1] or fitting
+        quick_to_plan = [layout for layout in fitting if self._plan_cost(layout) == 1] or fitting
         by_expectation = sorted(quick_to_plan, key=lambda layout: self._expect(layout, "full"))
         for layout in dict.fromkeys([*by_expectation[:1], *sorted(quick_to_plan, key=self._memory_order)[:1]]):
-            rows = self._row_counts(layout)[0]
-            plan = self._plan(layout, "full", rows, budget)
+            num_rows = self._row_counts(layout)[0]
+            plan = self._plan_layout(layout, "full", num_rows, budget)
             if plan is not None and plan.memory_fraction <= TIGHT:
-                return PlannedLayout(layout.with_micro_batch("full", rows), plan, 0.0)
+                return PlannedLayout(layout.with_micro_batch("full", num_rows), plan, 0.0)
         return None
 
     def may_fit(self, layout: Layout, mode: Recompute) -> bool:
@@ -168,14 +171,17 @@ class Search:
         needed_bytes = min_device_bytes(
             layout, self.size, self._activations, mode, self._row_counts(layout)[0], self._precision
         )
-        hardware, host = self._hardware, min_host_bytes(layout, self.size)
+        hardware = self._hardware
+        host_bytes = min_host_bytes(layout, self.size)
         if hardware.shares_memory:
             return needed_bytes * layout.processes_per_host <= hardware.memory_bytes
-        return needed_bytes <= hardware.memory_bytes and host <= (hardware.host_memory_bytes or host)
+        return needed_bytes <= hardware.memory_bytes and host_bytes <= (hardware.host_memory_bytes or host_bytes)
 
-    def seconds(self, layout: Layout, mode: Recompute, rows: int) -> float:
+    def seconds(self, layout: Layout, mode: Recompute, num_rows: int) -> float:
         """Estimate the seconds of a step."""
-        return step_seconds(layout, self.size, mode, rows, self._text[0].row_tokens, self._hardware, self._precision)
+        return step_seconds(
+            layout, self.size, mode, num_rows, self._text[0].row_tokens, self._hardware, self._precision
+        )
 
     def _is_slower(self, layout: Layout, estimated_seconds: float, best: Sequence[PlannedLayout], limit: int) -> bool:
         """True if `layout` cannot be one of the `limit` fastest layouts."""
@@ -190,8 +196,8 @@ class Search:
         fitting = [planned for planned in best if planned.plan.memory_fraction <= TIGHT and planned.seconds is not None]
         if len(fitting) < limit:
             return False
-        nearest = min(planned.seconds / planned.estimated_seconds for planned in fitting if planned.seconds is not None)
-        return estimated_seconds * nearest > (fitting[limit - 1].seconds or 0.0)
+        ratio = min(planned.seconds / planned.estimated_seconds for planned in fitting if planned.seconds is not None)
+        return estimated_seconds * ratio > (fitting[limit - 1].seconds or 0.0)
 
     def _expect(self, layout: Layout, mode: Recompute) -> Expectation:
         """Return the expectation of a layout from what is known so far."""
@@ -204,14 +210,14 @@ class Search:
     def _plan_largest(self, layout: Layout, mode: Recompute, budget: Budget) -> Plan | None:
         """Return the plan with the largest micro-batch that fits, else a tight one, else None."""
         sizes = self._row_counts(layout)
-        rows = self._guess_rows(layout, mode)
+        num_rows = self._guess_rows(layout, mode)
         points: dict[int, float] = {}
         best: Plan | None = None
         for _ in range(_MAX_PLANS_PER_LAYOUT):
-            plan = self._plan(layout, mode, rows, budget)
+            plan = self._plan_layout(layout, mode, num_rows, budget)
             if plan is None:
                 break
-            points[rows] = plan.memory_fraction
+            points[num_rows] = plan.memory_fraction
             if best is None or _preference(plan) > _preference(best):
                 best = plan
             fitting = max((size for size, fraction in points.items() if fraction <= TIGHT), default=0)
@@ -223,33 +229,33 @@ class Search:
             ]
             if not untried or budget.remaining <= 0:
                 break
-            rows = untried[-1]
+            num_rows = untried[-1]
         return best if best is not None and best.memory_fraction <= 1 else None
 
-    def _estimate_fraction(self, plan: Plan, points: dict[int, float], rows: int) -> float:
-        """Estimate the fraction of memory with micro-batches of `rows` rows."""
+    def _estimate_fraction(self, plan: Plan, points: dict[int, float], num_rows: int) -> float:
+        """Estimate the fraction of memory with micro-batches of `num_rows` rows."""
         if len(points) > 1:
             (rows_0, fraction_0), (rows_1, fraction_1) = min(points.items()), max(points.items())
-            return fraction_0 + (rows - rows_0) * (fraction_1 - fraction_0) / (rows_1 - rows_0)
-        (known_rows, fraction) = next(iter(points.items()))
+            return fraction_0 + (num_rows - rows_0) * (fraction_1 - fraction_0) / (rows_1 - rows_0)
+        known_rows, fraction = next(iter(points.items()))
         by_kind = plan.fullest.by_kind
         row_bytes = (by_kind.get(ACTIVATIONS, 0) + by_kind.get(LOSS, 0)) / known_rows
         processes = plan.processes // self._hardware.nodes if self._hardware.shares_memory else 1
-        return fraction + (rows - known_rows) * row_bytes * processes / self._hardware.memory_bytes
+        return fraction + (num_rows - known_rows) * row_bytes * processes / self._hardware.memory_bytes
 
     def _guess_rows(self, layout: Layout, mode: Recompute) -> int:
         """Return the largest micro-batch that should fit."""
         sizes = self._row_counts(layout)
         capacity = TIGHT * self._capacity(layout)
         return sizes[
-            max(0, bisect_right(sizes, capacity, key=lambda rows: self._estimate_bytes(layout, mode, rows)) - 1)
+            max(0, bisect_right(sizes, capacity, key=lambda size: self._estimate_bytes(layout, mode, size)) - 1)
         ]
 
-    def _estimate_bytes(self, layout: Layout, mode: Recompute, rows: int) -> float:
+    def _estimate_bytes(self, layout: Layout, mode: Recompute, num_rows: int) -> float:
         """Estimate the bytes of a process on its device."""
-        activations = self._activations.estimate(layout, mode, rows)
+        activations = self._activations.estimate(layout, mode, num_rows)
         if activations is None:
-            activations = rows * estimate_activations(layout, self.size, mode, self._text[0].row_tokens)
+            activations = num_rows * estimate_activations(layout, self.size, mode, self._text[0].row_tokens)
         buffers = estimate_buffers(layout, self.size, self._precision)
         return min_state_bytes(layout, self.size, self._precision) + buffers + activations + FRAMEWORK_BYTES
 
@@ -259,8 +265,8 @@ class Search:
 
     def _memory_order(self, layout: Layout) -> tuple[float, float]:
         """Sort key: less memory first, then faster."""
-        rows = self._row_counts(layout)[0]
-        return self._estimate_bytes(layout, "full", rows), self.seconds(layout, "full", rows)
+        num_rows = self._row_counts(layout)[0]
+        return self._estimate_bytes(layout, "full", num_rows), self.seconds(layout, "full", num_rows)
 
     def _row_counts(self, layout: Layout) -> list[int]:
         """Return the micro-batches worth trying, smallest first."""
@@ -269,20 +275,20 @@ class Search:
         stages = layout.config.parallel.pipeline
         return [size for size in sizes if stages == 1 or size * _STAGE_BATCHES * stages <= max_rows] or sizes[:1]
 
-    def _cost(self, layout: Layout) -> int:
+    def _plan_cost(self, layout: Layout) -> int:
         """Return the cost of a plan in the budget."""
         stages = layout.config.parallel.pipeline
         return 1 if stages == 1 else max(1, self.size.layers // _STAGE_LAYERS)
 
-    def _plan(self, layout: Layout, mode: Recompute, rows: int, budget: Budget) -> Plan | None:
+    def _plan_layout(self, layout: Layout, mode: Recompute, num_rows: int, budget: Budget) -> Plan | None:
         """Plan a layout. None if it is invalid, or costs more than the remaining budget."""
-        if self._cost(layout) > budget.remaining:
+        if self._plan_cost(layout) > budget.remaining:
             return None
-        budget.spend(layout, mode, rows, self._hardware, self._cost(layout))
+        budget.spend(layout, mode, num_rows, self._hardware, self._plan_cost(layout))
         try:
             with silence_messages():
                 plan = make_plan(
-                    layout.with_micro_batch(mode, rows),
+                    layout.with_micro_batch(mode, num_rows),
                     self._hardware,
                     layout.processes_per_host,
                     self._price,
@@ -295,7 +301,7 @@ class Search:
 
 
 def _preference(plan: Plan) -> tuple[bool, float]:
-    """Return a sort key: plans with a larger micro-batch if they fit, else with less memory, come last."""
+    """Sort key: plans that do not fit come first, the best by memory last; then those that fit, the largest last."""
     fits = plan.memory_fraction <= TIGHT
     return fits, plan.micro_batch if fits else -plan.memory_fraction
 

@@ -128,7 +128,7 @@ def read_time_and_hardware(answer: str) -> tuple[str, str]:
 
 
 def answer_questions(preset: PresetAnswers, ask: Ask | None) -> Answers:
-    """Take answers from the flags, and ask for the rest. Without `ask` raise InputError if a flag is missing."""
+    """Take answers from the flags, and ask for the missing ones. Without `ask` raise InputError if a flag is missing."""
     if ask is None and preset.missing:
         verb = "is" if len(preset.missing) == 1 else "are"
         what = f"no terminal for questions, and {' and '.join(preset.missing)} {verb} missing"
@@ -143,8 +143,8 @@ def answer_questions(preset: PresetAnswers, ask: Ask | None) -> Answers:
     if preset.learn is None:
         for name, objective in objectives.items():
             logger.info("  %s%s", f"{objective.presentation.verb or name:<10}", objective.presentation.does)
-    first = next(iter(objectives))
-    default = objectives[first].presentation.verb or first
+    first_name = next(iter(objectives))
+    default = objectives[first_name].presentation.verb or first_name
     name = _read_or_ask(
         preset.learn, "What is to be learned?", default, lambda answer: read_objective(answer, text), ask
     )
@@ -154,11 +154,11 @@ def answer_questions(preset: PresetAnswers, ask: Ask | None) -> Answers:
     if has_answers and objective_class.auto_class == _CAUSAL:
         model_question, default = "From which pretrained model: a folder or a hub id? Or from scratch?", PRETRAINED
     model = _read_or_ask(preset.model, model_question, default, read_model, ask)
-    if not model and text.bytes < _MIN_SCRATCH_BYTES and has_answers:
+    if not model and text.num_bytes < _MIN_SCRATCH_BYTES and has_answers:
         logger.info(
             "%s of text is too little to learn a language from: the answers will be noise. Use a pretrained "
             "model: --from FOLDER or --from %s",
-            format_bytes(text.bytes),
+            format_bytes(text.num_bytes),
             PRETRAINED,
         )
     if preset.time is not None:

@@ -19,7 +19,7 @@ from artel.planning.outline import is_available_offline
 from artel.registry import FORMATS, OBJECTIVES
 
 _BYTES_PER_PARAMETER = 16  # weights, gradients, two averages
-_MEMORY_FRACTION = 0.6  # for weights, gradients and optimizer state; the rest is for activations
+_MEMORY_FRACTION = 0.6  # for weights, gradients and optimizer state; activations take the other part
 _MAX_BLOCK = 1024
 _ENCODER = {
     "model_type": "modernbert",
@@ -44,20 +44,21 @@ _COMMENT_COLUMN = 36
 def format_run_file(answers: Answers, name: str) -> str:
     """Return the text of a run file named `name`. Raise InputError if the model cannot be read."""
     objective: type[Objective] = OBJECTIVES[answers.objective]
-    parts = [_header_lines(answers, name), _data_lines(answers, objective), *_model_lines(answers, objective)]
-    return "\n".join(line.rstrip() for part in parts for line in part) + "\n"
+    sections = [_header_lines(answers, name), _data_lines(answers, objective), *_model_lines(answers, objective)]
+    return "\n".join(line.rstrip() for section in sections for line in section) + "\n"
 
 
 def _header_lines(answers: Answers, name: str) -> Iterator[str]:
-    hardware_option, processes, quoted = "", "", shlex.quote(name)
+    quoted = shlex.quote(name)
+    hardware_option = nproc_option = ""
     if answers.hardware:
         hardware_option = f" --hardware {shlex.quote(answers.hardware)}"
         count = find_hardware(answers.hardware).count
-        processes = f" --nproc {count}" if count > 1 else ""
+        nproc_option = f" --nproc {count}" if count > 1 else ""
     yield "# Written by artel new."
     yield f"#   {f'artel config check {quoted}':<48} check this file for errors"
     yield f"#   {f'artel plan {quoted}{hardware_option}':<48} predict memory, disk and time"
-    yield f"#   {f'artel train {quoted}{processes}':<48} train; run it again to resume after an interruption"
+    yield f"#   {f'artel train {quoted}{nproc_option}':<48} train; run it again to resume after an interruption"
     yield "# Keys not set here are chosen for you and recorded in the run folder; artel config explain shows them"
 
 
@@ -110,9 +111,9 @@ def _pretrained_lines(answers: Answers, objective: type[Objective], task_comment
     uses_adapters = _needs_adapters(answers, objective, parameters)
     rate = objective.presentation.finetuning_rate * (4 if uses_adapters else 1)
     yield _with_comment(f"  block: {min(_MAX_BLOCK, limit or _MAX_BLOCK)}", "maximum tokens per sequence")
-    size = f"{parameters / 1e6:,.3g} M parameters; its own tokenizer" if parameters else "its own tokenizer"
+    comment = f"{parameters / 1e6:,.3g} M parameters; its own tokenizer" if parameters else "its own tokenizer"
     yield "model:"
-    yield _with_comment(f"  from: {_format_flow_yaml(answers.model)}", size)
+    yield _with_comment(f"  from: {_format_flow_yaml(answers.model)}", comment)
     if uses_adapters:
         yield _with_comment("  lora: {rank: 16, alpha: 32}", "small trainable matrices; the model's own are frozen")
     yield _with_comment(f"objective: {answers.objective}", task_comment)

@@ -28,8 +28,8 @@ class TextSummary:
     """The files of a text, and the formats that can read it."""
 
     paths: tuple[str, ...]
-    files: int
-    bytes: int
+    num_files: int
+    num_bytes: int
     formats: dict[str, str] = field(hash=False)
     """Formats that can read it, with their kind of record: text, conversations … The most likely is first."""
 
@@ -43,14 +43,15 @@ class TextSummary:
 
     def describe(self) -> str:
         """Describe the text for people: `1 file, 3.1 MB: text`."""
-        plural = "" if self.files == 1 else "s"
+        plural = "" if self.num_files == 1 else "s"
         kinds = " or ".join(dict.fromkeys(self.formats.values()))
-        return f"{self.files:,} file{plural}, {format_bytes(self.bytes)}: {kinds}"
+        return f"{self.num_files:,} file{plural}, {format_bytes(self.num_bytes)}: {kinds}"
 
 
 def summarize_text(paths: list[str]) -> TextSummary:
     """Summarize files, globs or folders. Raise InputError if there is no text, or no format can read it."""
-    data, table_problem = _build_data_config(paths, FORMATS.names[0]), None
+    data = _build_data_config(paths, FORMATS.names[0])
+    table_problem = None
     try:
         check_sources(data)
     except InputError as error:  # a table without a text column may hold pairs or labels
@@ -105,8 +106,8 @@ def _find_formats(paths: list[str], inputs: list[Input], *, is_table: bool) -> I
     be groups of matching texts or a novel. Such files count as both, unless more than a tenth of the groups are single
     lines, like chapter headings. A table is never plain text.
     """
-    auto = _build_data_config(paths, FORMATS.names[0]).sources[0]
-    is_plain = not is_table and all(choose_format(auto, entry.address).is_plain_text for entry in inputs)
+    auto_source = _build_data_config(paths, FORMATS.names[0]).sources[0]
+    is_plain = not is_table and all(choose_format(auto_source, entry.address).is_plain_text for entry in inputs)
     in_folders = is_plain and len({Path(entry.address).parent for entry in inputs}) > 1
     names = [name for name in FORMATS.names if FORMATS[name].has_files and _can_read(paths, name, is_plain)]
     by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]

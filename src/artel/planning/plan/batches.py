@@ -53,11 +53,11 @@ class PlannedData:
     """Origin of the sample, for `artel plan`."""
     store: TokenStore | None = None
 
-    def batch(self, rows: int) -> Batch:
-        """Return a micro-batch of `rows` rows of the longest sample."""
+    def batch(self, num_rows: int) -> Batch:
+        """Return a micro-batch of `num_rows` rows of the longest sample."""
         if self.store is not None:
-            return repeat_sample(self.objective, self.samples, self.longest, rows)
-        return self.objective.batch(evaluation_rows(self.samples, np.full(rows, self.longest), rows))
+            return repeat_sample(self.objective, self.samples, self.longest, num_rows)
+        return self.objective.batch(evaluation_rows(self.samples, np.full(num_rows, self.longest), num_rows))
 
     def with_layout_for(self, build: Callable[[], PreTrainedModel], device: str) -> PlannedData:
         """Return the data as laid out for a model on this device type. `build` returns the model on the meta device."""
@@ -122,8 +122,8 @@ def _packed_block(config: RunConfig, samples: list[Sample]) -> Sample:
 
 def _read_samples(config: RunConfig, objective: Objective) -> list[Sample]:
     documents = list(islice(read_documents(config.data, Ledger()), _MAX_DOCUMENTS))
-    results = [item for item in objective.samples(documents) if hasattr(item, "samples")]
-    samples = [sample for item in results for sample in item.samples]
+    results = [result for result in objective.samples(documents) if hasattr(result, "samples")]
+    samples = [sample for result in results for sample in result.samples]
     if not samples:
         what = f"the first {len(documents)} documents make no sample of up to {config.data.block} tokens"
         raise InputError.at("data.sources", what, "run artel prepare to see why")
@@ -140,49 +140,50 @@ class AverageStep:
     """Tokens of all ranks in a step, without padding."""
 
 
-def find_average_step(config: RunConfig, data: PlannedData, rows: int, dp_degree: int) -> AverageStep | None:
-    """Return the average step with `rows` rows on each of `dp_degree` data-parallel ranks. None if all rows are blocks.
+def find_average_step(config: RunConfig, data: PlannedData, num_rows: int, dp_degree: int) -> AverageStep | None:
+    """Return the average step with `num_rows` rows on each of `dp_degree` data-parallel ranks.
 
-    A step takes as long as the rank with the most to compute.
+    None if all rows are blocks. A step takes as long as the rank with the most to compute.
     """
     if data.objective.packs_text or data.objective.fills_blocks(config):
         return None
-    ranks = range(min(dp_degree, max(1, _NUM_SAMPLES // rows)))
-    per_rank = max(1, _NUM_SAMPLES // (rows * len(ranks)))
+    ranks = range(min(dp_degree, max(1, _NUM_SAMPLES // num_rows)))
+    per_rank = max(1, _NUM_SAMPLES // (num_rows * len(ranks)))
     steps = max(1, _NUM_SAMPLES // config.train.batch)
     batches: list[Batch] = []
     slowest: list[float] = []
-    count = 1
-    for step in _rows_of_steps(config, data, rows, steps, ranks, dp_degree):
-        count = len(step[0])
+    num_micro_batches = 1
+    for step in _rows_of_steps(config, data, num_rows, steps, ranks, dp_degree):
+        num_micro_batches = len(step[0])
         rank_batches = [[data.objective.batch(micro_batch) for micro_batch in rank[:per_rank]] for rank in step]
         slowest.append(max(float(np.mean([batch.computed_positions for batch in rank])) for rank in rank_batches))
         batches += [batch for rank in rank_batches for batch in rank]
     mean_positions = float(np.mean(slowest))
-    tokens = float(np.mean([batch.tokens for batch in batches])) * count * dp_degree
+    tokens = float(np.mean([batch.tokens for batch in batches])) * num_micro_batches * dp_degree
     return AverageStep(min(batches, key=lambda batch: abs(batch.computed_positions - mean_positions)), tokens)
 
 
 def _rows_of_steps(
-    config: RunConfig, data: PlannedData, rows: int, steps: int, ranks: Sequence[int], dp_degree: int
+    config: RunConfig, data: PlannedData, num_rows: int, steps: int, ranks: Sequence[int], dp_degree: int
 ) -> Iterator[list[list[Rows]]]:
     """Yield, for each of the first steps, the micro-batches of these data-parallel ranks in the order of training.
 
     Without a token store, samples read from the sources are drawn at random.
     """
-    samples, batch = data.samples, config.train.batch
+    samples = data.samples
+    batch = config.train.batch
     length = None if data.store is None else run_length(config, samples, data.store.train)
     order = None if data.store is None else data.objective.order(data.store.train, len(samples))
-    total = None if length is None else length.total_samples
+    total_samples = None if length is None else length.total_samples
     if length is not None and length.steps is not None:
         steps = min(steps, length.steps)
     for step in range(steps):
-        positions = step_positions(step, batch, total)
+        positions = step_positions(step, batch, total_samples)
         if order is None:
             indices, epochs = np.random.default_rng(step).integers(len(samples), size=batch), np.full(batch, -1)
         else:
             indices, epochs = order.at(positions), positions // len(samples)
         yield [
-            micro_batches(samples, indices, epochs, rank=rank, world_size=dp_degree, batch_size=batch, max_rows=rows)
+            micro_batches(samples, indices, epochs, rank=rank, world_size=dp_degree, batch_size=batch, max_rows=num_rows)
             for rank in ranks
         ]

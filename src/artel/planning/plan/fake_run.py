@@ -52,12 +52,10 @@ class Trace:
     """The memory events of two steps, and the operations of a third."""
 
     live: LiveBytes
-    begin: int = 0
-    """Index of the first event of the first step. The weights are allocated before it."""
     phases: list[tuple[int, int]] = field(default_factory=list)
     """Event ranges of each step: the forward and backward passes, then the optimizer's step."""
     checkpoint_bytes: int = 0
-    """Trained weights and optimizer state: this rank's part of a checkpoint."""
+    """Trained weights and optimizer state: this rank's shard of a checkpoint."""
     passes: dict[Operation, int] = field(default_factory=dict)
     """Operations of a step's forward and backward passes, with how often each runs."""
     optimizer_operations: dict[Operation, int] = field(default_factory=dict)
@@ -113,11 +111,10 @@ def trace_steps(
             loss.use_chunk_size_of("cuda" if on_gpu else "cpu"),
             cuda_autocast() if on_gpu else nullcontext(),
         ):
-            live.name(model.parameters(), WEIGHTS)
-            live.name(model.buffers(), COMMUNICATION)
-            live.name(quantization_scales(model), WEIGHTS)  # buffers if the weights are sharded
+            live.set_kind(model.parameters(), WEIGHTS)
+            live.set_kind(model.buffers(), COMMUNICATION)
+            live.set_kind(quantization_scales(model), WEIGHTS)  # buffers if the weights are sharded
             optimizer = Optimizer(model, config.train, config.seed, None, precision)
-            trace.begin = len(live.events)
             for _ in range(_NUM_STEPS):
                 _step(strategy, optimizer, largest_batches, targets, trace)
             _record_operations(strategy, optimizer, average_batches, targets, trace, compiled=compiled, on_gpu=on_gpu)
@@ -129,15 +126,16 @@ def trace_steps(
 
 
 def _step(strategy: ParallelStrategy, optimizer: Optimizer, batches: list[Batch], targets: float, trace: Trace) -> None:
-    live, begin = trace.live, len(trace.live.events)
+    live = trace.live
+    start = len(live.events)
     strategy.run(batches, targets, optimizer.loss_factor)
-    live.name((parameter.grad for parameter in strategy.model.parameters()), GRADIENTS)
-    middle = len(live.events)
+    live.set_kind((parameter.grad for parameter in strategy.model.parameters()), GRADIENTS)
+    optimizer_start = len(live.events)
     optimizer.clip_and_step(1.0, strategy.gradient_norm())
     state = [tensor for tensor in optimizer.state().values() if tensor.ndim]
-    live.name(state, OPTIMIZER)
+    live.set_kind(state, OPTIMIZER)
     live.keep_only(state, OPTIMIZER)
-    trace.phases += [(begin, middle), (middle, len(live.events))]
+    trace.phases += [(start, optimizer_start), (optimizer_start, len(live.events))]
 
 
 def _record_operations(
@@ -195,10 +193,10 @@ def _materialize(model: PreTrainedModel, device: torch.device) -> None:
 
     def allocate(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in replacements:
-            new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            allocated = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
-                new = nn.Parameter(new, tensor.requires_grad)
-            replacements[id(tensor)] = tensor, new
+                allocated = nn.Parameter(allocated, tensor.requires_grad)
+            replacements[id(tensor)] = tensor, allocated
         return replacements[id(tensor)][1]
 
     for module in model.modules():
@@ -221,7 +219,7 @@ def _local_shards(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTe
 
 @contextmanager
 def fake_process_group(world: World) -> Iterator[None]:
-    """Open a process group of that size (also 1) in which only this process exists.
+    """Open a process group of `world.size` ranks (also 1), of which only this one exists.
 
     On exit, clear the meshes cached by DTensor and tensor parallelism: otherwise a rank traced later would get the
     groups of an earlier rank.

@@ -2,12 +2,12 @@
 
 Compiled layers (`save_as_compiled`) save less for the backward pass. Of the tensors that autograd saves in a layer,
 torch.compile saves only those that matmuls and attention read and return. The backward pass recomputes elementwise
-results from them, in the kernels that need them. PyTorch's AOTAutograd decides so with a min-cut that bans matmuls from
-recomputation.
+results from them, in the kernels that need them. PyTorch's AOTAutograd does so too: its min-cut
+bans matmuls from recomputation.
 
 CUDA's autocast (`cuda_autocast`) computes more operators in float32 than a CPU's: "CUDA Ops that can autocast to
 float32" of PyTorch's documentation (docs.pytorch.org/docs/stable/amp.html). GPT-2's GELU has one of them, the power:
-in bf16 it keeps 20 % more there. Measured: benchmarks/plan_gpu.md.
+in bf16 it saves 20 % more on a GPU. Measured: benchmarks/plan_gpu.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class _Node:
 
     def sources(self) -> set[_Node]:
         """Return the nearest saved or banned ancestors: the node can be recomputed from these."""
-        sources, seen, queue = set(), {self}, list(self.parents)
+        sources, seen = set(), {self}
+        queue = list(self.parents)
         while queue:
             node = queue.pop()
             if node.is_saved or node.banned is not None:
@@ -97,7 +98,7 @@ class CompiledSaving(TorchDispatchMode):
         self._nodes: dict[int, _Node] = {}
         self._saved: list[weakref.ref[_SavedTensor]] = []  # autograd holds this object for as long as it holds them
         self._casts: dict[tuple[Any, ...], weakref.ref[torch.Tensor]] = {}
-        for tensor in _tensors(inputs):
+        for tensor in _find_tensors(inputs):
             if tensor.requires_grad:
                 self._add_node(tensor, _Node([], banned=tensor))
 
@@ -113,7 +114,7 @@ class CompiledSaving(TorchDispatchMode):
 
     def keep_output(self, output: Any) -> None:
         """Record the layer's output, in any nesting. It stays in memory even if it is not saved."""
-        self._output_storages = {_storage_id(tensor) for tensor in _tensors(output)}
+        self._output_storages = {_storage_id(tensor) for tensor in _find_tensors(output)}
 
     def saved_tensors(self) -> list[torch.Tensor]:
         """Return the tensors held for the backward pass, after the call."""
@@ -122,10 +123,10 @@ class CompiledSaving(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        inputs, outputs = _tensors((args, kwargs)), _tensors(output)
+        inputs = _find_tensors((args, kwargs))
         read = {_storage_id(tensor) for tensor in inputs}
-        parents = [self._nodes[number] for number in read & self._nodes.keys()]
-        new = [tensor for tensor in outputs if _storage_id(tensor) not in read]
+        parents = [self._nodes[storage_id] for storage_id in read & self._nodes.keys()]
+        new = [tensor for tensor in _find_tensors(output) if _storage_id(tensor) not in read]
         if is_matmul_or_attention(func):
             for node in parents:
                 node.is_saved = not node.is_repeated_cast
@@ -147,9 +148,9 @@ class CompiledSaving(TorchDispatchMode):
         return True
 
     def _add_node(self, tensor: torch.Tensor, node: _Node) -> None:
-        number = _storage_id(tensor)
-        self._nodes[number] = node
-        weakref.finalize(tensor.untyped_storage(), self._nodes.pop, number, None)
+        storage_id = _storage_id(tensor)
+        self._nodes[storage_id] = node
+        weakref.finalize(tensor.untyped_storage(), self._nodes.pop, storage_id, None)
 
     def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
         saved = _SavedTensor(tensor, (tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
@@ -157,12 +158,13 @@ class CompiledSaving(TorchDispatchMode):
         return saved
 
     def _drop_recomputable(self) -> None:
-        dropped = [
+        candidates = [
             (saved, tensor, self._choose_sources(tensor, node)) for saved, tensor, node in self._find_elementwise()
         ]
-        replaced = [(saved, tensor, sources) for saved, tensor, sources in dropped if sources is not None]
-        added = _bytes(source for _, _, sources in replaced for source in sources)
-        if added < _bytes(tensor for _, tensor, _ in replaced):  # the compiler never saves more than eager layers do
+        replaced = [(saved, tensor, sources) for saved, tensor, sources in candidates if sources is not None]
+        added_bytes = _storage_bytes(source for _, _, sources in replaced for source in sources)
+        # The compiler never saves more than eager layers do.
+        if added_bytes < _storage_bytes(tensor for _, tensor, _ in replaced):
             for saved, tensor, sources in replaced:
                 if _storage_id(tensor) not in self._output_storages:
                     self._on_drop(tensor)
@@ -208,13 +210,13 @@ def _storage_id(tensor: torch.Tensor) -> int:
     return id(tensor.untyped_storage())
 
 
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the tensors' storages, each counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({id(storage): storage.nbytes() for storage in storages}.values())
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def _find_tensors(tree: Any) -> list[torch.Tensor]:
     leaves: Iterable[Any] = tree_leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

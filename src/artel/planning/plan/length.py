@@ -51,7 +51,8 @@ def plan_length(config: RunConfig, data: PlannedData) -> PlannedLength | None:
     if config.train.budget is not None:
         return None
     if data.store is not None:
-        split, length = data.store.train, run_length(config, data.samples, data.store.train)
+        split = data.store.train
+        length = run_length(config, data.samples, split)
         if data.objective.packs_text:
             return _from_length(length, length.samples * config.data.block, "counted in the prepared text")
         padding = data.samples.padding if isinstance(data.samples, PackedSamples) else 0.0
@@ -112,15 +113,15 @@ def _sample_counts(config: RunConfig, data: PlannedData) -> tuple[np.ndarray, fl
     if {shard.key for shard in readable} != {shard.key for shard in shards}:
         return None
     sampled_shards = readable[:: max(1, len(readable) // _NUM_SAMPLED_SHARDS)]
-    documents = list(_documents(config, sampled_shards))
+    documents = list(_read_training_documents(config, sampled_shards))
     fraction = sum(shard.size for shard in sampled_shards) / sum(shard.size for shard in shards)
     objective = _with_tokenizer(config, data.objective, documents)
-    results = [item for item in objective.samples(documents) if isinstance(item, DocumentSamples)]
-    counts = [len(sample.ids) for item in results for sample in item.samples]
+    results = [result for result in objective.samples(documents) if isinstance(result, DocumentSamples)]
+    counts = [len(sample.ids) for result in results for sample in result.samples]
     return (np.array(counts), fraction) if sum(counts) else None
 
 
-def _documents(config: RunConfig, shards: list[InputShard]) -> Iterator[Document]:
+def _read_training_documents(config: RunConfig, shards: list[InputShard]) -> Iterator[Document]:
     """Yield the training documents in some shards of the text."""
     for shard in shards:
         for cleaned in clean_shard(shard, config.data, Ledger()):
@@ -129,7 +130,7 @@ def _documents(config: RunConfig, shards: list[InputShard]) -> Iterator[Document
 
 
 def _with_tokenizer(config: RunConfig, objective: Objective, documents: list[Document]) -> Objective:
-    """Return the objective with a tokenizer that counts like the run's. Train one on `documents` if there is none."""
+    """Return the objective with a tokenizer that counts like the run's. Train one on `documents` if it has none."""
     if local_tokenizer(config) is not None:
         return objective
     training = config.tokenizer.train or TokenizerTraining()

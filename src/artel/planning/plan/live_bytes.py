@@ -7,9 +7,9 @@ Compiled layers have no storage for a tensor that lives only between two matmuls
 the elementwise operators there. The whole model is assumed to be fused, except for lookups and sorts: outside of the
 layers few tensors are large.
 
-A trace has shapes but no values. Attention for answers that share a row reads where each answer begins, and FakeTensors
-do not know it. So operators on integers whose values are known (the batch's) are also run for real, and the FakeTensors
-remember the results.
+A trace has shapes but no values. Attention for answers that share a row reads where each answer begins, which
+FakeTensors do not know. So operators on integers with known values (the batch's) are also run for real, and the
+FakeTensors remember the results.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MATERIALIZED = re.compile("embedding|index|scatter|gather|sort|topk")
 class Storage:
     """Memory of one or several tensors."""
 
-    size: int
+    num_bytes: int
     kind: str
 
 
@@ -78,11 +78,9 @@ class LiveBytes(TorchDispatchMode):
         self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def __enter__(self) -> LiveBytes:
-        live, resize = self, self._resize
-
-        def patched_resize(storage: torch.UntypedStorage, size: int) -> Any:
-            result = resize(storage, size)
-            live._on_resize(storage)
+        def patched_resize(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+            result = self._resize(storage, num_bytes)
+            self._on_resize(storage)
             return result
 
         torch.UntypedStorage.resize_ = patched_resize  # type: ignore[assignment,method-assign]  # fully_shard frees memory with it
@@ -112,7 +110,7 @@ class LiveBytes(TorchDispatchMode):
                 self._add(tensor.untyped_storage(), _kind_of_caller())
         return result
 
-    def name(self, tensors: Iterable[torch.Tensor | None], kind: str) -> None:
+    def set_kind(self, tensors: Iterable[torch.Tensor | None], kind: str) -> None:
         """Set the kind of these tensors' memory for its whole lifetime."""
         for tensor in tensors:
             if tensor is None:
@@ -125,7 +123,7 @@ class LiveBytes(TorchDispatchMode):
         """Count a tensor as 0 bytes: compiled layers keep it inside of a kernel."""
         record, _ = self._live.get(tensor.untyped_storage()._cdata, (None, None))
         if record is not None:
-            record.size = 0
+            record.num_bytes = 0
 
     def keep_only(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Free all memory of this kind except these tensors. PyTorch keeps tensors that the `fake` group gathered."""
@@ -137,7 +135,7 @@ class LiveBytes(TorchDispatchMode):
         key = storage._cdata
         if key in self._live:
             return
-        record = Storage(_size(storage), kind)
+        record = Storage(_storage_bytes(storage), kind)
         self._live[key] = record, weakref.ref(storage, partial(self._drop, key))
         self.events.append((record, True))
 
@@ -145,7 +143,7 @@ class LiveBytes(TorchDispatchMode):
         if key in self._live:
             record, _ = self._live.pop(key)
             if self._matmuls_before.pop(key, -1) == self._num_matmuls and record.kind == ACTIVATIONS:
-                record.size = 0  # a fused kernel never wrote it to memory
+                record.num_bytes = 0  # a fused kernel never wrote it to memory
             self.events.append((record, False))
 
     def _on_resize(self, storage: torch.UntypedStorage) -> None:
@@ -156,21 +154,21 @@ class LiveBytes(TorchDispatchMode):
 
 
 def bytes_by_kind(
-    events: list[tuple[Storage, bool]], start: int = 0, end: int | None = None, most: str = ""
+    events: list[tuple[Storage, bool]], start: int = 0, end: int | None = None, peak_kind: str = ""
 ) -> dict[str, int]:
-    """Return live bytes by kind at the peak within [start, end): the peak of the total, or of the kind `most`."""
+    """Return live bytes by kind at the peak within [start, end): the peak of the total or of `peak_kind`."""
     live_bytes = dict.fromkeys(KINDS, 0)
-    total = 0
+    total_bytes = 0
     highest = (-1, -1)
-    best: dict[str, int] = {}
+    at_peak: dict[str, int] = {}
     for index, (storage, is_allocation) in enumerate(events[:end]):
-        change = storage.size if is_allocation else -storage.size
+        change = storage.num_bytes if is_allocation else -storage.num_bytes
         live_bytes[storage.kind] += change
-        total += change
-        height = (live_bytes[most] if most else total, total)
+        total_bytes += change
+        height = (live_bytes[peak_kind] if peak_kind else total_bytes, total_bytes)
         if index >= start and height > highest:
-            highest, best = height, dict(live_bytes)
-    return best or live_bytes
+            highest, at_peak = height, dict(live_bytes)
+    return at_peak or live_bytes
 
 
 def remember_values(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -180,7 +178,7 @@ def remember_values(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return fake
 
 
-def _known_result(func: Any, args: Any, kwargs: Any) -> Any:
+def _compute_known_result(func: Any, args: Any, kwargs: Any) -> Any:
     """Return an operator's result with values if the values of all its tensors are known, else None.
 
     An in-place operator that mixes in unknown values makes the changed tensor unknown.
@@ -195,7 +193,7 @@ def _known_result(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*real_args, **real_kwargs)
 
 
-def _with_values(result: Any, known: Any) -> Any:
+def _attach_values(result: Any, known: Any) -> Any:
     """Attach the values of `known` to the FakeTensors in `result`."""
     for fake, tensor in zip(tree_leaves(result), tree_leaves(known), strict=True):
         if isinstance(fake, FakeTensor):
@@ -205,7 +203,7 @@ def _with_values(result: Any, known: Any) -> Any:
 
 def _run_with_static_shapes(func: Any, args: Any, kwargs: Any) -> Any:
     """Call an operator. If the shape of its result depends on unknown values, return the largest possible one."""
-    known = _known_result(func, args, kwargs)
+    known = _compute_known_result(func, args, kwargs)
     if known is not None:
         return _wrap_known(func, args, kwargs, known)
     if func not in _VALUE_DEPENDENT or not isinstance(args[0], FakeTensor):
@@ -226,8 +224,8 @@ def _wrap_known(func: Any, args: Any, kwargs: Any, known: Any) -> Any:
         return known  # a number
     if func in _VALUE_DEPENDENT or torch.Tag.dynamic_output_shape in func.tags:
         mode = next(leaf.fake_mode for leaf in tree_iter((args, kwargs)) if isinstance(leaf, FakeTensor))
-        return _with_values(tree_map_only(torch.Tensor, mode.from_tensor, known), known)
-    return _with_values(func(*args, **kwargs), known)
+        return _attach_values(tree_map_only(torch.Tensor, mode.from_tensor, known), known)
+    return _attach_values(func(*args, **kwargs), known)
 
 
 _VALUE_DEPENDENT = {
@@ -256,9 +254,9 @@ def _mask_indices(index: torch.Tensor | None) -> list[torch.Tensor | None]:
     return [torch.zeros(index.numel(), dtype=torch.int64, device=index.device) for _ in range(index.ndim)]
 
 
-def _size(storage: torch.UntypedStorage) -> int:
-    size = storage.nbytes()
-    return size if isinstance(size, int) else 0
+def _storage_bytes(storage: torch.UntypedStorage) -> int:
+    num_bytes = storage.nbytes()
+    return num_bytes if isinstance(num_bytes, int) else 0
 
 
 def _kind_of_caller() -> str:

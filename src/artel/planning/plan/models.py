@@ -101,16 +101,17 @@ class ModelOutline:
 
     def _layer_kinds(self) -> list[tuple[Any, ...]]:
         """Return the kind of each layer, or of each pair of layers of an encoder and a decoder of equal depth."""
-        model_config, layers = self.full_model.config, repeated_layers(self.full_model)
+        model_config = self.full_model.config
+        layers = repeated_layers(self.full_model)
         if (
             model_config.is_encoder_decoder
             and len(layers) == 2 * self.layers == 2 * model_config.get_text_config(decoder=True).num_hidden_layers
         ):
             pairs = zip(layers[: self.layers], layers[self.layers :], strict=True)
             return [
-                tuple(_layer_kind(layer, model_config, number) for layer in pair) for number, pair in enumerate(pairs)
+                tuple(_layer_kind(layer, model_config, index) for layer in pair) for index, pair in enumerate(pairs)
             ]
-        return [_layer_kind(layer, model_config, number) for number, layer in enumerate(layers)]
+        return [_layer_kind(layer, model_config, index) for index, layer in enumerate(layers)]
 
 
 _MAX_FULL_LAYERS = 6
@@ -118,32 +119,32 @@ _DEPTHS = ("num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers
 """Names for numbers of layers in configurations of encoder-decoder models."""
 
 
-def _layer_kind(layer: torch.nn.Module, model_config: Any, number: int) -> tuple[Any, ...]:
+def _layer_kind(layer: torch.nn.Module, model_config: Any, index: int) -> tuple[Any, ...]:
     types = getattr(model_config.get_text_config(), "layer_types", None) or ()
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
-    return (type(layer), types[number] if number < len(types) else None, shapes)
+    return (type(layer), types[index] if index < len(types) else None, shapes)
 
 
 def _find_period(kinds: Sequence[Any]) -> tuple[int, int]:
     """Return (first, period) of the shortest description: from `first` on, kinds repeat every `period` layers."""
-    count = len(kinds)
+    num_layers = len(kinds)
     candidates = [
         (first + period, first, period)
-        for first in range(count)
-        for period in range(1, count - first + 1)
-        if all(kinds[index] == kinds[index + period] for index in range(first, count - period))
+        for first in range(num_layers)
+        for period in range(1, num_layers - first + 1)
+        if all(kinds[index] == kinds[index + period] for index in range(first, num_layers - period))
     ]
     _, first, period = min(candidates)
     return first, period
 
 
-def _shorten(model_config: Any, layers: int, fewer: int) -> None:
-    """Reduce a configuration to fewer layers, and shorten lists that have an entry per layer."""
-    text = model_config.get_text_config()
-    for key, value in list(vars(text).items()):
+def _shorten(model_config: Any, layers: int, new_layers: int) -> None:
+    """Reduce a configuration from `layers` to `new_layers` layers, and shorten lists that have an entry per layer."""
+    text_config = model_config.get_text_config()
+    for key, value in list(vars(text_config).items()):
         if isinstance(value, list) and len(value) == layers:
-            setattr(text, key, value[:fewer])
-    text.num_hidden_layers = fewer
+            setattr(text_config, key, value[:new_layers])
+    text_config.num_hidden_layers = new_layers
     for name in _DEPTHS if model_config.is_encoder_decoder else ():
-        if getattr(text, name, None) == layers:
-            setattr(text, name, fewer)
+        if getattr(text_config, name, None) == layers:
+            setattr(text_config, name, new_layers)

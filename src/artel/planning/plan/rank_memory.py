@@ -82,21 +82,21 @@ def estimate_rank_memory(
     world: World,
     mode: Recompute,
     precision: str,
-    rows: int,
-    count: int,
+    num_rows: int,
+    num_micro_batches: int,
     *,
     average_batch: Batch | None,
     on_gpu: bool,
     compiled: bool,
 ) -> RankMemory:
-    """Return the memory of the rank of `world`, with `count` micro-batches of `rows` rows per step.
+    """Return the memory of the rank of `world`, with `num_micro_batches` micro-batches of `num_rows` rows per step.
 
     Memory is for micro-batches of the longest sample, operations are for `average_batch`.
     """
-    num_traced = min(count, 2 * max(1, config.parallel.pipeline))
+    num_traced = min(num_micro_batches, 2 * max(1, config.parallel.pipeline))
     rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
-    counts = outline.layer_counts(config.parallel.pipeline, rounds) if config.parallel.pipeline == 1 else None
-    batches = [data.batch(rows)] * num_traced
+    layer_counts = outline.layer_counts(config.parallel.pipeline, rounds) if config.parallel.pipeline == 1 else None
+    batches = [data.batch(num_rows)] * num_traced
     traces = [
         trace_steps(
             config,
@@ -110,15 +110,15 @@ def estimate_rank_memory(
             on_gpu=on_gpu,
             compiled=compiled,
         )
-        for layers in counts or (None,)
+        for layers in layer_counts or (None,)
     ]
     peaks = [_peaks(trace) for trace in traces]
-    candidates = peaks[0] if counts is None else _extrapolate(peaks[0], peaks[1], counts, outline.layers)
-    factor = 0.0 if counts is None else (outline.layers - counts[1]) / (counts[1] - counts[0])
+    candidates = peaks[0] if layer_counts is None else _extrapolate(peaks[0], peaks[1], layer_counts, outline.layers)
+    factor = 0.0 if layer_counts is None else (outline.layers - layer_counts[1]) / (layer_counts[1] - layer_counts[0])
     optimizer_operations = extrapolate(traces[0].optimizer_operations, traces[-1].optimizer_operations, factor)
     traced_passes = extrapolate(traces[0].passes, traces[-1].passes, factor)
-    passes = {operation: round(repeats * count / num_traced) for operation, repeats in traced_passes.items()}
-    by_kind = max(candidates, key=_total).copy()
+    passes = {operation: round(count * num_micro_batches / num_traced) for operation, count in traced_passes.items()}
+    by_kind = max(candidates, key=_total_bytes).copy()
     saved_bytes = round(
         traces[-1].checkpoint_bytes + factor * (traces[-1].checkpoint_bytes - traces[0].checkpoint_bytes)
     )
@@ -126,22 +126,22 @@ def estimate_rank_memory(
     process_bytes = FRAMEWORK_BYTES + _ADAPTER_BYTES * (config.model.lora is not None)
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if config.parallel.offload != "none" else []
-        host = process_bytes + _CUDA_HOST_BYTES + copy_bytes + sum(by_kind.pop(kind) for kind in offloaded)
+        host_bytes = process_bytes + _CUDA_HOST_BYTES + copy_bytes + sum(by_kind.pop(kind) for kind in offloaded)
         by_kind[COMMUNICATION] += _CUBLAS_WORKSPACE
-        cache_bytes = round(_CUDA_CACHE_BYTES + _CUDA_CACHE_FRACTION * _total(by_kind))
+        cache_bytes = round(_CUDA_CACHE_BYTES + _CUDA_CACHE_FRACTION * _total_bytes(by_kind))
         by_kind[FRAMEWORK] = _CUDA_CONTEXT
     else:
-        cache_bytes = round(_CPU_BYTES + _CPU_FRACTION * _total(by_kind))
+        cache_bytes = round(_CPU_BYTES + _CPU_FRACTION * _total_bytes(by_kind))
         by_kind |= {CHECKPOINT: copy_bytes, FRAMEWORK: process_bytes}
-        host = _total(by_kind) + cache_bytes
-    allocated = _total(by_kind)
+        host_bytes = _total_bytes(by_kind) + cache_bytes
+    allocated = _total_bytes(by_kind)
     by_kind[ALLOCATOR] = cache_bytes
     return RankMemory(
-        by_kind, allocated, allocated + cache_bytes, host, _SHARED_LIBRARY_BYTES, passes, optimizer_operations
+        by_kind, allocated, allocated + cache_bytes, host_bytes, _SHARED_LIBRARY_BYTES, passes, optimizer_operations
     )
 
 
-def _total(peak: dict[str, int]) -> int:
+def _total_bytes(peak: dict[str, int]) -> int:
     return sum(peak.values())
 
 
@@ -150,21 +150,21 @@ def _peaks(trace: Trace) -> list[dict[str, int]]:
 
     In a longer model another one of these moments may be the peak of the total.
     """
-    moments = ("", *(kind for kind in KINDS if kind != WEIGHTS))
-    return [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
+    peak_kinds = ("", *(kind for kind in KINDS if kind != WEIGHTS))
+    return [bytes_by_kind(trace.live.events, *phase, peak_kind) for phase in trace.phases for peak_kind in peak_kinds]
 
 
 def _extrapolate(
-    fewer: list[dict[str, int]], more: list[dict[str, int]], counts: tuple[int, int], layers: int
+    shorter_peaks: list[dict[str, int]], longer_peaks: list[dict[str, int]], layer_counts: tuple[int, int], layers: int
 ) -> list[dict[str, int]]:
     """Extrapolate each moment of two shorter models linearly to a model of `layers` layers.
 
     Skip a pair if a kind would become negative: its two peaks are not the same moment of a step.
     """
-    factor = (layers - counts[1]) / (counts[1] - counts[0])
+    factor = (layers - layer_counts[1]) / (layer_counts[1] - layer_counts[0])
     moments = [
         {kind: round(longer[kind] + factor * (longer[kind] - shorter[kind])) for kind in longer}
-        for shorter, longer in zip(fewer, more, strict=True)
+        for shorter, longer in zip(shorter_peaks, longer_peaks, strict=True)
     ]
     return [moment for moment in moments if min(moment.values()) >= 0]
 

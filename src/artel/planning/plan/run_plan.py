@@ -120,7 +120,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         rank = self.fullest
-        total = {} if self.forecast is None else asdict(self.forecast)
+        forecast = {} if self.forecast is None else asdict(self.forecast)
         per_rank = {kind: round(size / GIB, 3) for kind, size in rank.by_kind.items()}
         return {
             "fits": self.memory_fraction <= 1,
@@ -138,10 +138,10 @@ class Plan:
             "tokens_per_second": None if self.tokens_per_second is None else asdict(self.tokens_per_second),
             "steps": None if self.length is None else self.length.steps,
             "tokens": None if self.length is None else round(self.length.tokens),
-            "hours": total.get("hours"),
+            "hours": forecast.get("hours"),
             "shortest_budget_seconds": self.shortest_budget,
-            "energy_kwh": total.get("energy_kwh"),
-            "cost": total.get("cost"),
+            "energy_kwh": forecast.get("energy_kwh"),
+            "cost": forecast.get("cost"),
             "host_gib": round(self.host_bytes / GIB, 3),
             "disk_gib": {name: round(size / GIB, 3) for name, size in self.disk.items()},
         }
@@ -151,7 +151,7 @@ PlannedText = tuple[PlannedData, PlannedLength | None]
 
 
 def plan_text(config: RunConfig) -> PlannedText:
-    """Return what a plan needs to know about the data: the same for all plans of one run. Raise InputError."""
+    """Return the data and the length that all plans of a run share. Raise InputError without a usable sample."""
     data = plan_data(config)
     return data, plan_length(config, data)
 
@@ -200,12 +200,12 @@ def make_plan(
     compiled = compile_choice(train.compile, device, train.steps, train.budget, config.model.quantize).value != OFF
     find_average = cache(partial(find_average_step, config, data))
 
-    def plan_rows(rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
-        count = ceil_div(max_rows, rows)
-        rows = ceil_div(max_rows, count)
+    def plan_rows(num_rows: int, mode: Recompute, compiled: bool = compiled) -> Plan:
+        num_micro_batches = ceil_div(max_rows, num_rows)
+        num_rows = ceil_div(max_rows, num_micro_batches)
         suffix = "" if mode == "none" else f", activation_checkpointing: {mode}"
-        logger.info("tracing two steps with micro-batches of %s%s", rows, suffix)
-        average = find_average(rows, dims.dp_degree)
+        logger.info("tracing two steps with micro-batches of %s%s", num_rows, suffix)
+        average = find_average(num_rows, dims.dp_degree)
         plan = _build_plan(
             config,
             hardware,
@@ -215,8 +215,8 @@ def make_plan(
             world_size,
             on_host,
             precision,
-            count,
-            rows,
+            num_micro_batches,
+            num_rows,
             average,
             mode,
             compiled,
@@ -245,9 +245,9 @@ def _first_fitting(plans: Iterator[Plan]) -> Plan:
 
 
 def _search_micro_batch(
-    plan_rows: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], enough: int
+    plan_rows: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], sufficient: int
 ) -> Plan:
-    """Search as training does (`find_micro_batch`): the first mode in which `enough` rows fit, else the last mode.
+    """Search as training does (`find_micro_batch`): the first mode that fits `sufficient` rows, else the last mode.
 
     Memory is linear in the rows, so two plans tell which of the ascending `sizes` is the largest that fits.
     """
@@ -265,7 +265,7 @@ def _search_micro_batch(
             continue
         fraction_per_row = (largest.memory_fraction - smallest.memory_fraction) / (sizes[-1] - sizes[0])
         fitting = [size for size in sizes if smallest.memory_fraction + fraction_per_row * (size - sizes[0]) <= TIGHT]
-        if fitting[-1] >= enough or mode == modes[-1]:
+        if fitting[-1] >= sufficient or mode == modes[-1]:
             return _first_fitting(plan_rows(size, mode) for size in reversed(fitting))
     return plan
 
@@ -279,13 +279,13 @@ def _build_plan(
     world_size: int,
     on_host: int,
     precision: str,
-    count: int,
-    rows: int,
+    num_micro_batches: int,
+    num_rows: int,
     average: AverageStep | None,
     mode: Recompute,
     compiled: bool,
 ) -> Plan:
-    """Plan with `count` micro-batches of `rows` rows on each rank."""
+    """Plan with `num_micro_batches` micro-batches of `num_rows` rows on each rank."""
     stages = config.parallel.pipeline
     worlds = [
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
@@ -300,34 +300,34 @@ def _build_plan(
             world,
             mode,
             precision,
-            rows,
-            count,
+            num_rows,
+            num_micro_batches,
             average_batch=batch,
             on_gpu=on_gpu,
             compiled=compiled,
         )
         for world in worlds
     )
-    host = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
+    host_bytes = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
     if not on_gpu and not is_sharded(config, worlds[0]):  # only the first rank writes checkpoints
-        host -= ranks[0].by_kind[CHECKPOINT] * (on_host - 1)
+        host_bytes -= ranks[0].by_kind[CHECKPOINT] * (on_host - 1)
     if on_gpu:
-        host = on_host * max(rank.host for rank in ranks)
+        host_bytes = on_host * max(rank.host for rank in ranks)
     model = outline.build(precision)
     return Plan(
         hardware,
         world_size,
         _count_parameters(model),
-        rows,
+        num_rows,
         mode,
         precision,
         ranks,
-        host,
+        host_bytes,
         hardware.host_memory_bytes,
         disk_bytes(config, model, get_multimodal(outline.full_model), data, length),
         data.note + _teacher_note(data.objective),
         config.train.batch * data.row_tokens if average is None else average.tokens,
-        _predict_step_time(config, hardware, ranks, model, world_size, on_host, count),
+        _predict_step_time(config, hardware, ranks, model, world_size, on_host, num_micro_batches),
         length,
         config.train.budget,
     )
@@ -350,7 +350,7 @@ def _predict_step_time(
     model: torch.nn.Module,
     world_size: int,
     on_host: int,
-    count: int,
+    num_micro_batches: int,
 ) -> StepTime | None:
     """Return the time of the slowest rank's step. None if no rates are known, or with offload."""
     if config.parallel.offload != "none":
@@ -361,19 +361,19 @@ def _predict_step_time(
     dims = read_parallel_dims(config.parallel, world_size, on_host)
     reducer_operations = {}
     if dims.sums_replica_gradients:  # DistributedDataParallel's reducer is not traced
-        size = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         group = range(0, world_size, world_size // dims.dp_replicate)
-        reducer_operations[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
+        reducer_operations[Operation(COLLECTIVE, "c10d.allreduce_", bytes=gradient_bytes, ranks=tuple(group))] = 1
     steps = [
         predict_step_time({**rank.operations, **reducer_operations}, hardware, rates).seconds.mid for rank in ranks
     ]
     passes = [predict_step_time(rank.passes, hardware, rates).seconds.mid for rank in ranks]
-    slowest, bubble = find_slowest_stage(config.parallel.schedule, count, steps, passes)
+    slowest, bubble = find_slowest_stage(config.parallel.schedule, num_micro_batches, steps, passes)
     return predict_step_time({**ranks[slowest].operations, **reducer_operations}, hardware, rates, bubble=bubble)
 
 
 def plan_precision(config: RunConfig, hardware: Hardware) -> str:
-    """Return the precision in which layers compute on `hardware`."""
+    """Return the precision that layers compute in on `hardware`."""
     if hardware.shares_memory:
         return pick_precision(config.train.precision, torch.device("cpu"), config.train.weights)
     if config.train.precision != "auto":

@@ -15,10 +15,11 @@ _INDENT = 17 * " "
 
 def describe(plan: Plan, other_speed: str | None = None) -> str:
     """Format the verdict, then the details. `other_speed` explains a different speed shown earlier."""
-    rank, parameters = plan.fullest, plan.parameters
+    rank = plan.fullest
+    parameters = plan.parameters
     active = f", {parameters['active']:,} for a token" if parameters["active"] < parameters["total"] else ""
     lines = [
-        f"{plan.verdict}: {plan.memory_fraction:.0%} of the {_scarcest(plan)}",
+        f"{plan.verdict}: {plan.memory_fraction:.0%} of the {_describe_scarcest_memory(plan)}",
         "",
         f"parameters       {parameters['total']:,}{active}, {parameters['trained']:,} trained",
         f"processes        {plan.processes:,} · {plan.precision}, micro-batches of {plan.micro_batch}, "
@@ -36,11 +37,11 @@ def describe(plan: Plan, other_speed: str | None = None) -> str:
         if size
     ]
     lines += [
-        f"speed            {_speed(plan)}",
+        f"speed            {_format_speed(plan)}",
         *wrap(other_speed or "", 100, initial_indent=_INDENT, subsequent_indent=_INDENT),
-        f"time             {_time(plan)}",
+        f"time             {_format_time(plan)}",
         f"host memory      {format_gib(plan.host_bytes)}",
-        "disk             " + ", ".join(f"{name} {_size(size)}" for name, size in plan.disk.items()),
+        "disk             " + ", ".join(f"{name} {_format_size(size)}" for name, size in plan.disk.items()),
     ]
     return "\n".join(lines)
 
@@ -52,18 +53,18 @@ def describe_briefly(plan: Plan) -> list[str]:
     largest_kinds = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
     ranks = f"{'the fullest' if len(plan.ranks) > 1 else 'each'} of {plan.processes:,} processes"
     ranks = "the process" if plan.processes == 1 else ranks
-    disk = _size(sum(plan.disk.values()))
+    disk = _format_size(sum(plan.disk.values()))
     return [
-        f"{plan.verdict}: {plan.memory_fraction:.0%} of the {_scarcest(plan)}",
+        f"{plan.verdict}: {plan.memory_fraction:.0%} of the {_describe_scarcest_memory(plan)}",
         f"{ranks} holds {rank.reserved / 2**30:.1f} GiB: {largest_kinds}; {disk} of disk",
-        f"speed {_speed(plan)}; {_time(plan)}" if plan.step is None else f"{_speed(plan)}; {_time(plan)}",
+        f"{'speed ' if plan.step is None else ''}{_format_speed(plan)}; {_format_time(plan)}",
     ]
 
 
-def _speed(plan: Plan) -> str:
-    step, tokens = plan.step, plan.tokens_per_second
-    if step is not None and tokens is not None:
-        return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {step.source}"
+def _format_speed(plan: Plan) -> str:
+    speed = plan.tokens_per_second
+    if plan.step is not None and speed is not None:
+        return f"{speed.mid:,.0f} tokens/s ({speed.low:,.0f} to {speed.high:,.0f}), by {plan.step.source}"
     if plan.hardware.shares_memory:
         return "unknown. Run `artel hardware` once to measure this machine"
     if not plan.hardware.has_rates:
@@ -71,42 +72,43 @@ def _speed(plan: Plan) -> str:
     return "unknown: transfers of parallel.offload are not planned"
 
 
-def _time(plan: Plan) -> str:
-    """Return the run's time, length, energy and cost."""
+def _format_time(plan: Plan) -> str:
+    """Format the run's time, length, energy and cost."""
     if plan.budget is not None:
-        return _time_of_budget(plan, plan.budget / 3600)
+        return _format_budget(plan, plan.budget / 3600)
     if plan.length is None:
         return "length unknown until `artel prepare` has counted the text"
     length = f"{plan.length.steps:,} steps = {plan.length.tokens:,.0f} tokens ({plan.length.note})"
     if plan.forecast is None:
         return length
     hours = plan.forecast.hours
-    parts = [f"{_duration(hours.mid)} ({_duration(hours.low)} to {_duration(hours.high)})", length]
-    return " · ".join([*parts, *_price(plan.forecast)])
+    duration = f"{_format_hours(hours.mid)} ({_format_hours(hours.low)} to {_format_hours(hours.high)})"
+    return " · ".join([duration, length, *_format_price(plan.forecast)])
 
 
-def _time_of_budget(plan: Plan, hours: float) -> str:
-    parts = [f"{_duration(hours)}, by train.budget"]
+def _format_budget(plan: Plan, hours: float) -> str:
+    phrases = [f"{_format_hours(hours)}, by train.budget"]
     if plan.shortest_budget is not None and plan.shortest_budget > 3600 * hours:
-        parts[0] += f", too short: {FEWEST_STEPS} steps take at least {_duration(plan.shortest_budget / 3600)}"
+        phrases[0] += f", too short: {FEWEST_STEPS} steps take at least {_format_hours(plan.shortest_budget / 3600)}"
     if plan.forecast is None:
-        return parts[0]
+        return phrases[0]
     tokens = plan.forecast.tokens_per_second.scaled(3600 * hours)
-    parts.append(f"at most {tokens.mid:,.0f} tokens ({tokens.low:,.0f} to {tokens.high:,.0f})")
-    return " · ".join([*parts, *_price(plan.forecast)])
+    phrases.append(f"at most {tokens.mid:,.0f} tokens ({tokens.low:,.0f} to {tokens.high:,.0f})")
+    return " · ".join([*phrases, *_format_price(plan.forecast)])
 
 
-def _price(forecast: Forecast) -> list[str]:
-    """Return energy and cost, if they are known."""
-    energy, cost, parts = forecast.energy_kwh, forecast.cost, []
+def _format_price(forecast: Forecast) -> list[str]:
+    """Format energy and cost, if they are known."""
+    energy, cost = forecast.energy_kwh, forecast.cost
+    phrases = []
     if energy is not None:
-        parts.append(f"at most {energy.mid:,.4g} kWh")
+        phrases.append(f"at most {energy.mid:,.4g} kWh")
     if cost is not None:
-        parts.append(f"costs {cost.mid:,.2f} ({cost.low:,.2f} to {cost.high:,.2f})")
-    return parts
+        phrases.append(f"costs {cost.mid:,.2f} ({cost.low:,.2f} to {cost.high:,.2f})")
+    return phrases
 
 
-def _duration(hours: float) -> str:
+def _format_hours(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.1f} days"
     if hours >= 1.5:
@@ -114,13 +116,13 @@ def _duration(hours: float) -> str:
     return f"{hours * 60:.0f} min" if hours * 60 >= 2 else f"{hours * 3600:.3g} s"
 
 
-def _size(count: int) -> str:
-    """Return bytes in GiB, or in MiB below one GiB."""
-    return format_gib(count) if count >= 2**30 or not count else f"{count / 2**20:,.1f} MiB"
+def _format_size(num_bytes: int) -> str:
+    """Format bytes in GiB, or in MiB below one GiB."""
+    return format_gib(num_bytes) if num_bytes >= 2**30 or not num_bytes else f"{num_bytes / 2**20:,.1f} MiB"
 
 
-def _scarcest(plan: Plan) -> str:
-    """Return the name and size of the memory with the largest used fraction."""
+def _describe_scarcest_memory(plan: Plan) -> str:
+    """Describe the memory with the largest used fraction."""
     hardware = plan.hardware
     host = format_gib(plan.host_capacity or hardware.memory_bytes)
     if hardware.shares_memory:
