@@ -23,7 +23,7 @@ __all__ = [
 
 
 def plan_parallelism(config: RunConfig, world_size: int, on_host: int) -> ParallelPlan:
-    """Return the plan for `world_size` processes, `on_host` of them on each host. Raise InputError if they cannot."""
+    """Return the plan for `world_size` processes, `on_host` of them on each host. Raise InputError if there is none."""
     if config.parallel.deepspeed is not None:
         return DeepSpeedPlan.read(config, world_size, on_host)
     name = config.parallel.data

@@ -100,14 +100,14 @@ class Strategy:
     def all_reduce_sum(self, numbers: list[float]) -> list[float]:
         if self._world.size == 1:
             return numbers
-        total = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(total)
-        return total.tolist()
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return sums.tolist()
 
-    def all_reduce_min(self, number: int) -> int:
+    def all_reduce_min(self, value: int) -> int:
         if self._world.size == 1:
-            return number
-        smallest = torch.tensor(number)
+            return value
+        smallest = torch.tensor(value)
         dist.all_reduce(smallest, dist.ReduceOp.MIN)
         return int(smallest)
 
@@ -117,15 +117,15 @@ class Strategy:
             self._objective.set_global_statistics(self._global_statistics(batches))
         if self._objective.needs_global_outputs:
             return self._run_by_outputs([self._local_batch(batch) for batch in batches], multiplier)
-        total = []
-        for number, batch in enumerate(batches):
-            with self._gradient_sync(last=number == len(batches) - 1):
+        batch_sums = []
+        for index, batch in enumerate(batches):
+            with self._gradient_sync(last=index == len(batches) - 1):
                 with profiler_range("artel: forward"), self._autocast():
                     sums = self._loss(self._local_batch(batch))
                 with profiler_range("artel: backward"):
                     self._backward(sums[0] * multiplier)
-            total.append(self._count_once(sums.detach()))
-        return torch.stack(total).sum(dim=0)
+            batch_sums.append(self._count_once(sums.detach()))
+        return torch.stack(batch_sums).sum(dim=0)
 
     def probe_memory(self, batch: Batch) -> None:
         with self._autocast():
@@ -156,9 +156,9 @@ class Strategy:
         with torch.no_grad():
             for batch, indices in batches:
                 with self._autocast():
-                    sums, rows = self._evaluate_batch(self._local_batch(batch))
+                    sums, sample_outputs = self._evaluate_batch(self._local_batch(batch))
                 totals += self._count_once(sums).double().cpu()
-                self._store_outputs(outputs, rows, indices)
+                self._store_outputs(outputs, sample_outputs, indices)
         self.model.train()
         return self._reduce_evaluation(totals, outputs)
 
@@ -225,22 +225,23 @@ class Strategy:
         computed only once, with its backward pass right after. One seed per micro-batch makes dropout the same in both
         passes.
         """
-        seed, last = torch.initial_seed(), len(batches) - 1
+        seed = torch.initial_seed()
+        last = len(batches) - 1
         with torch.no_grad():
-            outputs = [self._outputs(batch, seed + number) for number, batch in enumerate(batches[:-1])]
+            outputs = [self._compute_outputs(batch, seed + index) for index, batch in enumerate(batches[:-1])]
         with self._gradient_sync(last=last == 0):
-            newest = self._outputs(batches[-1], seed + last, self._forward)
-            sums, grads = self._output_gradients([*outputs, newest.detach()], batches, multiplier)
+            last_outputs = self._compute_outputs(batches[-1], seed + last, self._forward)
+            sums, grads = self._compute_output_gradients([*outputs, last_outputs.detach()], batches, multiplier)
             with profiler_range("artel: backward"):
-                self._backward((newest * grads[-1]).sum())
-        for number, batch in enumerate(batches[:-1]):
-            with self._gradient_sync(last=number == last - 1):
-                recomputed = self._outputs(batch, seed + number, self._forward)
+                self._backward((last_outputs * grads[-1]).sum())
+        for index, batch in enumerate(batches[:-1]):
+            with self._gradient_sync(last=index == last - 1):
+                recomputed = self._compute_outputs(batch, seed + index, self._forward)
                 with profiler_range("artel: backward"):
-                    self._backward((recomputed * grads[number]).sum())
+                    self._backward((recomputed * grads[index]).sum())
         return sums
 
-    def _outputs(
+    def _compute_outputs(
         self, batch: Batch, seed: int, forward: Callable[[Callable[[PreTrainedModel], Any]], Any] | None = None
     ) -> torch.Tensor:
         """Return the objective's outputs for a micro-batch. `forward`: runs the model if a backward pass follows."""
@@ -251,7 +252,7 @@ class Strategy:
             )
         return outputs
 
-    def _output_gradients(
+    def _compute_output_gradients(
         self, outputs: list[torch.Tensor], batches: list[Batch], multiplier: torch.Tensor | float
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return this rank's sums, and the gradient of the global loss with respect to each micro-batch's outputs.
@@ -261,16 +262,17 @@ class Strategy:
         gathered, first = self._gather_rows(torch.cat(outputs))
         keys, _ = self._gather_rows(torch.cat([self._objective.output_keys(batch) for batch in batches]))
         gathered.requires_grad_()
-        total, ends = [], np.cumsum([first, *map(len, outputs)]).tolist()
+        batch_sums = []
+        ends = np.cumsum([first, *map(len, outputs)]).tolist()
         for start, end in pairwise(ends):
             sums = self._objective.global_loss(gathered, keys, slice(start, end))
             (sums[0] * multiplier).backward()
-            total.append(self._count_once(sums.detach()))
+            batch_sums.append(self._count_once(sums.detach()))
         assert gathered.grad is not None
         grads = self._count_once(gathered.grad)
         if self._world.size > 1:
             dist.all_reduce(grads)
-        return torch.stack(total).sum(dim=0), list(grads[first : ends[-1]].split(list(map(len, outputs))))
+        return torch.stack(batch_sums).sum(dim=0), list(grads[first : ends[-1]].split(list(map(len, outputs))))
 
     def _gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Return the rows of all data-parallel ranks, in order of rank, and the index of this rank's first row."""
@@ -309,10 +311,10 @@ class Strategy:
         dtype = torch.float32 if self._objective.has_many_outputs else torch.float64
         return torch.zeros(samples, len(self._objective.outputs), dtype=dtype)
 
-    def _store_outputs(self, outputs: torch.Tensor, rows: torch.Tensor, indices: np.ndarray) -> None:
-        """Write a batch's rows into `outputs`. `indices` ascend; samples past the end of `outputs` have none."""
+    def _store_outputs(self, outputs: torch.Tensor, sample_outputs: torch.Tensor, indices: np.ndarray) -> None:
+        """Write the outputs of a batch into `outputs`. `indices` ascend; samples past the end of it have none."""
         stored = indices[indices < len(outputs)]
-        outputs[stored] = self._count_once(rows[: len(stored)]).to(outputs)
+        outputs[stored] = self._count_once(sample_outputs[: len(stored)]).to(outputs)
 
     def _reduce_evaluation(self, totals: torch.Tensor, outputs: torch.Tensor) -> tuple[dict[str, float], np.ndarray]:
         if self._world.size > 1 and outputs.numel():
@@ -336,19 +338,18 @@ def local_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def sharded_norm(shards: Iterable[tuple[torch.Tensor, int]], device: torch.device) -> torch.Tensor:
     """Return the norm of tensors sharded over all processes: a float32 scalar on `device`.
 
-    `shards`: those of this process, each with the number of processes that hold the same shard. Each of them counts
-    that fraction of it. So one sum over all processes is right for any mixture of meshes, which clip_grad_norm_
-    refuses.
+    `shards`: this process's shards, each with the number n of processes that hold the same one. Each of them counts
+    1/n of it. So one sum over all processes is right for any mixture of meshes, which clip_grad_norm_ refuses.
     """
     by_replicas: dict[int, list[torch.Tensor]] = {}
     for shard, replicas in shards:
         if shard.numel():
             by_replicas.setdefault(replicas, []).append(shard)
-    total = torch.zeros((), device=device)
-    for replicas, members in by_replicas.items():
-        total += torch.stack(torch._foreach_norm(members, 2, torch.float32)).square().sum().to(device) / replicas
-    dist.all_reduce(total)
-    return total.sqrt()
+    square_sum = torch.zeros((), device=device)
+    for replicas, shards in by_replicas.items():
+        square_sum += torch.stack(torch._foreach_norm(shards, 2, torch.float32)).square().sum().to(device) / replicas
+    dist.all_reduce(square_sum)
+    return square_sum.sqrt()
 
 
 def local_shard(tensor: torch.Tensor, owners: int) -> tuple[torch.Tensor, int]:

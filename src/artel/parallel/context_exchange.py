@@ -84,8 +84,8 @@ class Gather:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         query, key, value = in_autocast(query, key, value)
-        both = torch.cat([key, value], dim=-1)  # one collective instead of two
-        gathered = _AllGather.apply(both[None], self.shard.size, self.group)
+        key_value = torch.cat([key, value], dim=-1)  # one collective instead of two
+        gathered = _AllGather.apply(key_value[None], self.shard.size, self.group)
         keys, values = self.shard.join(gathered).split([key.shape[-1], value.shape[-1]], dim=-1)
         return attend(query, keys, values, options, self.shard.spans(query.shape[2]))
 
@@ -108,7 +108,7 @@ class Ulysses:
         # With fewer key heads than processes, send each to every process whose queries use it.
         copies = math.lcm(key.shape[1], size) // key.shape[1]
         key, value = repeat_heads(key, copies), repeat_heads(value, copies)
-        by_process = [_by_process(heads, size) for heads in (query, key, value)]
+        by_process = [_split_by_process(heads, size) for heads in (query, key, value)]
         flat = torch.cat([heads.flatten(1) for heads in by_process], dim=1)  # one collective instead of three
         lengths = [heads[0].numel() for heads in by_process]
         received = _AllToAll.apply(flat, self.group).split(lengths, dim=1)
@@ -132,7 +132,7 @@ def repeat_heads(heads: torch.Tensor, copies: int) -> torch.Tensor:
     return heads if copies == 1 else heads.repeat_interleave(copies, dim=1)
 
 
-def _by_process(heads: torch.Tensor, size: int) -> torch.Tensor:
+def _split_by_process(heads: torch.Tensor, size: int) -> torch.Tensor:
     """Heads by receiving process: (rows, heads, length, width) -> (size, rows, heads / size, length, width)."""
     return heads.unflatten(1, (size, -1)).movedim(1, 0)
 
@@ -142,15 +142,16 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, size: int, group: str) -> torch.Tensor:
-        ctx.size, ctx.group = size, group
+        ctx.size = size
+        ctx.group = group
         gathered = torch.ops._c10d_functional.all_gather_into_tensor(local.contiguous(), size, group)
         return torch.ops._c10d_functional.wait_tensor(gathered)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None, None]:
         grad_output = grad_outputs[0].contiguous()
-        gathered = torch.ops._c10d_functional.reduce_scatter_tensor(grad_output, "sum", ctx.size, ctx.group)
-        return torch.ops._c10d_functional.wait_tensor(gathered), None, None
+        scattered = torch.ops._c10d_functional.reduce_scatter_tensor(grad_output, "sum", ctx.size, ctx.group)
+        return torch.ops._c10d_functional.wait_tensor(scattered), None, None
 
 
 class _AllToAll(torch.autograd.Function):

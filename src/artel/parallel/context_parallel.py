@@ -28,6 +28,7 @@ from artel.models.output_head import output_head
 from artel.objectives import Batch
 from artel.objectives.collate import target_tensors
 from artel.parallel.context_exchange import Gather, SequenceShard, Ulysses
+from artel.parallel.mesh import list_divisors
 from artel.parallel.ring_attention import RingAttention
 from artel.registry import OBJECTIVES
 
@@ -48,7 +49,7 @@ def exchanging(model: PreTrainedModel, group: dist.ProcessGroup, exchange: str) 
     """
     output_head(model)  # searched once per model, with an unsharded input
     shard = SequenceShard(dist.get_rank(group), dist.get_world_size(group), is_causal(model))
-    hook = model.register_forward_pre_hook(_positions(shard, first_position(model)), with_kwargs=True)
+    hook = model.register_forward_pre_hook(_create_position_hook(shard, first_position(model)), with_kwargs=True)
     try:
         with attention_exchange(_EXCHANGES[exchange](shard, group.group_name)):
             yield
@@ -56,7 +57,7 @@ def exchanging(model: PreTrainedModel, group: dist.ProcessGroup, exchange: str) 
         hook.remove()
 
 
-def _positions(shard: SequenceShard, first: int) -> Any:
+def _create_position_hook(shard: SequenceShard, first: int) -> Any:
     """Return a hook that adds the positions of the shard, unless the caller passes some (isolated documents)."""
 
     def add_positions(_: PreTrainedModel, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -107,12 +108,13 @@ def exchange_choice(model: PreTrainedModel, size: int, exchange: str, *, tensor:
     """Return `gather`, `ulysses` or `ring`, and the reason. `tensor`: processes that share each layer's heads."""
     if exchange != "auto":
         return Choice(exchange, f"parallel.exchange: {exchange}")
-    heads, key_heads = (count // tensor for count in _heads(model))
+    heads, key_heads = (count // tensor for count in _head_counts(model))
     if heads % size:
         return Choice("gather", f"{heads} heads are not divisible by {size} processes")
     # Heads sent per token: `gather` sends keys and values; `ulysses` queries, keys, values and outputs, except its own.
-    gather, ulysses = 2 * max(key_heads, 1), 2 * (heads + max(key_heads, 1)) / size
-    if ulysses > gather:
+    gather_heads = 2 * max(key_heads, 1)
+    ulysses_heads = 2 * (heads + max(key_heads, 1)) / size
+    if ulysses_heads > gather_heads:
         return Choice("gather", f"{key_heads} heads of keys for {heads} of queries: less to send than heads for parts")
     return Choice("ulysses", f"{heads} heads over {size} processes: no more to send, and one kernel per sequence")
 
@@ -143,7 +145,7 @@ def context_problems(
     multiple = SequenceShard(0, size, is_causal(model)).multiple
     if block % multiple:
         lower = block // multiple * multiple
-        valid_blocks = " or ".join(str(number) for number in (lower, lower + multiple) if number)
+        valid_blocks = " or ".join(str(length) for length in (lower, lower + multiple) if length)
         what = f"blocks of {block} tokens cannot be cut into {multiple} chunks for {size} processes"
         problems.append(Problem("data.block", what, f"write {valid_blocks}"))
     problems += _exchange_problems(model, size, exchange, block, tensor, documents)
@@ -156,14 +158,14 @@ def _exchange_problems(
     name = model.config.model_type
     fix = "write parallel.exchange: gather"
     if exchange == "ulysses":
-        heads = _heads(model)[0] // tensor
+        heads = _head_counts(model)[0] // tensor
         if heads % size == 0:
             return []
-        sizes = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
         what = (
             f"{name}'s {heads} heads" if tensor == 1 else f"the {heads} heads of {name} on each of {tensor} processes"
         )
-        return [Problem(_KEY, f"{what} are not divisible by {size}", f"{fix}, or parallel.context: one of {sizes}")]
+        fix += f", or parallel.context: one of {list_divisors(heads)}"
+        return [Problem(_KEY, f"{what} are not divisible by {size}", fix)]
     if exchange == "ring":
         window = getattr(model.config.get_text_config(), "sliding_window", None)
         if window is not None and window < block:
@@ -193,7 +195,7 @@ def _reason_not_shardable(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _heads(model: PreTrainedModel) -> tuple[int, int]:
+def _head_counts(model: PreTrainedModel) -> tuple[int, int]:
     """Return the number of query heads, and of key-value heads."""
     config = model.config.get_text_config()
     heads = int(config.num_attention_heads)
@@ -218,8 +220,8 @@ def check_context(model: PreTrainedModel) -> None:
                 positions = order[None] + first_position(model)
                 actual = model(input_ids=ids[:, order], position_ids=positions).logits
     except Exception as error:  # the exception type depends on the architecture
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"{model.config.model_type} cannot compute a part of a sequence: {first}"
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        what = f"{model.config.model_type} cannot compute a part of a sequence: {message}"
         raise InputError.at(_KEY, what, "write parallel.context: 1") from None
     difference = float((actual - expected).float().abs().max() / expected.float().abs().max())
     # Rounding gives 1e-6 in float32, and 1e-2 in bfloat16 or quantized.

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from artel.errors import Problem
 from artel.models.experts import adapted_experts, find_experts
 from artel.parallel.context_exchange import in_autocast
+from artel.parallel.mesh import list_divisors
 
 _KEY = "parallel.expert"
 
@@ -34,7 +35,8 @@ def _num_experts(experts: nn.Module) -> int:
 
 def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     """Return the reasons why experts cannot be sharded over `size` processes. The model may be on the meta device."""
-    model_type, layers = model.config.model_type, find_experts(model)
+    model_type = model.config.model_type
+    layers = find_experts(model)
     if not layers:
         what = f"{model_type} has no experts that are stored in one tensor per layer"
         return [Problem(_KEY, what, f"set {_KEY}: 1, or use a mixture of experts (qwen3_moe, mixtral, …)")]
@@ -44,15 +46,14 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     problems = []
     for count in sorted({_num_experts(module) for module in layers.values()}):
         if count % size:
-            divisors = ", ".join(str(divisor) for divisor in range(1, count + 1) if count % divisor == 0)
             what = f"{model_type} has {count} experts per layer, which {size} does not divide"
-            problems.append(Problem(_KEY, what, f"write one of: {divisors}"))
+            problems.append(Problem(_KEY, what, f"write one of: {list_divisors(count)}"))
     for name, module in layers.items():
-        common = [
+        shared_names = [
             key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _num_experts(module)
         ]
-        if common:
-            what = f"{model_type}: {', '.join(common)} of {name} is not stored per expert"
+        if shared_names:
+            what = f"{model_type}: {', '.join(shared_names)} of {name} is not stored per expert"
             problems.append(Problem(_KEY, what, f"write {_KEY}: 1"))
             break  # other layers have the same parameters
     return problems
@@ -90,14 +91,14 @@ def split_experts(model: PreTrainedModel, mesh: DeviceMesh) -> str:
             local_shard = full.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
             sharded = DTensor.from_local(local_shard, mesh, [Shard(0)], run_check=False)
             module.register_parameter(name, nn.Parameter(sharded, requires_grad=full.requires_grad))
-        module.forward = partial(_forward, module, mesh)
+        module.forward = partial(_run_experts, module, mesh)
     counts = sorted({_num_experts(module) // mesh.size() for module in layers.values()})
     return f"{' or '.join(map(str, counts))} experts of each of {len(layers)} layers a process"
 
 
 # Not compiled: the number of tokens for each process is known only at run time.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _forward(
+def _run_experts(
     experts: nn.Module,
     mesh: DeviceMesh,
     hidden_states: torch.Tensor,
@@ -110,7 +111,8 @@ def _forward(
     """
     if hidden_states.is_meta:  # no routing on the meta device
         return torch.empty_like(hidden_states)
-    group, choices, expert_ids = mesh.get_group(), top_k_index.shape[1], top_k_index.flatten()
+    group = mesh.get_group()
+    expert_ids = top_k_index.flatten()
     # Sorted by expert, and so by process. The host waits once for the device, to read the counts.
     order = expert_ids.argsort(stable=True)
     counts = (
@@ -122,8 +124,8 @@ def _forward(
     dist.all_to_all_single(local_counts, counts, group=group)
     send_counts, receive_counts = _rows_by_process(counts, local_counts, len(expert_ids))
 
-    (tokens,) = in_autocast(hidden_states)  # the precision in which experts compute: half as much to send
-    tokens = _Exchange.apply(tokens[order // choices], send_counts, receive_counts, group)
+    (tokens,) = in_autocast(hidden_states)  # the precision that experts compute in: half as much to send
+    tokens = _Exchange.apply(tokens[order // top_k_index.shape[1]], send_counts, receive_counts, group)
     local_ids = torch.arange(counts.shape[1], device=expert_ids.device).repeat(mesh.size())
     local_ids = local_ids.repeat_interleave(local_counts.flatten(), output_size=sum(receive_counts))
     results = _Exchange.apply(
@@ -134,44 +136,44 @@ def _forward(
     return (results * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)
 
 
-def _rows_by_process(counts: torch.Tensor, local_counts: torch.Tensor, rows: int) -> tuple[list[int], list[int]]:
+def _rows_by_process(counts: torch.Tensor, local_counts: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
     """Return the rows sent to each process, and received from each. `counts`: (processes, experts of each).
 
-    A step traced for a plan has no routing: the `rows` are divided evenly.
+    A step traced for a plan has no routing: the `num_rows` rows are divided evenly.
     """
     if isinstance(counts, FakeTensor):
-        even_counts = [rows // len(counts) + (process < rows % len(counts)) for process in range(len(counts))]
+        even_counts = [num_rows // len(counts) + (process < num_rows % len(counts)) for process in range(len(counts))]
         return even_counts, even_counts
     send_counts, receive_counts = torch.stack([counts.sum(dim=1), local_counts.sum(dim=1)]).tolist()
     return send_counts, receive_counts
 
 
 def _run_local_experts(experts: nn.Module, size: int, tokens: torch.Tensor, local_ids: torch.Tensor) -> torch.Tensor:
-    """Run this process's experts on `tokens` (count, width).
+    """Run this process's experts on `tokens` (num_tokens, width).
 
-    `local_ids`: int64 (count,), index of each token's expert.
+    `local_ids`: int64 (num_tokens,), index of each token's expert.
     """
-    count = len(tokens)
-    if count == 0:  # the weights still need a gradient, because other ranks wait to add theirs
+    num_tokens = len(tokens)
+    if num_tokens == 0:  # the weights still need a gradient, because other ranks wait to add theirs
         tokens, local_ids = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])]), local_ids.new_zeros(1)
     weights = tokens.new_ones(len(tokens), 1)  # the router's weights are applied by the process that sent the tokens
     with _hold_local_experts(experts, size):
-        return type(experts).forward(experts, tokens, local_ids[:, None], weights)[:count]
+        return type(experts).forward(experts, tokens, local_ids[:, None], weights)[:num_tokens]
 
 
 @contextmanager
 def _hold_local_experts(experts: nn.Module, size: int) -> Iterator[None]:
     """Inside the block, make the module hold 1/size of its experts, in plain tensors."""
     sharded: dict[str, Any] = dict(experts._parameters)
-    count = _num_experts(experts)
+    num_experts = _num_experts(experts)
     # FSDP gathers its shard of a layer as a DTensor on the experts' mesh.
     experts._parameters.update({name: tensor.to_local() for name, tensor in sharded.items()})
-    vars(experts)["num_experts"] = count // size
+    vars(experts)["num_experts"] = num_experts // size
     try:
         yield
     finally:
         experts._parameters.update(sharded)
-        vars(experts)["num_experts"] = count
+        vars(experts)["num_experts"] = num_experts
 
 
 class _Exchange(torch.autograd.Function):
@@ -185,7 +187,8 @@ class _Exchange(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, send_counts: list[int], receive_counts: list[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
-        ctx.send_counts, ctx.receive_counts, ctx.group = send_counts, receive_counts, group
+        ctx.send_counts, ctx.receive_counts = send_counts, receive_counts
+        ctx.group = group
         return _exchange_rows(rows, send_counts, receive_counts, group)
 
     @staticmethod

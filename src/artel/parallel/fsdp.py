@@ -108,8 +108,11 @@ class ShardedSequences:
     """Shards each sequence over processes. Attention sees the other shards (`context_parallel.py`)."""
 
     def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, exchange: str) -> None:
-        self.rank, self._size = mesh.get_local_rank(), mesh.size()
-        self._model, self._group, self._exchange = model, mesh.get_group(), exchange
+        self.rank = mesh.get_local_rank()
+        self._size = mesh.size()
+        self._model = model
+        self._group = mesh.get_group()
+        self._exchange = exchange
         self._causal = is_causal(model)
         aux_loss = get_router_aux_loss(model)
         if aux_loss is not None:
@@ -187,13 +190,13 @@ class FullyShardedDataParallel(Strategy):
         return sums if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(sums)
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
-        root, mode = self.model, self.dims.mode
+        root = self.model
         assert isinstance(root, FSDPModule)
-        if mode in ("ddp", "zero1"):
+        if self.dims.mode in ("ddp", "zero1"):
             root.set_requires_gradient_sync(last)
-        if mode == "hsdp":
+        if self.dims.mode == "hsdp":
             root.set_requires_all_reduce(last)
-        if mode in ("ddp", "zero1", "zero2"):
+        if self.dims.mode in ("ddp", "zero1", "zero2"):
             root.set_reshard_after_backward(last)
         root.set_is_last_backward(last)
         return nullcontext()

@@ -47,7 +47,7 @@ class MeshPlan:
 
     @classmethod
     def read(cls, config: RunConfig, world_size: int, on_host: int) -> MeshPlan:
-        """Return the plan for `world_size` processes, `on_host` of them on each host. Raise InputError."""
+        """Return the plan for `world_size` processes, `on_host` of them on each host. Raise InputError without one."""
         dims = read_parallel_dims(config.parallel, world_size, on_host)
         if dims.tensor > 1 and config.model.quantize != "none":
             fix = "write model.quantize: none, or parallel.tensor: 1"
@@ -107,7 +107,8 @@ class MeshPlan:
         *,
         load_weights: WeightLoader | None,
     ) -> ParallelStrategy:
-        dims, config, device = self.dims, self.config, world.device
+        dims, config = self.dims, self.config
+        device = world.device
         if dims.holds_full_model:
             return DataParallel(model, objective, world, precision)
         mesh = dims.mesh(device.type)
@@ -118,8 +119,9 @@ class MeshPlan:
             experts = dict.fromkeys(find_experts(model).values(), same_experts_mesh)
         stages = []
         if dims.pipeline > 1:
-            count = stage_count(dims.pipeline, config.schedule)
-            stages = split_into_stages(model, range(mesh.get_local_rank("pipeline"), count, dims.pipeline), count)
+            num_stages = stage_count(dims.pipeline, config.schedule)
+            indices = range(mesh.get_local_rank("pipeline"), num_stages, dims.pipeline)
+            stages = split_into_stages(model, indices, num_stages)
         if dims.tensor > 1:
             logger.info(split_by_tensor(model, mesh["tensor"], sequence=config.sequence))
         fsdp_config = FsdpConfig.from_dims(dims, autocast_dtype(precision), config.offload)

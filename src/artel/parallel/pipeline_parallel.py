@@ -6,7 +6,7 @@ largest shape while they are sent.
 
 The schedules are PyTorch's: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, "PipeDream"), interleaved 1F1B
 (Narayanan et al. 2021, "Megatron-LM"), zero bubble (Qi et al. 2023, ZB1P). Sequential is GPipe with one micro-batch at
-a time. Zero bubble splits the backward pass of a stage, unless that would do work twice. This is so in the last stage,
+a time. Zero bubble splits the backward pass of a stage, unless that would do work twice. It would in the last stage,
 whose loss computes all its gradients at once, and in layers that are compiled or recompute their activations.
 """
 
@@ -113,23 +113,25 @@ class PipelineParallel(Strategy):
         self._sums = torch.zeros(len(self._objective.sums), device=self._world.device)
         batches = [self._local_batch(batch) for batch in batches]
         # One schedule for the full step: if weights are sharded, the first run of a new one drops the gradients.
-        size = _max_shape(batches)
+        shape = _max_shape(batches)
         chunk_size = 1 if self._schedule == "sequential" else len(batches)
         for start in range(0, len(batches), chunk_size):
-            self._train_on(batches[start : start + chunk_size], size)
+            self._train_on(batches[start : start + chunk_size], shape)
         self._sum_shared_gradients()
         return self._count_once(self._sums)
 
     def probe_memory(self, batch: Batch) -> None:
         """Run as many micro-batches as this process holds at a time with 1F1B. GPipe may hold more."""
         self._measure_hidden_states()
-        batch, device = self._local_batch(batch), self._world.device
-        self._scale, self._sums = 1.0, torch.zeros(len(self._objective.sums), device=device)
+        batch = self._local_batch(batch)
+        device = self._world.device
+        self._scale = 1.0
+        self._sums = torch.zeros(len(self._objective.sums), device=device)
         outputs = []
         for stage in self._stages:
-            stage.size = None
+            stage.padded_shape = None
             for _ in range(1 if self._schedule == "sequential" else self._num_stages - stage.index):
-                stage.tasks.append(self._training_task(stage, batch, counted=True))
+                stage.tasks.append(self._create_training_task(stage, batch, counted=True))
                 outputs.append(stage(*self._example_states(stage, _max_shape([batch]), device.type)))
         for output in outputs:
             output.backward(torch.zeros_like(output))
@@ -154,9 +156,10 @@ class PipelineParallel(Strategy):
         with self._eval_mode():
             while chunk := list(islice(remaining, self._num_stages)):  # enough to keep all stages busy
                 results = self._forward_only([batch for batch, _ in chunk], self._objective.evaluate_batch)
-                for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # only the last stage has results
+                # Only the last stage has results.
+                for (sums, sample_outputs), (_, indices) in zip(results, chunk, strict=False):
                     totals += self._count_once(sums).double().cpu()
-                    self._store_outputs(outputs, rows, indices)
+                    self._store_outputs(outputs, sample_outputs, indices)
         return self._reduce_evaluation(totals, outputs)
 
     @contextmanager
@@ -168,8 +171,8 @@ class PipelineParallel(Strategy):
         statistics = [self._count_once(statistic) for statistic in results]
         # Only the last stage knows the number of statistics.
         width = -self.all_reduce_min(-len(statistics[0]) if statistics else 0)
-        total = torch.stack(statistics).sum(dim=0).double().tolist() if statistics else [0.0] * width
-        return self.all_reduce_sum(total)
+        sums = torch.stack(statistics).sum(dim=0).double().tolist() if statistics else [0.0] * width
+        return self.all_reduce_sum(sums)
 
     def _count_once(self, sums: torch.Tensor) -> torch.Tensor:
         # Ranks of one tensor-parallel group all have the same sums.
@@ -177,15 +180,15 @@ class PipelineParallel(Strategy):
 
     # One pass through the pipeline
 
-    def _train_on(self, batches: list[Batch], size: tuple[int, int]) -> None:
+    def _train_on(self, batches: list[Batch], shape: tuple[int, int]) -> None:
         """Run forward and backward over micro-batches, and add their sums to `_sums`."""
         self._num_counted = len(batches)
         # Repeat the last one, without counting it, until the schedule has enough.
         batches = batches + batches[-1:] * (self._valid_count(len(batches)) - len(batches))
-        engine = self._engine(len(batches), size, training=True)
+        engine = self._get_engine(len(batches), shape, training=True)
         for stage in self._stages:
-            for number, batch in enumerate(batches):
-                stage.tasks.append(self._training_task(stage, batch, counted=number < self._num_counted))
+            for index, batch in enumerate(batches):
+                stage.tasks.append(self._create_training_task(stage, batch, counted=index < self._num_counted))
         with profiler_range("artel: pipeline"):
             engine.step(target=torch.arange(len(batches)))
 
@@ -204,13 +207,13 @@ class PipelineParallel(Strategy):
             return Task(call)
 
         with torch.no_grad():
-            engine = self._engine(len(batches), _max_shape(batches), training=False)
+            engine = self._get_engine(len(batches), _max_shape(batches), training=False)
             for stage in self._stages:
                 stage.tasks.extend(task(batch) for batch in batches)
             engine.step()
         return results
 
-    def _training_task(self, stage: Stage, batch: Batch, *, counted: bool) -> Task:
+    def _create_training_task(self, stage: Stage, batch: Batch, *, counted: bool) -> Task:
         """Return the forward pass of a micro-batch. `counted`: False if it only fills the schedule."""
 
         def call(model: PreTrainedModel) -> torch.Tensor:
@@ -236,68 +239,66 @@ class PipelineParallel(Strategy):
 
         return Task(call, before_send)
 
-    def _last_loss(self, sums: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    def _last_loss(self, sums: torch.Tensor, batch_index: torch.Tensor) -> torch.Tensor:
         """Return the loss of a micro-batch, on the last stage."""
-        return sums[0] * (self._scale if int(number) < self._num_counted else 0.0)
+        return sums[0] * (self._scale if int(batch_index) < self._num_counted else 0.0)
 
-    def _valid_count(self, count: int) -> int:
-        """Return the smallest number of micro-batches from `count` on that the schedule accepts.
+    def _valid_count(self, num_batches: int) -> int:
+        """Return the smallest number of micro-batches from `num_batches` on that the schedule accepts.
 
         PyTorch's interleaved schedules run rounds of about one micro-batch per process, all of the same length.
         """
         if self._schedule in ("interleaved", "zero_bubble"):
-            while count % max(1, count // self.dims.pipeline):
-                count += 1
-        return count
+            while num_batches % max(1, num_batches // self.dims.pipeline):
+                num_batches += 1
+        return num_batches
 
-    def _engine(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
-        """Return PyTorch's schedule for `count` micro-batches of up to `size`. Reuse the newest one if it fits.
+    def _get_engine(self, num_batches: int, shape: tuple[int, int], *, training: bool) -> Any:
+        """Return PyTorch's schedule for `num_batches` micro-batches of up to `shape`. Reuse the newest one if it fits.
 
-        A schedule owns the buffers that receive hidden states. Its size only grows, so that micro-batches of varying
+        A schedule owns the buffers that receive hidden states. Its shape only grows, so that micro-batches of varying
         lengths do not create a new schedule each.
         """
         self._measure_hidden_states()
-        engine, known_count, max_shape = self._engines.get(training, (None, count, size))
-        if engine is None or known_count != count or max_shape[0] < size[0] or max_shape[1] < size[1]:
-            max_shape = max(max_shape[0], size[0]), max(max_shape[1], size[1])
+        engine, known_batches, max_shape = self._engines.get(training, (None, num_batches, shape))
+        if engine is None or known_batches != num_batches or max_shape[0] < shape[0] or max_shape[1] < shape[1]:
+            max_shape = max(max_shape[0], shape[0]), max(max_shape[1], shape[1])
             self._engines.pop(training, None)  # free its memory before allocating more
-            engine = self._new_engine(count, max_shape, training=training)
-            self._engines[training] = (engine, count, max_shape)
+            engine = self._create_engine(num_batches, max_shape, training=training)
+            self._engines[training] = (engine, num_batches, max_shape)
         for stage in self._stages:
-            stage.size = max_shape
+            stage.padded_shape = max_shape
         return engine
 
-    def _new_engine(self, count: int, size: tuple[int, int], *, training: bool) -> Any:
-        stages = [self._pytorch_stage(stage, size) for stage in self._stages]
+    def _create_engine(self, num_batches: int, shape: tuple[int, int], *, training: bool) -> Any:
+        stages = [self._create_pytorch_stage(stage, shape) for stage in self._stages]
         schedule_class = _SCHEDULES[self._schedule]
         if not training:
             schedule_class = ScheduleGPipe if len(stages) == 1 else ScheduleLoopedBFS
-        elif schedule_class is Schedule1F1B and count < self._num_stages:
-            schedule_class = (
-                ScheduleGPipe  # PyTorch's 1F1B refuses so few micro-batches, for which it would save no memory
-            )
-        single = schedule_class in (ScheduleGPipe, Schedule1F1B)
+        elif schedule_class is Schedule1F1B and num_batches < self._num_stages:
+            schedule_class = ScheduleGPipe  # PyTorch's 1F1B refuses so few micro-batches: it would save no memory
+        is_single_stage = schedule_class in (ScheduleGPipe, Schedule1F1B)
         # Do not divide gradients by the number of micro-batches: the loss is already divided by the targets.
         loss = self._last_loss if training else None
-        return schedule_class(stages[0] if single else stages, count, loss_fn=loss, scale_grads=False)
+        return schedule_class(stages[0] if is_single_stage else stages, num_batches, loss_fn=loss, scale_grads=False)
 
-    def _pytorch_stage(self, stage: Stage, size: tuple[int, int]) -> PipelineStage:
+    def _create_pytorch_stage(self, stage: Stage, shape: tuple[int, int]) -> PipelineStage:
         output_example = torch.empty(len(self._objective.sums), device="meta", requires_grad=True)
         if not stage.is_last:
-            (output_example,) = self._example_states(stage, size, "meta", is_output=True)
+            (output_example,) = self._example_states(stage, shape, "meta", is_output=True)
         return PipelineStage(
             stage,
             stage.index,
             self._num_stages,
             self._world.device,
-            input_args=self._example_states(stage, size, "meta"),
+            input_args=self._example_states(stage, shape, "meta"),
             output_args=(output_example,),
             group=self._group,
             dw_builder=None if _can_split_backward(stage) else _no_weight_gradients,
         )
 
     def _example_states(
-        self, stage: Stage, size: tuple[int, int], device: str, *, is_output: bool = False
+        self, stage: Stage, shape: tuple[int, int], device: str, *, is_output: bool = False
     ) -> tuple[torch.Tensor, ...]:
         """Return example hidden states (rows, length, width) that a stage receives, or sends with `is_output`.
 
@@ -307,7 +308,7 @@ class PipelineParallel(Strategy):
             return ()
         dtype, width = self._sent_states[stage.index if is_output else stage.index - 1]
         # Not zeros: they may reach a test of the model's head.
-        states = torch.linspace(-1, 1, width, dtype=dtype, device=device).repeat(*size, 1)
+        states = torch.linspace(-1, 1, width, dtype=dtype, device=device).repeat(*shape, 1)
         return (states.requires_grad_(),)
 
     def skip_collectives(self) -> None:
@@ -319,7 +320,8 @@ class PipelineParallel(Strategy):
         if self._sent_states:
             return
         config = self.model.config.get_text_config()
-        device, local_stages = self._world.device, {stage.index: stage for stage in self._stages}
+        device = self._world.device
+        local_stages = {stage.index: stage for stage in self._stages}
         ids = (torch.arange(3, 7, device=device) % config.vocab_size)[None]
 
         def call(model: PreTrainedModel) -> torch.Tensor:
@@ -332,13 +334,13 @@ class PipelineParallel(Strategy):
                 header = torch.zeros(2, dtype=torch.int64, device=device)
                 if index in local_stages:
                     stage = local_stages[index]
-                    stage.size = None
+                    stage.padded_shape = None
                     stage.tasks.append(Task(call))
                     hidden = stage(*self._example_states(stage, (1, 4), device.type))
                     header = torch.tensor([_DTYPES.index(hidden.dtype), hidden.shape[-1]], device=device)
                 dist.broadcast(header, group=self._group, group_src=index % self.dims.pipeline)
-                number, width = header.tolist()
-                self._sent_states.append((_DTYPES[number], width))
+                dtype_index, width = header.tolist()
+                self._sent_states.append((_DTYPES[dtype_index], width))
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
@@ -376,9 +378,9 @@ class PipelineParallel(Strategy):
             ]
             for message in dist.batch_isend_irecv(messages) if messages else ():
                 message.wait()
-            total = torch.stack([sums[peer] for peer in holders[name]]).sum(dim=0)
+            gradient_sum = torch.stack([sums[peer] for peer in holders[name]]).sum(dim=0)
             for gradient in gradients:
-                gradient.copy_(total)
+                gradient.copy_(gradient_sum)
 
 
 def _max_shape(batches: list[Batch]) -> tuple[int, int]:

@@ -55,7 +55,8 @@ def stage_count(processes: int, schedule: str) -> int:
 
 def pipeline_problems(model: PreTrainedModel, processes: int, schedule: str) -> list[Problem]:
     """Return the reasons why `model` cannot be split over a pipeline of `processes`. It may be on the meta device."""
-    model_type, where = model.config.model_type, "parallel.pipeline"
+    model_type = model.config.model_type
+    where = "parallel.pipeline"
     try:
         structure = find_structure(model)
     except NotSequential as reason:
@@ -84,14 +85,16 @@ class Stage(nn.Module):
     def __init__(self, model: PreTrainedModel, index: int, stages: int, layer_range: range, plan: _Plan) -> None:
         super().__init__()
         self.model = model
-        self.index, self.stages, self.layer_range = index, stages, layer_range
+        self.index = index
+        self.stages = stages
+        self.layer_range = layer_range
         self.shared = {name: holders for name, holders in plan.shared.items() if index in holders}
         """Parameters that other stages also hold -> all stages that do. Their gradients must be summed."""
         self.counted_elsewhere = frozenset(name for name, holders in self.shared.items() if holders[0] < index)
         """Shared parameters that an earlier stage counts in the norm and saves in a checkpoint."""
         self.tasks: deque[Task] = deque()
-        self.size: tuple[int, int] | None = None
-        """(rows, length) to which hidden states are padded before they are sent to the next stage."""
+        self.padded_shape: tuple[int, int] | None = None
+        """Shape (rows, length) that hidden states are padded to before they are sent to the next stage."""
         self._no_split_modules = model._no_split_modules  # read by code that wraps layers
         self._removed = _remove_parameters(model, plan.parameters[index])
         self._entry = _insert_placeholders(model, layer_range, plan.structure)
@@ -112,11 +115,13 @@ class Stage(nn.Module):
     def forward(self, *received: torch.Tensor) -> torch.Tensor:
         """Run the next of `tasks`. Return the result of its call on the last stage.
 
-        Other stages return the hidden states after their last layer, (rows, length, size), padded to `size`. `received`
-        are those of the previous stage, which may be padded to more than this micro-batch's rows and length.
+        Other stages return the hidden states after their last layer, (rows, length, width), padded to `padded_shape`.
+        `received` are those of the previous stage, which may be padded to more than this micro-batch's rows and length.
         """
-        task, entry = self.tasks.popleft(), self._entry
-        entry.received, entry.before_send = received[0] if received else None, task.before_send
+        task = self.tasks.popleft()
+        entry = self._entry
+        entry.received = received[0] if received else None
+        entry.before_send = task.before_send
         entry.was_read = self.is_first
         self._fill_removed(entry.received)
         try:
@@ -124,15 +129,15 @@ class Stage(nn.Module):
             if not self.is_last:
                 raise RuntimeError(f"stage {self.index} has passed its last layer")
         except _EndOfStage as end:
-            output = self._pad_to_size(end.hidden)
+            output = self._pad_hidden(end.hidden)
         finally:
             entry.received = entry.before_send = None
         if not entry.was_read:  # a layer that is left out at random (layerdrop)
             raise RuntimeError(f"stage {self.index} has not taken what it was sent")
         return output
 
-    def _pad_to_size(self, hidden: torch.Tensor) -> torch.Tensor:
-        rows, length = self.size or hidden.shape[:2]
+    def _pad_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows, length = self.padded_shape or hidden.shape[:2]
         hidden = F.pad(hidden, (0, 0, 0, length - hidden.shape[1], 0, rows - hidden.shape[0])).contiguous()
         if torch.is_grad_enabled() and not hidden.requires_grad:
             hidden.requires_grad_()  # everything before is frozen, but the engine still expects a backward pass
@@ -160,7 +165,7 @@ def split_into_stages(model: PreTrainedModel, indices: Sequence[int], stages: in
     except NotSequential as reason:
         what = f"{model.config.model_type} cannot be cut into stages: {reason}"
         raise InputError.at("parallel.pipeline", what, "set 1 and parallel.data: fsdp") from None
-    ranges = _balance(*_layer_costs(model, structure), stages)
+    ranges = _balance_stages(*_layer_costs(model, structure), stages)
     plan = _plan_parameters(model, structure, ranges)
     get_router_aux_loss(model)  # while it has all its layers
     if len(indices) == 1:
@@ -200,11 +205,11 @@ class _Entry:
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the received hidden states in place of `hidden`, without their padding."""
-        rows, length, size = hidden.shape
+        rows, length, width = hidden.shape
         received = self.received
         if received is None or received.shape[0] < rows or received.shape[1] < length:
             # The caller tests how the model computes its logits: any values except zeros are fine.
-            return torch.linspace(-1, 1, size, device=hidden.device, dtype=hidden.dtype).expand(hidden.shape)
+            return torch.linspace(-1, 1, width, device=hidden.device, dtype=hidden.dtype).expand(hidden.shape)
         self.was_read = True
         return received if received.shape == hidden.shape else received[:rows, :length]
 
@@ -327,7 +332,7 @@ def _partial_copy(module: Any, prefix: str, stage_parameters: frozenset[str]) ->
 
 
 def _layer_costs(model: PreTrainedModel, structure: ModelStructure) -> tuple[float, list[float], float]:
-    """Return the cost of what precedes the layers, of each layer, and of what follows: half memory, half FLOPs.
+    """Return the costs of the modules before the layers, each layer and the modules after: half memory, half FLOPs.
 
     Memory is the number of parameters. A token costs one multiplication per number of a matrix, a fraction of that
     for experts, and none for lookups before the layers. Attention costs the same in all layers.
@@ -335,7 +340,8 @@ def _layer_costs(model: PreTrainedModel, structure: ModelStructure) -> tuple[flo
     config = model.config.get_text_config()
     experts = max(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1, 1)
     active = (getattr(config, "num_experts_per_tok", None) or 1) / experts
-    sizes, matmul_sizes = [0.0] * (structure.layers + 2), [0.0] * (structure.layers + 2)
+    sizes = [0.0] * (structure.layers + 2)
+    matmul_sizes = [0.0] * (structure.layers + 2)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         layer = structure.layer_of(name)
         unit = 0 if name in structure.before else structure.layers + 1
@@ -350,28 +356,28 @@ def _layer_costs(model: PreTrainedModel, structure: ModelStructure) -> tuple[flo
     return costs[0], costs[1:-1], costs[-1]
 
 
-def _balance(first_cost: float, layers: list[float], last_cost: float, stages: int) -> list[range]:
+def _balance_stages(first_cost: float, layers: list[float], last_cost: float, stages: int) -> list[range]:
     """Return consecutive layers for each stage, at least one, so that the most expensive stage is minimal."""
     sums = [0.0]
     for layer in layers:
         sums.append(sums[-1] + layer)
 
-    def cost(stage: int, start: int, stop: int) -> float:
+    def cost(stage: int, start: int, end: int) -> float:
         return (
-            sums[stop] - sums[start] + (first_cost if stage == 0 else 0.0) + (last_cost if stage == stages - 1 else 0.0)
+            sums[end] - sums[start] + (first_cost if stage == 0 else 0.0) + (last_cost if stage == stages - 1 else 0.0)
         )
 
-    # best[stop]: (most expensive stage so far, starts of the stages) if the stages so far take the layers before `stop`
+    # best[end]: (most expensive stage so far, starts of the stages) if the stages so far take the layers before `end`
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for stage in range(stages):
         stages_after = stages - stage - 1
         best = {
-            stop: min(
-                (max(highest, cost(stage, start, stop)), [*starts, start])
+            end: min(
+                (max(highest, cost(stage, start, end)), [*starts, start])
                 for start, (highest, starts) in best.items()
-                if start < stop
+                if start < end
             )
-            for stop in (range(stage + 1, len(layers) - stages_after + 1) if stages_after else [len(layers)])
+            for end in (range(stage + 1, len(layers) - stages_after + 1) if stages_after else [len(layers)])
         }
     starts = best[len(layers)][1]
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], len(layers)], strict=True)]
+    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(layers)], strict=True)]

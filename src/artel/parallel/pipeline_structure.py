@@ -24,7 +24,7 @@ OUTPUT_FORMS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda hidden: (hidden, None),
     lambda hidden: (hidden, None, None),
 )
-"""Forms in which a layer may return its hidden states, as its model expects them."""
+"""Forms that a layer's output may have: hidden states, or a tuple that starts with them."""
 
 
 class NotSequential(Exception):
@@ -39,7 +39,7 @@ class ModelStructure:
     """Name of the list of layers."""
     layers: int
     output_form: int
-    """Index in `OUTPUT_FORMS` of the form in which layers return hidden states."""
+    """Index in `OUTPUT_FORMS` of the form that layers return."""
     before: frozenset[str]
     """Parameters that contribute to the first layer's input."""
     after: frozenset[str]
@@ -60,9 +60,9 @@ def find_structure(model: PreTrainedModel) -> ModelStructure:
         raise NotSequential("it has an encoder and a decoder")
     if any(getattr(config, key, 0) for key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")):
         raise NotSequential("it leaves out layers at random (layerdrop)")
-    count = getattr(config, "num_hidden_layers", None)
+    num_layers = getattr(config, "num_hidden_layers", None)
     reason: Exception = NotSequential("its layers are not in one list")
-    for name, stack in _outermost_lists(model, count):
+    for name, stack in _outermost_lists(model, num_layers):
         for form in range(len(OUTPUT_FORMS)):
             try:
                 return _trace_structure(model, name, len(stack), form)
@@ -75,11 +75,11 @@ def find_structure(model: PreTrainedModel) -> ModelStructure:
     raise NotSequential(" ".join(str(reason).split())[:200] or type(reason).__name__)
 
 
-def _outermost_lists(model: PreTrainedModel, count: int | None) -> Iterator[tuple[str, nn.ModuleList]]:
+def _outermost_lists(model: PreTrainedModel, num_layers: int | None) -> Iterator[tuple[str, nn.ModuleList]]:
     outer_names: list[str] = []
     for name, module in model.named_modules():
         is_nested = any(name.startswith(f"{outer}.") for outer in outer_names)
-        if isinstance(module, nn.ModuleList) and len(module) == count and not is_nested:
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and not is_nested:
             outer_names.append(name)
             yield name, module
 
@@ -90,13 +90,13 @@ def _trace_structure(model: PreTrainedModel, stack: str, layers: int, form: int)
     # transformers avoids value-dependent checks on fake tensors, but not on tensors of the meta device.
     with FakeTensorMode(allow_non_fake_inputs=True):
         skeleton = _copy_skeleton(model, stack, recorder)
-        names = _untie(skeleton)
+        names = _untie_parameters(skeleton)
         ids = torch.zeros((2, 3), dtype=torch.int64)
         output = skeleton(input_ids=ids, **({"use_cache": False} if hasattr(skeleton.config, "use_cache") else {}))
     if len(recorder.inputs) != layers:
         raise NotSequential(f"{len(recorder.inputs)} of its {layers} layers are called")
-    leaves_before, nodes_before = _ancestors([recorder.inputs[0]])
-    leaves_after, nodes_after = _ancestors(tree_leaves(output))
+    leaves_before, nodes_before = _find_ancestors([recorder.inputs[0]])
+    leaves_after, nodes_after = _find_ancestors(tree_leaves(output))
     if nodes_before & nodes_after:
         raise NotSequential("what is made before the layers is needed after them")
     outputs = {id(hidden) for hidden in recorder.outputs}
@@ -104,7 +104,7 @@ def _trace_structure(model: PreTrainedModel, stack: str, layers: int, form: int)
         raise NotSequential("not only the last layer's output is used")
     side_inputs: dict[str, set[int]] = {}
     for index, tensors in enumerate(recorder.side_inputs):
-        needed, _ = _ancestors(tensors)
+        needed, _ = _find_ancestors(tensors)
         if needed & outputs:
             raise NotSequential("a layer takes more of the earlier ones than hidden states")
         for leaf in needed:
@@ -152,7 +152,8 @@ class _RecordedLayer(nn.Module):
     def __init__(self, layer: nn.Module, index: int, recorder: _LayerRecorder) -> None:
         super().__init__()
         copy_attributes(layer, self)
-        self._index, self._recorder = index, recorder
+        self._index = index
+        self._recorder = recorder
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._recorder.call(self._index, args, kwargs)
@@ -172,7 +173,7 @@ def _copy_skeleton(model: PreTrainedModel, stack: str, recorder: _LayerRecorder)
     return skeleton
 
 
-def _untie(skeleton: nn.Module) -> dict[int, str]:
+def _untie_parameters(skeleton: nn.Module) -> dict[int, str]:
     """Give each name a separate parameter, to track each name separately. Return the names by id."""
     names = {}
     for prefix, module in skeleton.named_modules():
@@ -183,7 +184,7 @@ def _untie(skeleton: nn.Module) -> dict[int, str]:
     return names
 
 
-def _ancestors(tensors: Iterable[Any]) -> tuple[set[int], set[Any]]:
+def _find_ancestors(tensors: Iterable[Any]) -> tuple[set[int], set[Any]]:
     """Return (ids of the leaves that `tensors` are computed from, nodes of the autograd graph in between)."""
     leaves: set[int] = set()
     nodes: set[Any] = set()

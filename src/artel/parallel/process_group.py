@@ -62,7 +62,9 @@ class World:
         """
         if self.size == 1:
             return work(items)
-        local_items, local_results, failure = items[self.rank :: self.size], [], ""
+        local_items = items[self.rank :: self.size]
+        local_results: list[R] = []
+        failure = ""
         try:
             local_results = work(local_items) if local_items else []
         except Exception as error:  # otherwise the other ranks would wait forever
@@ -164,13 +166,13 @@ def process_store(rank: int, timeout: timedelta) -> Store:
     environment = os.environ
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:
-        what, fix = "is not set by the launcher of this process", "export it: the address at which rank 0 listens"
-        raise InputError([Problem(name, what, fix) for name in missing])
+        fix = "export it: the address at which rank 0 listens"
+        raise InputError([Problem(name, "is not set by the launcher of this process", fix) for name in missing])
     address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     if rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         try:
             return serve_store(address, port, timeout)
         except OSError as error:
-            what, fix = f"cannot listen there: {error.strerror}", "set MASTER_PORT to a free port of the first host"
-            raise WorkError.at(f"{address}:{port}", what, fix) from None
+            fix = "set MASTER_PORT to a free port of the first host"
+            raise WorkError.at(f"{address}:{port}", f"cannot listen there: {error.strerror}", fix) from None
     return TCPStore(address, port, is_master=False, timeout=timeout)

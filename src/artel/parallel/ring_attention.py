@@ -72,13 +72,14 @@ class _RingAttentionFunction(torch.autograd.Function):
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: _RingConfig
     ) -> torch.Tensor:
-        length, num_key_value_groups = query.shape[2], query.shape[1] // key.shape[1]
+        length = query.shape[2]
+        num_key_value_groups = query.shape[1] // key.shape[1]
         query = query.contiguous()
         accumulated = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float32, device=query.device)
         lse = torch.full(query.shape[:3], -torch.inf, device=query.device)  # log-sum-exp of the scores so far
         key_value = [key.contiguous(), value.contiguous()]
         for step in range(ring.shard.size):
-            incoming = [_send(tensor, ring) for tensor in key_value] if step < ring.shard.size - 1 else []
+            incoming = [_start_send(tensor, ring) for tensor in key_value] if step < ring.shard.size - 1 else []
             queries, keys, causal = ring.ranges_at_step(step, length)
             step_key, step_value = (repeat_heads(tensor[:, :, keys], num_key_value_groups) for tensor in key_value)
             step_output, step_lse, rng_state = _attention_forward(
@@ -99,14 +100,15 @@ class _RingAttentionFunction(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         query, key, value, output, lse, *rng_state = ctx.saved_tensors
         ring: _RingConfig = ctx.ring
-        length, num_key_value_groups = query.shape[2], query.shape[1] // key.shape[1]
+        length = query.shape[2]
+        num_key_value_groups = query.shape[1] // key.shape[1]
         grad_output = grad_outputs[0].contiguous()
         query_grad = torch.zeros_like(query, dtype=torch.float32)
         key_value = [key.contiguous(), value.contiguous()]
         # Gradients travel with their keys and values, and return to their process after a full round.
         key_value_grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in key_value]
         for step in range(ring.shard.size):
-            incoming = [_send(tensor, ring) for tensor in key_value] if step < ring.shard.size - 1 else []
+            incoming = [_start_send(tensor, ring) for tensor in key_value] if step < ring.shard.size - 1 else []
             queries, keys, causal = ring.ranges_at_step(step, length)
             step_key, step_value = (repeat_heads(tensor[:, :, keys], num_key_value_groups) for tensor in key_value)
             by_query = [tensor[:, :, queries] for tensor in (grad_output, query, output, lse)]
@@ -114,13 +116,13 @@ class _RingAttentionFunction(torch.autograd.Function):
             query_grad[:, :, queries] += gradients[0]
             for grad_sum, gradient in zip(key_value_grads, gradients[1:], strict=True):
                 grad_sum[:, :, keys] += gradient.unflatten(1, (-1, num_key_value_groups)).sum(2, dtype=torch.float32)
-            key_value_grads = [_wait(_send(tensor, ring)) for tensor in key_value_grads]
+            key_value_grads = [_wait(_start_send(tensor, ring)) for tensor in key_value_grads]
             key_value = [_wait(tensor) for tensor in incoming]
         key_grad, value_grad = key_value_grads
         return query_grad.to(query.dtype), key_grad.to(key.dtype), value_grad.to(value.dtype), None
 
 
-def _send(tensor: torch.Tensor, ring: _RingConfig) -> torch.Tensor:
+def _start_send(tensor: torch.Tensor, ring: _RingConfig) -> torch.Tensor:
     """Start sending to the next process, and return the tensor being received from the previous one."""
     size, rank = ring.shard.size, ring.shard.rank
     sent, received = [0] * size, [0] * size

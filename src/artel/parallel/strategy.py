@@ -114,8 +114,8 @@ class ParallelStrategy(Protocol):
         """Sum each number over all ranks, on the host, without waiting for the device."""
         ...
 
-    def all_reduce_min(self, number: int) -> int:
-        """Return the smallest number of all ranks."""
+    def all_reduce_min(self, value: int) -> int:
+        """Return the smallest value of all ranks."""
         ...
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
@@ -144,8 +144,7 @@ class ParallelStrategy(Protocol):
     def norm_of(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the norm of the full tensors, a scalar on the device. Collective: all ranks must call it.
 
-        `tensors`: those of this rank, by parameter name: parameters, their gradients, or tensors that are split like
-        them.
+        `tensors`: this rank's parameters, their gradients, or tensors split in the same way, by parameter name.
         """
         ...
 
@@ -163,7 +162,7 @@ class ParallelStrategy(Protocol):
         ...
 
     def generating(self) -> AbstractContextManager[bool]:
-        """Context in which the model can generate. Yields True if this rank must take part."""
+        """Make the model able to generate inside the block. Yield True if this rank must take part."""
         ...
 
     def with_full_model(self, work: Callable[[PreTrainedModel], T]) -> T:

@@ -23,6 +23,7 @@ from artel.integers import ceil_div
 from artel.models.compile import repeated_layers
 from artel.models.experts import adapted_experts, find_experts
 from artel.models.half_base import HalfConv1D, HalfEmbedding, HalfLinear
+from artel.parallel.mesh import list_divisors
 from artel.parallel.tensor_plans import Plan, Split, read_plan, wildcards
 from artel.parallel.tensor_styles import (
     ColumnParallel,
@@ -51,7 +52,8 @@ def tensor_problems(model: PreTrainedModel, size: int, *, sequence: bool) -> lis
     The model may be on the meta device, with adapters. `sequence`: also split tensors between the matrices, by
     sequence.
     """
-    model_type, plan = model.config.model_type, read_plan(model)
+    model_type = model.config.model_type
+    plan = read_plan(model)
     if getattr(model, "is_quantized", False):
         return [
             Problem(_KEY, "quantized matrices cannot be split", "write model.quantize: none, or parallel.tensor: 1")
@@ -76,7 +78,8 @@ def split_by_tensor(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool)
     have found none. Call `split_experts` first: experts that it has sharded stay as they are. From then on all
     processes of the mesh need the same batches and the same dropout.
     """
-    plan, modules = read_plan(model), dict(model.named_modules())
+    plan = read_plan(model)
+    modules = dict(model.named_modules())
     sequence_split = SequenceSplit() if sequence else None
     replicated_experts = {
         name
@@ -118,25 +121,26 @@ def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
     """
     if not isinstance(parameter, DTensor) or shards == 1 or not parameter.placements[0].is_shard(0):
         return None
-    rows, size = parameter.shape[0], parameter.device_mesh.size()
-    if rows % size == 0:
+    vocabulary = parameter.shape[0]
+    size = parameter.device_mesh.size()
+    if vocabulary % size == 0:
         return None
     if parameter.ndim == 2 and parameter.shape[1] % shards == 0:
         return Shard(1)
-    largest_shard = ceil_div(rows, size)
-    smallest_shard = rows - largest_shard * (size - 1)
+    largest_shard = ceil_div(vocabulary, size)
+    smallest_shard = vocabulary - largest_shard * (size - 1)
     # The order is right if each inner shard has the rounded-up size that DTensor assumes.
     for rank in range(shards):
-        first, last = (_shard_size(total, shards, rank) for total in (largest_shard, smallest_shard))
+        first, last = (_shard_size(length, shards, rank) for length in (largest_shard, smallest_shard))
         if first != ceil_div(first * (size - 1) + last, size):
-            what = f"a vocabulary of {rows:,} cannot be sharded over {size} x {shards} processes"
+            what = f"a vocabulary of {vocabulary:,} cannot be sharded over {size} x {shards} processes"
             raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {largest_shard * size}")
     return None
 
 
-def _shard_size(total: int, shards: int, rank: int) -> int:
-    largest = ceil_div(total, shards)
-    return max(0, min(largest, total - largest * rank))
+def _shard_size(length: int, shards: int, rank: int) -> int:
+    largest = ceil_div(length, shards)
+    return max(0, min(largest, length - largest * rank))
 
 
 def _size_problems(model: PreTrainedModel, plan: Plan, size: int) -> list[Problem]:
@@ -146,30 +150,28 @@ def _size_problems(model: PreTrainedModel, plan: Plan, size: int) -> list[Proble
         "attention heads": getattr(config, "num_attention_heads", None),
         "key-value heads": getattr(config, "num_key_value_heads", None),
     }
-    numbers: dict[str, int] = {}
+    dimensions: dict[str, int] = {}
     for label, count in heads.items():
-        for number in count if isinstance(count, list | tuple) else [count]:
-            if number:
-                numbers.setdefault(f"{number} {label}", number)
+        for num_heads in count if isinstance(count, list | tuple) else [count]:
+            if num_heads:
+                dimensions.setdefault(f"{num_heads} {label}", num_heads)
     for name, module in model.named_modules():
         split = plan.splits.get(name)
         if split in _SPLIT_BY_OUTPUTS or split in _SPLIT_BY_INPUTS:
-            outputs, inputs = _dimensions(module)
-            number = inputs if split in _SPLIT_BY_INPUTS else outputs // plan.fused_counts.get(name, 1)
+            outputs, inputs = _linear_dimensions(module)
+            width = inputs if split in _SPLIT_BY_INPUTS else outputs // plan.fused_counts.get(name, 1)
             layer = wildcards(name).rpartition("*.")[2]
-            numbers.setdefault(f"{number} {'inputs' if split in _SPLIT_BY_INPUTS else 'outputs'} of {layer}", number)
-    indivisible = [label for label, number in numbers.items() if number % size]
+            dimensions.setdefault(f"{width} {'inputs' if split in _SPLIT_BY_INPUTS else 'outputs'} of {layer}", width)
+    indivisible = [label for label, dimension in dimensions.items() if dimension % size]
     if not indivisible:
         return []
     # Report only heads if there are any, because they determine the sizes of the matrices.
-    listed = [label for label in indivisible if label.endswith("heads")] or indivisible[:3]
-    common = math.gcd(*numbers.values())
-    fits = ", ".join(str(divisor) for divisor in range(1, common + 1) if common % divisor == 0)
-    what = f"{model.config.model_type} has {' and '.join(listed)}, not divisible by {size}"
-    return [Problem(_KEY, what, f"write one of: {fits}")]
+    reported = [label for label in indivisible if label.endswith("heads")] or indivisible[:3]
+    what = f"{model.config.model_type} has {' and '.join(reported)}, not divisible by {size}"
+    return [Problem(_KEY, what, f"write one of: {list_divisors(math.gcd(*dimensions.values()))}")]
 
 
-def _dimensions(module: Any) -> tuple[int, int]:
+def _linear_dimensions(module: Any) -> tuple[int, int]:
     """Return (outputs, inputs) of a linear layer, with adapters or without."""
     module = getattr(module, "base_layer", module)
     outputs, inputs = module.weight.shape
@@ -194,7 +196,7 @@ def _layer_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
 
 
 def _sequence_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
-    model_type, layers = model.config.model_type, {id(layer) for layer in repeated_layers(model)}
+    layers = {id(layer) for layer in repeated_layers(model)}
     modules = dict(model.named_modules())
     layer_modules = {id(module) for layer in repeated_layers(model) for module in layer.modules()}
     if not layers or any(id(modules[name]) not in layer_modules for name in plan.splits):
@@ -205,7 +207,7 @@ def _sequence_problems(model: PreTrainedModel, plan: Plan) -> list[Problem]:
         reason = "its layers look at a second sequence"
     else:
         return []
-    what = f"{model_type} cannot be split along the sequence: {reason}"
+    what = f"{model.config.model_type} cannot be split along the sequence: {reason}"
     return [Problem("parallel.sequence", what, "write sequence: false")]
 
 
@@ -298,8 +300,8 @@ def _split_sequences_between_matrices(
 def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     """Split the embedding and the output head by vocabulary. Return True if either was split.
 
-    Unsplit are: modules other than plain embeddings and linear layers, and modules tied to one; heads that are not over
-    the vocabulary; vocabularies so small that a process would get no ids.
+    Does not split modules other than plain embeddings and linear layers, or tied to such a module. Does not split
+    heads that are not over the vocabulary, and vocabularies so small that a process would get no ids.
     """
     vocabulary_modules: dict[Any, Any] = {
         VocabParallelEmbedding: model.get_input_embeddings(),
@@ -316,9 +318,10 @@ def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     unsupported_weights = {
         id(module.weight) for style, module in modules_with_weight.items() if style not in supported_modules
     }
-    rows = {module.weight.shape[0] for module in supported_modules.values()}
-    size, is_split = mesh.size(), False
-    if any(ceil_div(count, size) * (size - 1) >= count for count in rows):
+    size = mesh.size()
+    is_split = False
+    vocabularies = {module.weight.shape[0] for module in supported_modules.values()}
+    if any(ceil_div(vocabulary, size) * (size - 1) >= vocabulary for vocabulary in vocabularies):
         return False
     for style, module in supported_modules.items():
         if id(module.weight) in unsupported_weights or getattr(module, "max_norm", None) is not None:

@@ -21,7 +21,7 @@ class Split(Enum):
     GATHERED_COLUMNS = "gathered columns"
     """Columns whose outputs are gathered, because the next layer needs all of them."""
     ROWS = "rows"
-    """Each process computes a summand of the outputs from its own part of the inputs."""
+    """Each process computes a summand of the outputs from its own shard of the inputs."""
     ROWS_OF_FULL_INPUT = "rows of full input"
     """Rows whose inputs are complete on each process."""
     FUSED = "fused"

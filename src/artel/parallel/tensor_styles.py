@@ -76,12 +76,12 @@ class ColumnParallel(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         split_outputs(module, device_mesh)
-        return _with_hooks(module, device_mesh, self._before, self._after)
+        return _with_hooks(module, device_mesh, self._prepare_inputs, self._convert_outputs)
 
-    def _before(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+    def _prepare_inputs(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
         return (_replicate(inputs[0], mesh), *inputs[1:])
 
-    def _after(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+    def _convert_outputs(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
         if self._gathered:
             outputs = outputs.redistribute(placements=[Replicate()])
         return outputs.to_local()
@@ -102,42 +102,42 @@ class RowParallel(ParallelStyle):
         module.weight = split_parameter(module.weight, device_mesh, Shard(0 if isinstance(module, Conv1D) else 1))
         if module.bias is not None:
             module.bias = split_parameter(module.bias, device_mesh, Replicate())
-        return _with_hooks(module, device_mesh, self._before, self._after)
+        return _with_hooks(module, device_mesh, self._prepare_inputs, self._convert_outputs)
 
-    def _before(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+    def _prepare_inputs(self, _: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
         if self._full_input:
             return (_replicate(inputs[0], mesh).redistribute(placements=[Shard(-1)]), *inputs[1:])
         return (DTensor.from_local(inputs[0], mesh, [Shard(-1)], run_check=False), *inputs[1:])
 
-    def _after(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+    def _convert_outputs(self, _: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
         split = self._sequence is not None and self._sequence.active
         return outputs.redistribute(placements=[Shard(_SEQUENCE_DIM) if split else Replicate()]).to_local()
 
 
 class FusedColumnParallel(ParallelStyle):
-    """A linear layer that concatenates `count` matrices (queries, keys, values), each split by columns.
+    """A linear layer that concatenates `num_matrices` matrices (queries, keys, values), each split by columns.
 
     The columns that a process needs are not contiguous. It keeps a contiguous shard, because checkpoints have the order
     of the full matrix. The matrix is gathered for the matmul, and its gradient is summed and scattered: 3 x width^2
     numbers per layer (GPT-2 XL: 7.7 million), fewer than the activations of a few rows.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, num_matrices: int) -> None:
         super().__init__()
-        self._count = count
+        self._num_matrices = num_matrices
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         split_outputs(module, device_mesh)
-        module.forward = MethodType(_fused_forward(device_mesh, self._count), module)
+        module.forward = MethodType(_fused_forward(device_mesh, self._num_matrices), module)
         return module
 
 
 @cache  # one function for all layers, so that compiled layers share one graph
-def _fused_forward(mesh: DeviceMesh, count: int) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+def _fused_forward(mesh: DeviceMesh, num_matrices: int) -> Callable[[Any, torch.Tensor], torch.Tensor]:
     def local_columns(parameter: DTensor, dim: int) -> torch.Tensor:
         """Return this process's columns of each matrix."""
         full = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        columns = full.unflatten(dim, (count, mesh.size(), -1))
+        columns = full.unflatten(dim, (num_matrices, mesh.size(), -1))
         return columns.select(dim + 1, mesh.get_local_rank()).flatten(dim, dim + 1)
 
     def forward(module: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -165,12 +165,14 @@ class VocabParallelEmbedding(ParallelStyle):
     """An embedding already split by vocabulary: each process looks up its own ids, and the results are summed."""
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
-        module.forward = MethodType(_look_up, module)
+        module.forward = MethodType(_look_up_ids, module)
         return module
 
 
-def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
-    rows, first, padding = module.weight.to_local(), first_row(module.weight), module.padding_idx
+def _look_up_ids(module: Any, ids: torch.Tensor) -> torch.Tensor:
+    rows = module.weight.to_local()
+    first = first_row(module.weight)
+    padding = module.padding_idx
     local_ids = ids - first
     is_local = (local_ids >= 0) & (local_ids < rows.shape[0])
     if padding is not None:
@@ -200,21 +202,21 @@ class ExpertParallel(ParallelStyle):
         module.num_experts = module.num_experts // device_mesh.size()
         module._is_expert_parallel = True
         experts = view(module, names, _to_local)
-        module.forward = MethodType(_local_experts(device_mesh), experts)
+        module.forward = MethodType(_local_experts_forward(device_mesh), experts)
         return module
 
 
 @cache  # see `_fused_forward`
-def _local_experts(mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
+def _local_experts_forward(mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
     def forward(
         experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        count = experts.num_experts
+        num_local = experts.num_experts
         tokens, top_k_weights = copy_to_group(hidden_states, mesh), copy_to_group(top_k_weights, mesh)
-        index = top_k_index - mesh.get_local_rank() * count
-        is_local = (index >= 0) & (index < count)
+        index = top_k_index - mesh.get_local_rank() * num_local
+        is_local = (index >= 0) & (index < num_local)
         output = type(experts).forward(
-            experts, tokens, index.where(is_local, count), top_k_weights.masked_fill(~is_local, 0.0)
+            experts, tokens, index.where(is_local, num_local), top_k_weights.masked_fill(~is_local, 0.0)
         )
         if not output.requires_grad and torch.is_grad_enabled():
             # No token chose a local expert. The gradients are zero, but the other processes wait for them.
@@ -228,7 +230,7 @@ def _local_experts(mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
 def clear_mesh_caches() -> None:
     """Clear the functions cached by mesh: meshes of two ranks compare equal, and one process may plan for both."""
     _fused_forward.cache_clear()
-    _local_experts.cache_clear()
+    _local_experts_forward.cache_clear()
 
 
 def split_outputs(module: Any, mesh: DeviceMesh) -> None:
@@ -313,10 +315,10 @@ def view(module: nn.Module, names: list[str], read: Callable[[Any], torch.Tensor
 
 @cache  # one class for the modules of all layers, so that compiled layers share one graph
 def _view_class(base: type[nn.Module], names: tuple[str, ...], read: Callable[[Any], torch.Tensor]) -> type[nn.Module]:
-    return type(base.__name__, (base,), {name: _reader(name, read) for name in names})
+    return type(base.__name__, (base,), {name: _create_property(name, read) for name in names})
 
 
-def _reader(name: str, read: Callable[[Any], torch.Tensor]) -> property:
+def _create_property(name: str, read: Callable[[Any], torch.Tensor]) -> property:
     def get(module: nn.Module) -> Any:
         parameter = module._parameters[name]
         return parameter if parameter is None else read(parameter)

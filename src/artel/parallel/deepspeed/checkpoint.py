@@ -36,7 +36,7 @@ def model_files(folder: Path) -> list[Path]:
     latest = folder / "latest"
     if latest.is_file():
         folder = folder / latest.read_text().strip()
-    files = sorted(folder.glob("*_model_states.pt"), key=_rank)
+    files = sorted(folder.glob("*_model_states.pt"), key=_file_order)
     if not files:
         fix = "name the folder that DeepSpeed saved in, with its file `latest`"
         raise InputError.at(str(folder), "is not a DeepSpeed checkpoint", fix)
@@ -57,15 +57,15 @@ class ZeroCheckpoint:
     def read(cls, folder: Path) -> ZeroCheckpoint:
         """Read the folder of `model_files`. Raise InputError if files are missing or hold more than plain data."""
         first, *others = model_files(folder)
-        shards = sorted(first.parent.glob("*_optim_states.pt"), key=_rank)
-        states = [_load(shard)["optimizer_state_dict"] for shard in shards]
-        count = states[0]["partition_count"] if states else 0
-        count = max(count) if isinstance(count, list) else count
-        if count != len(shards):
-            what = f"has files of {len(shards)} processes and was written by {count}"
+        shards = sorted(first.parent.glob("*_optim_states.pt"), key=_file_order)
+        states = [_load_plain(shard)["optimizer_state_dict"] for shard in shards]
+        num_processes = states[0]["partition_count"] if states else 0
+        num_processes = max(num_processes) if isinstance(num_processes, list) else num_processes
+        if num_processes != len(shards):
+            what = f"has files of {len(shards)} processes and was written by {num_processes}"
             raise InputError.at(str(first.parent), what, "copy all of its files")
         models = [first, *others] if states and states[0]["zero_stage"] == 3 else [first]
-        return cls(folder, [_load(path) for path in models], states)
+        return cls(folder, [_load_plain(path) for path in models], states)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return weights, float32, and buffers by name. A tied weight may appear under one of its names only."""
@@ -75,12 +75,12 @@ class ZeroCheckpoint:
         buffers = {name: tensor for name, tensor in model["module"].items() if name in set(model["buffer_names"])}
         weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
         if self._stage == 3:
-            weights |= self._by_parameter([state["fp32_flat_groups"] for state in self.states])
+            weights |= self._join_by_parameter([state["fp32_flat_groups"] for state in self.states])
             frozen = [state.get("frozen_param_fragments") or {} for state in self.models]
             for name, shape in (model.get("frozen_param_shapes") or {}).items():
-                weights[name] = _join([fragments[name].flatten() for fragments in frozen], shape).float()
+                weights[name] = _join_shards([fragments[name].flatten() for fragments in frozen], shape).float()
         else:
-            weights |= self._by_parameter([state["single_partition_of_fp32_groups"] for state in self.states])
+            weights |= self._join_by_parameter([state["single_partition_of_fp32_groups"] for state in self.states])
             weights |= {name: tensor.float() for name, tensor in (model.get("frozen_param_fragments") or {}).items()}
         return weights
 
@@ -101,7 +101,7 @@ class ZeroCheckpoint:
             raise InputError.at(str(self.folder), "has no Adam moments in ZeRO's shards", fix)
         state: dict[str, torch.Tensor] = {}
         for key in AVERAGES:
-            averages = self._by_parameter([[group[key] for group in rank_groups] for rank_groups in groups])
+            averages = self._join_by_parameter([[group[key] for group in rank_groups] for rank_groups in groups])
             state |= {f"{name}|{key}": tensor.float() for name, tensor in averages.items()}
         step = int(self.models[0]["global_steps"])
         applied_steps = torch.tensor(float(step - self.models[0]["skipped_steps"]))
@@ -112,7 +112,7 @@ class ZeroCheckpoint:
     def _stage(self) -> int:
         return int(self.states[0]["zero_stage"])
 
-    def _by_parameter(self, flat: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def _join_by_parameter(self, flat: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return full tensors by parameter name. `flat`: each process's flat tensors, one per parameter group."""
         shapes: list[dict[str, torch.Size]] = self.models[0]["param_shapes"]
         if self._stage == 3:
@@ -123,36 +123,39 @@ class ZeroCheckpoint:
 def _join_stages_1_2(
     flat: list[list[torch.Tensor]], shapes: list[dict[str, torch.Size]], paddings: list[list[int]] | None
 ) -> dict[str, torch.Tensor]:
-    """Stages 1 and 2: the processes' shards of a group, joined, hold its parameters one after another."""
+    """Join for stages 1 and 2: the joined shards of a group hold its parameters one after another."""
     tensors = {}
-    for number, group in enumerate(shapes):
-        group_tensor, start = torch.cat([shards[number] for shards in flat]), 0
+    for group_index, group in enumerate(shapes):
+        group_tensor = torch.cat([shards[group_index] for shards in flat])
+        start = 0
         for index, (name, shape) in enumerate(group.items()):
-            size = math.prod(shape)
-            tensors[name] = group_tensor[start : start + size].reshape(shape).clone()
-            start += size + (paddings[number][index] if paddings else 0)
+            numel = math.prod(shape)
+            tensors[name] = group_tensor[start : start + numel].reshape(shape).clone()
+            start += numel + (paddings[group_index][index] if paddings else 0)
     return tensors
 
 
 def _join_stage_3(flat: list[list[torch.Tensor]], shapes: list[dict[str, torch.Size]]) -> dict[str, torch.Tensor]:
-    """Stage 3: each parameter is cut into equal shards, and a process concatenates its shards of all parameters."""
-    rank_tensors, tensors, start = [torch.cat([shard.flatten() for shard in shards]) for shards in flat], {}, 0
+    """Join for stage 3: each parameter has equal shards, and a process concatenates its shards of all parameters."""
+    rank_tensors = [torch.cat([shard.flatten() for shard in shards]) for shards in flat]
+    tensors = {}
+    start = 0
     for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
-        size = math.ceil(math.prod(shape) / len(rank_tensors))
-        tensors[name] = _join([shard[start : start + size] for shard in rank_tensors], shape)
-        start += size
+        shard_numel = math.ceil(math.prod(shape) / len(rank_tensors))
+        tensors[name] = _join_shards([shard[start : start + shard_numel] for shard in rank_tensors], shape)
+        start += shard_numel
     return tensors
 
 
-def _join(shards: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
+def _join_shards(shards: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
     return torch.cat(shards)[: math.prod(shape)].reshape(shape)
 
 
-def _rank(path: Path) -> list[int]:
+def _file_order(path: Path) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", path.name)]
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load_plain(path: Path) -> dict[str, Any]:
     try:
         with safe_globals(_plain_classes()):
             return torch.load(path, map_location="cpu", weights_only=True)

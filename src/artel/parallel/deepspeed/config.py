@@ -57,9 +57,9 @@ class ResolvedConfig:
         zero = dict(self.settings["zero_optimization"])
         width = _hidden_size(model_config)
         rules = {
-            "reduce_bucket_size": lambda size: size * size,
-            "stage3_prefetch_bucket_size": lambda size: int(0.9 * size * size),
-            "stage3_param_persistence_threshold": lambda size: 10 * size,
+            "reduce_bucket_size": lambda width: width * width,
+            "stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
+            "stage3_param_persistence_threshold": lambda width: 10 * width,
         }
         for key, rule in rules.items():
             if zero.get(key) != AUTO:
@@ -94,12 +94,13 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     installed.
     """
     _import_deepspeed(file, device)
-    tree, findings = read_tree(file), Findings(file)
+    tree = read_tree(file)
+    findings = Findings(file)
     _check_keys(findings, tree)
     _check_run(findings, config)
     zero = resolve_zero_settings(findings, tree, device)
     stage = int(zero["stage"])
-    rows = resolve_micro_batch(findings, tree, config.train, world, stage)
+    micro_batch = resolve_micro_batch(findings, tree, config.train, world, stage)
     clip = config.train.clip.limit if config.train.clip else 0.0
     if config.train.clip and config.train.clip.by != "norm":
         fix = "set a number (the maximum norm), or null"
@@ -109,9 +110,9 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
     check_optimizer(findings, tree, config.train)
     check_schedule(findings, tree, config.train)
     precision = resolve_precision(findings, tree, config.train.precision, device)
-    base = "auto" if config.model.lora is None else config.model.lora.base
-    if precision != "fp32" and base not in ("auto", precision):
-        what = f"is {base}, but DeepSpeed keeps all weights in {precision}"
+    base_dtype = "auto" if config.model.lora is None else config.model.lora.base
+    if precision != "fp32" and base_dtype not in ("auto", precision):
+        what = f"is {base_dtype}, but DeepSpeed keeps all weights in {precision}"
         findings.problems.append(Problem("model.lora.base", what, "remove it"))
     if stage == 0 and precision != "fp32":
         # Without ZeRO, DeepSpeed's fp16 optimizer divides gradients by a loss scale that was never multiplied in.
@@ -127,7 +128,7 @@ def read_deepspeed(file: str, config: RunConfig, world: int, device: torch.devic
         # PyTorch's fused Adam is as fast on the host as DeepSpeed's own, which compiles for a minute first.
         "zero_force_ds_cpu_optimizer": False,
     }
-    return ResolvedConfig(file, stage, precision, rows, tuple(findings.notes), config, world, settings)
+    return ResolvedConfig(file, stage, precision, micro_batch, tuple(findings.notes), config, world, settings)
 
 
 def _import_deepspeed(file: str, device: torch.device) -> None:
@@ -150,9 +151,9 @@ def _import_deepspeed(file: str, device: torch.device) -> None:
 def _check_keys(findings: Findings, tree: dict[str, Any]) -> None:
     """Report keys that are unknown or refused, and remove keys without effect from `tree`."""
     findings.add_unknown_keys("", tree, TOP_LEVEL | HANDLED_BY_ARTEL.keys() | REFUSED.keys())
-    for key, instead in HANDLED_BY_ARTEL.items():
+    for key, replacement in HANDLED_BY_ARTEL.items():
         if not is_off(tree.pop(key, None)):
-            findings.note(key, f"has no effect: artel handles it ({instead})")
+            findings.note(key, f"has no effect: artel handles it ({replacement})")
     for key, fix in REFUSED.items():
         if not is_off(tree.pop(key, None)):
             findings.add_problem(key, "cannot be used with artel", fix)

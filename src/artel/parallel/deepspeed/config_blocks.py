@@ -35,30 +35,31 @@ def resolve_micro_batch(
             return None
         else:
             numbers[key] = int(value)
-    batch, rows, accumulation = numbers.values()
+    batch, micro_batch, accumulation = numbers.values()
     if batch is not None and batch != train.batch:
         what = f"is {batch:,}, but train.batch is {train.batch:,}"
         findings.add_problem("train_batch_size", what, f'set "auto", or train.batch: {batch}')
     if isinstance(train.micro_batch, int):
-        if rows not in (None, train.micro_batch):
-            what = f"is {rows}, but train.micro_batch is {train.micro_batch}"
-            fix = f'set "auto", or train.micro_batch: {rows}'
+        if micro_batch not in (None, train.micro_batch):
+            what = f"is {micro_batch}, but train.micro_batch is {train.micro_batch}"
+            fix = f'set "auto", or train.micro_batch: {micro_batch}'
             findings.add_problem("train_micro_batch_size_per_gpu", what, fix)
-        rows = train.micro_batch
+        micro_batch = train.micro_batch
     rows_per_process = math.ceil(train.batch / world)
     if accumulation is not None:
-        if rows is None:
-            rows = math.ceil(rows_per_process / accumulation)
-        if math.ceil(rows_per_process / rows) != accumulation:
+        if micro_batch is None:
+            micro_batch = math.ceil(rows_per_process / accumulation)
+        num_micro_batches = math.ceil(rows_per_process / micro_batch)
+        if num_micro_batches != accumulation:
             what = (
                 f"is {accumulation}, but with train.batch {train.batch} on {world} process(es), "
-                f"{rows_per_process} rows each, there are {math.ceil(rows_per_process / rows)} micro-batches of {rows}"
+                f"{rows_per_process} rows each, there are {num_micro_batches} micro-batches of {micro_batch}"
             )
             findings.add_problem("gradient_accumulation_steps", what, 'set "auto"')
-    if rows is None and stage == 3:
+    if micro_batch is None and stage == 3:
         findings.note("train_micro_batch_size_per_gpu", "is 1: stage 3 cannot search for it; set a number")
-        rows = 1
-    return rows
+        micro_batch = 1
+    return micro_batch
 
 
 def resolve_zero_settings(findings: Findings, tree: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def check_schedule(findings: Findings, tree: dict[str, Any], train: TrainConfig)
 def resolve_precision(
     findings: Findings, tree: dict[str, Any], requested: str, device: torch.device
 ) -> Literal["fp32", "bf16", "fp16"]:
-    """Return the precision on which both files and the device agree, and set it in the file's blocks."""
+    """Return the precision that both files and the device agree on, and set it in the file's blocks."""
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 
     if "bfloat16" in tree:  # its old name

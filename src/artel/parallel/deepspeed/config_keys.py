@@ -73,7 +73,7 @@ def read_tree(file: str) -> dict[str, Any]:
 
     text = read_file(Path(file))
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         tree = dict(pairs)
         if len(tree) < len(pairs):
             names = [name for name, _ in pairs]
@@ -82,10 +82,10 @@ def read_tree(file: str) -> dict[str, Any]:
         return tree
 
     try:
-        tree = json.loads(text, object_pairs_hook=unique)
+        tree = json.loads(text, object_pairs_hook=reject_duplicates)
     except json.JSONDecodeError as error:
         try:
-            tree = hjson.loads(text, object_pairs_hook=unique)
+            tree = hjson.loads(text, object_pairs_hook=reject_duplicates)
         except hjson.HjsonDecodeError:
             location = f"{file}:{error.lineno}"
             raise InputError.at(location, f"is not valid JSON: {error.msg}", "check commas and quotes") from None
@@ -171,7 +171,7 @@ def convert_integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str,
     """Convert floats to ints for integer fields. People write sizes as 1e9, and JSON reads that as a float."""
     result = {}
     for key, value in block.items():
-        field = _field(model, key)
+        field = _find_field(model, key)
         inner = _find_pydantic_model(field.annotation) if field is not None else None
         if isinstance(value, dict) and inner is not None:
             value = convert_integers(inner, value)
@@ -181,14 +181,14 @@ def convert_integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str,
     return result
 
 
-def _field(model: type[BaseModel], key: str) -> Any:
+def _find_field(model: type[BaseModel], key: str) -> Any:
     fields = model.model_fields
     return fields.get(key) or next((field for field in fields.values() if field.alias == key), None)
 
 
 def _follow_path(model: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
     for key in path:
-        field = None if model is None else _field(model, key)
+        field = None if model is None else _find_field(model, key)
         model = None if field is None else _find_pydantic_model(field.annotation)
     return model
 

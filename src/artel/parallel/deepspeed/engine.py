@@ -58,11 +58,12 @@ class DeepSpeedPlan:
         file = config.parallel.deepspeed
         assert file is not None
         problems = []
-        steps_itself, fix = "DeepSpeed's engine runs the optimizer itself", "remove it, or remove parallel.deepspeed"
+        reason = "DeepSpeed's engine runs the optimizer itself"
+        fix = "remove it, or remove parallel.deepspeed"
         if config.train.on_bad_step != "stop":
-            problems.append(Problem("train.on_bad_step", f"{config.train.on_bad_step}: {steps_itself}", fix))
+            problems.append(Problem("train.on_bad_step", f"{config.train.on_bad_step}: {reason}", fix))
         if config.train.spike is not None:
-            problems.append(Problem("train.spike", f"{config.train.spike:g}: {steps_itself}", fix))
+            problems.append(Problem("train.spike", f"{config.train.spike:g}: {reason}", fix))
         if config.train.budget is not None:
             what = "DeepSpeed's engine is given the number of steps beforehand"
             problems.append(Problem("train.budget", what, "set train.steps, or remove parallel.deepspeed"))
@@ -142,7 +143,7 @@ class DeepSpeedStrategy(Strategy):
         """
         assert steps is not None  # DeepSpeedPlan.read refuses a budget
         settings = self._resolved.complete(self.model.config, steps, micro_batch)
-        _prepare(self._world)
+        _prepare_environment(self._world)
         if self._weight_loader is not None:
             self._load_sharded(self._weight_loader, settings)
         optimizer = make()
@@ -252,8 +253,7 @@ class DeepSpeedOptimizer:
             collapsed = True
         if self._engine.zero_optimization_stage():
             norm = torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32, device=self._device)
-        scaled = self._engine.fp16_enabled() and self._engine.dynamic_loss_scale()
-        if scaled:
+        if self._engine.fp16_enabled() and self._engine.dynamic_loss_scale():
             return norm, torch.tensor(not collapsed, device=self._device)
         return norm, torch.isfinite(norm)
 
@@ -283,7 +283,7 @@ class DeepSpeedOptimizer:
         load_state(self._engine, self._optimizer, state)
 
 
-def _prepare(world: World) -> None:
+def _prepare_environment(world: World) -> None:
     """Set up the environment and the process group that DeepSpeed expects."""
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
     if not dist.is_initialized():  # DeepSpeed needs a process group even for one process

@@ -28,12 +28,14 @@ def full_weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
-    model, weights, optimizer_tensors = engine.module.model, {}, _optimizer_tensors(engine)
+    model = engine.module.model
+    weights = {}
+    optimizer_tensors = _map_optimizer_tensors(engine)
     for name, parameter in _trained_parameters(engine):
         if engine.zero_optimization_stage() == 3:
             full = safe_get_full_fp32_param(parameter)
         else:
-            full = _gather(optimizer_tensors[parameter], parameter)
+            full = _gather_parameter(optimizer_tensors[parameter], parameter)
         if dist.get_rank() == 0:
             weights[name] = full.detach().to("cpu", copy=True)
     persistent = model.state_dict().keys()  # without buffers that are recomputed
@@ -49,7 +51,8 @@ def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> N
     import deepspeed
     from deepspeed.utils import safe_set_local_fp32_param
 
-    stage, optimizer_tensors = engine.zero_optimization_stage(), _optimizer_tensors(engine)
+    stage = engine.zero_optimization_stage()
+    optimizer_tensors = _map_optimizer_tensors(engine)
     with torch.no_grad():
         for name, parameter in _trained_parameters(engine):
             if stage == 3:
@@ -58,7 +61,7 @@ def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> N
                         parameter.copy_(weights[name])
                 safe_set_local_fp32_param(parameter, _local_shard(weights[name], parameter))
             else:
-                _scatter(weights[name], optimizer_tensors[parameter], parameter)
+                _scatter_parameter(weights[name], optimizer_tensors[parameter], parameter)
         if stage in (1, 2):
             engine.optimizer.update_lp_params()
         for name, buffer in engine.module.model.named_buffers():
@@ -73,7 +76,8 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    state, optimizer_tensors = {}, _optimizer_tensors(engine)
+    state = {}
+    optimizer_tensors = _map_optimizer_tensors(engine)
     for name, parameter in _trained_parameters(engine):
         for key, value in optimizer.state.get(optimizer_tensors[parameter], {}).items():
             if value is None:
@@ -81,8 +85,10 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
             if not isinstance(value, torch.Tensor):
                 value = torch.tensor(value, dtype=torch.float64)
             elif value.ndim:
-                is_stage_3 = engine.zero_optimization_stage() == 3
-                value = safe_get_full_optimizer_state(parameter, key) if is_stage_3 else _gather(value, parameter)
+                if engine.zero_optimization_stage() == 3:
+                    value = safe_get_full_optimizer_state(parameter, key)
+                else:
+                    value = _gather_parameter(value, parameter)
             if dist.get_rank() == 0:
                 state[f"{name}|{key}"] = value.detach().to("cpu", copy=True)
     if dist.get_rank() == 0 and _has_dynamic_scale(engine):
@@ -104,12 +110,11 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
     scale, good_steps = state.pop(_SCALE, None), state.pop(_GOOD_STEPS, None)
     if _has_dynamic_scale(engine) and scale is not None and good_steps is not None:
         scaler = engine.optimizer.loss_scaler
-        scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = float(scale), int(good_steps), -1
-    stage, parameters, optimizer_tensors = (
-        engine.zero_optimization_stage(),
-        dict(_trained_parameters(engine)),
-        _optimizer_tensors(engine),
-    )
+        scaler.cur_scale = float(scale)
+        scaler.cur_iter, scaler.last_overflow_iter = int(good_steps), -1
+    stage = engine.zero_optimization_stage()
+    parameters = dict(_trained_parameters(engine))
+    optimizer_tensors = _map_optimizer_tensors(engine)
     for name, value in state.items():
         parameter_name, _, key = name.rpartition("|")
         parameter = parameters[parameter_name]
@@ -121,7 +126,7 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
             if stage == 3:
                 safe_set_local_optimizer_state(parameter, _local_shard(value, parameter), key)
             else:
-                _scatter(value, values[key], parameter)
+                _scatter_parameter(value, values[key], parameter)
         elif value.dtype == torch.float64:
             values[key] = int(value)
         else:  # PyTorch keeps its step count on the CPU unless the optimizer is fused
@@ -143,18 +148,18 @@ _FLAT_KEYS = (
 )
 
 
-def _optimizer_tensors(engine: DeepSpeedEngine) -> dict[nn.Parameter, torch.Tensor]:
+def _map_optimizer_tensors(engine: DeepSpeedEngine) -> dict[nn.Parameter, torch.Tensor]:
     """Return the tensor that the optimizer steps for each trained parameter: itself, or the flat one that holds it."""
     if engine.zero_optimization_stage() == 0:
         return {parameter: parameter for _, parameter in _trained_parameters(engine)}
-    for flat, members in _FLAT_KEYS:
-        if hasattr(engine.optimizer, flat):
-            groups = zip(getattr(engine.optimizer, flat), getattr(engine.optimizer, members), strict=True)
+    for flat_key, group_key in _FLAT_KEYS:
+        if hasattr(engine.optimizer, flat_key):
+            groups = zip(getattr(engine.optimizer, flat_key), getattr(engine.optimizer, group_key), strict=True)
             return {parameter: optimizer_tensor for optimizer_tensor, group in groups for parameter in group}
     raise NotImplementedError(type(engine.optimizer).__name__)
 
 
-def _gather(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+def _gather_parameter(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """Return a parameter's full tensor from all processes' flat tensors. Without ZeRO, `flat` is already full.
 
     DeepSpeed's own safe_get_full_optimizer_state finds the averages of the first parameter group only (0.19.8: it
@@ -164,22 +169,22 @@ def _gather(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
         return flat
     full = torch.zeros(parameter.numel(), dtype=flat.dtype, device=parameter.device)
     if parameter._hp_mapping is not None:
-        in_parameter, in_flat = _fragment(parameter)
+        in_parameter, in_flat = _find_fragment(parameter)
         full[in_parameter] = flat.detach()[in_flat].to(full.device)
     dist.all_reduce(full)
     return full.view(parameter.shape)
 
 
-def _scatter(full: torch.Tensor, flat: torch.Tensor, parameter: nn.Parameter) -> None:
-    """Inverse of `_gather`: copy this process's fragment of `full` into its flat tensor."""
+def _scatter_parameter(full: torch.Tensor, flat: torch.Tensor, parameter: nn.Parameter) -> None:
+    """Inverse of `_gather_parameter`: copy this process's fragment of `full` into its flat tensor."""
     if not hasattr(parameter, "_hp_mapping"):
         flat.detach().copy_(full)
     elif parameter._hp_mapping is not None:
-        in_parameter, in_flat = _fragment(parameter)
+        in_parameter, in_flat = _find_fragment(parameter)
         flat.detach()[in_flat] = full.flatten()[in_parameter].to(flat)
 
 
-def _fragment(parameter: nn.Parameter) -> tuple[slice, slice]:
+def _find_fragment(parameter: nn.Parameter) -> tuple[slice, slice]:
     """Return the fragment that this process steps in stages 1 and 2: (slice of parameter, slice of flat tensor)."""
     mapping = parameter._hp_mapping  # type: ignore[attr-defined]
     in_parameter, in_flat = mapping.lp_fragment_address, mapping.hp_fragment_address
@@ -190,11 +195,11 @@ def _fragment(parameter: nn.Parameter) -> tuple[slice, slice]:
 
 
 def _local_shard(full: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return this process's shard of a full tensor in stage 3. All have one size, the last ones end with zeros."""
-    size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+    """Return this process's shard of a full tensor in stage 3. All have the same size: the last ones end with zeros."""
+    shard_numel = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
     flat = full.flatten()
-    flat = F.pad(flat, (0, size * dist.get_world_size() - flat.numel()))
-    return flat.narrow(0, size * dist.get_rank(), size)
+    flat = F.pad(flat, (0, shard_numel * dist.get_world_size() - flat.numel()))
+    return flat.narrow(0, shard_numel * dist.get_rank(), shard_numel)
 
 
 def _has_dynamic_scale(engine: DeepSpeedEngine) -> bool:

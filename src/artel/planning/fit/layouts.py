@@ -77,9 +77,12 @@ def iterate_layouts(
     """
     auto_class = objective_type(config).auto_class
     known_keys = set()
+    if config.parallel.offload != "none" and offload != "none":
+        offload = config.parallel.offload  # keep the user's kind of offload
     for splits in _iterate_splits(processes, processes_per_host):
         for data in ADVISED_MODES:
-            parallel = _build_parallel_config(config, data, splits, offload)
+            changes = {"data": data, "shard": "auto", "offload": offload, **splits._asdict()}
+            parallel = config.parallel.model_copy(update=changes)
             try:
                 dims = read_parallel_dims(parallel, processes, processes_per_host)
             except InputError:
@@ -123,12 +126,6 @@ def _iterate_splits(processes: int, processes_per_host: int) -> Iterator[Splits]
 
 def _powers_of_two_dividing(number: int) -> list[int]:
     return [2**power for power in range(number.bit_length()) if number % 2**power == 0]
-
-
-def _build_parallel_config(config: RunConfig, data: str, splits: Splits, offload: str) -> ParallelConfig:
-    if config.parallel.offload != "none" and offload != "none":
-        offload = config.parallel.offload  # keep the user's kind of offload
-    return config.parallel.model_copy(update={"data": data, "shard": "auto", "offload": offload, **splits._asdict()})
 
 
 def _keep_user_keys(

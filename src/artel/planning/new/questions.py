@@ -128,7 +128,7 @@ def read_time_and_hardware(answer: str) -> tuple[str, str]:
 
 
 def answer_questions(preset: PresetAnswers, ask: Ask | None) -> Answers:
-    """Take answers from the flags, and ask for the missing ones. Without `ask` raise InputError if a flag is missing."""
+    """Take answers from the flags, and ask for missing ones. Without `ask` raise InputError if a flag is missing."""
     if ask is None and preset.missing:
         verb = "is" if len(preset.missing) == 1 else "are"
         what = f"no terminal for questions, and {' and '.join(preset.missing)} {verb} missing"

@@ -135,7 +135,8 @@ class LiveBytes(TorchDispatchMode):
         key = storage._cdata
         if key in self._live:
             return
-        record = Storage(_storage_bytes(storage), kind)
+        num_bytes = storage.nbytes()  # symbolic if it depends on values
+        record = Storage(num_bytes if isinstance(num_bytes, int) else 0, kind)
         self._live[key] = record, weakref.ref(storage, partial(self._drop, key))
         self.events.append((record, True))
 
@@ -252,11 +253,6 @@ def _mask_indices(index: torch.Tensor | None) -> list[torch.Tensor | None]:
     if index is None or index.dtype not in (torch.bool, torch.uint8):
         return [index]
     return [torch.zeros(index.numel(), dtype=torch.int64, device=index.device) for _ in range(index.ndim)]
-
-
-def _storage_bytes(storage: torch.UntypedStorage) -> int:
-    num_bytes = storage.nbytes()
-    return num_bytes if isinstance(num_bytes, int) else 0
 
 
 def _kind_of_caller() -> str:
