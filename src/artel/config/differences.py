@@ -17,7 +17,8 @@ def result_differences(old_run: RunConfig, new_run: RunConfig) -> list[str]:
 
 
 def _differences(old_run: BaseModel, new_run: BaseModel, prefix: str) -> Iterator[str]:
-    fields, ignored_keys = type(new_run).model_fields, _runtime_only_keys(type(new_run))
+    fields = type(new_run).model_fields
+    ignored_keys = _runtime_only_keys(type(new_run))
     old_values, new_values = dict(old_run), dict(new_run)
     for name in new_values | old_values:
         if name in ignored_keys:

@@ -50,7 +50,8 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
 
 def _describe_error(detail: Any, key: Key) -> tuple[str, str]:
     """Return what is wrong and the fix for one of pydantic's errors."""
-    kind, context, dotted = detail["type"], detail.get("ctx", {}), ".".join(map(str, key))
+    kind, context = detail["type"], detail.get("ctx", {})
+    dotted = ".".join(map(str, key))
     value = _format_value(detail["input"])
     if kind == "literal_error":
         near = difflib.get_close_matches(value.strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1)

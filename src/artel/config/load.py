@@ -42,9 +42,9 @@ _MAX_ROUNDS = 20  # each removes the invalid keys, to find the problems that the
 class InvalidRunFile(InputError):
     """Raised with every problem of a run file."""
 
-    def __init__(self, problems: Sequence[Problem], rest: RunConfig | None, doubtful: set[str]) -> None:
+    def __init__(self, problems: Sequence[Problem], valid_run: RunConfig | None, doubtful: set[str]) -> None:
         super().__init__(sort_by_line(problems))
-        self.rest = rest
+        self.valid_run = valid_run
         """The run without its invalid keys, for further checks. None if that is invalid too."""
         self.doubtful = doubtful
         """Dotted keys to skip in further checks: invalid keys, and the keys that unknown ones probably meant."""
@@ -83,7 +83,7 @@ class RunFile:
         try:
             run = parse_run(copy.deepcopy(self.tree), overrides, dict(self.lines))
         except InvalidRunFile as error:
-            error.rest = error.rest and _with_default_folder(error.rest, self.stem)
+            error.valid_run = error.valid_run and _with_default_folder(error.valid_run, self.stem)
             raise
         return _with_default_folder(run, self.stem)
 

@@ -45,10 +45,10 @@ class Overrides(dict[str, Any]):
             if words and parts[-1].endswith("=") and "=" not in words[0]:  # KEY= VALUE
                 parts.append(words.pop(0))
             if len(parts) == 1:
-                overrides._add(word)
+                overrides._add_word(word)
                 continue
             fix = f"no spaces around =: write {shlex.join([''.join(parts)])}"
-            overrides.problems[word] = [Problem(_location(" ".join(parts)), "is not of the form key=value", fix)]
+            overrides.problems[word] = [Problem(_format_location(" ".join(parts)), "is not of the form key=value", fix)]
         return overrides
 
     def with_arguments(self, words: Sequence[str]) -> Overrides:
@@ -60,9 +60,9 @@ class Overrides(dict[str, Any]):
         """The overrides as words of a command line."""
         return [self._words.get(key) or f"{key}={_to_yaml(value)}" for key, value in self.items()]
 
-    def _add(self, word: str) -> None:
+    def _add_word(self, word: str) -> None:
         key, equals, text = word.partition("=")
-        where = _location(word)
+        where = _format_location(word)
         if not equals or not re.fullmatch(r"[A-Za-z_][\w-]*(\.[\w-]+)*", key):
             self.problems[key] = [Problem(where, "is not of the form key=value", "write e.g. train.learning_rate=3e-4")]
             return
@@ -81,7 +81,7 @@ class Overrides(dict[str, Any]):
         """Set the values in `tree` and their locations in `lines`. Return the problems by key."""
         problems = dict(self.problems)
         for (key, value), word in zip(self.items(), self.words, strict=True):
-            where = _location(word)
+            where = _format_location(word)
             problem = _set_value(tree, lines, key, copy.deepcopy(value), where)
             if problem is not None:
                 problems[key] = [problem]
@@ -93,7 +93,7 @@ def _to_yaml(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-def _location(word: str) -> str:
+def _format_location(word: str) -> str:
     return _PREFIX + (word if len(word) <= _MAX_WORD_CHARS else f"{word[:_MAX_WORD_CHARS]}…")
 
 

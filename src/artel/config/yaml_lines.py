@@ -67,12 +67,12 @@ def read_yaml(text: str, file: str) -> tuple[Any, dict[Key, str], list[Problem]]
     """
     lines: dict[Key, str] = {(): file}
     problems: list[Problem] = []
-    values = 0
+    num_values = 0
 
     def walk(node: yaml.Node, key: Key) -> None:
-        nonlocal values
-        values += 1
-        if values > _MAX_VALUES:
+        nonlocal num_values
+        num_values += 1
+        if num_values > _MAX_VALUES:
             raise ValueError(f"over {_MAX_VALUES:,} values, counting an anchor wherever it is used")
         lines.setdefault(key, f"{file}:{node.start_mark.line + 1}")
         if isinstance(node, yaml.MappingNode):
@@ -124,18 +124,18 @@ class _Loader(yaml.SafeLoader):
 
 def unwritable_problems(tree: Any, lines: dict[Key, str]) -> list[Problem]:
     """Return a problem for each value that RUN/config.yaml could not store."""
-    return [Problem(format_location(key, lines), what, fix) for key, what, fix in _unwritable(tree, ())]
+    return [Problem(format_location(key, lines), what, fix) for key, what, fix in _find_unwritable(tree, ())]
 
 
-def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
+def _find_unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
     """Yield (key, what is wrong, fix) for each value that RUN/config.yaml could not store."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _unwritable(name, key)
-            yield from _unwritable(item, (*key, name))
+            yield from _find_unwritable(name, key)
+            yield from _find_unwritable(item, (*key, name))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _unwritable(item, (*key, index))
+            yield from _find_unwritable(item, (*key, index))
     elif isinstance(value, str):
         if _UNWRITABLE.search(value):
             yield key, "has a zero byte or a surrogate, which no file can store", "write the character itself"

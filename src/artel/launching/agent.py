@@ -65,7 +65,9 @@ class Agent(LocalElasticAgent):
             logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
         # Workers write to this terminal; torch's own folder for their logs would stay empty.
         super().__init__(spec, DefaultLogsSpecs(os.devnull), shutdown_timeout=_STOP_SECONDS)
-        self._hosts, self._on_restart, self._waiting = hosts, on_restart, waiting
+        self._hosts = hosts
+        self._on_restart = on_restart
+        self._waiting = waiting
         self._heartbeats = _Heartbeats()
         self._signals = _Signals()
 
@@ -117,16 +119,16 @@ class Agent(LocalElasticAgent):
 
 def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
     """Return (rank, exit status) of the process that failed first."""
-    first = _simultaneous_failures(failures)
-    causes = {rank: failure for rank, failure in first.items() if failure.exitcode not in _NO_FAILURE}
-    rank, failure = min((causes or first).items(), key=lambda item: item[1].timestamp)
+    earliest = _simultaneous_failures(failures)
+    causes = {rank: failure for rank, failure in earliest.items() if failure.exitcode not in _NO_FAILURE}
+    rank, failure = min((causes or earliest).items(), key=lambda item: item[1].timestamp)
     return rank, failure.exitcode
 
 
 def _simultaneous_failures(failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
     """Return the failures at the time of the first one; timestamps are whole seconds."""
-    first = min(failure.timestamp for failure in failures.values())
-    return {rank: failure for rank, failure in failures.items() if failure.timestamp - first <= _SIMULTANEOUS_SECONDS}
+    start = min(failure.timestamp for failure in failures.values())
+    return {rank: failure for rank, failure in failures.items() if failure.timestamp - start <= _SIMULTANEOUS_SECONDS}
 
 
 class _Signals:
@@ -144,8 +146,8 @@ class _Signals:
     def defer(self) -> None:
         """Raise only at polls from now on. Replaces torchrun's handlers, so call it after they are set."""
         self._at_once = False
-        for number in FORWARDED_SIGNALS if in_main_thread() else ():
-            signal.signal(number, self._on_signal)
+        for forwarded in FORWARDED_SIGNALS if in_main_thread() else ():
+            signal.signal(forwarded, self._on_signal)
 
     def raise_at_once(self) -> None:
         """Raise at once from now on, also a pending signal."""
@@ -155,12 +157,12 @@ class _Signals:
     def raise_pending(self) -> None:
         """Raise the newest pending signal, if there is one."""
         if self._pending is not None:
-            number, self._pending = self._pending, None
+            pending, self._pending = self._pending, None
             self._at_once = True
-            raise SignalException(f"stopped by {number.name}", sigval=number)
+            raise SignalException(f"stopped by {pending.name}", sigval=pending)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._pending = signal.Signals(number)
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        self._pending = signal.Signals(signal_number)
         if self._at_once:
             self.raise_pending()
 
@@ -177,15 +179,20 @@ class _Heartbeats:
 
     def are_missing(self, group: WorkerGroup) -> bool:
         """True once the next host has been silent for SILENT_SECONDS."""
-        now, rank, hosts = time.monotonic(), group.group_rank or 0, group.group_world_size or 1
+        now = time.monotonic()
+        num_hosts = group.group_world_size or 1
+        rank = group.group_rank or 0
         store: Any = group.store
         if store is not self._store:  # there was a new rendezvous
-            self._store, self._last_seen, self._last_seen_at, self._written_at = store, b"", now, 0.0
-        if hosts == 1 or now - self._written_at < _HEARTBEAT_SECONDS:
+            self._store = store
+            self._written_at = 0.0
+            self._last_seen, self._last_seen_at = b"", now
+        if num_hosts == 1 or now - self._written_at < _HEARTBEAT_SECONDS:
             return False
-        self._written_at, self._count = now, self._count + 1
+        self._written_at = now
+        self._count += 1
         store.set(_heartbeat_key(rank), str(self._count))
-        next_key = _heartbeat_key((rank + 1) % hosts)
+        next_key = _heartbeat_key((rank + 1) % num_hosts)
         heartbeat = store.get(next_key) if store.check([next_key]) else b""
         if heartbeat != self._last_seen:
             self._last_seen, self._last_seen_at = heartbeat, now

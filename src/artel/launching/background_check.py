@@ -42,7 +42,7 @@ def check_in_background(config: RunConfig, name: str, overrides: Overrides) -> I
     if "torch" in sys.modules:
         logger.info("checking the run and its model")
         try:
-            _check(config)
+            _check_run(config)
         except InputError as error:
             raise CheckError(error.problems) from None
         yield lambda *, wait=False: None
@@ -61,7 +61,7 @@ def check_in_background(config: RunConfig, name: str, overrides: Overrides) -> I
         output = process.communicate()[0]
         is_known = True
         if process.returncode:
-            raise _to_error(process.returncode, output)
+            raise _parse_error(process.returncode, output)
 
     try:
         yield result
@@ -82,7 +82,7 @@ def has_no_training_keys(config: RunConfig) -> bool:
     )
 
 
-def _to_error(status: int, output: bytes) -> ArtelError:
+def _parse_error(status: int, output: bytes) -> ArtelError:
     if not output:  # it was killed
         fix = "run artel config check to see what it lacks, e.g. memory"
         return WorkError.at("the check of the run", f"exited with status {status}", fix)
@@ -92,7 +92,7 @@ def _to_error(status: int, output: bytes) -> ArtelError:
     return CheckError(problems) if status == InputError.exit_code else WorkError(problems)
 
 
-def _check(config: RunConfig) -> None:
+def _check_run(config: RunConfig) -> None:
     from artel.planning import StartConditions, check_run
 
     check_run(config, StartConditions(trains_here=False, checks_texts=False))
@@ -107,7 +107,7 @@ def main() -> None:
         quiet_libraries()
         from artel.config import Overrides, load_run
 
-        _check(load_run(name, Overrides.parse(words)))
+        _check_run(load_run(name, Overrides.parse(words)))
     except BaseException as error:  # the waiting process reports it
         failure = worker_error(error, "check")
         print(json.dumps([[problem.where, problem.what, problem.fix, problem.quoted] for problem in failure.problems]))

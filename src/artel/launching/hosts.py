@@ -67,7 +67,8 @@ class Hosts:
     ) -> Hosts:
         """Read flags, or NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
 
-        `count` is a number or a range LEAST:MOST; `endpoint` is ADDRESS or ADDRESS:PORT. Raise InputError.
+        `count` is a number or a range LEAST:MOST; `endpoint` is ADDRESS or ADDRESS:PORT. Raise InputError for
+        invalid values.
         """
         environment = os.environ
         problems: list[Problem] = []
@@ -141,7 +142,7 @@ class Addresses:
     """The addresses of a rendezvous, as seen by this host."""
 
     local: str
-    """Address of this host, at which it listens for the other hosts."""
+    """Address where this host listens for other hosts."""
     master: str
     """Address of the first host, as reached from this one."""
 
@@ -179,14 +180,14 @@ def use_loopback() -> None:
 def choose_process_interface() -> None:
     """Choose the interface of a process of a run: loopback on one host, else the one that reaches the first host.
 
-    A single process needs it too, because DeepSpeed makes a process group. Set MASTER_ADDR to an address at which rank
-    0 can listen and which the others reach, unless the launcher serves the store. Raise InputError if the first host
-    cannot be reached.
+    A single process needs it too, because DeepSpeed makes a process group. Set MASTER_ADDR to an address where rank 0
+    can listen and other ranks reach it, unless the launcher serves the store. Raise InputError if the first host cannot
+    be reached.
     """
     environment = os.environ
-    processes, local_size = int(environment.get("WORLD_SIZE", "1")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    is_single_host = int(environment.get("WORLD_SIZE", "1")) == int(environment.get("LOCAL_WORLD_SIZE", "1"))
     addresses = Addresses("127.0.0.1", "127.0.0.1")
-    if processes == local_size:
+    if is_single_host:
         use_loopback()
     elif "MASTER_ADDR" in environment:
         addresses = choose_interface(environment["MASTER_ADDR"], int(environment.get("MASTER_PORT", "29500")))
@@ -195,9 +196,9 @@ def choose_process_interface() -> None:
 
 
 def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
-    """Return the address from which this host would send. Connecting a datagram socket sends nothing."""
+    """Return the address that this host would send from. Connecting a datagram socket sends nothing."""
     try:
-        family, kind, protocol, _, address = _resolve(host, port)
+        family, kind, protocol, _, address = _resolve_address(host, port)
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
@@ -207,7 +208,7 @@ def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
         raise InputError.at(flag, what, fix) from None
 
 
-def _resolve(host: str, port: int) -> tuple[int, int, int, str, Any]:
+def _resolve_address(host: str, port: int) -> tuple[int, int, int, str, Any]:
     deadline = time.monotonic() + _RESOLVE_SECONDS
     while True:
         try:
@@ -268,8 +269,8 @@ def _find_interface(address: str) -> str | None:
         return None
     if ":" in address:
         digits = ipaddress.IPv6Address(address.partition("%")[0]).packed.hex()
-        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
-        return next((row[5] for row in rows if row[0] == digits), None)
+        entries = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
+        return next((entry[5] for entry in entries if entry[0] == digits), None)
     return next((name for _, name in socket.if_nameindex() if _interface_address(name) == address), None)
 
 

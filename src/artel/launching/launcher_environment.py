@@ -77,8 +77,8 @@ def read_launcher(nproc: int | None) -> dict[str, Any]:
     environment = os.environ
     _check_numbers(environment)
     if is_pod() and "PET_NNODES" in environment:
-        return _read_pod(environment, nproc)
-    _read_tasks(environment, nproc)
+        return _read_pod_options(environment, nproc)
+    _read_launcher_tasks(environment, nproc)
     return {}
 
 
@@ -87,7 +87,7 @@ def is_pod() -> bool:
     return "LOCAL_RANK" not in os.environ
 
 
-def _read_pod(environment: os._Environ[str], nproc: int | None) -> dict[str, Any]:
+def _read_pod_options(environment: os._Environ[str], nproc: int | None) -> dict[str, Any]:
     """Return options from PET_NNODES and so on: torchrun's options, as set by Kubeflow's PyTorchJob and TrainJob.
 
     RANK and WORLD_SIZE count pods or processes there, depending on the release, so they are removed.
@@ -151,7 +151,7 @@ def check_counts(nproc: int | None) -> None:
     raise InputError.at("--nproc", what, fix)
 
 
-def _read_tasks(environment: os._Environ[str], nproc: int | None) -> None:
+def _read_launcher_tasks(environment: os._Environ[str], nproc: int | None) -> None:
     """Set RANK and so on from the variables of deepspeed, srun or MPI."""
     if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name
         environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
@@ -159,7 +159,7 @@ def _read_tasks(environment: os._Environ[str], nproc: int | None) -> None:
         return
     if int(environment.get("SLURM_STEP_ID", _NO_STEP)) < _NO_STEP and "SLURM_PROCID" in environment:
         if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-            _read_step(environment, nproc)
+            _read_slurm_step(environment, nproc)
         return
     for rank, size, local_rank, local_size in _MPI:
         if int(environment.get(size, "1")) > 1 and rank in environment:
@@ -191,7 +191,8 @@ def check_worker() -> None:
     """Raise InputError if torchrun's variables are inconsistent."""
     environment = os.environ
     _check_numbers(environment)
-    rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    rank = int(environment.get("RANK", "0"))
+    world = int(environment.get("WORLD_SIZE", "1"))
     problems = []
     if "RANK" not in environment and world != 1:
         problems.append(_launcher_problem("WORLD_SIZE", f"is {world:,}, but RANK is not set"))
@@ -207,7 +208,8 @@ def check_worker() -> None:
 
 def _master_problems(environment: os._Environ[str]) -> list[Problem]:
     problems = []
-    port, address = environment.get("MASTER_PORT", "29500"), environment.get("MASTER_ADDR", "localhost")
+    port = environment.get("MASTER_PORT", "29500")
+    address = environment.get("MASTER_ADDR", "localhost")
     if not re.fullmatch(r"\d{1,18}", port, re.ASCII):
         problems.append(_launcher_problem("MASTER_PORT", f"is {port[:100]!r}, not a number"))
     elif not 0 < int(port) < 2**16:
@@ -231,17 +233,16 @@ def _launcher_problem(name: str, what: str) -> Problem:
     return Problem(name, what, "launchers such as torchrun and srun set it: unset it, or start artel with one of them")
 
 
-def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
-    tasks, hosts = int(environment["SLURM_STEP_NUM_TASKS"]), int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    number = int(environment.get("SLURM_JOB_ID", "0")) + int(environment["SLURM_STEP_ID"])
+def _read_slurm_step(environment: os._Environ[str], nproc: int | None) -> None:
+    tasks = int(environment["SLURM_STEP_NUM_TASKS"])
+    hosts = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
+    port_seed = int(environment.get("SLURM_JOB_ID", "0")) + int(environment["SLURM_STEP_ID"])
     environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
-    environment.setdefault("MASTER_PORT", str(_PORTS[number % len(_PORTS)]))
+    environment.setdefault("MASTER_PORT", str(_PORTS[port_seed % len(_PORTS)]))
     if nproc is not None:
         if tasks != hosts:
-            what, fix = (
-                f"srun has started {tasks} tasks on {hosts} hosts, and each would start {nproc} processes",
-                "use srun --ntasks-per-node=1, or remove --nproc: each task is then a process",
-            )
+            what = f"srun has started {tasks} tasks on {hosts} hosts, and each would start {nproc} processes"
+            fix = "use srun --ntasks-per-node=1, or remove --nproc: each task is then a process"
             raise InputError.at("--nproc", what, fix)
         environment |= {"NNODES": str(hosts), "NODE_RANK": environment["SLURM_NODEID"]}
         return
@@ -265,8 +266,8 @@ def first_host(nodes: str) -> str:
 
 def count_node_tasks(counts: str, node: int) -> int:
     """Return the number of tasks on a node: with `4(x2),3`, 4 on each of the first two."""
-    for part in counts.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+    for group in counts.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
         if match is None:
             break
         if node < int(match[2] or 1):
@@ -278,10 +279,8 @@ def count_node_tasks(counts: str, node: int) -> int:
 def _set_master(environment: os._Environ[str], is_single_host: bool) -> None:
     if "MASTER_ADDR" not in environment:
         if not is_single_host:
-            what, fix = (
-                "MPI has started processes on several hosts, but does not say which is the first",
-                "export MASTER_ADDR and MASTER_PORT, e.g. mpirun -x MASTER_ADDR=node1",
-            )
+            what = "MPI has started processes on several hosts, but does not say which is the first"
+            fix = "export MASTER_ADDR and MASTER_PORT, e.g. mpirun -x MASTER_ADDR=node1"
             raise InputError.at("MASTER_ADDR", what, fix)
         environment["MASTER_ADDR"] = "127.0.0.1"
     environment.setdefault("MASTER_PORT", "29500")
@@ -355,13 +354,11 @@ def _apply_deepspeed(settings: AccelerateSettings, config: RunConfig) -> None:
         )
         return
     devices = {
-        environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")
+        environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{kind}_DEVICE", "none") for kind in ("OPTIMIZER", "PARAM")
     }
     if "nvme" in devices:
-        what, fix = (
-            "offload to NVMe needs DeepSpeed, and has no keys in the run file",
-            "put it into a ds_config.json, and set parallel.deepspeed: ds_config.json",
-        )
+        what = "offload to NVMe needs DeepSpeed, and has no keys in the run file"
+        fix = "put it into a ds_config.json, and set parallel.deepspeed: ds_config.json"
         raise InputError.at("accelerate's deepspeed_config", what, fix)
     _apply_key(
         settings, config, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2")

@@ -48,7 +48,7 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
 
     hosts = rendezvous.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets it again; without it torchrun warns
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in FORWARDED_SIGNALS)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(forwarded.name for forwarded in FORWARDED_SIGNALS)
     try:
         handler = rendezvous.handler(folder)
         program, *options = module_command("artel")
@@ -62,13 +62,11 @@ def launch(arguments: list[str], processes: int, rendezvous: Rendezvous, folder:
             monitor_interval=0.2,
             local_addr=rendezvous.local_address,
         )
-        count = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
-        message = f"waiting for the other hosts ({count} in all) at {hosts.where}"
+        num_hosts = f"{hosts.least} to {hosts.count}" if hosts.elastic else f"{hosts.count}"
+        message = f"waiting for the other hosts ({num_hosts} in all) at {hosts.where}"
         wait_for_hosts = partial(log_waiting, folder, message, leads=rendezvous.leads)
-        with (
-            answer_interrupts_with(None),
-            hide_elapsed(),
-        ):  # the first process handles signals and shows progress for all
+        # The first process handles signals and shows progress for all.
+        with answer_interrupts_with(None), hide_elapsed():
             result = Agent(spec, hosts, on_restart, wait_for_hosts if hosts.count > 1 else nullcontext).run()
         if result is None:  # the other hosts were enough, to the end
             return
@@ -130,8 +128,8 @@ def _rendezvous_error(rendezvous: Rendezvous, error: Exception) -> WorkError:
     return WorkError.at(hosts.where, what, fix)
 
 
-def _process_error(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
-    """Return the error of a process with this rank, exit status and id."""
+def _process_error(rank: int, status: int, folder: RunFolder, pid: int) -> ArtelError:
+    """Return the error of a process with this rank, exit status and process id."""
     from artel.training.faults.watchdog import HUNG
     from artel.training.faults.watchdog_process import SIGNAL
 
@@ -143,7 +141,7 @@ def _process_error(rank: int, status: int, folder: RunFolder, number: int) -> Ar
         fix = "it will use less memory next time: the same command resumes from the last checkpoint"
         return WorkError.at(where, "was out of memory", fix)
     if status == FAULT_EXIT_STATUS:
-        fix = f"its traceback: {find_fault_file(number) or 'is above'}; please report it"
+        fix = f"its traceback: {find_fault_file(pid) or 'is above'}; please report it"
         return WorkError.at(where, "failed because of a bug in artel", fix)
     if status < 0:
         fix = "Linux sends SIGKILL to a process that uses too much memory" if -status == signal.SIGKILL else ""

@@ -1,4 +1,4 @@
-"""Plan a run: `artel plan`, and the plan with which `artel train` begins."""
+"""Plan a run: for `artel plan`, and when `artel train` starts."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def _run_plan_command(config: RunConfig, processes: int, nodes: int) -> dict[str
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
     lines: list[str] = []
     with TemporaryDirectory() as folder:
-        file, result = Path(folder, "run.yaml"), Path(folder, "plan.json")
+        file = Path(folder, "run.yaml")
+        result = Path(folder, "plan.json")
         file.write_text(dump_run(config, secrets=True), encoding="utf-8")
         command = [*module_command("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
         with (
@@ -165,8 +166,8 @@ def _run_plan_command(config: RunConfig, processes: int, nodes: int) -> dict[str
 
 def _check_memory(plan: dict[str, Any]) -> None:
     """Raise InputError if the plan exceeds the memory by more than its error. Swap counts as host memory."""
-    extra = swap_bytes() / (memory().limit or memory().total) if plan["device"] == "cpu" else 0.0
-    if plan["memory_share"] <= 1 + _TOLERANCE + extra:
+    swap_fraction = swap_bytes() / (memory().limit or memory().total) if plan["device"] == "cpu" else 0.0
+    if plan["memory_share"] <= 1 + _TOLERANCE + swap_fraction:
         return
     fix = "use a smaller model, data.block or train.micro_batch, or shard it (parallel.data=fsdp); --force tries it"
     raise InputError.at("train", "; ".join(plan["summary"][:2]), fix)
@@ -174,7 +175,8 @@ def _check_memory(plan: dict[str, Any]) -> None:
 
 def _check_budget(plan: dict[str, Any], config: RunConfig) -> None:
     """Raise InputError if the budget is too short for the minimum number of steps."""
-    shortest, budget = plan.get("shortest_budget_seconds"), config.train.budget
+    shortest = plan.get("shortest_budget_seconds")
+    budget = config.train.budget
     if shortest is None or budget is None or shortest <= budget:
         return
     least = format_duration(60 * math.ceil(shortest / 60))

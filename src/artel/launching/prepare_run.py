@@ -23,7 +23,7 @@ def prepare_run(file: RunFile, overrides: Overrides) -> PreparedText:
     """Return the token store of a run's text. Make it unless a complete one exists.
 
     Write RUN/ledger.json, which counts its documents, and RUN/config.yaml if the run is not trained yet. Raise
-    InputError with all problems of text and run, WorkError.
+    InputError with all problems of text and run, or WorkError.
     """
     config = validate_run_file(file, overrides, here=False)
     folder = RunFolder(Path(config.run))

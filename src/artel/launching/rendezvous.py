@@ -81,7 +81,8 @@ class Rendezvous:
 
         from artel.launching.rendezvous_handlers import NumberedHosts, OneHost
 
-        hosts, addresses, run_id = self.hosts, self._addresses, _run_id(folder)
+        hosts, addresses = self.hosts, self._addresses
+        run_id = _run_id(folder)
         if addresses is None:
             return OneHost(run_id, timedelta(seconds=_ANSWER_SECONDS))
         store = self._signed_store(addresses, folder)
@@ -113,7 +114,7 @@ class Rendezvous:
 
     @property
     def local_address(self) -> str:
-        """The address at which other hosts reach this one."""
+        """The address where other hosts reach this one."""
         return "localhost" if self._addresses is None else self._addresses.local
 
 
@@ -185,15 +186,16 @@ def _write_secret(file: Path) -> None:
     """Write the file atomically, never readable by others."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    number = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(number, "wb") as stream:
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
         stream.write(secrets.token_hex(32).encode())
         os.fsync(stream.fileno())
     unfinished.replace(file)
 
 
 def _await_secret(file: Path, timeout: float) -> None:
-    start, has_logged = time.monotonic(), False
+    start = time.monotonic()
+    has_logged = False
     while not file.exists():
         waited = time.monotonic() - start
         if waited > timeout:

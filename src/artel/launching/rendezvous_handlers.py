@@ -39,18 +39,18 @@ class SignedStore(Store):
         self._secret = secret
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._store.set(key, self._signed(key, value))
+        self._store.set(key, self._sign(key, value))
 
     def get(self, key: str) -> bytes:
-        return self._verified(key, self._store.get(key))
+        return self._verify(key, self._store.get(key))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self._verified(key, value) for key, value in zip(keys, self._store.multi_get(keys), strict=True)]
+        return [self._verify(key, value) for key, value in zip(keys, self._store.multi_get(keys), strict=True)]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Compare and set; as in torch, an empty `expected` means that the key does not exist."""
-        before = self._signed(key, expected) if expected else b""
-        return self._verified(key, self._store.compare_set(key, before, self._signed(key, desired)))
+        before = self._sign(key, expected) if expected else b""
+        return self._verify(key, self._store.compare_set(key, before, self._sign(key, desired)))
 
     def add(self, key: str, amount: int) -> int:
         return int(self._store.add(key, amount))
@@ -61,17 +61,17 @@ class SignedStore(Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         self._store.wait(keys, *filter(None, [timeout]))
 
-    def _signed(self, key: str, value: str | bytes) -> bytes:
+    def _sign(self, key: str, value: str | bytes) -> bytes:
         value = value.encode() if isinstance(value, str) else bytes(value)
-        return self._signature(key, value) + value
+        return self._compute_signature(key, value) + value
 
-    def _verified(self, key: str, value: bytes) -> bytes:
+    def _verify(self, key: str, value: bytes) -> bytes:
         signature, value = value[:_SIGNATURE_BYTES], value[_SIGNATURE_BYTES:]
-        if not hmac.compare_digest(signature, self._signature(key, value)):
+        if not hmac.compare_digest(signature, self._compute_signature(key, value)):
             raise ForeignValue(f"{key} was not written by a host of this run")
         return value
 
-    def _signature(self, key: str, value: bytes) -> bytes:
+    def _compute_signature(self, key: str, value: bytes) -> bytes:
         return hmac.digest(self._secret, key.encode() + b"\0" + value, _DIGEST)
 
 
@@ -117,13 +117,15 @@ class OneHost(_KnownHosts):
 
 
 class NumberedHosts(_KnownHosts):
-    """Host `rank` of `count`, with the store of the first host at `address` and `port`."""
+    """Host `rank` of `num_hosts`, with the store of the first host at `address` and `port`."""
 
-    def __init__(self, run_id: str, store: SignedStore, rank: int, count: int, address: str, port: int) -> None:
+    def __init__(self, run_id: str, store: SignedStore, rank: int, num_hosts: int, address: str, port: int) -> None:
         super().__init__(run_id)
         self._signed = store  # PrefixStore does not keep the Python object alive
         self._store: Store = PrefixStore(run_id, store)
-        self._rank, self._count, self._info = rank, count, RendezvousStoreInfo(address, port)
+        self._rank = rank
+        self._num_hosts = num_hosts
+        self._info = RendezvousStoreInfo(address, port)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, self._rank, self._count, self._info)
+        return RendezvousInfo(self._store, self._rank, self._num_hosts, self._info)

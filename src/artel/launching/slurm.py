@@ -53,16 +53,12 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
     """
     secrets = [value for value in values if hide_secrets(value) != value]
     if secrets:
-        what, fix = (
-            "contains a secret, which the script of the job would show",
-            "write ${NAME} instead, and export NAME",
-        )
+        what = "contains a secret, which the script of the job would show"
+        fix = "write ${NAME} instead, and export NAME"
         raise InputError([Problem(value, what, fix) for value in secrets])
     problems: list[Problem] = []
-    directives, setup = (
-        _directive_lines(folder, job, problems),
-        _format_lines(job.setup, "--setup", check_one_line, problems),
-    )
+    directives = _directive_lines(folder, job, problems)
+    setup = _format_lines(job.setup, "--setup", check_one_line, problems)
     if problems:
         raise InputError(problems)
     lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in directives), ""]
@@ -115,12 +111,14 @@ def _directive_lines(folder: Path, job: Job, problems: list[Problem]) -> list[st
     return [*lines, "requeue"]
 
 
-def _format_lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
-    """Return `line(text)` for each text. For a ValueError add a problem of `flag` instead."""
+def _format_lines(
+    texts: Sequence[Any], flag: str, format_line: Callable[[Any], str], problems: list[Problem]
+) -> list[str]:
+    """Return `format_line(text)` for each text. For a ValueError add a problem of `flag` instead."""
     lines = []
     for text in texts:
         try:
-            lines.append(line(text))
+            lines.append(format_line(text))
         except ValueError as error:
             what, _, fix = str(error).rpartition("; ")
             problems.append(Problem(flag, what, fix))

@@ -83,8 +83,8 @@ def start_run(
     Raise InputError, WorkError, or Interrupted if a signal stopped the run after saving.
     """
     if in_main_thread():
-        for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: Slurm's warning that the time is nearly over
-            signal.signal(number, signal.default_int_handler)  # like Ctrl-C, until the loop runs
+        for stop_signal in (signal.SIGTERM, signal.SIGUSR1):  # USR1: Slurm's warning that the time is nearly over
+            signal.signal(stop_signal, signal.default_int_handler)  # like Ctrl-C, until the loop runs
     options = _read_environment(options)
     config, overrides = _read_run(file, overrides, options)
     hosts = Hosts.read(
@@ -101,9 +101,8 @@ def start_run(
         what = "are objects of this process, but the run trains in other processes"
         fix = "register them in a module named in `plugins`"
         raise InputError.at("callbacks", what, fix)
-    rendezvous = (
-        Rendezvous.open(hosts) if starts_processes else None
-    )  # a wrong address fails before any text is prepared
+    # Now: a wrong address must fail before any text is prepared.
+    rendezvous = Rendezvous.open(hosts) if starts_processes else None
     folder = RunFolder(Path(config.run))
     leads = LAUNCHED not in os.environ and (
         os.environ.get("RANK", "0") == "0" if rendezvous is None else rendezvous.leads
@@ -142,8 +141,12 @@ def start_run(
 
 def _check_copy_address(config: RunConfig, original: Path) -> None:
     """Raise InputError if a copied run would write its checkpoints over those of the original, on S3."""
-    address, has_begun = config.checkpoint.copy_to, RunFolder(original).config.is_file()
-    if address is not None and has_begun and load_run(str(original)).checkpoint.copy_to == address:
+    address = config.checkpoint.copy_to
+    if (
+        address is not None
+        and RunFolder(original).config.is_file()
+        and load_run(str(original)).checkpoint.copy_to == address
+    ):
         what = f"the run is a copy of {original}, whose checkpoints are copied to {address}"
         raise InputError.at("checkpoint.copy_to", what, "use another address for this run")
 
@@ -181,7 +184,7 @@ def _read_run(file: RunFile, overrides: Overrides, options: StartOptions) -> tup
 
 
 def _wait_for_earlier_processes(folder: RunFolder) -> None:
-    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError."""
+    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError if they do not."""
 
     def on_wait() -> None:
         logger.info(
@@ -225,7 +228,8 @@ def _prepare_as_leader(
     from artel.preparing import record_prepared
     from artel.training.same_run import check_same_run
 
-    restart, from_deepspeed = options.restart, options.from_deepspeed
+    restart = options.restart
+    from_deepspeed = options.from_deepspeed
     original = folder.original
     restored = None if restart else folder.restore_config()
     if restored is not None:
@@ -240,9 +244,8 @@ def _prepare_as_leader(
         checks.append(Check(("run",), folder.check_model_ownership))
     world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    check_run(
-        config, StartConditions(world, local_size, may_download=True), checks
-    )  # text and model together, before hours of tokenizing
+    # Text and model together, before hours of tokenizing.
+    check_run(config, StartConditions(world, local_size, may_download=True), checks)
     if has_secrets(config):
         logger.info(SECRETS_NOTE)
     start = time.monotonic()
@@ -337,7 +340,8 @@ def _choose_model(
     from artel.planning.hardware import find_hardware
     from artel.training.same_run import restore_choice
 
-    chosen, choice = None if restart else restore_choice(config), None
+    chosen = None if restart else restore_choice(config)
+    choice = None
     if chosen is None:
         logger.info(CHOOSING_MESSAGE)
         choice = choose_model(config, find_hardware(), world, local_size)
@@ -374,10 +378,10 @@ def _train_in_this_process(config: RunConfig, callbacks: Sequence[Callback]) -> 
     choose_process_interface()
     folder = RunFolder(Path(config.run))
     processes_lock = lock(folder.processes_lock, wait=False, shared=True)
-    rank, size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
+    rank, world_size = (os.environ.get(name, "1") for name in ("RANK", "WORLD_SIZE"))
     where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-    message = f"process {rank} waits for the other processes ({size} in all) at {where}"
-    logs_waiting = size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
+    message = f"process {rank} waits for the other processes ({world_size} in all) at {where}"
+    logs_waiting = world_size != "1" and os.environ.get("LOCAL_RANK", "0") == "0"
     with ExitStack() as stack:
         leads = os.environ.get("RANK", "0") == "0"
         with log_waiting(folder, message if logs_waiting else "", leads=leads):

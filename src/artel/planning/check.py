@@ -76,14 +76,15 @@ class Check(NamedTuple):
 
 def find_further_problems(error: InvalidRunFile, start: StartConditions | None = None) -> list[Problem]:
     """Find more problems of a run whose file has errors. Skip those that follow from the wrong keys."""
-    if error.rest is None:
+    if error.valid_run is None:
         return []
-    return _run_checks(error.rest, _checks(error.rest, start or StartConditions(), error.doubtful), error.doubtful)
+    checks = _list_checks(error.valid_run, start or StartConditions(), error.doubtful)
+    return _run_checks(error.valid_run, checks, error.doubtful)
 
 
 def check_run(config: RunConfig, start: StartConditions | None = None, extra_checks: Sequence[Check] = ()) -> None:
     """Raise InputError with all problems of a run that can be found before any text is read."""
-    problems = _run_checks(config, [*_checks(config, start or StartConditions(), set()), *extra_checks], set())
+    problems = _run_checks(config, [*_list_checks(config, start or StartConditions(), set()), *extra_checks], set())
     if problems:
         raise InputError(sort_by_line(problems))
 
@@ -111,7 +112,7 @@ def _run_checks(config: RunConfig, checks: Iterable[Check], doubtful: set[str]) 
     return [with_location(problem, config) for problem in problems if not is_suspect(problem.where, doubtful)]
 
 
-def _checks(config: RunConfig, start: StartConditions, doubtful: set[str]) -> Iterator[Check]:
+def _list_checks(config: RunConfig, start: StartConditions, doubtful: set[str]) -> Iterator[Check]:
     auto_model_problems = auto_problems(config) if config.model.auto else []
     yield Check(("model", "objective", "parallel", "train"), lambda: _raise_if_any(auto_model_problems))
     is_auto = config.model.auto

@@ -37,8 +37,8 @@ _TEMPLATE_ADVICE = "ignored: the chat template formats conversations; to change 
 _TASKS_ADVICE = "write validate.tasks: [mmlu], with tasks of lm-evaluation-harness"
 _LEARNING_RATE_ADVICE = "not supported: artel has one learning rate; train.layer_decay lowers it layer by layer"
 _RAY_ADVICE = "processes start with artel launch; for preparing texts with Ray write prepare.engine: ray"
-_PREPARE_WORKERS = ("prepare.workers", read.at_least_one)
-_CONTEXT_PARALLEL = ("parallel.context", read.at_least_one)
+_PREPARE_WORKERS = ("prepare.workers", read.positive_int)
+_CONTEXT_PARALLEL = ("parallel.context", read.positive_int)
 
 # fmt: off
 TABLE = KeyTable(
@@ -51,16 +51,16 @@ TABLE = KeyTable(
     converted={
         "output_dir": ("run", read.text),
         "base_model": ("model.from", read.text),
-        "sequence_len": ("data.block", read.at_least_one),
+        "sequence_len": ("data.block", read.positive_int),
         "dataset_prepared_path": ("data.store", read.text),
         "dataset_exact_deduplication": ("data.dedup.exact", read.flag),
         "dataset_processes": _PREPARE_WORKERS,
         "dataset_num_proc": _PREPARE_WORKERS,
-        "early_stopping_patience": ("validate.patience", read.at_least_one),
-        "tensor_parallel_size": ("parallel.tensor", read.at_least_one),
+        "early_stopping_patience": ("validate.patience", read.positive_int),
+        "tensor_parallel_size": ("parallel.tensor", read.positive_int),
         "context_parallel_size": _CONTEXT_PARALLEL,
         "sequence_parallel_degree": _CONTEXT_PARALLEL,
-        "expert_parallel_size": ("parallel.expert", read.at_least_one),
+        "expert_parallel_size": ("parallel.expert", read.positive_int),
     },
     implied={
         "shuffle_merged_datasets shuffle_before_merging_datasets": SAMPLE_ORDER_NOTE,
@@ -240,7 +240,7 @@ def convert_axolotl(text: str, location: str) -> ConvertedConfig:
     Relative paths are relative to the working folder, as in axolotl.
     """
     conversion = Conversion.from_yaml(text, location, TABLE, trainer.TABLE, names=_NAMES)
-    _normalize(conversion)
+    _rename_arguments(conversion)
     section, objective = _convert_objective(conversion)
     conversion.put("objective", objective)
     conversion.convert_table()
@@ -256,10 +256,10 @@ def convert_axolotl(text: str, location: str) -> ConvertedConfig:
     return conversion.finish()
 
 
-def _normalize(conversion: Conversion) -> None:
+def _rename_arguments(conversion: Conversion) -> None:
     """Rewrite axolotl's keys as the TrainingArguments that `trainer` converts."""
-    batch = conversion.get("batch_size", read.at_least_one)  # of one process
-    micro_batch = conversion.get("per_device_train_batch_size", read.at_least_one)
+    batch = conversion.get("batch_size", read.positive_int)  # of one process
+    micro_batch = conversion.get("per_device_train_batch_size", read.positive_int)
     if batch and micro_batch and not conversion.has("gradient_accumulation_steps"):
         conversion.replace("gradient_accumulation_steps", max(1, batch // micro_batch))
         conversion.mark_converted("train.batch", "batch_size")
@@ -306,8 +306,8 @@ def _convert_objective(conversion: Conversion) -> tuple[str, str]:
         for key in conversion.keys_in("datasets"):
             conversion.report(key, "pretraining_dataset is set and takes precedence in axolotl")
         return "pretraining_dataset", "causal"
-    count = conversion.list_length("datasets")
-    types = [conversion.raw_value(f"datasets.{index}.type") for index in range(count)]
+    indices = range(conversion.list_length("datasets"))
+    types = [conversion.raw_value(f"datasets.{index}.type") for index in indices]
     return "datasets", "causal" if types and all(map(is_text, types)) else "chat"
 
 
@@ -428,8 +428,8 @@ def _convert_tasks(conversion: Conversion) -> None:
 
 def _convert_parallel(conversion: Conversion) -> None:
     """Convert the sizes of data parallelism. The other sizes are in the table."""
-    shards = conversion.get("dp_shard_size", read.at_least_one) or 1
-    replicas = conversion.get("dp_replicate_size", read.at_least_one) or 1
+    shards = conversion.get("dp_shard_size", read.positive_int) or 1
+    replicas = conversion.get("dp_replicate_size", read.positive_int) or 1
     if shards > 1 and replicas > 1:
         conversion.put("parallel.data", "hsdp", "dp_shard_size", "dp_replicate_size")
         conversion.put("parallel.shard", shards, "dp_shard_size")

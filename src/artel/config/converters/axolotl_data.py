@@ -65,7 +65,7 @@ def is_text(kind: object) -> bool:
 def convert_data(conversion: Conversion, section: str, objective: str) -> None:
     """Convert the data sets and the keys that apply to them."""
     sources: list[dict[str, Any]] = []
-    for prefix in (f"{section}.{number}" for number in range(conversion.list_length(section))):
+    for prefix in (f"{section}.{index}" for index in range(conversion.list_length(section))):
         if objective == "chat" and is_text(conversion.raw_value(f"{prefix}.type")):
             for key in conversion.keys_in(prefix):
                 conversion.report(key, "chat needs conversations; train on plain text in a separate run")
@@ -81,12 +81,12 @@ def convert_data(conversion: Conversion, section: str, objective: str) -> None:
             Problem(conversion.location, "no data set is configured", "write datasets: with - path: FILE below it")
         )
     conversion.put("data.sources", sources)
-    tests = conversion.keys_in("test_datasets")
-    if tests:
+    test_keys = conversion.keys_in("test_datasets")
+    if test_keys:
         data_set = local_or_hub(conversion.get("test_datasets.0.path", read.text) or "", split="test")
         conversion.put("data.validation", data_set.path, "test_datasets.0.path")
         conversion.comment("data.validation", data_set.note)
-        for key in tests:
+        for key in test_keys:
             conversion.report(key, "validation texts come from one path and are read like the first of data.sources")
     else:
         trainer.convert_validation_split(conversion, "val_set_size")
@@ -164,10 +164,8 @@ def _convert_source(conversion: Conversion, prefix: str, target_key: str, object
 
 def _find_files(conversion: Conversion, prefix: str) -> tuple[DataSet, list[str]]:
     """Return the data set with its path or hub id, and the paths of its files."""
-    name, files = (
-        conversion.get(f"{prefix}.path", read.text) or "",
-        conversion.get(f"{prefix}.data_files", read.names) or [],
-    )
+    name = conversion.get(f"{prefix}.path", read.text) or ""
+    files = conversion.get(f"{prefix}.data_files", read.names) or []
     split = (conversion.get(f"{prefix}.split", read.text) or "train").partition("[")[0] or "train"
     data_set = local_or_hub(name, conversion.get(f"{prefix}.name", read.text) or "", split)
     if name in _LOADERS and files:
@@ -218,9 +216,9 @@ def _convert_form(conversion: Conversion, prefix: str, target_key: str, source: 
 def _convert_roles(conversion: Conversion, prefix: str) -> None:
     for key in conversion.keys_in(f"{prefix}.roles"):
         role = key.split(".")[3]
-        known = _ROLES.get(role, set())
-        if not set(conversion.get(key, read.names) or []) <= known:
-            conversion.report(key, f"artel's names for {role} are {', '.join(sorted(known))}; rename the others")
+        known_roles = _ROLES.get(role, set())
+        if not set(conversion.get(key, read.names) or []) <= known_roles:
+            conversion.report(key, f"artel's names for {role} are {', '.join(sorted(known_roles))}; rename the others")
     trained = conversion.get(f"{prefix}.roles_to_train", read.names)
     if trained is not None:
         is_assistant = set(trained) <= _ROLES["assistant"]

@@ -46,8 +46,8 @@ TABLE = KeyTable(
     defaults={**trainer.DEFAULTS, "validation_split_percentage": 5},
     converted={
         "output_dir": ("run", read.text),
-        "preprocessing_num_workers": ("prepare.workers", read.at_least_one),
-        "max_eval_samples": ("validate.blocks", read.at_least_one),
+        "preprocessing_num_workers": ("prepare.workers", read.positive_int),
+        "max_eval_samples": ("validate.blocks", read.positive_int),
     },
     implied={
         "line_by_line": "texts are joined and cut into blocks",
@@ -88,7 +88,7 @@ class Command(NamedTuple):
     launcher: list[Word]
     """Assignments and the launcher: everything before the script's name."""
     arguments: list[Word]
-    others: list[int]
+    other_lines: list[int]
     """Lines of other such commands in the file."""
 
 
@@ -131,7 +131,7 @@ def convert_command_line(text: str, location: str) -> ConvertedConfig:
         conversion.put("checkpoint.every", "1 epoch", "checkpointing_steps")
     else:
         conversion.convert("checkpointing_steps", "checkpoint.every", read.non_negative_int)
-    for line in command.others:
+    for line in command.other_lines:
         conversion.note(f"{location}:{line}: another command; convert it from a separate file")
     trainer.resolve_conflicts(conversion)
     return conversion.finish()
@@ -148,7 +148,8 @@ def _add_arguments(conversion: Conversion, words: list[Word]) -> None:
             conversion.problems.append(Problem(location, f"{word.text} is not a named argument", "write --KEY VALUE"))
             continue
         name, has_value, text = word.text[2:].partition("=")
-        values, unset = [text] if has_value else [], word.unset
+        values = [text] if has_value else []
+        unset = word.unset
         while not has_value and index < len(words) and not re.match(r"--\D", words[index].text):
             values.append(words[index].text)
             unset += words[index].unset
@@ -202,16 +203,17 @@ def _count_processes(conversion: Conversion) -> int | None:
     """Return the number of processes that the launcher starts, or None if it is not given."""
     per_host_keys = [key for key in _PER_HOST if isinstance(conversion.raw_value(key), int)]
     host_keys = [key for key in _HOSTS if isinstance(conversion.raw_value(key), int)]
-    per_host = conversion.get(per_host_keys[0], read.at_least_one) if per_host_keys else None
+    per_host = conversion.get(per_host_keys[0], read.positive_int) if per_host_keys else None
     hosts = conversion.raw_value(host_keys[0]) if host_keys else 1
-    total = conversion.raw_value("launcher.num_processes")  # accelerate counts the processes of all hosts
-    return total if per_host is None or isinstance(total, int) else per_host * hosts
+    processes = conversion.raw_value("launcher.num_processes")  # accelerate counts the processes of all hosts
+    return processes if per_host is None or isinstance(processes, int) else per_host * hosts
 
 
 def _convert_data(conversion: Conversion, objective: str) -> None:
     """Convert the text, the validation split and the block length."""
     source: dict[str, Any] = {}
-    name, file = conversion.get("dataset_name", read.text), conversion.get("train_file", read.text)
+    name = conversion.get("dataset_name", read.text)
+    file = conversion.get("train_file", read.text)
     subset_value = conversion.raw_value("dataset_config_name")  # may be a number
     subset = "" if subset_value is None else str(subset_value)
     if name:
@@ -233,7 +235,7 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
     conversion.put("data.sources", [source])
     _convert_validation(conversion, name, subset)
     key = "max_seq_length" if objective == "masked" else "block_size"
-    block = conversion.get(key, read.at_least_one)
+    block = conversion.get(key, read.positive_int)
     conversion.put("data.block", block or _BLOCKS[objective], key)
     if block is None:
         conversion.note(f"{key} is not given: data.block is {_BLOCKS[objective]}; the script uses model_max_length")
@@ -259,7 +261,8 @@ def _convert_validation(conversion: Conversion, name: str | None, subset: str) -
 
 def _convert_model(conversion: Conversion) -> None:
     """Convert the model: pretrained, or a new one by its type."""
-    name, config = conversion.get("model_name_or_path", read.text), conversion.get("config_name", read.text)
+    name = conversion.get("model_name_or_path", read.text)
+    config = conversion.get("config_name", read.text)
     model_type = conversion.get("model_type", read.text)
     if name:
         conversion.put("model.from", name, "model_name_or_path")
@@ -288,8 +291,8 @@ def _guess_model_type(name: str) -> str:
     """Return the model type at the start of a model's name, e.g. roberta for roberta-base."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    last = name.rpartition("/")[2].lower()
-    return max((kind for kind in CONFIG_MAPPING_NAMES if last.startswith(kind)), key=len, default="")
+    model_name = name.rpartition("/")[2].lower()
+    return max((kind for kind in CONFIG_MAPPING_NAMES if model_name.startswith(kind)), key=len, default="")
 
 
 def _parse_config_override(value: str) -> Any:
@@ -312,16 +315,16 @@ def _convert_precision(conversion: Conversion) -> None:
             fix = "write train.weights: bf16; for fp16 computation write train.precision: fp16"
             conversion.report(key, f"not supported: artel's trained weights are in fp32 or bf16; {fix}")
     key = "launcher.mixed_precision"
-    launched = conversion.raw_value(key)
+    launcher_precision = conversion.raw_value(key)
     if not any(map(conversion.has, ("bf16", "fp16", "torch_dtype", "dtype"))):
-        if launched in ("bf16", "fp16", "fp8"):
-            conversion.put("train.precision", launched, key)
+        if launcher_precision in ("bf16", "fp16", "fp8"):
+            conversion.put("train.precision", launcher_precision, key)
         else:
             conversion.put("train.precision", "fp32")
             advice = "train.precision: auto is faster on GPUs"
             conversion.note(f"neither bf16 nor fp16 is set, so the precision is fp32; {advice}")
     precision = conversion.output_value("train.precision")
-    agrees = precision == {"no": "fp32"}.get(launched, launched)
+    agrees = precision == {"no": "fp32"}.get(launcher_precision, launcher_precision)
     conversion.report_unless(agrees, key, f"train.precision is {precision}, by the script's arguments")
 
 
@@ -353,8 +356,8 @@ def read_command(text: str, location: str) -> Command:
     index, script = next((index, match) for index, word in enumerate(words) if (match := SCRIPT.search(word.text)))
     arguments = words[index + 1 :]
     end = next((index for index, word in enumerate(arguments) if _END.fullmatch(word.text)), len(arguments))
-    others = [start + 1 for start in starts if not first <= start <= last]
-    return Command(script[1], not script[2], words[:index], arguments[:end], others)
+    other_lines = [start + 1 for start in starts if not first <= start <= last]
+    return Command(script[1], not script[2], words[:index], arguments[:end], other_lines)
 
 
 def _split_words(lines: list[str], first_line: int, values: dict[str, str]) -> Iterator[Word]:
@@ -362,7 +365,8 @@ def _split_words(lines: list[str], first_line: int, values: dict[str, str]) -> I
     joined = "\n".join(re.sub(r"\\\s*$", "", line) for line in lines)
     stream = StringIO(joined)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
-    lexer.whitespace_split, lexer.commenters = True, ""
+    lexer.whitespace_split = True
+    lexer.commenters = ""
     line, offset = first_line, 0
     while (text := lexer.get_token()) is not None:
         end = max(offset, stream.tell() - 1)

@@ -23,7 +23,7 @@ _SECTION_ORDER = tuple(
     "run seed objective data prepare tokenizer model span_qa masked chat preference train validate parallel checkpoint "
     "log track".split()
 )
-"""Order of sections in a converted run file. Other sections follow. Keys keep the order in which they were put."""
+"""Order of sections in a converted run file. Other sections follow. Keys keep the order of the calls of `put`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class Conversion:
         self._exact: dict[str, tuple[bool, str]] = {}
         self._patterns: list[tuple[str, bool, str]] = []
         for table in tables:
-            for is_implied, rows in ((True, table.implied), (False, table.unsupported)):
-                for name, reason in ((name, reason) for names, reason in rows.items() for name in names.split()):
+            for is_implied, reasons in ((True, table.implied), (False, table.unsupported)):
+                for name, reason in ((name, reason) for names, reason in reasons.items() for name in names.split()):
                     if "*" in name:
                         self._patterns.append((name, is_implied, reason))
                     else:
@@ -168,8 +168,8 @@ class Conversion:
     def list_length(self, section: str) -> int:
         """Return the number of items of the list `section`."""
         depth = section.count(".") + 1
-        numbers = {key.split(".")[depth] for key in self._sections.get(section, ())}
-        return sum(number.isdecimal() for number in numbers)
+        names = {key.split(".")[depth] for key in self._sections.get(section, ())}
+        return sum(name.isdecimal() for name in names)
 
     def has(self, key: str) -> bool:
         """True if the file has the key with a value."""
@@ -313,12 +313,12 @@ class Conversion:
         if key.value is None:
             key.implied_by = "no effect: it is empty"
             return
-        matching = (row[1:] for row in self._patterns if fnmatchcase(name, row[0]))
-        row = self._exact.get(name) or next(matching, None)
-        if row is not None and row[0]:
-            key.implied_by = row[1]
-        elif row is not None:
-            self.report_if_on(name, row[1])
+        matching = (entry[1:] for entry in self._patterns if fnmatchcase(name, entry[0]))
+        handling = self._exact.get(name) or next(matching, None)
+        if handling is not None and handling[0]:
+            key.implied_by = handling[1]
+        elif handling is not None:
+            self.report_if_on(name, handling[1])
         elif name in self._keys_read:
             self.report_if_on(name, "does not affect this run")
         elif key.name in OTHER_NAMES:  # another name for something that artel has

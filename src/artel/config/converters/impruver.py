@@ -107,7 +107,7 @@ def convert_impruver(text: str, location: str) -> ConvertedConfig:
     _convert_model(conversion)
     _convert_quantization(conversion)
     _convert_adapter(conversion)
-    # The trainer's bf16 and fp16 take precedence over the dtype in which impruver loads the weights.
+    # The trainer's bf16 and fp16 take precedence over the dtype that impruver loads the weights in.
     precision = trainer.convert_precision(conversion, {"bf16": "bf16", "fp16": "fp16"})
     dtype = conversion.get("model.dtype", read.one_of(_PRECISIONS))
     if precision:
@@ -122,16 +122,16 @@ def convert_impruver(text: str, location: str) -> ConvertedConfig:
 
 
 def _convert_sources(conversion: Conversion) -> None:
-    count = conversion.list_length("datasets")
+    num_datasets = conversion.list_length("datasets")
     block = _convert_block(conversion)
-    if count:
-        conversion.put("data.sources", [_convert_source(conversion, number) for number in range(count)])
+    if num_datasets:
+        conversion.put("data.sources", [_convert_source(conversion, index) for index in range(num_datasets)])
         conversion.put("data.validation", 0.05)  # impruver shuffles and holds out the last 5 %
         keys = _dataset_keys(conversion, "only_target_loss")
         fully_trained = [key for key in keys if conversion.get(key, read.flag) is False]
-        if len(fully_trained) == count:
+        if len(fully_trained) == num_datasets:
             conversion.put("chat.train_on", "all", *fully_trained)
-        for key in fully_trained if len(fully_trained) < count else ():
+        for key in fully_trained if len(fully_trained) < num_datasets else ():
             conversion.report(
                 key, "chat.train_on applies to all data sets, and the others train on the assistant's turns only"
             )
@@ -143,14 +143,14 @@ def _convert_sources(conversion: Conversion) -> None:
 
 
 def _dataset_keys(conversion: Conversion, name: str) -> list[str]:
-    keys = (f"datasets.{number}.{name}" for number in range(conversion.list_length("datasets")))
+    keys = (f"datasets.{index}.{name}" for index in range(conversion.list_length("datasets")))
     return [key for key in keys if conversion.has(key)]
 
 
 def _convert_block(conversion: Conversion) -> int | None:
     """Return data.block: the maximum over all data sets of their maximum tokens per conversation."""
     keys = ["tokenizer.max_tokens_count", *_dataset_keys(conversion, "max_tokens_count")]
-    counts = {key: conversion.get(key, read.at_least_one) for key in keys}
+    counts = {key: conversion.get(key, read.positive_int) for key in keys}
     block: int | None = max((count for count in counts.values() if count is not None), default=None)
     for key, count in counts.items():
         if count not in (None, block):
@@ -158,25 +158,21 @@ def _convert_block(conversion: Conversion) -> int | None:
     return block
 
 
-def _convert_source(conversion: Conversion, number: int) -> dict[str, Any]:
-    prefix, target_key = f"datasets.{number}", f"data.sources.{number}"
+def _convert_source(conversion: Conversion, index: int) -> dict[str, Any]:
+    prefix, target_key = f"datasets.{index}", f"data.sources.{index}"
     if conversion.has(prefix):
         conversion.add_problem(
             prefix, f"{conversion.raw_value(prefix)!r} is not a data set", "write - name: FILE, or OWNER/NAME"
         )
     elif not conversion.has(f"{prefix}.name"):
         conversion.add_problem(prefix, "has no name", "write name: FILE, or OWNER/NAME")
-    name, subset = (
-        conversion.get(f"{prefix}.name", read.text) or "",
-        conversion.get(f"{prefix}.subset", read.text) or "",
-    )
+    name = conversion.get(f"{prefix}.name", read.text) or ""
+    subset = conversion.get(f"{prefix}.subset", read.text) or ""
     split, rows = conversion.get(f"{prefix}.split", _read_split) or ("train", "")
     data_set = local_or_hub(name, subset, split)
-    # without a converter, impruver uses the field `messages`
-    converter, mapping = (
-        conversion.get(f"{prefix}.converter", _read_converter) or "messages",
-        conversion.get(f"{prefix}.mapping", _read_mapping),
-    )
+    # Without a converter, impruver uses the field `messages`.
+    converter = conversion.get(f"{prefix}.converter", _read_converter) or "messages"
+    mapping = conversion.get(f"{prefix}.mapping", _read_mapping)
     source = {"path": data_set.path, "format": "chat", "converter": converter}
     conversion.comment(f"{target_key}.path", data_set.note)
     conversion.mark_converted(
@@ -320,11 +316,12 @@ def _convert_architecture(conversion: Conversion) -> None:
 
 
 def _convert_quantization(conversion: Conversion) -> None:
-    four, eight = conversion.get("model.load_in_4bit", read.flag), conversion.get("model.load_in_8bit", read.flag)
-    if not four and not eight:
+    uses_4bit = conversion.get("model.load_in_4bit", read.flag)
+    uses_8bit = conversion.get("model.load_in_8bit", read.flag)
+    if not uses_4bit and not uses_8bit:
         return
-    key, kind = ("model.load_in_8bit", "int8") if eight else ("model.load_in_4bit", "nf4")
-    if four and eight:
+    key, kind = ("model.load_in_8bit", "int8") if uses_8bit else ("model.load_in_4bit", "nf4")
+    if uses_4bit and uses_8bit:
         conversion.report("model.load_in_4bit", "load_in_8bit is also true and takes precedence in impruver")
     if not conversion.has("model.name"):
         conversion.report(key, "a new model cannot be quantized")

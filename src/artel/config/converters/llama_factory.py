@@ -54,17 +54,17 @@ TABLE = KeyTable(
     },
     converted={
         "output_dir": ("run", read.text),
-        "cutoff_len": ("data.block", read.at_least_one),
+        "cutoff_len": ("data.block", read.positive_int),
         "tokenized_path": ("data.store", read.text),
-        "preprocessing_num_workers": ("prepare.workers", read.at_least_one),
+        "preprocessing_num_workers": ("prepare.workers", read.positive_int),
         "model_name_or_path": ("model.from", read.text),
         "disable_gradient_checkpointing": ("train.activation_checkpointing", read.switch("none", "full")),
-        "early_stopping_steps": ("validate.patience", read.at_least_one),
-        "tensor_model_parallel_size": ("parallel.tensor", read.at_least_one),
-        "pipeline_model_parallel_size": ("parallel.pipeline", read.at_least_one),
-        "context_parallel_size": ("parallel.context", read.at_least_one),
-        "expert_model_parallel_size": ("parallel.expert", read.at_least_one),
-        "hyper_parallel_cp_size": ("parallel.context", read.at_least_one),
+        "early_stopping_steps": ("validate.patience", read.positive_int),
+        "tensor_model_parallel_size": ("parallel.tensor", read.positive_int),
+        "pipeline_model_parallel_size": ("parallel.pipeline", read.positive_int),
+        "context_parallel_size": ("parallel.context", read.positive_int),
+        "expert_model_parallel_size": ("parallel.expert", read.positive_int),
+        "hyper_parallel_cp_size": ("parallel.context", read.positive_int),
         "sequence_parallel": ("parallel.sequence", read.flag),
     },
     implied={
@@ -179,7 +179,7 @@ def convert_llama_factory(text: str, location: str) -> ConvertedConfig:
     trainer.convert_arguments(conversion)
     if conversion.get("use_muon", read.flag):
         conversion.put("train.optimizer", "muon", "use_muon")
-        conversion.convert("learning_rate", "train.muon_learning_rate", read.above_zero)
+        conversion.convert("learning_rate", "train.muon_learning_rate", read.positive_number)
         conversion.report("use_muon", trainer.find_optimizer("muon")[1])
     trainer.resolve_conflicts(conversion)
     return conversion.finish()
@@ -239,9 +239,10 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
         conversion.problems.append(
             Problem(conversion.location, "has no data set", "write dataset: NAME, as in dataset_info.json")
         )
-    sources = [data_sets.source(name, f"data.sources.{number}.path") for number, name in enumerate(names)]
-    rows = conversion.get("max_samples", read.at_least_one)
-    conversion.put("data.sources", [source | ({"rows": f"[:{rows}]"} if rows else {}) for source in sources], "dataset")
+    sources = [data_sets.source(name, f"data.sources.{index}.path") for index, name in enumerate(names)]
+    max_rows = conversion.get("max_samples", read.positive_int)
+    row_limit = {"rows": f"[:{max_rows}]"} if max_rows else {}
+    conversion.put("data.sources", [source | row_limit for source in sources], "dataset")
     conversion.mark_converted("data.sources", "dataset_dir", "max_samples")
     eval_names = conversion.get("eval_dataset", _read_names)
     if eval_names:
@@ -256,9 +257,12 @@ def _convert_data(conversion: Conversion, objective: str) -> None:
         what = "LLaMA-Factory truncates longer samples, artel skips them"
         conversion.report("cutoff_len", f"{what}; to truncate write chat.too_long: truncate_left")
     _convert_packing(conversion, objective)
-    prompts, last_only = conversion.get("train_on_prompt", read.flag), conversion.get("mask_history", read.flag)
-    if objective == "chat" and (prompts or last_only):
-        conversion.put("chat.train_on", "all" if prompts else "last", "train_on_prompt" if prompts else "mask_history")
+    learns_prompts = conversion.get("train_on_prompt", read.flag)
+    learns_last = conversion.get("mask_history", read.flag)
+    if objective == "chat" and learns_prompts:
+        conversion.put("chat.train_on", "all", "train_on_prompt")
+    elif objective == "chat" and learns_last:
+        conversion.put("chat.train_on", "last", "mask_history")
     template = conversion.get("template", read.text)
     if objective != "causal" and template is not None:
         conversion.put("chat.template", "chatml" if template == "chatml" else "auto", "template")
@@ -292,10 +296,12 @@ class _DataSets:
     """The data sets in `dataset_info.json`, from a local folder or a folder above the configuration."""
 
     def __init__(self, conversion: Conversion, objective: str) -> None:
-        self._conversion, self._objective = conversion, objective
+        self._conversion = conversion
+        self._objective = objective
         name = conversion.get("dataset_dir", read.text) or "data"
         self._is_online = name == "ONLINE"
-        self._folder, self._entries = Path(name), dict[str, Any]()
+        self._folder = Path(name)
+        self._entries: dict[str, Any] = {}
         if name.startswith("REMOTE:"):
             fetch = f"hf download --repo-type dataset {name[7:]}"
             conversion.report("dataset_dir", f"download it and write its folder: {fetch}")
@@ -321,7 +327,7 @@ class _DataSets:
             self._conversion.comment(target_key, f"your file of the data set {name}: {reason}")
             return {"path": str(self._folder / f"{name}.json"), "format": _FORMATS[self._objective]}
         columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
-        source: dict[str, Any] = {"path": self._path(name, entry, target_key), "format": _FORMATS[self._objective]}
+        source: dict[str, Any] = {"path": self._find_path(name, entry, target_key), "format": _FORMATS[self._objective]}
         if self._objective == "causal":
             source["format"] = "parquet" if source["path"].endswith(".parquet") else "auto"
             if not source["path"].endswith(".txt"):
@@ -337,7 +343,7 @@ class _DataSets:
             )
         return source
 
-    def _path(self, name: str, entry: dict[str, Any], target_key: str) -> str:
+    def _find_path(self, name: str, entry: dict[str, Any], target_key: str) -> str:
         keys = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name", "file_name")
         key = next((key for key in keys if isinstance(entry.get(key), str)), "")
         if not key:
@@ -375,7 +381,7 @@ class _DataSets:
             mapping = {"messages": messages} if converter == "messages" else {}
             mapping |= {"role": tags.get("role_tag"), "content": tags.get("content_tag")}
             mapping["system"] = columns.get("system")
-            for tag in (tag for tag, known in _ROLES.items() if tags.get(tag) and tags[tag] not in known):
+            for tag in (tag for tag, roles in _ROLES.items() if tags.get(tag) and tags[tag] not in roles):
                 what = f"artel does not know the role {tags[tag]} ({tag}) and rejects it"
                 self._conversion.note(f"{_INFO}: {name}: {what}; rename it, or write converter: module:function")
         if self._objective == "chat":
@@ -391,7 +397,7 @@ class _DataSets:
 def _convert_adapter(conversion: Conversion) -> None:
     """Convert finetuning_type with its sizes, and the quantization of base weights."""
     kind = conversion.get("finetuning_type", read.one_of("lora oft freeze full"))
-    bits = conversion.get("quantization_bit", read.at_least_one)
+    bits = conversion.get("quantization_bit", read.positive_int)
     if kind == "freeze":
         conversion.put("model.freeze", [], "finetuning_type")
         conversion.comment("model.freeze", "patterns of the frozen parameters: ['*embed*', 'model.layers.0.*', …]")
@@ -402,7 +408,7 @@ def _convert_adapter(conversion: Conversion) -> None:
     if kind in ("freeze", "full"):
         conversion.report("quantization_bit", "4 and 8 bits need an adapter: finetuning_type: lora")
         return
-    rank = conversion.get("lora_rank", read.at_least_one)
+    rank = conversion.get("lora_rank", read.positive_int)
     if rank and not conversion.has("lora_alpha"):
         conversion.replace("lora_alpha", 2 * rank)  # LLaMA-Factory's own default
     for key in ("additional_target", "lora_target"):

@@ -16,10 +16,10 @@ _KEYS: dict[str, tuple[read.Reader, str, list[str]]] = {
     "inputs_path": (read.text, '"pairs.csv"', ["data.sources"]),
     "outputs_path": (read.text, '"pairs.csv"', ["data.sources"]),
     "model_path": (read.text, '"FOLDER"', ["model.from"]),
-    "epochs": (read.above_zero, "3", ["train.epochs"]),
-    "batch_size": (read.at_least_one, "32", ["train.batch"]),
-    "learning_rate": (read.above_zero, "5e-5", ["train.learning_rate"]),
-    "world_size": (read.at_least_one, "2", ["parallel.data", "train.batch"]),
+    "epochs": (read.positive_number, "3", ["train.epochs"]),
+    "batch_size": (read.positive_int, "32", ["train.batch"]),
+    "learning_rate": (read.positive_number, "5e-5", ["train.learning_rate"]),
+    "world_size": (read.positive_int, "2", ["parallel.data", "train.batch"]),
 }
 
 

@@ -95,13 +95,14 @@ _SWITCHES = {
 def convert_cfg(text: str, location: str) -> ConvertedConfig:
     """Convert the recipe's configuration. Raise InputError with all problems."""
     conversion = Conversion(location, TABLE)
-    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+    for line_number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line and not line.startswith("#"):
-            _add_line(conversion, line, f"{location}:{number}")
+            _add_line(conversion, line, f"{location}:{line_number}")
     conversion.put("objective", "span_qa")
     conversion.put("span_qa.heads", "five")
     conversion.convert_table()
-    folder, name = conversion.get("dump_dir", read.text), conversion.get("experiment_name", read.text)
+    folder = conversion.get("dump_dir", read.text)
+    name = conversion.get("experiment_name", read.text)
     if name:
         conversion.put("run", f"{folder.rstrip('/')}/{name}" if folder else name, "dump_dir", "experiment_name")
     _convert_source(conversion)
@@ -149,10 +150,8 @@ def _convert_training(conversion: Conversion) -> None:
     """Convert the recipe's AdamW (transformers' former one) and schedule: linear, or none without warmup."""
     conversion.put("train.betas", [0.9, 0.999])
     conversion.put("train.epsilon", 1e-6)
-    batch, accumulation_steps = (
-        conversion.get("train_batch_size", read.at_least_one),
-        conversion.get("batch_split", read.at_least_one),
-    )
+    batch = conversion.get("train_batch_size", read.positive_int)
+    accumulation_steps = conversion.get("batch_split", read.positive_int)
     if batch:
         conversion.put("train.batch", batch, "train_batch_size")
         what = "the recipe used this batch in each process, but train.batch is the total"
@@ -180,11 +179,11 @@ def _convert_best(conversion: Conversion) -> None:
         conversion.report("best_metric", f"artel has no such metric; write checkpoint.best: {metrics}")
         conversion.report("best_order", "ignored: artel knows for each metric whether higher is better")
         return
-    metric, better = _METRICS[recipe_metric]
+    metric, order = _METRICS[recipe_metric]
     conversion.put("checkpoint.best", metric, "best_metric")
-    if conversion.get("best_order", read.one_of("> <")) != better:
-        better_is = "higher" if better == ">" else "lower"
-        conversion.report("best_order", f"for {metric}, {better_is} is better; this cannot be reversed")
+    if conversion.get("best_order", read.one_of("> <")) != order:
+        better = "higher" if order == ">" else "lower"
+        conversion.report("best_order", f"for {metric}, {better} is better; this cannot be reversed")
 
 
 NQ_RECIPE = Tool("the Natural Questions recipe", lambda text: True, convert_cfg, is_fallback=True)

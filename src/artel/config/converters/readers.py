@@ -14,27 +14,27 @@ Reader = Callable[[Any], Any]
 
 def number(value: object) -> float:
     """Read a number. 2 stays an integer."""
-    real = read_number(value)
-    return int(real) if real.is_integer() else real
+    parsed = read_number(value)
+    return int(parsed) if parsed.is_integer() else parsed
 
 
 def _bounded(read: Reader, is_valid: Callable[[float], bool], error: str) -> Reader:
     """Return a reader that raises ValueError with `error` for numbers that are not valid."""
 
-    def bounded(value: object) -> Any:
+    def read_bounded(value: object) -> Any:
         parsed = read(value)
         if not is_valid(parsed):
             raise ValueError(f"{value!r} {error}")
         return parsed
 
-    return bounded
+    return read_bounded
 
 
-above_zero = _bounded(number, lambda n: 0 < n < math.inf, "is not above zero")
+positive_number = _bounded(number, lambda n: 0 < n < math.inf, "is not above zero")
 non_negative_number = _bounded(number, lambda n: n >= 0, "is below zero")
 fraction_below_one = _bounded(number, lambda n: 0 <= n < 1, "is not a fraction (at least 0, below 1)")
 fraction_up_to_one = _bounded(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
-at_least_one = _bounded(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
+positive_int = _bounded(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
 non_negative_int = _bounded(read_count, lambda n: n >= 0, "is below zero")
 
 

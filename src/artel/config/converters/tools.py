@@ -69,13 +69,14 @@ def _check_commands(text: str, location: str) -> None:
     """Raise InputError if the text is a shell script that runs another tool. Say which file to convert."""
     problems: list[Problem] = []
     words: list[str] = []
-    first = 1
-    for number, line in enumerate([*text.splitlines(), ""], 1):
+    first_line = 1
+    for line_number, line in enumerate([*text.splitlines(), ""], 1):
         words += line.removesuffix("\\").split()
         if not line.endswith("\\"):
             if words and not words[0].startswith("#"):
-                problems += _command_problems(words, f"{location}:{first}")
-            words, first = [], number + 1
+                problems += _command_problems(words, f"{location}:{first_line}")
+            words = []
+            first_line = line_number + 1
     if problems:
         raise InputError(problems)
 

@@ -41,13 +41,13 @@ _MIN_LR_ADVICE = "write train.minimum_learning_rate, a fraction of learning_rate
 TABLE = KeyTable(
     converted={
         "seed": ("seed", read.non_negative_int),
-        "learning_rate": ("train.learning_rate", read.above_zero),
+        "learning_rate": ("train.learning_rate", read.positive_number),
         "weight_decay": ("train.weight_decay", read.non_negative_number),
-        "adam_epsilon": ("train.epsilon", read.above_zero),
+        "adam_epsilon": ("train.epsilon", read.positive_number),
         "gradient_checkpointing": _ACTIVATION_CHECKPOINTING,
         "activation_checkpointing": _ACTIVATION_CHECKPOINTING,
         "torch_compile": ("train.compile", read.switch("on", "off")),
-        "save_total_limit": ("checkpoint.keep", read.at_least_one),
+        "save_total_limit": ("checkpoint.keep", read.positive_int),
     },
     implied={
         "overwrite_cache": "texts are prepared again when they or their keys change",
@@ -171,8 +171,8 @@ def convert_arguments(conversion: Conversion, processes: int | None = None) -> N
 
 def _convert_batch(conversion: Conversion, processes: int | None) -> None:
     key, accumulation_key = "per_device_train_batch_size", "gradient_accumulation_steps"
-    micro_batch = conversion.get(key, read.at_least_one)
-    accumulation_steps = conversion.get(accumulation_key, read.at_least_one)
+    micro_batch = conversion.get(key, read.positive_int)
+    accumulation_steps = conversion.get(accumulation_key, read.positive_int)
     if micro_batch and accumulation_steps:
         process_batch = micro_batch * accumulation_steps
         conversion.put("train.batch", process_batch * (processes or 1), key, accumulation_key)
@@ -180,14 +180,14 @@ def _convert_batch(conversion: Conversion, processes: int | None) -> None:
         if processes is None:
             product = f"train.batch is {process_batch}, this times {accumulation_key}: the batch of one process"
             conversion.report(key, f"{product}; multiply it by the number of processes")
-    if conversion.get("per_device_eval_batch_size", read.at_least_one) == micro_batch:
+    if conversion.get("per_device_eval_batch_size", read.positive_int) == micro_batch:
         conversion.mark_implied("per_device_eval_batch_size", "validation uses the micro-batch of training")
 
 
 def _convert_length(conversion: Conversion) -> None:
     """Convert the length. `max_steps`, if above zero, takes precedence over `num_train_epochs`."""
     steps = conversion.get("max_steps", read_count)
-    epochs = conversion.get("num_train_epochs", read.above_zero)
+    epochs = conversion.get("num_train_epochs", read.positive_number)
     if steps is not None and steps > 0:
         conversion.put("train.steps", steps, "max_steps")
         conversion.report("num_train_epochs", f"max_steps is set: the run ends after {steps} steps")
@@ -219,7 +219,7 @@ def _convert_optimizer(conversion: Conversion) -> None:
         return
     conversion.put("train.optimizer", optimizer, "optim")
     if optimizer == "muon":
-        conversion.convert("learning_rate", "train.muon_learning_rate", read.above_zero)
+        conversion.convert("learning_rate", "train.muon_learning_rate", read.positive_number)
     if difference:
         conversion.report("optim", difference)
     for key in ("optim_args", "optim_target_modules"):
@@ -248,7 +248,8 @@ def _convert_schedule(conversion: Conversion) -> None:
     ratio = conversion.get("warmup_ratio", read.fraction_below_one)
     if name is None:
         return
-    options, settings = conversion.raw_value("lr_scheduler_kwargs"), SCHEDULES.get_settings(name)
+    options = conversion.raw_value("lr_scheduler_kwargs")
+    settings = SCHEDULES.get_settings(name)
     if settings is not None and isinstance(options, dict) and options.keys() <= settings.model_fields.keys():
         conversion.put(f"train.{name}", dict(options), "lr_scheduler_kwargs")
     is_known = name in SCHEDULES or name in _SCHEDULES
@@ -272,7 +273,7 @@ def _convert_min_lr(conversion: Conversion, schedule: str | None) -> None:
     """Convert the minimum learning rate, the only key of lr_scheduler_kwargs that artel has."""
     key = "lr_scheduler_kwargs"
     options = conversion.raw_value(key)
-    units = {"min_lr_rate": 1, "min_lr": conversion.get("learning_rate", read.above_zero)}
+    units = {"min_lr_rate": 1, "min_lr": conversion.get("learning_rate", read.positive_number)}
     if schedule == "cosine_with_min_lr" and isinstance(options, dict) and len(options) == 1:
         ((name, min_lr),) = options.items()
         if units.get(name):
@@ -300,7 +301,7 @@ def _convert_interval(
 ) -> None:
     """Convert a strategy (no, steps, epoch) and its steps, a fraction of the run if below 1, to an interval."""
     strategy = conversion.get(strategy_key, _read_strategy) or "steps"
-    steps = conversion.get(steps_key, read.above_zero) or default
+    steps = conversion.get(steps_key, read.positive_number) or default
     if strategy == "steps" and steps >= 1:
         conversion.put(target_key, round(steps), strategy_key, steps_key)
     elif strategy == "steps":
@@ -325,7 +326,7 @@ _SHARDING = {
     "HYBRID_SHARD": "hsdp",
     "HYBRID_SHARD_ZERO2": "hsdp",
 }
-_NUMBERED_SHARDING = {str(number): name for number, name in enumerate(_SHARDING, 1)}
+_NUMBERED_SHARDING = {str(index): name for index, name in enumerate(_SHARDING, 1)}
 
 
 def _convert_fsdp(conversion: Conversion) -> None:
@@ -412,8 +413,8 @@ def convert_lora(conversion: Conversion, keys: str) -> None:
     `keys`: the tool's names of r, lora_alpha, lora_dropout, use_rslora, use_dora, modules_to_save and target_modules.
     """
     rank, alpha, dropout, rslora, dora, saved, target = keys.split()
-    conversion.convert(rank, "model.lora.rank", read.at_least_one)
-    conversion.convert(alpha, "model.lora.alpha", read.above_zero)
+    conversion.convert(rank, "model.lora.rank", read.positive_int)
+    conversion.convert(alpha, "model.lora.alpha", read.positive_number)
     conversion.convert(dropout, "model.lora.dropout", read.fraction_below_one)
     conversion.convert(rslora, "model.lora.rslora", read.flag)
     conversion.convert(dora, "model.lora.dora", read.flag)

@@ -64,7 +64,7 @@ def suggest_similar(name: str, known: Iterable[str]) -> str:
 
 
 def add_comments(run: dict[str, Any], comments: dict[str, str]) -> str:
-    """Return the YAML of a run file, with each of `comments` above its target_key key."""
+    """Return the YAML of a run file, with each of `comments` above its key."""
     text = yaml.safe_dump(run, sort_keys=False, allow_unicode=True, width=_YAML_WIDTH)
     _, locations, _ = read_yaml(text, "")
     comment_at: dict[int, str] = {}
@@ -73,8 +73,8 @@ def add_comments(run: dict[str, Any], comments: dict[str, str]) -> str:
         if key in locations:
             comment_at[int(locations[key].rpartition(":")[2])] = comment
     lines = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if number in comment_at:
-            lines.append(f"{line[: len(line) - len(line.lstrip())]}# {comment_at[number]}")
+    for line_number, line in enumerate(text.splitlines(), 1):
+        if line_number in comment_at:
+            lines.append(f"{line[: len(line) - len(line.lstrip())]}# {comment_at[line_number]}")
         lines.append(line)
     return "".join(f"{line}\n" for line in lines)

@@ -15,9 +15,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
 
 
-def runtime_only(default: Any, description: str, **more: Any) -> Any:
+def runtime_only(default: Any, description: str, **constraints: Any) -> Any:
     """Return the field of a key that does not change the result of a run."""
-    return Field(default=default, description=description, json_schema_extra={"shapes_result": False}, **more)
+    return Field(default=default, description=description, json_schema_extra={"shapes_result": False}, **constraints)
 
 
 def _list_of_string(value: object) -> object:

@@ -39,7 +39,8 @@ def _lora_base_problems(run: RunConfig) -> list[Problem]:
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:
     """Return the problems of a pretrained model with a newly trained tokenizer."""
-    trains, pretrained = run.tokenizer.train is not None, run.model.from_
+    trains = run.tokenizer.train is not None
+    pretrained = run.model.from_
     if trains and pretrained is not None and not run.tokenizer.replace:
         what = f"a newly trained tokenizer has other tokens than {pretrained}, whose embeddings would be lost"
         fix = "remove tokenizer (tokenizer.train=null) to use the model's own, or set tokenizer.replace: true"
@@ -60,11 +61,11 @@ def _source_problems(run: RunConfig, *, knows_objective: bool) -> list[Problem]:
     learned = OBJECTIVES[run.objective].learns_from
     problems = [
         Problem(
-            f"data.sources.{number}",
+            f"data.sources.{index}",
             f"yields {kind}, but objective {run.objective} learns from {' or '.join(learned)}",
             _suggest_fix(kind, learned),
         )
-        for number, kind in enumerate(kinds)
+        for index, kind in enumerate(kinds)
         if knows_objective and kind not in learned
     ]
     if not problems and len(set(kinds)) > 1:

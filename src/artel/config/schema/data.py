@@ -328,10 +328,10 @@ class DataConfig(Section):
             other_format = next((source.format for source in self.sources if source.yields != "labels"), None)
             if other_format is not None:
                 raise ValueError(f"by: label needs labels, but format: {other_format} has none; write validation: 0.05")
-        for number, source in enumerate(self.sources):
+        for index, source in enumerate(self.sources):
             if self.dedup.near is not None and source.yields in ("questions", "preferences"):
                 raise ValueError(
                     f"dedup.near would drop {source.yields} that share a document or a prompt, which "
-                    f"sources.{number} contains; remove dedup.near"
+                    f"sources.{index} contains; remove dedup.near"
                 )
         return self

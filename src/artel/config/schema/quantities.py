@@ -179,11 +179,11 @@ class Warmup:
             raise OverLimitError(f"{what}; write steps, or a fraction of the run")
         return cls(fraction=number) if 0 < number < 1 else cls(steps=read_count(number))
 
-    def of(self, total: int) -> int:
-        """Return the number of warmup steps in a run of `total` steps."""
+    def of(self, total_steps: int) -> int:
+        """Return the number of warmup steps in a run of `total_steps` steps."""
         if self.steps is not None:
             return self.steps
-        return round((self.fraction or 0.0) * total)
+        return round((self.fraction or 0.0) * total_steps)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -223,7 +223,8 @@ class _NumberOrString:
 
 _DIGITS = r"^\s*[+-]?[0-9._]+([eE][+-]?[0-9]+)?\s*"
 _number = _NumberOrString(f"{_DIGITS}[kKmMgGbBtT]?$")
-_bytes, _seconds = _NumberOrString(f"{_DIGITS}([kKmMgGtT]i?)?[bB]?$"), _NumberOrString(f"{_DIGITS}(s|sec|min|h|d)?$")
+_bytes = _NumberOrString(f"{_DIGITS}([kKmMgGtT]i?)?[bB]?$")
+_seconds = _NumberOrString(f"{_DIGITS}(s|sec|min|h|d)?$")
 
 _WholeNumber = Annotated[int, BeforeValidator(read_count), _number]
 
