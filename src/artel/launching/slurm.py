@@ -111,14 +111,12 @@ def _directive_lines(folder: Path, job: Job, problems: list[Problem]) -> list[st
     return [*lines, "requeue"]
 
 
-def _format_lines(
-    texts: Sequence[Any], flag: str, format_line: Callable[[Any], str], problems: list[Problem]
-) -> list[str]:
-    """Return `format_line(text)` for each text. For a ValueError add a problem of `flag` instead."""
+def _format_lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
+    """Return `line(text)` for each text. For a ValueError add a problem of `flag` instead."""
     lines = []
     for text in texts:
         try:
-            lines.append(format_line(text))
+            lines.append(line(text))
         except ValueError as error:
             what, _, fix = str(error).rpartition("; ")
             problems.append(Problem(flag, what, fix))

@@ -142,11 +142,9 @@ def start_run(
 def _check_copy_address(config: RunConfig, original: Path) -> None:
     """Raise InputError if a copied run would write its checkpoints over those of the original, on S3."""
     address = config.checkpoint.copy_to
-    if (
-        address is not None
-        and RunFolder(original).config.is_file()
-        and load_run(str(original)).checkpoint.copy_to == address
-    ):
+    if address is None or not RunFolder(original).config.is_file():
+        return
+    if load_run(str(original)).checkpoint.copy_to == address:
         what = f"the run is a copy of {original}, whose checkpoints are copied to {address}"
         raise InputError.at("checkpoint.copy_to", what, "use another address for this run")
 
@@ -184,7 +182,7 @@ def _read_run(file: RunFile, overrides: Overrides, options: StartOptions) -> tup
 
 
 def _wait_for_earlier_processes(folder: RunFolder) -> None:
-    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError if they do not."""
+    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError if not."""
 
     def on_wait() -> None:
         logger.info(
