@@ -31,14 +31,7 @@ from artel.config.schema.model import AttentionConfig, LoraConfig, ModelConfig, 
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.quantities import Count, Number
-from artel.config.schema.run import (
-    CheckpointConfig,
-    LogConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-    ValidateConfig,
-)
+from artel.config.schema.run import CheckpointConfig, LogConfig, ParallelConfig, RunConfig, TrainConfig, ValidateConfig
 from artel.config.schema.tokenizer import TokenizerConfig, TokenizerTraining
 from artel.config.suggest import find_similar_name, guess_key, suggest_key
 

@@ -97,9 +97,7 @@ def read_settings(kind: type[Settings], values: Mapping[str, Any], where: str) -
         problems = explain(error, {(): ""}).values()
         raise InputError(
             replace(
-                problem,
-                where=f"{where} {problem.where}",
-                fix=settings if problem.what == UNKNOWN_KEY else problem.fix,
+                problem, where=f"{where} {problem.where}", fix=settings if problem.what == UNKNOWN_KEY else problem.fix
             )
             for problem in problems
         ) from None

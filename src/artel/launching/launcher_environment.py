@@ -50,18 +50,8 @@ _NUMBERS = (
 
 _PRECISIONS = {"bf16", "fp16", "fp8"}  # "no" is accelerate's default
 # Sharding strategies of FSDP1, by name or number.
-_SHARDING = {
-    "FULL_SHARD": "fsdp",
-    "1": "fsdp",
-    "SHARD_GRAD_OP": "zero2",
-    "2": "zero2",
-    "NO_SHARD": "ddp",
-    "3": "ddp",
-    "HYBRID_SHARD": "hsdp",
-    "4": "hsdp",
-    "HYBRID_SHARD_ZERO2": "hsdp",
-    "5": "hsdp",
-}
+_SHARDING = {"FULL_SHARD": "fsdp", "SHARD_GRAD_OP": "zero2", "NO_SHARD": "ddp", "HYBRID_SHARD": "hsdp"}
+_SHARDING |= {"HYBRID_SHARD_ZERO2": "hsdp", "1": "fsdp", "2": "zero2", "3": "ddp", "4": "hsdp", "5": "hsdp"}
 _STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}
 # accelerate's sizes -> keys of the run file.
 _SIZES = {"TP_SIZE": "parallel.tensor", "CP_SIZE": "parallel.context", "SP_SIZE": "parallel.context"}
@@ -191,8 +181,7 @@ def check_worker() -> None:
     """Raise InputError if torchrun's variables are inconsistent."""
     environment = os.environ
     _check_numbers(environment)
-    rank = int(environment.get("RANK", "0"))
-    world = int(environment.get("WORLD_SIZE", "1"))
+    rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     problems = []
     if "RANK" not in environment and world != 1:
         problems.append(_launcher_problem("WORLD_SIZE", f"is {world:,}, but RANK is not set"))
@@ -208,8 +197,7 @@ def check_worker() -> None:
 
 def _master_problems(environment: os._Environ[str]) -> list[Problem]:
     problems = []
-    port = environment.get("MASTER_PORT", "29500")
-    address = environment.get("MASTER_ADDR", "localhost")
+    port, address = environment.get("MASTER_PORT", "29500"), environment.get("MASTER_ADDR", "localhost")
     if not re.fullmatch(r"\d{1,18}", port, re.ASCII):
         problems.append(_launcher_problem("MASTER_PORT", f"is {port[:100]!r}, not a number"))
     elif not 0 < int(port) < 2**16:
@@ -234,8 +222,7 @@ def _launcher_problem(name: str, what: str) -> Problem:
 
 
 def _read_slurm_step(environment: os._Environ[str], nproc: int | None) -> None:
-    tasks = int(environment["SLURM_STEP_NUM_TASKS"])
-    hosts = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
+    tasks, hosts = int(environment["SLURM_STEP_NUM_TASKS"]), int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     port_seed = int(environment.get("SLURM_JOB_ID", "0")) + int(environment["SLURM_STEP_ID"])
     environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
     environment.setdefault("MASTER_PORT", str(_PORTS[port_seed % len(_PORTS)]))

@@ -182,7 +182,7 @@ def _read_run(file: RunFile, overrides: Overrides, options: StartOptions) -> tup
 
 
 def _wait_for_earlier_processes(folder: RunFolder) -> None:
-    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raise WorkError if not."""
+    """Wait until processes of an earlier start, whose launcher was killed, have ended. Raise WorkError if they hang."""
 
     def on_wait() -> None:
         logger.info(

@@ -227,11 +227,7 @@ def _convert_optimizer(conversion: Conversion) -> None:
 
 
 # transformers' schedules with another name in artel, and the nearest schedule for those that artel lacks.
-_SCHEDULES = {
-    "constant_with_warmup": "constant",
-    "cosine_with_min_lr": "cosine",
-    "warmup_stable_decay": "wsd",
-}
+_SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine", "warmup_stable_decay": "wsd"}
 _NEAREST_SCHEDULES = {
     **dict.fromkeys(("cosine_warmup_with_min_lr", "rex", "one_cycle"), "cosine"),
     "polynomial": "linear",

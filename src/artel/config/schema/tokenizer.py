@@ -23,8 +23,7 @@ class TokenizerTraining(Section):
         "auto: about one token per 700 bytes of text, from 1,024 to 32,768.",
     )
     special: list[Annotated[str, Field(min_length=1)]] = Field(
-        default=[],
-        description="Special tokens besides <|endoftext|> and <|pad|>, or RoBERTa's five for encoders.",
+        default=[], description="Special tokens besides <|endoftext|> and <|pad|>, or RoBERTa's five for encoders."
     )
 
 

@@ -183,16 +183,11 @@ def measure_text(config: RunConfig) -> TextSize:
     # Without a budget, the planned length is that of an epoch.
     config = config.model_copy(update={"train": config.train.model_copy(update={"budget": None})})
     data = plan_data(config)
+    vocabulary = data.tokenizer.vocabulary
     if data.store is not None:
-        vocabulary = data.tokenizer.vocabulary
+        train, validation = data.store.train.tokens, data.store.validation.tokens
         bytes_per_character = _bytes_per_character(prepare_silently(config).ledger()["parts"])
-        return TextSize(
-            data.store.train.tokens,
-            data.store.validation.tokens,
-            vocabulary,
-            "counted in the prepared text",
-            bytes_per_character,
-        )
+        return TextSize(train, validation, vocabulary, "counted in the prepared text", bytes_per_character)
     length = plan_length(config, data)
     if length is None or length.epoch_tokens is None:
         raise InputError.at(
@@ -201,7 +196,7 @@ def measure_text(config: RunConfig) -> TextSize:
     texts = [document.record.text for document in islice(read_documents(config.data, Ledger()), _MAX_DOCUMENTS)]
     counts = {"bytes": sum(len(text.encode()) for text in texts), "characters": sum(map(len, texts))}
     bytes_per_character = _bytes_per_character({"train": counts})
-    return TextSize(round(length.epoch_tokens), None, data.tokenizer.vocabulary, length.note, bytes_per_character)
+    return TextSize(round(length.epoch_tokens), None, vocabulary, length.note, bytes_per_character)
 
 
 def _bytes_per_character(parts: dict[str, Any]) -> float | None:

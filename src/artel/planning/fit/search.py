@@ -287,13 +287,8 @@ class Search:
         budget.spend(layout, mode, num_rows, self._hardware, self._plan_cost(layout))
         try:
             with silence_messages():
-                plan = make_plan(
-                    layout.with_micro_batch(mode, num_rows),
-                    self._hardware,
-                    layout.processes_per_host,
-                    self._price,
-                    self._text,
-                )
+                run = layout.with_micro_batch(mode, num_rows)
+                plan = make_plan(run, self._hardware, layout.processes_per_host, self._price, self._text)
         except InputError:
             return None
         self._activations.add(layout, plan)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from artel.config import RunConfig
 from artel.config.schema.quantities import Interval
@@ -97,19 +98,9 @@ def estimate_rank_memory(
     rounds = ROUNDS_IN_SHARDS if is_sharded(config, world) else 1
     layer_counts = outline.layer_counts(config.parallel.pipeline, rounds) if config.parallel.pipeline == 1 else None
     batches = [data.batch(num_rows)] * num_traced
+    trace_model = partial(trace_steps, average_batch=average_batch, on_gpu=on_gpu, compiled=compiled)
     traces = [
-        trace_steps(
-            config,
-            outline.build(precision, layers),
-            data.objective,
-            batches,
-            world,
-            mode,
-            precision,
-            average_batch=average_batch,
-            on_gpu=on_gpu,
-            compiled=compiled,
-        )
+        trace_model(config, outline.build(precision, layers), data.objective, batches, world, mode, precision)
         for layers in layer_counts or (None,)
     ]
     peaks = [_peaks(trace) for trace in traces]

@@ -207,19 +207,7 @@ def make_plan(
         logger.info("tracing two steps with micro-batches of %s%s", num_rows, suffix)
         average = find_average(num_rows, dims.dp_degree)
         plan = _build_plan(
-            config,
-            hardware,
-            outline,
-            data,
-            length,
-            world_size,
-            on_host,
-            precision,
-            num_micro_batches,
-            num_rows,
-            average,
-            mode,
-            compiled,
+            config, hardware, outline, data, length, on_host, num_micro_batches, num_rows, average, mode, compiled
         )
         return replace(plan, price=price)
 
@@ -276,9 +264,7 @@ def _build_plan(
     outline: ModelOutline,
     data: PlannedData,
     length: PlannedLength | None,
-    world_size: int,
     on_host: int,
-    precision: str,
     num_micro_batches: int,
     num_rows: int,
     average: AverageStep | None,
@@ -286,27 +272,17 @@ def _build_plan(
     compiled: bool,
 ) -> Plan:
     """Plan with `num_micro_batches` micro-batches of `num_rows` rows on each rank."""
+    world_size = on_host * hardware.nodes
+    precision = plan_precision(config, hardware)
     stages = config.parallel.pipeline
     worlds = [
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
     ]
     on_gpu = not hardware.shares_memory
-    batch = None if average is None else average.batch
+    average_batch = None if average is None else average.batch
+    estimate = partial(estimate_rank_memory, average_batch=average_batch, on_gpu=on_gpu, compiled=compiled)
     ranks = tuple(
-        estimate_rank_memory(
-            config,
-            outline,
-            data,
-            world,
-            mode,
-            precision,
-            num_rows,
-            num_micro_batches,
-            average_batch=batch,
-            on_gpu=on_gpu,
-            compiled=compiled,
-        )
-        for world in worlds
+        estimate(config, outline, data, world, mode, precision, num_rows, num_micro_batches) for world in worlds
     )
     host_bytes = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
     if not on_gpu and not is_sharded(config, worlds[0]):  # only the first rank writes checkpoints
