@@ -49,7 +49,7 @@ def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]
 
 
 def _describe_error(detail: Any, key: Key) -> tuple[str, str]:
-    """Return what is wrong and the fix for one of pydantic's errors."""
+    """Return (what is wrong, fix) for one of pydantic's errors."""
     kind, context = detail["type"], detail.get("ctx", {})
     dotted = ".".join(map(str, key))
     value = _format_value(detail["input"])

@@ -72,7 +72,7 @@ def check_in_background(config: RunConfig, name: str, overrides: Overrides) -> I
 
 
 def has_no_training_keys(config: RunConfig) -> bool:
-    """True if all keys have their defaults except those of the text and its tokenizer."""
+    """True if only keys of the text and its tokenizer differ from their defaults."""
     defaults = type(config).model_construct()
     text_keys = {"run", "seed", "data", "prepare", "tokenizer"}
     has_defaults = config.model_dump(exclude=text_keys) == defaults.model_dump(exclude=text_keys)

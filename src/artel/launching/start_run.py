@@ -1,7 +1,7 @@
 """Start or resume a run on this host: `artel train`.
 
 One process leads the run. It holds the run's lock, checks the run, prepares its text and compares the run file with
-that of an earlier start. Then it starts the processes of this host. A single-process run trains in this process.
+the one of an earlier start. Then it starts the processes of this host. A single-process run trains in this process.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class StartOptions:
     force: bool = False
     """Train even if the plan says that it cannot fit."""
     trackers: tuple[str, ...] = ()
-    """Trackers in addition to those of the run file."""
+    """Trackers to add to the run file's."""
 
 
 def start_run(
     file: RunFile, overrides: Overrides, options: StartOptions, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
-    """Train or resume the run of a run file and return its result. `callbacks` run before those of the run file.
+    """Train or resume the run of a run file and return its result. `callbacks` run before the run file's.
 
     Raise InputError, WorkError, or Interrupted if a signal stopped the run after saving.
     """
@@ -140,7 +140,7 @@ def start_run(
 
 
 def _check_copy_address(config: RunConfig, original: Path) -> None:
-    """Raise InputError if a copied run would write its checkpoints over those of the original, on S3."""
+    """Raise InputError if a copied run would overwrite the checkpoints of the original on S3."""
     address = config.checkpoint.copy_to
     if address is None or not RunFolder(original).config.is_file():
         return

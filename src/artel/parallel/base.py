@@ -201,7 +201,7 @@ class Strategy:
         return sums
 
     def _loss_multiplier(self, targets: float) -> float:
-        """Return the factor for a micro-batch's summed loss that makes gradients those of the mean."""
+        """Return the factor of a micro-batch's summed loss that gives the gradients of the mean loss."""
         return 1.0 / targets
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
@@ -355,8 +355,7 @@ def sharded_norm(shards: Iterable[tuple[torch.Tensor, int]], device: torch.devic
 def local_shard(tensor: torch.Tensor, owners: int) -> tuple[torch.Tensor, int]:
     """Return this process's shard of a tensor or DTensor, and the number of processes that hold the same shard.
 
-    `owners`: number of processes that hold the tensor, in full or in shards. All processes, or those of a pipeline
-    stage.
+    `owners`: number of processes that hold the tensor, in full or in shards: all, or all of a pipeline stage.
     """
     if not isinstance(tensor, DTensor):
         return tensor, owners

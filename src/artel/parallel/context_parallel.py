@@ -80,7 +80,7 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
 
     Every tensor (rows, length, …) is cut along the sequence, after padding to a multiple of 2 x `size` if `causal`, of
     `size` otherwise. `documents` stays complete, because a mask needs the documents of all tokens. `targets` are
-    counted in the shard, and `tokens` are divided evenly: both add up to those of the batch. The batch must be on the
+    counted in the shard, and `tokens` are divided evenly: both add up to the batch's. The batch must be on the
     host.
     """
     shard = SequenceShard(rank, size, causal)

@@ -57,7 +57,7 @@ class _RingConfig(NamedTuple):
     def ranges_at_step(self, step: int, length: int) -> tuple[slice, slice, bool]:
         """Return (queries, keys, causal) to compute at a step, out of `length` tokens each.
 
-        The keys are those of the process `step` before this one.
+        The keys come from the process `step` positions before this one.
         """
         all_positions = slice(0, length)
         if not self.causal or step == 0:

@@ -1,7 +1,7 @@
 """The interface between the training loop and a parallel strategy.
 
-The loop hands a strategy micro-batches and never asks which strategy it is. Whatever the strategy, the gradient of a
-step is that of the mean loss over all target tokens of the global batch (principle 2).
+The loop hands a strategy micro-batches and never asks which strategy it is. With every strategy, a step
+follows the gradient of the mean loss over all target tokens of the global batch (principle 2).
 """
 
 from __future__ import annotations

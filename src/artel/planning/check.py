@@ -75,7 +75,7 @@ class Check(NamedTuple):
 
 
 def find_further_problems(error: InvalidRunFile, start: StartConditions | None = None) -> list[Problem]:
-    """Find more problems of a run whose file has errors. Skip those that follow from the wrong keys."""
+    """Find more problems of a run whose file has errors. Skip problems caused by the wrong keys."""
     if error.valid_run is None:
         return []
     checks = _list_checks(error.valid_run, start or StartConditions(), error.doubtful)

@@ -43,7 +43,7 @@ def get_disk(folder: Path) -> Disk:
 
 
 def get_shared_memory_bytes() -> int | None:
-    """Return the size of /dev/shm, through which processes of a machine communicate. None if it does not exist."""
+    """Return the size of /dev/shm, which processes of a machine use to communicate. None if it does not exist."""
     folder = Path("/dev/shm")
     return shutil.disk_usage(folder).total if folder.is_dir() else None
 

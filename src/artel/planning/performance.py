@@ -123,7 +123,7 @@ class Cost(Protocol):
 def predict_step_time(
     operations: Mapping[Operation, int], hardware: Hardware, rates: Rates | None = None, *, bubble: float = 0.0
 ) -> StepTime:
-    """Return the time of a step in which each process runs `operations`, with their counts.
+    """Predict the time of a step that runs `operations`, each as often as its count, on every process.
 
     `rates` were measured on this machine, if the plan is for it. `bubble` is the waiting time of a pipeline stage over
     its working time (`pipeline_bubble`).
@@ -171,7 +171,7 @@ def extrapolate(small: Mapping[Operation, int], large: Mapping[Operation, int], 
 def forecast_run(
     step: StepTime, tokens: float, hours: Range, hardware: Hardware, price_per_hour: float | None = None
 ) -> Forecast:
-    """Return the forecast of a run of `hours`, with `tokens` per step. The price is that of all nodes per hour."""
+    """Return the forecast of a run of `hours`, with `tokens` per step. The price is for all nodes, per hour."""
     watts = None if hardware.watts is None else hardware.watts * hardware.world_size
     return Forecast(
         tokens_per_second=step.tokens_per_second(tokens),
@@ -199,7 +199,7 @@ def find_slowest_stage(
 ) -> tuple[int, float]:
     """Return the slowest stage of a pipeline and its bubble: its waiting time over its working time.
 
-    `step_seconds` and `pass_seconds` are those of each stage, with and without the optimizer's step. While the slowest
+    `step_seconds` and `pass_seconds` have a value per stage, with and without the optimizer's step. While the slowest
     stage waits, the others run a micro-batch. For equal stages the bubble is `pipeline_bubble`.
     """
     slowest = max(range(len(step_seconds)), key=step_seconds.__getitem__)

@@ -79,7 +79,7 @@ class Rates:
 
 
 def measurement_identity(device: torch.device) -> dict[str, Any]:
-    """Return the device and the version of PyTorch, for which a measurement is valid."""
+    """Return the device and the versions that a measurement is valid for."""
     name = processor_name() if device.type == "cpu" else device_name(device)
     return {"version": _VERSIONS.get(device.type, 1), "device": name, "torch": torch.__version__}
 

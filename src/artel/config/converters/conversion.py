@@ -28,7 +28,7 @@ _SECTION_ORDER = tuple(
 
 @dataclass(frozen=True, slots=True)
 class KeyTable:
-    """How the keys of one tool are handled: converted, implied by artel, or unsupported.
+    """Handling of one tool's keys: converted, implied by artel, or unsupported.
 
     A reason may cover several keys, and patterns such as `dataloader_*`.
 

@@ -196,7 +196,7 @@ def _convert_length(conversion: Conversion) -> None:
 
 
 def find_optimizer(name: str) -> tuple[str, str]:
-    """Return (artel's optimizer, how it differs) for another tool's name, or adamw with advice if there is none."""
+    """Return (artel's optimizer, how it differs) for another tool's name, or adamw with advice if artel has none."""
     for optimizer in OPTIMIZERS.names:
         for pattern, difference in (*OPTIMIZERS[optimizer].other_names, (re.escape(optimizer), "")):
             if re.fullmatch(pattern, name):

@@ -63,7 +63,7 @@ Settings = TypeVar("Settings", bound=Section)
 class NamingSection(Section):
     """A section with keys that name entries of registries, and with sections for the settings of these entries.
 
-    The settings of an entry are a section with its name: those of `train: {optimizer: lion}` are `train.lion`.
+    The settings of an entry are a section with its name: `train: {optimizer: lion}` has them in `train.lion`.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -1,8 +1,8 @@
 """DeepSpeed as a parallel strategy: its engine shards weights, gradients and optimizer state.
 
 The engine divides gradients by the number of processes, clips them, scales the fp16 loss and takes the steps. The
-strategy undoes the division, so that the gradient is that of the mean over all targets of the global batch. Its
-optimizer only sets the learning rate of each step and leaves the rest to the engine.
+strategy undoes the division, to get the gradient of the mean loss over all targets of the global batch. Its optimizer
+only sets the learning rate of each step and leaves the rest to the engine.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class DeepSpeedOptimizer:
     def state(self) -> dict[str, torch.Tensor]:
         """Return `parameter name|state name` -> full tensor, on the CPU of rank 0. Collective.
 
-        Other ranks get an empty dict. Names and shapes are those of a run on one process.
+        Other ranks get an empty dict. Names and shapes are the same as in a run on one process.
         """
         return full_state(self._engine, self._optimizer)
 
@@ -291,8 +291,8 @@ def _prepare_environment(world: World) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     import deepspeed
 
-    # On a CPU it would compile its own all-reduce for a minute or two, and a killed build leaves a lock on which the
-    # next run waits forever. Gloo does not need it.
+    # On a CPU it would compile its own all-reduce for a minute or two, and a killed build leaves a lock that the
+    # next run waits for forever. Gloo does not need it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     with redirect_stdout(sys.stderr):
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)  # uses the existing group

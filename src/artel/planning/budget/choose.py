@@ -180,7 +180,7 @@ def measure_text(config: RunConfig) -> TextSize:
     """
     if "block" not in config.data.model_fields_set:
         config = with_block(config, BLOCKS[-1])  # a small text has no larger block
-    # Without a budget, the planned length is that of an epoch.
+    # Without a budget, the planned length is one epoch.
     config = config.model_copy(update={"train": config.train.model_copy(update={"budget": None})})
     data = plan_data(config)
     vocabulary = data.tokenizer.vocabulary

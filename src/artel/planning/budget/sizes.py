@@ -1,6 +1,6 @@
 """Models that `model: {auto: true}` chooses from: one per depth, like nanochat, with a width of 64 times the depth.
 
-The architecture is that of karpathy/nanochat (scripts/base_train.py; `nanochat` in transformers): rotary positions,
+The architecture is karpathy/nanochat's (scripts/base_train.py; `nanochat` in transformers): rotary positions,
 norms without weights, also of embeddings, queries and keys, squared ReLU, no biases, an untied head. The cap on its
 logits is omitted, so that artel can compute head and loss together. It learned fastest of the tried families
 (benchmarks/budget_fits.md). Heads are 64 wide.

@@ -200,7 +200,7 @@ class Search:
         return estimated_seconds * ratio > (fitting[limit - 1].seconds or 0.0)
 
     def _expect(self, layout: Layout, mode: Recompute) -> Expectation:
-        """Return the expectation of a layout from what is known so far."""
+        """Return the expected size and speed of a layout, from the plans so far."""
         fraction = self._estimate_bytes(layout, mode, self._row_counts(layout)[0]) / self._capacity(layout)
         seconds = self.seconds(layout, mode, self._guess_rows(layout, mode))
         return Expectation(

@@ -45,7 +45,7 @@ class PresetAnswers:
 
     @property
     def missing(self) -> list[str]:
-        """Missing flags, for which questions are asked."""
+        """Missing flags. `artel new` asks for their values."""
         flags = {"--text": self.text, "--learn": self.learn, "--from": self.model, "--time": self.time}
         return [flag for flag, value in flags.items() if not value]
 

@@ -1,7 +1,7 @@
 """Trace two training steps of one rank without memory, with the run's own model, strategy and optimizer.
 
 The tensors are FakeTensors, and the process group is PyTorch's `fake` one, whose collectives do nothing. All other code
-is that of training: `plan_parallelism`, the strategy's `run`, the objective's loss, the optimizer's step.
+is training's own: `plan_parallelism`, the strategy's `run`, the objective's loss, the optimizer's step.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _local_shards(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTe
 
 @contextmanager
 def fake_process_group(world: World) -> Iterator[None]:
-    """Open a process group of `world.size` ranks (also 1), of which only this one exists.
+    """Open a fake process group of `world.size` ranks (also 1). Only this process exists.
 
     On exit, clear the meshes cached by DTensor and tensor parallelism: otherwise a rank traced later would get the
     groups of an earlier rank.

@@ -33,7 +33,7 @@ _SHARED_LIBRARY_BYTES = 136 * _MIB
 _ADAPTER_BYTES = 50 * _MIB
 """Extra memory per process that trains adapters: peft and its imports, bitsandbytes among them."""
 _CPU_BYTES, _CPU_FRACTION = 40 * _MIB, 0.03
-"""Memory of a process on a CPU beyond its live tensors, and as a fraction of them: fragments of the heap, oneDNN's
+"""Memory of a process on a CPU beyond its live tensors: a constant, plus a fraction of them. Fragments of the heap, oneDNN's
 kernels (0.64 MiB each, 15 to 153 of them), gloo's copies. Fitted to the cases of benchmarks/plan.md."""
 _CUDA_CONTEXT = 765 * _MIB
 """Per process on its GPU, outside of PyTorch's allocator: CUDA's context with the kernels of matmuls and attention.
@@ -41,7 +41,7 @@ Measured on an H200 with CUDA 13 and PyTorch 2.11: 621 MiB after one tensor, 765
 _CUBLAS_WORKSPACE = 32 * _MIB
 """Allocated by PyTorch for each process on a Hopper GPU."""
 _CUDA_CACHE_BYTES, _CUDA_CACHE_FRACTION = 200 * _MIB, 0.01
-"""Cached by PyTorch's allocator beyond what is allocated, and as a fraction of that. Measured: 0.1 to 0.65 GiB, median
+"""Cached by PyTorch's allocator: a constant, plus a fraction of the allocated bytes. Measured: 0.1 to 0.65 GiB, median
 0.25, in 21 runs of 2 to 18 GiB (benchmarks/plan_gpu.md); 0.9 to 1.7 % in the logs of nanotron's sweep of 2024 on
 8 x H100 (Llama 1B, three layouts)."""
 _CUDA_HOST_BYTES = 2048 * _MIB
