@@ -13,10 +13,10 @@ from artel.secrets import hide_secrets
 
 def result_differences(old_run: RunConfig, new_run: RunConfig) -> list[str]:
     """Return `key: old -> new` for each differing key that shapes the result. Secrets are not compared."""
-    return list(_differences(old_run, new_run, ""))
+    return list(_section_differences(old_run, new_run, ""))
 
 
-def _differences(old_run: BaseModel, new_run: BaseModel, prefix: str) -> Iterator[str]:
+def _section_differences(old_run: BaseModel, new_run: BaseModel, prefix: str) -> Iterator[str]:
     fields = type(new_run).model_fields
     ignored_keys = _runtime_only_keys(type(new_run))
     old_values, new_values = dict(old_run), dict(new_run)
@@ -26,7 +26,7 @@ def _differences(old_run: BaseModel, new_run: BaseModel, prefix: str) -> Iterato
         key = f"{prefix}{(name in fields and fields[name].alias) or name}"
         old, new = (values.get(name, "(not set)") for values in (old_values, new_values))
         if isinstance(old, BaseModel) and isinstance(new, BaseModel):
-            yield from _differences(old, new, f"{key}.")
+            yield from _section_differences(old, new, f"{key}.")
         else:
             yield from _leaf_differences(key, hide_secrets(_to_plain(old)), hide_secrets(_to_plain(new)))
 

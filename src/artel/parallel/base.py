@@ -259,11 +259,11 @@ class Strategy:
 
         Each rank computes the loss of its own targets and its gradient with respect to the outputs of all ranks.
         """
-        gathered, first = self._gather_rows(torch.cat(outputs))
+        gathered, first_row = self._gather_rows(torch.cat(outputs))
         keys, _ = self._gather_rows(torch.cat([self._objective.output_keys(batch) for batch in batches]))
         gathered.requires_grad_()
         batch_sums = []
-        ends = np.cumsum([first, *map(len, outputs)]).tolist()
+        ends = np.cumsum([first_row, *map(len, outputs)]).tolist()
         for start, end in pairwise(ends):
             sums = self._objective.global_loss(gathered, keys, slice(start, end))
             (sums[0] * multiplier).backward()
@@ -272,7 +272,7 @@ class Strategy:
         grads = self._count_once(gathered.grad)
         if self._world.size > 1:
             dist.all_reduce(grads)
-        return torch.stack(batch_sums).sum(dim=0), list(grads[first : ends[-1]].split(list(map(len, outputs))))
+        return torch.stack(batch_sums).sum(dim=0), list(grads[first_row : ends[-1]].split(list(map(len, outputs))))
 
     def _gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Return the rows of all data-parallel ranks, in order of rank, and the index of this rank's first row."""
@@ -282,11 +282,11 @@ class Strategy:
         if self.is_reporting_rank:
             counts[self.dp_rank] = float(len(rows))
         counts = self.all_reduce_sum(counts)
-        first = int(sum(counts[: self.dp_rank]))
+        first_row = int(sum(counts[: self.dp_rank]))
         gathered = rows.new_zeros(int(sum(counts)), rows.shape[1])
-        gathered[first : first + len(rows)] = self._count_once(rows)
+        gathered[first_row : first_row + len(rows)] = self._count_once(rows)
         dist.all_reduce(gathered)  # each rank adds zeros to the rows of other ranks
-        return gathered, first
+        return gathered, first_row
 
     # Helpers for strategies that override `run` or `evaluate`
 

@@ -280,10 +280,10 @@ def _plan_parameters(model: PreTrainedModel, structure: ModelStructure, ranges: 
                 holders.add(stage_of[layer])
                 continue
             needed = {stage_of[layer] for layer in structure.side_inputs.get(name, ())}
-            first = {0} if name in structure.before else set()
+            first_stage = {0} if name in structure.before else set()
             # Parameters that no forward pass touches go to the last stage, where objectives call their own heads.
-            last = {len(ranges) - 1} if name in structure.after or not (needed or first) else set()
-            holders |= needed | first | last
+            last_stage = {len(ranges) - 1} if name in structure.after or not (needed or first_stage) else set()
+            holders |= needed | first_stage | last_stage
         for index in holders:
             stage_parameters[index] |= set(names)
         if len(holders) > 1:

@@ -131,8 +131,8 @@ def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
     smallest_shard = vocabulary - largest_shard * (size - 1)
     # The order is right if each inner shard has the rounded-up size that DTensor assumes.
     for rank in range(shards):
-        first, last = (_shard_size(length, shards, rank) for length in (largest_shard, smallest_shard))
-        if first != ceil_div(first * (size - 1) + last, size):
+        inner, last_inner = (_shard_size(length, shards, rank) for length in (largest_shard, smallest_shard))
+        if inner != ceil_div(inner * (size - 1) + last_inner, size):
             what = f"a vocabulary of {vocabulary:,} cannot be sharded over {size} x {shards} processes"
             raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {largest_shard * size}")
     return None

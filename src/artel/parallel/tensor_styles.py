@@ -171,12 +171,12 @@ class VocabParallelEmbedding(ParallelStyle):
 
 def _look_up_ids(module: Any, ids: torch.Tensor) -> torch.Tensor:
     rows = module.weight.to_local()
-    first = first_row(module.weight)
+    first_id = first_row(module.weight)
     padding = module.padding_idx
-    local_ids = ids - first
+    local_ids = ids - first_id
     is_local = (local_ids >= 0) & (local_ids < rows.shape[0])
     if padding is not None:
-        padding = padding - first if 0 <= padding - first < rows.shape[0] else None
+        padding = padding - first_id if 0 <= padding - first_id < rows.shape[0] else None
     embedded = F.embedding(local_ids.where(is_local, 0), rows, padding)
     if isinstance(module, HalfEmbedding):
         embedded = embedded.float()

@@ -117,10 +117,10 @@ class OperationRecorder(TorchDispatchMode):
             return NotImplemented  # DTensor then calls operators on this rank's shard, which are recorded
         out = func(*args, **kwargs)
         if func.namespace not in _WITHOUT_WORK and func not in sync_ops:
-            self._record(func, args, kwargs, out)
+            self._record_operation(func, args, kwargs, out)
         return out
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _record_operation(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.name()
         label = f"{func.namespace}.{name}"
         if func in collective_ops:
@@ -199,17 +199,17 @@ class _Traffic:
         mutated = list(_mutated_tensors(func, args, kwargs))
         if name in _EMPTY or not (created or mutated):
             return None
-        read = inputs
+        inputs_read = inputs
         if name in _OVERWRITES or "out" in kwargs:
-            read = [tensor for tensor in inputs if all(tensor is not other for other in mutated)]
-        traffic_bytes = sum(map(_tensor_bytes, (*read, *created, *mutated)))
+            inputs_read = [tensor for tensor in inputs if all(tensor is not other for other in mutated)]
+        traffic_bytes = sum(map(_tensor_bytes, (*inputs_read, *created, *mutated)))
         if name in _LOOKUPS:
             traffic_bytes += sum(map(_tensor_bytes, created)) - _tensor_bytes(inputs[0])
         elif name in _SCATTERS:
             traffic_bytes += 2 * min(_tensor_bytes(inputs[0]), _tensor_bytes(inputs[-1])) - 2 * _tensor_bytes(inputs[0])
         dtypes = [tensor.dtype for tensor in (*inputs, *created) if tensor.is_floating_point() and tensor.ndim > 1]
         lowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
-        return cls(read, [*created, *mutated], traffic_bytes, _DTYPES.get(lowest, "fp32"))
+        return cls(inputs_read, [*created, *mutated], traffic_bytes, _DTYPES.get(lowest, "fp32"))
 
 
 @dataclass(slots=True)

@@ -151,7 +151,7 @@ def predict_step_time(
     by_kind[COLLECTIVE] += max(overlapped - compute_seconds, min(2 * longest_overlapped, overlapped))
     step_seconds = sum(by_kind.values())
     by_kind["waiting"] = bubble * step_seconds
-    barriers = sum(count for operation, count in operations.items() if _synchronizes(operation))
+    barriers = sum(count for operation, count in operations.items() if _waits_for_slowest(operation))
     if barriers and hardware.device == "cpu" and rates is not None and "waiting" in rates:
         by_kind["waiting"] += barriers * rates.seconds("waiting", (step_seconds - by_kind[COLLECTIVE]) / barriers)
     step_seconds += by_kind["waiting"]
@@ -316,7 +316,7 @@ def _sends_per_process(operation: Operation) -> int:
     return 2 if "all_reduce" in operation.name or "allreduce" in operation.name else 1
 
 
-def _synchronizes(operation: Operation) -> bool:
+def _waits_for_slowest(operation: Operation) -> bool:
     """True if processes wait in the operation for the slowest one. A pipeline's send and receive are in its bubble."""
     return (
         operation.kind == COLLECTIVE and len(operation.ranks) > 1 and operation.name not in ("c10d.send", "c10d.recv_")

@@ -102,7 +102,7 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
         content = file.read_bytes()
     except OSError:
         return None
-    identity, by_processes = _parse(file, content)
+    identity, by_processes = _parse_measurement(file, content)
     if any(identity.get(key) != value for key, value in measurement_identity(device).items()) or not by_processes:
         return None
     nearest = max((count for count in by_processes if count <= processes), default=min(by_processes))
@@ -114,7 +114,7 @@ def read_rates(processes: int, device: torch.device) -> Rates | None:
 
 
 @cache
-def _parse(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Mapping[str, Points]]]:
+def _parse_measurement(file: Path, content: bytes) -> tuple[dict[str, Any], Mapping[int, Mapping[str, Points]]]:
     """Return the identity of a measurement, and its points by processes. Warn if it is damaged."""
     try:
         identity = orjson.loads(content)

@@ -324,9 +324,9 @@ class Conversion:
         elif key.name in OTHER_NAMES:  # another name for something that artel has
             self.report(name, f"in a run file this is {OTHER_NAMES[key.name].replace('.0.', '.')}")
         else:
-            self.report_if_on(name, f"artel has no equivalent{self._suggestion(key.name)}")
+            self.report_if_on(name, f"artel has no equivalent{self._suggest_name(key.name)}")
 
-    def _suggestion(self, tool_name: str) -> str:
+    def _suggest_name(self, tool_name: str) -> str:
         """Return `; did you mean NAME?`, or "" if no key of the same section is similar."""
         if not self._known_by_section:
             for key in (*self._keys_read, *(name for table in self._tables for name in table.names())):

@@ -18,7 +18,7 @@ def number(value: object) -> float:
     return int(parsed) if parsed.is_integer() else parsed
 
 
-def _bounded(read: Reader, is_valid: Callable[[float], bool], error: str) -> Reader:
+def _create_reader(read: Reader, is_valid: Callable[[float], bool], error: str) -> Reader:
     """Return a reader that raises ValueError with `error` for numbers that are not valid."""
 
     def read_bounded(value: object) -> Any:
@@ -30,12 +30,12 @@ def _bounded(read: Reader, is_valid: Callable[[float], bool], error: str) -> Rea
     return read_bounded
 
 
-positive_number = _bounded(number, lambda n: 0 < n < math.inf, "is not above zero")
-non_negative_number = _bounded(number, lambda n: n >= 0, "is below zero")
-fraction_below_one = _bounded(number, lambda n: 0 <= n < 1, "is not a fraction (at least 0, below 1)")
-fraction_up_to_one = _bounded(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
-positive_int = _bounded(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
-non_negative_int = _bounded(read_count, lambda n: n >= 0, "is below zero")
+positive_number = _create_reader(number, lambda n: 0 < n < math.inf, "is not above zero")
+non_negative_number = _create_reader(number, lambda n: n >= 0, "is below zero")
+fraction_below_one = _create_reader(number, lambda n: 0 <= n < 1, "is not a fraction (at least 0, below 1)")
+fraction_up_to_one = _create_reader(number, lambda n: 0 <= n <= 1, "is not a fraction from 0 to 1")
+positive_int = _create_reader(read_count, lambda n: n >= 1, "is below 1; write 1 or more")
+non_negative_int = _create_reader(read_count, lambda n: n >= 0, "is below zero")
 
 
 def one_of(choices: dict[str, Any] | str) -> Reader:

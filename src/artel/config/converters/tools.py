@@ -46,7 +46,7 @@ def convert(text: str, location: str) -> ConvertedConfig:
     `location`: name of its file, for messages.
     """
     check_supported(text, location)
-    *tools, fallback = _tools()
+    *tools, fallback = _list_tools()
     tool = next((tool for tool in tools if tool.recognizes(text)), None)
     if tool is None:
         _check_commands(text, location)
@@ -55,7 +55,7 @@ def convert(text: str, location: str) -> ConvertedConfig:
 
 def detect_tool(text: str) -> str:
     """Return the name of the tool that a configuration belongs to, or "" for a run file."""
-    return next((tool.name for tool in _tools() if tool.never_a_run_file and tool.recognizes(text)), "")
+    return next((tool.name for tool in _list_tools() if tool.never_a_run_file and tool.recognizes(text)), "")
 
 
 def check_supported(text: str, location: str) -> None:
@@ -104,5 +104,5 @@ def _command_problems(words: list[str], location: str) -> list[Problem]:
     return []
 
 
-def _tools() -> list[Tool]:
+def _list_tools() -> list[Tool]:
     return sorted((TOOLS[name] for name in TOOLS.names), key=lambda tool: tool.is_fallback)

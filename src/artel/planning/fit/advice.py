@@ -127,7 +127,7 @@ class _Adviser:
         """Yield the fastest layout of each changed training that is faster than `same`, or fits if `same` is empty."""
         fastest = min((planned.seconds for planned in same if planned.seconds is not None), default=None)
         for changes in self._possible_changes():
-            config = _apply(self._config, changes)
+            config = _apply_changes(self._config, changes)
             if config is None:
                 continue
             search = self._create_search(config, self._hardware)
@@ -204,7 +204,7 @@ class _Adviser:
 
     def _suggest(self, planned: PlannedLayout) -> Suggestion:
         return Suggestion(
-            _differences(self._config, planned.config), planned.plan, planned.config.parallel.offload != "none"
+            _find_differences(self._config, planned.config), planned.plan, planned.config.parallel.offload != "none"
         )
 
 
@@ -240,7 +240,7 @@ def larger_accelerators(hardware: Hardware) -> list[Hardware]:
     return sorted([*larger, *clusters], key=lambda machine: (machine.world_size, machine.memory_bytes))
 
 
-def _apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
+def _apply_changes(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
     """Return the run with changed values. None if the result is invalid."""
     try:
         changed_run = parse_run(config.model_dump(mode="json", by_alias=True), changes, {})
@@ -250,7 +250,7 @@ def _apply(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig | None:
     return changed_run
 
 
-def _differences(before: RunConfig, after: RunConfig) -> dict[str, Any]:
+def _find_differences(before: RunConfig, after: RunConfig) -> dict[str, Any]:
     """Return the changed dotted keys with their values."""
     changes: dict[str, Any] = {}
     for dotted in _KEYS:
@@ -275,18 +275,18 @@ class CommandLine:
         hardware = suggestion.hardware
         options = ["--nproc", str(suggestion.plan.processes // hardware.nodes)] if suggestion.plan.processes > 1 else []
         options += ["--nnodes", str(hardware.nodes)] if hardware.nodes > 1 else []
-        return self._line("train", options, suggestion)
+        return self._format_command("train", options, suggestion)
 
     def plan(self, suggestion: Suggestion) -> str:
         hardware = suggestion.hardware
         nodes = ["--nodes", str(hardware.nodes)] if hardware.nodes > 1 else []
-        return self._line(
+        return self._format_command(
             "plan",
             ["--hardware", f"{hardware.name}:{hardware.count}", *nodes, *chain(*self.options.items())],
             suggestion,
         )
 
-    def _line(self, command: str, options: Sequence[str], suggestion: Suggestion) -> str:
+    def _format_command(self, command: str, options: Sequence[str], suggestion: Suggestion) -> str:
         overrides = Overrides(
             {key: value for key, value in self.overrides.items() if key not in suggestion.overrides}
         ).words

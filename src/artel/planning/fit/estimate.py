@@ -179,7 +179,7 @@ class ActivationModel:
     def add(self, layout: Layout, plan: Plan) -> None:
         by_kind = plan.fullest.by_kind
         activation_bytes = by_kind.get(ACTIVATIONS, 0) + by_kind.get(LOSS, 0)
-        self._points.setdefault(self._key(layout, plan.recompute), {})[plan.micro_batch] = activation_bytes
+        self._points.setdefault(self._point_key(layout, plan.recompute), {})[plan.micro_batch] = activation_bytes
 
     def lower_bound(self, layout: Layout, mode: Recompute, num_rows: int) -> float:
         """Return the minimum bytes of activations."""
@@ -200,9 +200,9 @@ class ActivationModel:
         return bytes_0 + (num_rows - rows_0) * (bytes_1 - bytes_0) / (rows_1 - rows_0)
 
     def _find_points(self, layout: Layout, mode: Recompute) -> list[tuple[int, int]]:
-        return sorted(self._points.get(self._key(layout, mode), {}).items())
+        return sorted(self._points.get(self._point_key(layout, mode), {}).items())
 
-    def _key(self, layout: Layout, mode: Recompute) -> tuple[Any, ...]:
+    def _point_key(self, layout: Layout, mode: Recompute) -> tuple[Any, ...]:
         config = layout.config
         dtypes = (config.train.weights, config.train.precision, config.model.lora is None)
         return (layout.splits, layout.is_unsharded, mode, dtypes)

@@ -124,25 +124,25 @@ class CompiledSaving(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         inputs = _find_tensors((args, kwargs))
-        read = {_storage_id(tensor) for tensor in inputs}
-        parents = [self._nodes[storage_id] for storage_id in read & self._nodes.keys()]
-        new = [tensor for tensor in _find_tensors(output) if _storage_id(tensor) not in read]
+        input_storages = {_storage_id(tensor) for tensor in inputs}
+        parents = [self._nodes[storage_id] for storage_id in input_storages & self._nodes.keys()]
+        created = [tensor for tensor in _find_tensors(output) if _storage_id(tensor) not in input_storages]
         if is_matmul_or_attention(func):
             for node in parents:
                 node.is_saved = not node.is_repeated_cast
-            for tensor in new:
+            for tensor in created:
                 self._add_node(tensor, _Node(parents, banned=tensor))
         else:
             is_repeated = func is torch.ops.aten._to_copy.default and self._is_repeated_cast(inputs[0], output)
-            for tensor in new:
+            for tensor in created:
                 self._add_node(tensor, _Node(parents, is_repeated_cast=is_repeated))
         return output
 
     def _is_repeated_cast(self, source: torch.Tensor, output: torch.Tensor) -> bool:
         """True if `source` was converted to this dtype before: under autocast each matmul converts its input."""
         key = _storage_id(source), source.storage_offset(), output.shape, output.dtype
-        first = self._casts.get(key)
-        if first is None or first() is None:
+        earlier_cast = self._casts.get(key)
+        if earlier_cast is None or earlier_cast() is None:
             self._casts[key] = weakref.ref(output)
             return False
         return True

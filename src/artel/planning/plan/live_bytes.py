@@ -107,7 +107,7 @@ class LiveBytes(TorchDispatchMode):
                     and not _MATERIALIZED.search(func.name())
                 ):
                     self._matmuls_before[key] = self._num_matmuls
-                self._add(tensor.untyped_storage(), _kind_of_caller())
+                self._record_allocation(tensor.untyped_storage(), _kind_of_caller())
         return result
 
     def set_kind(self, tensors: Iterable[torch.Tensor | None], kind: str) -> None:
@@ -116,7 +116,7 @@ class LiveBytes(TorchDispatchMode):
             if tensor is None:
                 continue
             local = getattr(tensor, "_local_tensor", tensor)
-            self._add(local.untyped_storage(), kind)
+            self._record_allocation(local.untyped_storage(), kind)
             self._live[local.untyped_storage()._cdata][0].kind = kind
 
     def ignore_bytes(self, tensor: torch.Tensor) -> None:
@@ -129,18 +129,18 @@ class LiveBytes(TorchDispatchMode):
         """Free all memory of this kind except these tensors. PyTorch keeps tensors that the `fake` group gathered."""
         kept_keys = {getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata for tensor in tensors}
         for key in [key for key, (record, _) in self._live.items() if record.kind == kind and key not in kept_keys]:
-            self._drop(key)
+            self._record_free(key)
 
-    def _add(self, storage: torch.UntypedStorage, kind: str) -> None:
+    def _record_allocation(self, storage: torch.UntypedStorage, kind: str) -> None:
         key = storage._cdata
         if key in self._live:
             return
         num_bytes = storage.nbytes()  # symbolic if it depends on values
         record = Storage(num_bytes if isinstance(num_bytes, int) else 0, kind)
-        self._live[key] = record, weakref.ref(storage, partial(self._drop, key))
+        self._live[key] = record, weakref.ref(storage, partial(self._record_free, key))
         self.events.append((record, True))
 
-    def _drop(self, key: int, _: Any = None) -> None:
+    def _record_free(self, key: int, _: Any = None) -> None:
         if key in self._live:
             record, _ = self._live.pop(key)
             if self._matmuls_before.pop(key, -1) == self._num_matmuls and record.kind == ACTIVATIONS:
@@ -150,8 +150,8 @@ class LiveBytes(TorchDispatchMode):
     def _on_resize(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self._live:
             record, _ = self._live[storage._cdata]
-            self._drop(storage._cdata)
-            self._add(storage, record.kind)
+            self._record_free(storage._cdata)
+            self._record_allocation(storage, record.kind)
 
 
 def bytes_by_kind(
@@ -259,8 +259,8 @@ def _kind_of_caller() -> str:
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        for path_part, kind in _KIND_OF_FILE.items():
-            if path_part in file:
+        for path_fragment, kind in _KIND_OF_FILE.items():
+            if path_fragment in file:
                 return kind
         frame = frame.f_back
     return ACTIVATIONS

@@ -54,9 +54,9 @@ class ModelOutline:
         """
         model_config = copy.deepcopy(self.full_model.config)
         if layers is not None:
-            _shorten(model_config, self.layers, layers)
-        for part_config in (model_config, model_config.get_text_config()):
-            part_config.dtype = torch.float32  # training loads it in float32, whatever the saved dtype
+            _shorten_config(model_config, self.layers, layers)
+        for loaded_config in (model_config, model_config.get_text_config()):
+            loaded_config.dtype = torch.float32  # training loads it in float32, whatever the saved dtype
         config, objective = self.config, self.objective
         model = build_without_weights(model_config, objective.auto_class, objective.heads, config.model.runs_code)
         if config.model.quantize != "none":
@@ -138,7 +138,7 @@ def _find_period(kinds: Sequence[Any]) -> tuple[int, int]:
     return first, period
 
 
-def _shorten(model_config: Any, layers: int, new_layers: int) -> None:
+def _shorten_config(model_config: Any, layers: int, new_layers: int) -> None:
     """Reduce a configuration from `layers` to `new_layers` layers, and shorten lists that have an entry per layer."""
     text_config = model_config.get_text_config()
     for key, value in list(vars(text_config).items()):

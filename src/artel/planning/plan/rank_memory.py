@@ -103,7 +103,7 @@ def estimate_rank_memory(
         trace_model(config, outline.build(precision, layers), data.objective, batches, world, mode, precision)
         for layers in layer_counts or (None,)
     ]
-    peaks = [_peaks(trace) for trace in traces]
+    peaks = [_find_peaks(trace) for trace in traces]
     candidates = peaks[0] if layer_counts is None else _extrapolate(peaks[0], peaks[1], layer_counts, outline.layers)
     factor = 0.0 if layer_counts is None else (outline.layers - layer_counts[1]) / (layer_counts[1] - layer_counts[0])
     optimizer_operations = extrapolate(traces[0].optimizer_operations, traces[-1].optimizer_operations, factor)
@@ -136,7 +136,7 @@ def _total_bytes(peak: dict[str, int]) -> int:
     return sum(peak.values())
 
 
-def _peaks(trace: Trace) -> list[dict[str, int]]:
+def _find_peaks(trace: Trace) -> list[dict[str, int]]:
     """Return bytes by kind at the peaks of each phase: of the total, and of each kind.
 
     In a longer model another one of these moments may be the peak of the total.
