@@ -32,14 +32,14 @@ def test_a_short_run_is_read_as_it_is(metrics):
     metrics.write_text(training(1, 4.0) + training(2, None) + validation(2, loss=3.5, f1=None) + training(4, 3.25))
     curves = CurveReader(metrics).read()
     loss = curves.training["loss"]
-    assert (loss.step.tolist(), loss.value.tolist(), loss.nulls) == ([1, 4], [4.0, 3.25], 1)
+    assert (loss.step.tolist(), loss.value.tolist(), loss.null_count) == ([1, 4], [4.0, 3.25], 1)
     assert (loss.tokens.tolist(), loss.seconds.tolist()) == ([100, 400], [0.5, 2.0])
     held_out = curves.validation["loss"]
     assert (held_out.step.tolist(), held_out.value.tolist()) == ([2], [3.5])
     assert held_out.tokens[0] == pytest.approx(200)  # between those of the training lines
     assert (curves.newest["loss"], curves.newest_validation, curves.step) == (3.25, {"loss": 3.5, "f1": None}, 4)
     assert set(curves.training) == {"loss", "gradient_norm"}
-    assert (curves.lines, curves.torn) == (4, False)
+    assert (curves.line_count, curves.torn) == (4, False)
 
 
 @pytest.mark.parametrize("unlike", ["", '{"step": 7, "loss": null}\n', '{"step": 7, "loss": 3.0, "more": 1}\n'])
@@ -49,13 +49,13 @@ def test_of_many_lines_the_extremes_and_the_ends_are_kept(metrics, unlike):
     values[12_345], values[23_456] = 77.0, -7.0
     lines = [training(step, value) for step, value in enumerate(values, 1)]
     metrics.write_text(lines[0] + unlike + "".join(lines[1:]))
-    loss = CurveReader(metrics, points=200).read().training["loss"]
+    loss = CurveReader(metrics, max_points=200).read().training["loss"]
     assert len(loss.value) <= 202
     assert (loss.step[0], loss.step[-1]) == (1, 30_000)
     assert (loss.value.max(), loss.value.min()) == (77.0, -7.0)
     assert (loss.step[loss.value.argmax()], loss.step[loss.value.argmin()]) == (12_346, 23_457)
     assert (np.diff(loss.step) > 0).all()
-    whole = CurveReader(metrics, points=None).read().training["loss"]
+    whole = CurveReader(metrics, max_points=None).read().training["loss"]
     assert len(whole.value) == 30_000 + ("more" in unlike)
 
 
@@ -69,7 +69,7 @@ def test_a_long_file_is_read_by_several_processes_as_by_one(metrics):
         "from artel.host import process_memory; from artel.reports.curves import CurveReader\n"
         "curves = CurveReader(Path(sys.argv[1])).read()\n"
         "value, step = curves.training['loss'].value, curves.newest['step']\n"
-        "print(curves.lines, step, value.min(), value.max(), process_memory('VmHWM'), 'torch' in sys.modules)"
+        "print(curves.line_count, step, value.min(), value.max(), process_memory('VmHWM'), 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(metrics)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=True)
@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_is_read_on(metrics):
     reader = CurveReader(metrics)
     assert (reader.read().training, reader.read().lines) == ({}, 0)
     metrics.write_text(training(1) + training(2)[:9])
-    assert (reader.read().lines, reader.read().torn) == (1, True)
+    assert (reader.read().line_count, reader.read().torn) == (1, True)
     metrics.write_text(training(1) + training(2) + training(3))
     assert reader.read().training["loss"].step.tolist() == [1, 2, 3]
     again = metrics.with_name("again")
@@ -131,8 +131,8 @@ def test_what_a_kill_tore_is_left_out_of_every_file(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(training(1) + '{"ste')
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "prompt": "a", "text": "b"}\n{"step"')
     run = read_run(tmp_path)
-    assert run.torn == [str(tmp_path / "metrics.jsonl"), str(tmp_path / "samples.jsonl")]
-    assert ([sample.text for sample in run.samples], run.curves.lines) == (["b"], 1)
+    assert run.torn_files == [str(tmp_path / "metrics.jsonl"), str(tmp_path / "samples.jsonl")]
+    assert ([sample.text for sample in run.samples], run.curves.line_count) == (["b"], 1)
 
 
 def test_a_folder_that_is_no_runs_is_refused(tmp_path):
@@ -150,7 +150,7 @@ def test_a_folder_that_is_no_runs_is_refused(tmp_path):
 def test_a_run_that_has_not_begun(tmp_path):
     (tmp_path / "config.yaml").write_text("run: x\nobjective: causal\ntrain: {steps: 7}\n")
     run = read_run(tmp_path)
-    assert (run.status.state, run.objective, run.steps, run.curves.lines) == ("not begun", "causal", 7, 0)
+    assert (run.status.state, run.objective, run.steps, run.curves.line_count) == ("not begun", "causal", 7, 0)
 
 
 # Whether it lives -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from selectolax.lexbor import LexborHTMLParser
 from artel.cli.main import main
 from artel.config import load_run
 from artel.reports.page import LANGUAGES, Page
-from artel.reports.page.run_file import differences, set_keys
+from artel.reports.page.run_file import changed_keys, find_differences
 from artel.reports.run_data import read_run, read_runs
 from support.runs import write_run
 
@@ -302,11 +302,14 @@ def test_the_command_to_repeat_names_what_a_shell_would_take_apart(tmp_path):
 
 def test_which_keys_were_set(tmp_path):
     run = load_run(str(write_run(tmp_path / "a.yaml", train={"clip": 0.5})))
-    keys = set_keys(run.model_dump(mode="json", by_alias=True))
+    keys = changed_keys(run.model_dump(mode="json", by_alias=True))
     assert keys["train.clip"] == 0.5
     assert keys["model.config.n_layer"] == 2
     assert "train.optimizer" not in keys
-    assert differences([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 4}}]) == {"b.c": [2, 3], "b.d": ["", 4]}
+    assert find_differences([{"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3, "d": 4}}]) == {
+        "b.c": [2, 3],
+        "b.d": ["", 4],
+    }
 
 
 # The verb ----------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Curve:
     seconds: Column
     """Wall time of all starts of the run so far. NaN if not logged."""
     value: Column
-    nulls: int = 0
+    null_count: int = 0
     """Number of lines where the metric was NaN or infinite. These lines have no point."""
 
     @property
@@ -58,7 +58,7 @@ class Curves:
     """The newest line of a validation."""
     tasks_line: dict[str, Any] = field(default_factory=dict)
     """The newest line with metrics of `validate.tasks`."""
-    lines: int = 0
+    line_count: int = 0
     torn: bool = False
     """True if the last line is incomplete, because of a kill or because it is being written. It is ignored."""
 
@@ -80,9 +80,9 @@ class Curves:
 class CurveReader:
     """Reads metrics.jsonl, and on later calls only new lines. A replaced file is read from the start."""
 
-    def __init__(self, path: Path, points: int | None = 2000) -> None:
-        """Keep at most `points` points of each metric, or all if None."""
-        self._path, self._points = path, points
+    def __init__(self, path: Path, max_points: int | None = 2000) -> None:
+        """Keep at most `max_points` points of each metric, or all if None."""
+        self._path, self._max_points = path, max_points
         self._file: tuple[int, int] | None = None  # device and inode
         self._end = 0  # bytes read
         self._lines = LineBlock()
@@ -90,7 +90,7 @@ class CurveReader:
     def read(self) -> Curves:
         """Return the curves so far. Empty if there is no file.
 
-        Raise InputError if the file cannot be read, or with all of its damaged lines.
+        Raise InputError if the file cannot be read or has damaged lines, which are all listed.
         """
         check_regular(self._path)
         try:
@@ -106,13 +106,15 @@ class CurveReader:
     def _describe_problems(self) -> list[Problem]:
         """Return one problem per damaged line, or one for the file if no line is valid."""
         lines = self._lines
-        if lines.lines > 1 and not lines.has_valid:
+        if lines.line_count > 1 and not lines.has_valid_line:
             _, reason = lines.problems[0]
-            message = f"is not the metrics.jsonl of a run: all {lines.lines:,} lines are invalid, the first: {reason}"
+            message = (
+                f"is not the metrics.jsonl of a run: all {lines.line_count:,} lines are invalid, the first: {reason}"
+            )
             return [Problem(str(self._path), message, "restore it from a copy, or remove it")]
         return [
-            Problem(f"{self._path}:{line}", f"is not a line of a run: {reason}", "remove the line")
-            for line, reason in lines.problems
+            Problem(f"{self._path}:{line_number}", f"is not a line of a run: {reason}", "remove the line")
+            for line_number, reason in lines.problems
         ]
 
     def _read_new_lines(self) -> bool:
@@ -123,7 +125,7 @@ class CurveReader:
             self._file, self._end, self._lines = file, 0, LineBlock()
         end = _find_last_line_end(self._path, self._end, stat.st_size)
         if end > self._end:
-            self._lines.add(_read(self._path, self._end, end, self._points))
+            self._lines.add(_read_block(self._path, self._end, end, self._max_points))
             self._end = end
         return end < stat.st_size
 
@@ -131,36 +133,36 @@ class CurveReader:
         lines = self._lines
         for name, arrays in lines.points.items():
             points = np.concatenate(arrays)
-            if self._points is not None and len(points) > self._points:
-                points = thin_out(points, self._points // 4)
+            if self._max_points is not None and len(points) > self._max_points:
+                points = thin_out(points, self._max_points // 4)
             lines.points[name] = [points]
         points_by_name = {name: points for name, (points,) in lines.points.items() if len(points)}
         training = {name: points for name, points in points_by_name.items() if not name.startswith("validation/")}
         loss = training.get("loss")
         return Curves(
-            training={name: _to_curve(points, lines.nulls.get(name, 0)) for name, points in training.items()},
+            training={name: _to_curve(points, lines.null_counts.get(name, 0)) for name, points in training.items()},
             validation={
                 name.removeprefix("validation/"): _to_curve(
-                    _interpolate_positions(points, loss), lines.nulls.get(name, 0)
+                    _interpolate_positions(points, loss), lines.null_counts.get(name, 0)
                 )
                 for name, points in points_by_name.items()
                 if name not in training
             },
             newest=lines.training,
-            validation_line=_logged_keys(lines.validation),
-            tasks_line=_logged_keys(lines.tasks),
-            lines=lines.lines,
+            validation_line=_drop_curve_keys(lines.validation),
+            tasks_line=_drop_curve_keys(lines.tasks),
+            line_count=lines.line_count,
             torn=torn,
         )
 
 
-def _logged_keys(line: dict[str, Any]) -> dict[str, Any]:
+def _drop_curve_keys(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not name.startswith("validation/")}
 
 
-def _to_curve(points: Points, nulls: int) -> Curve:
+def _to_curve(points: Points, null_count: int) -> Curve:
     step, tokens, seconds, value = points.T
-    return Curve(step, tokens, seconds, value, nulls)
+    return Curve(step, tokens, seconds, value, null_count)
 
 
 def _interpolate_positions(points: Points, training: Points | None) -> Points:
@@ -173,30 +175,30 @@ def _interpolate_positions(points: Points, training: Points | None) -> Points:
     return result
 
 
-def _find_last_line_end(path: Path, begin: int, end: int) -> int:
-    """Return the offset after the last complete line between two offsets, or `begin` if there is none."""
+def _find_last_line_end(path: Path, start: int, end: int) -> int:
+    """Return the offset after the last complete line between two offsets, or `start` if there is none."""
     with path.open("rb") as file:
-        while end > begin:
-            block = max(begin, end - _BLOCK_BYTES)
-            file.seek(block)
-            position = file.read(end - block).rfind(b"\n")
+        while end > start:
+            block_start = max(start, end - _BLOCK_BYTES)
+            file.seek(block_start)
+            position = file.read(end - block_start).rfind(b"\n")
             if position >= 0:
-                return block + position + 1
-            end = block
-    return begin
+                return block_start + position + 1
+            end = block_start
+    return start
 
 
-def _read(path: Path, begin: int, end: int, points: int | None) -> LineBlock:
+def _read_block(path: Path, start: int, end: int, max_points: int | None) -> LineBlock:
     """Read the lines between two offsets, with several processes if there are many."""
-    if end - begin < _PARALLEL_BYTES or points is None:
-        return read_lines(path, begin, end, points)
-    count = min(usable_cores(), _MAX_PROCESSES)
-    bounds = [begin + (end - begin) * number // count for number in range(count)]
-    bounds = [begin, *(_find_last_line_end(path, begin, bound) for bound in bounds[1:]), end]
+    if end - start < _PARALLEL_BYTES or max_points is None:
+        return read_lines(path, start, end, max_points)
+    process_count = min(usable_cores(), _MAX_PROCESSES)
+    bounds = [start + (end - start) * index // process_count for index in range(process_count)]
+    bounds = [start, *(_find_last_line_end(path, start, bound) for bound in bounds[1:]), end]
     result = LineBlock()
-    processes = [_start_reader(path, *pair, points) for pair in pairwise(bounds[1:])]
+    processes = [_start_reader(path, *span, max_points) for span in pairwise(bounds[1:])]
     try:
-        result.add(read_lines(path, bounds[0], bounds[1], points))
+        result.add(read_lines(path, bounds[0], bounds[1], max_points))
         for process in processes:
             content, _ = process.communicate()
             if process.returncode:
@@ -208,8 +210,9 @@ def _read(path: Path, begin: int, end: int, points: int | None) -> LineBlock:
     return result
 
 
-def _start_reader(path: Path, begin: int, end: int, points: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "artel.reports.metric_lines", str(path.resolve()), *map(str, (begin, end, points))]
+def _start_reader(path: Path, start: int, end: int, max_points: int) -> subprocess.Popen[bytes]:
+    arguments = [str(path.resolve()), *map(str, (start, end, max_points))]
+    command = [sys.executable, "-m", "artel.reports.metric_lines", *arguments]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
@@ -229,5 +232,5 @@ def read_curves(path: Path) -> Curves:
         raise InputError.at(str(path), "no such file", "use the folder of a trained run")
     curves = CurveReader(path).read()
     if curves.torn:
-        logger.info("%s:%s: the last line is incomplete and is ignored", path, curves.lines + 1)
+        logger.info("%s:%s: the last line is incomplete and is ignored", path, curves.line_count + 1)
     return curves

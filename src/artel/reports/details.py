@@ -50,10 +50,10 @@ def read_details(content: Any) -> Details:
     """Return the tables and matrices in the content of a file."""
     if not isinstance(content, dict):
         return Details()
-    tables = {title: rows for title, rows in _entries(content.get("tables")) if _is_table(rows)}
+    tables = {title: rows for title, rows in _dict_items(content.get("tables")) if _is_table(rows)}
     matrices = {
         title: Matrix(list(map(str, value["labels"])), value["counts"])
-        for title, value in _entries(content.get("matrices"))
+        for title, value in _dict_items(content.get("matrices"))
         if _is_matrix(value)
     }
     return Details(tables, matrices)
@@ -99,7 +99,7 @@ def _format_value(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def _entries(value: Any) -> list[tuple[str, Any]]:
+def _dict_items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 

@@ -71,10 +71,10 @@ class LiveReport:
         self._folders = [Path(folder) for folder in folders]
         self._runs = self._reader.read()
         self._event = self._page.event(self._runs)
-        self._number = 1
+        self._event_number = 1
         self._condition = threading.Condition()
         self._stop_event = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="live report", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="live report", daemon=True)
 
     def __enter__(self) -> LiveReport:
         self._thread.start()
@@ -92,31 +92,31 @@ class LiveReport:
 
     def html(self) -> bytes:
         """Return the current page."""
-        return self._page.html(self._newest()).encode()
+        return self._page.html(self._current_runs()).encode()
 
-    def event_after(self, number: int, wait: float) -> tuple[int, bytes] | None:
-        """Wait up to `wait` seconds for an event newer than `number`. Return its number and its data, or None."""
+    def event_after(self, event_number: int, timeout: float) -> tuple[int, bytes] | None:
+        """Wait up to `timeout` seconds for a newer event. Return its number and its data, or None."""
         with self._condition:
-            if not self._condition.wait_for(lambda: self._number != number or self.is_closed, wait) or self.is_closed:
-                return None
-            return self._number, self._event
+            self._condition.wait_for(lambda: self._event_number != event_number or self.is_closed, timeout)
+            is_new = self._event_number != event_number and not self.is_closed
+            return (self._event_number, self._event) if is_new else None
 
-    def _newest(self) -> list[RunData]:
+    def _current_runs(self) -> list[RunData]:
         with self._condition:
             return self._runs
 
-    def _follow(self) -> None:
+    def _poll(self) -> None:
         old_state: list[Any] = []
-        waited = 0.0
+        unread_seconds = 0.0
         while not self._stop_event.wait(_POLL_SECONDS):
-            waited += _POLL_SECONDS
-            new_state = [_sizes_and_times(folder) for folder in self._folders]
-            if new_state == old_state and waited < _READ_SECONDS:
+            unread_seconds += _POLL_SECONDS
+            new_state = [_list_file_states(folder) for folder in self._folders]
+            if new_state == old_state and unread_seconds < _READ_SECONDS:
                 continue
-            old_state, waited = new_state, 0.0
-            self._read()
+            old_state, unread_seconds = new_state, 0.0
+            self._update()
 
-    def _read(self) -> None:
+    def _update(self) -> None:
         try:
             runs = self._reader.read()
             event = self._page.event(runs)
@@ -124,11 +124,11 @@ class LiveReport:
             runs, event = self._runs, orjson.dumps({"problem": error.one_line})
         with self._condition:
             if event != self._event:
-                self._runs, self._event, self._number = runs, event, self._number + 1
+                self._runs, self._event, self._event_number = runs, event, self._event_number + 1
                 self._condition.notify_all()
 
 
-def _sizes_and_times(folder: Path) -> list[tuple[str, int, int]]:
+def _list_file_states(folder: Path) -> list[tuple[str, int, int]]:
     """Return (path, size, mtime) of the files in a run's folder, which change when the run writes."""
     entries = []
     for path in [folder, *folder.glob("*"), *folder.glob("ranks/*"), *folder.glob("profile/*")]:
@@ -182,13 +182,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("Connection", "close")
         self.end_headers()
-        report, number = self.server.report, 0
+        report = self.server.report
+        event_number = 0
         while not report.is_closed:
-            event = report.event_after(number, _KEEPALIVE_SECONDS)
+            event = report.event_after(event_number, _KEEPALIVE_SECONDS)
             if event is None:
                 self.wfile.write(b": nothing new\n\n")
             else:
-                number, content = event
+                event_number, content = event
                 self.wfile.write(b"event: report\ndata: " + content + b"\n\n")
             self.wfile.flush()
         self.close_connection = True

@@ -35,11 +35,11 @@ _POSITION_KEYS = ("step", "epoch", "tokens", "seconds")
 class LineBlock:
     """The contents of consecutive lines."""
 
-    lines: int = 0
+    line_count: int = 0
     points: dict[str, list[Points]] = field(default_factory=dict)
     """Points by metric. Metrics of validations and tasks are named `validation/NAME`."""
-    nulls: dict[str, int] = field(default_factory=dict)
-    """Number of lines by metric where it was NaN or infinite (null in JSON)."""
+    null_counts: dict[str, int] = field(default_factory=dict)
+    """Number of lines in which a metric was NaN or infinite (null in JSON), by metric."""
     problems: list[tuple[int, str]] = field(default_factory=list)
     """(line number within the block, from 1; reason) of the first damaged lines."""
     training: dict[str, Any] = field(default_factory=dict)
@@ -50,19 +50,18 @@ class LineBlock:
     """The newest line with metrics of tasks."""
 
     @property
-    def has_valid(self) -> bool:
-        """True if at least one line is valid."""
+    def has_valid_line(self) -> bool:
         return bool(self.training or self.validation or self.tasks)
 
     def add(self, later: LineBlock) -> None:
         """Append the block that follows in the file."""
-        self.problems += [(self.lines + line, reason) for line, reason in later.problems]
+        self.problems += [(self.line_count + line_number, reason) for line_number, reason in later.problems]
         del self.problems[_MAX_PROBLEMS:]
-        self.lines += later.lines
+        self.line_count += later.line_count
         for name, points in later.points.items():
             self.points.setdefault(name, []).extend(points)
-        for name, count in later.nulls.items():
-            self.nulls[name] = self.nulls.get(name, 0) + count
+        for name, count in later.null_counts.items():
+            self.null_counts[name] = self.null_counts.get(name, 0) + count
         self.training = later.training or self.training
         self.validation = later.validation or self.validation
         self.tasks = later.tasks or self.tasks
@@ -72,25 +71,27 @@ def check_line(line: object) -> dict[str, Any]:
     """Return a line of metrics.jsonl after checking it. Raise ValueError if it is invalid."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
         raise ValueError("it has no valid step")
-    numbers = {"loss": line.get("loss", 0.0)}
+    metrics = {"loss": line.get("loss", 0.0)}
     for kind in _EVALUATIONS:
         if not isinstance(line.get(kind, {}), dict):
             raise ValueError(f"{kind} has no metrics")
-        numbers |= line.get(kind, {})
-    for name, value in numbers.items():
+        metrics |= line.get(kind, {})
+    for name, value in metrics.items():
         if not (value is None or (isinstance(value, int | float) and abs(value) < MAX_METRIC)):
             raise ValueError(f"{name} is not a number of a run")
     return line
 
 
-def read_lines(path: Path, begin: int, end: int, points: int | None) -> LineBlock:
-    """Read the lines between offsets `begin` and `end`, both at line boundaries. Raise OSError if that fails.
+def read_lines(path: Path, start: int, end: int, max_points: int | None) -> LineBlock:
+    """Read the lines between offsets `start` and `end`, both at line boundaries.
 
-    Keep about `points` points per metric, or all if None.
+    Keep about `max_points` points per metric, or all if None. Raise OSError if the file cannot be read.
     """
     result = LineBlock()
-    intervals = None if points is None else max(1, points * _CHUNK_BYTES // (4 * max(_CHUNK_BYTES, end - begin)))
-    for chunk in _iterate_chunks(path, begin, end):
+    intervals = None
+    if max_points is not None:
+        intervals = max(1, max_points * _CHUNK_BYTES // (4 * max(_CHUNK_BYTES, end - start)))
+    for chunk in _iterate_chunks(path, start, end):
         result.add(_read_chunk(chunk, intervals))
     return result
 
@@ -101,21 +102,21 @@ def thin_out(points: Points, intervals: int) -> Points:
 
 
 def _choose_rows(values: NDArray[np.float64], intervals: int) -> NDArray[np.intp]:
-    count, rows = len(values), set[int]()
-    if count <= 4 * intervals:
-        return np.arange(count)
-    bounds = [count * number // intervals for number in range(intervals + 1)]
-    for begin, end in pairwise(bounds):
-        interval = values[begin:end]
-        rows |= {begin, begin + int(interval.argmin()), begin + int(interval.argmax()), end - 1}
+    if len(values) <= 4 * intervals:
+        return np.arange(len(values))
+    rows: set[int] = set()
+    for start, end in pairwise(len(values) * index // intervals for index in range(intervals + 1)):
+        interval = values[start:end]
+        rows |= {start, start + int(interval.argmin()), start + int(interval.argmax()), end - 1}
     return np.array(sorted(rows))
 
 
-def _iterate_chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:
+def _iterate_chunks(path: Path, start: int, end: int) -> Iterator[bytes]:
     """Yield complete lines, about 256 KiB at a time."""
     with path.open("rb") as file:
-        file.seek(begin)
-        remaining, incomplete_line = end - begin, b""
+        file.seek(start)
+        remaining = end - start
+        incomplete_line = b""
         while remaining > 0 and (block := file.read(min(_CHUNK_BYTES, remaining))):
             remaining -= len(block)
             cut = block.rfind(b"\n") + 1
@@ -125,28 +126,23 @@ def _iterate_chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _read_chunk(chunk: bytes, intervals: int | None) -> LineBlock:
-    lines = chunk.count(b"\n")
+    line_count = chunk.count(b"\n")
     try:
-        tables = list(_parse_tables(chunk, lines))
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        AttributeError,
-    ):  # a line is damaged or differs from the others
-        return _read_line_by_line(chunk, lines, intervals)
-    return _to_block(lines, tables, intervals)
+        tables = list(_parse_tables(chunk, line_count))
+    # A line is damaged or differs from the others.
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
+        return _read_line_by_line(chunk, line_count, intervals)
+    return _make_block(line_count, tables, intervals)
 
 
 Table = tuple[dict[str, Any], list[str], NDArray[np.float64]]
 """(newest line, names of metrics, values): values of shape (lines, names)."""
 
 
-def _parse_tables(chunk: bytes, count: int) -> Iterator[Table]:
+def _parse_tables(chunk: bytes, line_count: int) -> Iterator[Table]:
     """Parse all lines of a chunk at once. Raise ValueError if a line is damaged or differs from the others."""
     lines = orjson.loads(b"[" + chunk[:-1].replace(b"\n", b",") + b"]")
-    if len(lines) != count:
+    if len(lines) != line_count:
         raise ValueError("a line has several values")
     if b'"validation"' in chunk or b'"tasks"' in chunk:
         for line in [line for line in lines if _is_evaluation(line)]:
@@ -180,21 +176,23 @@ def _evaluation_metrics(line: dict[str, Any]) -> dict[str, Any]:
     return {f"validation/{name}": value for name, value in metrics}
 
 
-def _read_line_by_line(chunk: bytes, count: int, intervals: int | None) -> LineBlock:
-    problems, tables = [], list[Table]()
-    for number, content in enumerate(chunk[:-1].split(b"\n"), 1):
+def _read_line_by_line(chunk: bytes, line_count: int, intervals: int | None) -> LineBlock:
+    problems: list[tuple[int, str]] = []
+    tables: list[Table] = []
+    for line_number, content in enumerate(chunk[:-1].split(b"\n"), 1):
         try:
             line = check_line(orjson.loads(content))
             tables.append(_make_table([line | _evaluation_metrics(line)]))
         except ValueError as error:
-            problems.append((number, str(error)))
-    result = _to_block(count, tables, intervals)
+            problems.append((line_number, str(error)))
+    result = _make_block(line_count, tables, intervals)
     result.problems = problems
     return result
 
 
-def _to_block(count: int, tables: Iterable[Table], intervals: int | None) -> LineBlock:
-    result, points = LineBlock(lines=count), dict[str, list[Points]]()
+def _make_block(line_count: int, tables: Iterable[Table], intervals: int | None) -> LineBlock:
+    result = LineBlock(line_count)
+    points: dict[str, list[Points]] = {}
     for newest, names, values in tables:
         kind = next((kind for kind in _EVALUATIONS if kind in newest), "training")
         setattr(result, kind, newest)
@@ -203,7 +201,7 @@ def _to_block(count: int, tables: Iterable[Table], intervals: int | None) -> Lin
             if name not in _POSITION_KEYS:
                 present = np.flatnonzero(~np.isnan(metric))
                 if len(present) < len(metric):
-                    result.nulls[name] = result.nulls.get(name, 0) + len(metric) - len(present)
+                    result.null_counts[name] = result.null_counts.get(name, 0) + len(metric) - len(present)
                 rows = present if intervals is None else present[_choose_rows(metric[present], intervals)]
                 table = np.full((len(rows), 4), np.nan)
                 table[:, 3] = metric[rows]
@@ -225,8 +223,8 @@ def serialize(block: LineBlock) -> bytes:
     stream = BytesIO()
     arrays = {name: np.concatenate(points) for name, points in block.points.items()}
     header = {
-        "lines": block.lines,
-        "nulls": block.nulls,
+        "line_count": block.line_count,
+        "null_counts": block.null_counts,
         "problems": block.problems,
         "training": block.training,
         "validation": block.validation,
@@ -244,12 +242,11 @@ def deserialize(content: bytes) -> LineBlock:
     stream = BytesIO(content)
     header = orjson.loads(stream.readline())
     arrays = {name: [np.load(stream, allow_pickle=False)] for name in header["names"]}
-    problems = [(line, reason) for line, reason in header["problems"]]
-    return LineBlock(
-        header["lines"], arrays, header["nulls"], problems, header["training"], header["validation"], header["tasks"]
-    )
+    problems = [tuple(problem) for problem in header.pop("problems")]
+    del header["names"]
+    return LineBlock(points=arrays, problems=problems, **header)
 
 
 if __name__ == "__main__":
-    _, name, *numbers = sys.argv
-    sys.stdout.buffer.write(serialize(read_lines(Path(name), *map(int, numbers))))
+    _, file, *arguments = sys.argv
+    sys.stdout.buffer.write(serialize(read_lines(Path(file), *map(int, arguments))))

@@ -49,7 +49,7 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     step: int
-    bytes: int
+    byte_size: int
     is_best: bool
     is_latest: bool
 
@@ -104,7 +104,7 @@ class RunData:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     ranks: list[RankStatus] = field(default_factory=list)
     hangs: list[Hang] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)
+    torn_files: list[str] = field(default_factory=list)
     """Files whose last line is incomplete, because of a kill or because it is being written. The line is ignored."""
 
     @property
@@ -152,9 +152,10 @@ class RunData:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the last step at the newest pace, or the rest of `train.budget`. None if unknown."""
+        """Seconds until the last step at the newest pace, or what remains of `train.budget`. None if unknown."""
         train = self.config.get("train")
-        budget, used = train.get("budget") if isinstance(train, dict) else None, self.curves.newest.get("budget_used")
+        budget = train.get("budget") if isinstance(train, dict) else None
+        used = self.curves.newest.get("budget_used")
         if isinstance(budget, int | float) and isinstance(used, int | float):
             return max(0.0, (1 - used) * budget)
         pace = self.steps_per_second
@@ -166,22 +167,23 @@ class RunData:
 class RunReader:
     """Reads the folder of a run repeatedly. Reads only new lines of metrics.jsonl."""
 
-    def __init__(self, folder: Path | str, points: int | None = 2000, signs: SignsOfLife | None = None) -> None:
-        """Keep at most `points` points per curve, or all if None. Raise InputError if `folder` is not a run's."""
+    def __init__(self, folder: Path | str, max_points: int | None = 2000, signs: SignsOfLife | None = None) -> None:
+        """Keep at most `max_points` points per curve, or all if None. Raise InputError if `folder` is not a run's."""
         self._folder = RunFolder(Path(folder))
         check_is_run(self._folder)
-        self._curves = CurveReader(self._folder.metrics, points)
+        self._curves = CurveReader(self._folder.metrics, max_points)
         self._signs = signs or SignsOfLife()
 
     def read(self) -> RunData:
-        """Return the current contents. Raise InputError with every damaged line and file."""
-        folder, files = self._folder, _FileReader()
+        """Return the current contents. Raise InputError if lines or files are damaged."""
+        folder = self._folder
+        files = _FileReader()
         curves = files.try_read(self._curves.read) or Curves()
         if curves.torn:
-            files.torn.append(str(folder.metrics))
+            files.torn_files.append(str(folder.metrics))
         starts = list(files.read_lines(folder.starts, _parse_start))
         ranks = _read_ranks(folder)
-        has_started = bool(curves.lines or starts)
+        has_started = bool(curves.line_count or starts)
         status = determine_status(
             ranks, self._signs, complete=folder.is_complete, step=curves.step, has_started=has_started
         )
@@ -203,19 +205,19 @@ class RunReader:
             checkpoints=_list_checkpoints(folder),
             ranks=ranks,
             hangs=list(_read_hangs(folder.hangs)),
-            torn=files.torn,
+            torn_files=files.torn_files,
         )
         if files.problems:
             raise InputError(files.problems[:_MAX_PROBLEMS])
         return data
 
 
-def read_run(folder: Path | str, points: int | None = 2000) -> RunData:
-    """Return the contents of a run's folder, with at most `points` points per curve (None: all).
+def read_run(folder: Path | str, max_points: int | None = 2000) -> RunData:
+    """Return the contents of a run's folder, with at most `max_points` points per curve (None: all).
 
-    Raise InputError if the folder is not a run's, or with every damaged line and file in it.
+    Raise InputError if the folder is not a run's, or if lines or files in it are damaged.
     """
-    return RunReader(folder, points).read()
+    return RunReader(folder, max_points).read()
 
 
 class RunsReader:
@@ -226,12 +228,12 @@ class RunsReader:
         self._readers = _collect_results(partial(RunReader, folder) for folder in dict.fromkeys(folders))
 
     def read(self) -> list[RunData]:
-        """Return the current contents of every folder. Raise InputError with all problems."""
+        """Return the current contents of every folder. Raise InputError if lines or files are damaged."""
         return _collect_results(reader.read for reader in self._readers)
 
 
 def read_runs(folders: Sequence[str]) -> list[RunData]:
-    """Return the contents of several runs' folders. Raise InputError with all problems."""
+    """Return the contents of several runs' folders. Raise InputError if one is not a run's or is damaged."""
     return RunsReader(folders).read()
 
 
@@ -251,7 +253,7 @@ def _collect_results(calls: Iterable[Callable[[], Result]]) -> list[Result]:
 
 def read_status(folder: RunFolder, curves: Curves) -> Status:
     """Return the status of a run whose curves have been read."""
-    has_started = bool(curves.lines)
+    has_started = bool(curves.line_count)
     return determine_status(
         _read_ranks(folder), SignsOfLife(), complete=folder.is_complete, step=curves.step, has_started=has_started
     )
@@ -274,7 +276,7 @@ class _FileReader:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.torn: list[str] = []
+        self.torn_files: list[str] = []
 
     def try_read(self, read: Callable[[], Result]) -> Result | None:
         try:
@@ -320,19 +322,19 @@ class _FileReader:
         """Yield `parse(line)` for each complete line of a JSONL file, or for its first `limit` lines."""
         *complete, last = self.read_bytes(file, limit).split(b"\n")
         if last:
-            self.torn.append(str(file))
-        for number, content in enumerate(complete, 1):
+            self.torn_files.append(str(file))
+        for line_number, content in enumerate(complete, 1):
             try:
                 yield parse(orjson.loads(content))
             except KeyError as error:
-                self._add_line_problem(file, number, f"it has no {error.args[0]}")
+                self._add_line_problem(file, line_number, f"it has no {error.args[0]}")
             except (TypeError, AttributeError):
-                self._add_line_problem(file, number, "its values have the wrong types")
+                self._add_line_problem(file, line_number, "its values have the wrong types")
             except (ValueError, OverflowError) as error:
-                self._add_line_problem(file, number, str(error))
+                self._add_line_problem(file, line_number, str(error))
 
-    def _add_line_problem(self, file: Path, number: int, reason: str) -> None:
-        self.problems.append(Problem(f"{file}:{number}", f"is not a line of a run: {reason}", "remove the line"))
+    def _add_line_problem(self, file: Path, line_number: int, reason: str) -> None:
+        self.problems.append(Problem(f"{file}:{line_number}", f"is not a line of a run: {reason}", "remove the line"))
 
 
 def _parse_sample(line: dict[str, Any]) -> Sample:
@@ -384,11 +386,11 @@ def _list_checkpoints(folder: RunFolder) -> list[Checkpoint]:
     checkpoints = []
     for path in written_checkpoints(folder.checkpoints):
         try:
-            size = sum(file.stat().st_size for file in path.iterdir())
+            byte_size = sum(file.stat().st_size for file in path.iterdir())
         except OSError:  # just removed, since there is a newer one
             continue
         step = int(path.name.removeprefix("step-"))
-        checkpoints.append(Checkpoint(step, size, targets["best"] == path.name, targets["latest"] == path.name))
+        checkpoints.append(Checkpoint(step, byte_size, targets["best"] == path.name, targets["latest"] == path.name))
     return checkpoints
 
 

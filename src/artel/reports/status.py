@@ -33,7 +33,7 @@ class RankStatus:
     """Reason of a failure."""
     time: float
     """Time of writing, in seconds since 1970 by the host's clock."""
-    every: float
+    interval: float
     """Interval between writes, in seconds."""
 
     @classmethod
@@ -61,7 +61,7 @@ class Status:
     step: int = 0
     message: str = ""
     """Reason of a failure."""
-    silent: float = 0.0
+    silent_seconds: float = 0.0
     """Seconds since the last sign of life of a dead run."""
     silent_ranks: tuple[int, ...] = ()
     """Ranks of a running run that no longer give signs of life."""
@@ -70,26 +70,25 @@ class Status:
 class SignsOfLife:
     """Tracks when each process last gave a sign of life. Needs no synchronized clocks while it follows a run."""
 
-    def __init__(self, now: Callable[[], float] = time.time, watch: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._watch = now, watch
-        # rank -> (time in its file, when that was first seen, True if it has changed since the first look)
+    def __init__(self, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._monotonic = now, monotonic
+        # rank -> (time in its file, when we first saw that time, True if it has changed since the first look)
         self._observations: dict[int, tuple[float, float, bool]] = {}
 
     def silence(self, rank: RankStatus) -> float:
         """Return the seconds since the last sign of life, by its file's last change or the clocks of both hosts."""
-        watch = self._watch()
+        now = self._monotonic()
         observation = self._observations.get(rank.rank)
         if observation is None or observation[0] != rank.time:
-            observation = self._observations[rank.rank] = (rank.time, watch, observation is not None)
+            observation = self._observations[rank.rank] = (rank.time, now, observation is not None)
         _, seen_at, has_changed = observation
-        by_clock = max(0.0, self._now() - rank.time)
-        return watch - seen_at if has_changed else max(by_clock, watch - seen_at)
+        return now - seen_at if has_changed else max(self._now() - rank.time, now - seen_at)
 
     def is_dead(self, rank: RankStatus) -> bool:
         """True if there was no sign for three intervals, or for a few seconds if the process is gone from this host."""
         silence = self.silence(rank)
         is_gone = rank.host == socket.gethostname() and not process_exists(rank.pid)
-        return silence > (min(rank.every, _SLACK_SECONDS) + 1 if is_gone else 3 * rank.every + _SLACK_SECONDS)
+        return silence > (min(rank.interval, _SLACK_SECONDS) + 1 if is_gone else 3 * rank.interval + _SLACK_SECONDS)
 
 
 def determine_status(
@@ -103,7 +102,7 @@ def determine_status(
     step = max(step, first.step)
     if first.state == "running":
         if signs.is_dead(first):
-            return Status("dead", step, silent=signs.silence(first))
+            return Status("dead", step, silent_seconds=signs.silence(first))
         silent = tuple(rank.rank for rank in ranks if rank.state == "running" and signs.is_dead(rank))
         return Status("running", step, silent_ranks=silent)
     if complete:

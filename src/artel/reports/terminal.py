@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def loss_curve(curves: Curves, width: int = 64, height: int = 12) -> list[str]:
     """Draw training loss (·) and validation loss (o) over steps in `height` lines of `width` characters."""
     training, validation = (
-        _points(curves_by_name.get("loss")) for curves_by_name in (curves.training, curves.validation)
+        _to_pairs(curves_by_name.get("loss")) for curves_by_name in (curves.training, curves.validation)
     )
     points = training + validation
     if not points:
@@ -36,14 +36,14 @@ def loss_curve(curves: Curves, width: int = 64, height: int = 12) -> list[str]:
     return [*lines, axis, f"{'':>9}0{'step ' + str(last_step):>{width - 1}}", f"{'':>9}· training   o validation"]
 
 
-def _points(curve: Curve | None) -> list[tuple[int, float]]:
+def _to_pairs(curve: Curve | None) -> list[tuple[int, float]]:
     if curve is None:
         return []
     return [(int(step), value) for step, value in zip(curve.step, curve.value.tolist(), strict=True)]
 
 
 def compare_runs(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return state, step, training loss and newest validation of each run: as data, and as the lines of a table."""
+    """Return state, step, training loss and newest validation of each run, as data and as lines of a table."""
     metrics = dict.fromkeys(name for run in runs for name in run.curves.newest_validation)
     rows: list[dict[str, Any]] = [
         {
@@ -57,22 +57,21 @@ def compare_runs(runs: Sequence[RunData]) -> tuple[list[dict[str, Any]], list[st
         }
         for run in runs
     ]
-    titles = ["run", "objective", "state", "step", "training loss", "tokens/s", *map(_title, metrics)]
-    lines = [titles]
+    titles = ["run", "objective", "state", "step", "training loss", "tokens/s", *map(_column_title, metrics)]
+    table = [titles]
     for row in rows:
         values = [_format_metric(row["validation"].get(name)) if name in row["validation"] else "" for name in metrics]
         speed = row["tokens_per_second"]
         cells = [row["run"], row["objective"], row["state"], f"{row['steps']:,}", _format_metric(row["loss"])]
-        lines.append([*cells, "" if speed is None else f"{speed:,.0f}", *values])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(cell.ljust(width) if index < 3 else cell.rjust(width)
-                       for index, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-             for line in lines]  # fmt: skip
-    return rows, texts
+        table.append([*cells, "" if speed is None else f"{speed:,.0f}", *values])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.ljust(width) if index < 3 else cell.rjust(width)
+                       for index, (cell, width) in enumerate(zip(cells, widths, strict=True))).rstrip()
+             for cells in table]  # fmt: skip
+    return rows, lines
 
 
-def _title(name: str) -> str:
-    """Return the column title of a validation metric."""
+def _column_title(name: str) -> str:
     return "validation loss" if name == "loss" else name.replace("_", " ")
 
 
@@ -85,19 +84,19 @@ def measure_compression(train: StoreSplit, validation: StoreSplit, tokenizer: To
 
     The second is the fair comparison with a model: size(training + validation) - size(training).
     """
-    training_text, text = _decode(train, tokenizer), _decode(validation, tokenizer)
-    validation_bytes = _compressed_size(text)
-    added_bytes = _compressed_size(training_text + text) - _compressed_size(training_text)
-    bits = 8 / max(1, len(text))
-    return {"xz": validation_bytes * bits, "xz_after_training_text": added_bytes * bits}
+    training_text, validation_text = _decode_split(train, tokenizer), _decode_split(validation, tokenizer)
+    validation_bytes = _compressed_bytes(validation_text)
+    added_bytes = _compressed_bytes(training_text + validation_text) - _compressed_bytes(training_text)
+    scale = 8 / max(1, len(validation_text))
+    return {"xz": validation_bytes * scale, "xz_after_training_text": added_bytes * scale}
 
 
-def _decode(split: StoreSplit, tokenizer: Tokenizer) -> bytes:
+def _decode_split(split: StoreSplit, tokenizer: Tokenizer) -> bytes:
     return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in split.iter_samples()).encode()
 
 
-def _compressed_size(data: bytes) -> int:
-    # The window must hold the whole training text, but the preset's has only 64 MiB.
+def _compressed_bytes(data: bytes) -> int:
+    # The window must hold the full training text, but the preset's window has only 64 MiB.
     window = 1 << max(20, math.ceil(math.log2(len(data) + 1)))
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": min(window, 1 << 30)}]
     return len(lzma.compress(data, format=lzma.FORMAT_XZ, filters=filters))

@@ -32,7 +32,7 @@ def watch(folder: str, console: Console) -> RunData:
 
     Raise InputError if the folder is not a run's, WorkError if the run failed or died.
     """
-    reader = RunReader(folder, points=1000)
+    reader = RunReader(folder, max_points=1000)
     run = reader.read()
     if console.is_terminal:
         with hide_elapsed(), Live(render_screen(run, console.width), console=console, refresh_per_second=4) as live:
@@ -57,7 +57,7 @@ def _follow(reader: RunReader, run: RunData, show: Callable[[RunData], None]) ->
 def _raise_if_failed(run: RunData) -> None:
     status, folder = run.status, str(run.folder)
     if status.state == "dead":
-        message = f"no sign of life for {status.silent:.0f} s after step {status.step}: its processes are gone"
+        message = f"no sign of life for {status.silent_seconds:.0f} s after step {status.step}: its processes are gone"
         raise WorkError.at(folder, message, "the same command resumes from its last checkpoint")
     if status.state == "failed":
         raise WorkError.at(folder, f"failed after step {status.step}: {status.message}", "the same command resumes")
@@ -72,17 +72,17 @@ def _raise_if_failed(run: RunData) -> None:
 def render_screen(run: RunData, width: int) -> RenderableType:
     """Return the full screen for a terminal of `width` columns."""
     rows: list[RenderableType] = [
-        _title(run),
-        *_curve(run, width),
-        _bar(run, width),
-        Text(" · ".join(newest_metrics(run))),
+        _title_line(run),
+        *_curve_lines(run, width),
+        _progress_row(run, width),
+        Text(" · ".join(format_metrics(run))),
     ]
     if len(run.ranks) > 1 or run.status.silent_ranks:
-        rows.append(_ranks(run))
+        rows.append(_ranks_table(run))
     return Group(*rows)
 
 
-def _title(run: RunData) -> Text:
+def _title_line(run: RunData) -> Text:
     state = run.status.state
     model = str(run.starts[-1].chosen.get("model", "")) if run.starts else ""
     title = Text()
@@ -92,23 +92,25 @@ def _title(run: RunData) -> Text:
     return title
 
 
-def _curve(run: RunData, width: int) -> list[Text]:
+def _curve_lines(run: RunData, width: int) -> list[Text]:
     """Return the loss curve of `artel report`, as wide as the terminal allows."""
     return [Text(line) for line in loss_curve(run.curves, width=max(20, min(100, width - 12)))]
 
 
-def _bar(run: RunData, width: int) -> RenderableType:
+def _progress_row(run: RunData, width: int) -> RenderableType:
     fraction = run.fraction_done
     if fraction is None:
         return Text(f"step {run.status.step:,}")
     row = Table.grid(padding=(0, 1))
     row.add_row(
-        position(run), ProgressBar(total=1.0, completed=fraction, width=max(10, min(60, width - 40))), time_left(run)
+        format_position(run),
+        ProgressBar(total=1.0, completed=fraction, width=max(10, min(60, width - 40))),
+        format_time_left(run),
     )
     return row
 
 
-def _ranks(run: RunData) -> Table:
+def _ranks_table(run: RunData) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("rank", "host", "device", "step", "memory", "state"):
         table.add_column(name, justify="right" if name in ("rank", "step", "memory") else "left")
@@ -128,7 +130,7 @@ def _ranks(run: RunData) -> Table:
 # On a terminal and in lines ---------------------------------------------------------------------------
 
 
-def position(run: RunData) -> str:
+def format_position(run: RunData) -> str:
     """Return `step 5 of 100`, or for a run on a budget `step 5, 20% of the time`."""
     fraction = run.fraction_done
     if run.steps:
@@ -136,12 +138,12 @@ def position(run: RunData) -> str:
     return f"step {run.status.step:,}" + (f", {fraction:.0%} of the time" if fraction is not None else "")
 
 
-def time_left(run: RunData) -> str:
+def format_time_left(run: RunData) -> str:
     seconds = run.seconds_left if run.status.state == "running" else None
     return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
 
 
-def newest_metrics(run: RunData) -> list[str]:
+def format_metrics(run: RunData) -> list[str]:
     """Return the newest metrics, each with its name."""
     newest, validation = run.curves.newest, run.curves.newest_validation
     metrics = []
@@ -178,7 +180,7 @@ class _LinePrinter:
         self._print(run)
 
     def _print(self, run: RunData) -> None:
-        fields = [run.status.state, position(run), *newest_metrics(run), time_left(run)]
+        fields = [run.status.state, format_position(run), *format_metrics(run), format_time_left(run)]
         text = " · ".join(field for field in fields if field)
         if text == self._last_text:
             return

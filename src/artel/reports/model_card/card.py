@@ -1,6 +1,6 @@
 """Writes a model card from a run's folder: metadata, description, usage, data, training and metrics.
 
-The card shows no secrets, and no paths outside the folder in which the run was started.
+The card shows no secrets, and no paths outside the folder where the run was started.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import artel
 from artel.reports.model_card.markdown import block, code, hide_paths, table
-from artel.reports.model_card.metadata import MAIN, PublishedModel, in_yaml, metadata
+from artel.reports.model_card.metadata import MAIN, PublishedModel, metadata, yaml_header
 from artel.reports.page.language import Language
-from artel.reports.page.run_file import leaves, set_keys
+from artel.reports.page.run_file import changed_keys, config_value, iterate_leaves
 from artel.reports.page.views import ledger_view, plan_table
 from artel.reports.run_data import RunData
 from artel.secrets import hide_secrets
@@ -32,9 +32,10 @@ def model_card(run: RunData, published: PublishedModel) -> str:
     """Return the text of README.md, readable by `huggingface_hub.ModelCard`."""
     language = Language("en")
     metrics = _validation_metrics(run, published.step)
-    name, sources = published.repo.split("/")[-1], _list_sources(run)
+    name = published.repo.split("/")[-1]
+    sources = _list_sources(run)
     text = _load_template().render(
-        metadata=in_yaml(metadata(run, published, metrics)),
+        metadata=yaml_header(metadata(run, published, metrics)),
         name=name,
         published=published,
         main=MAIN,
@@ -48,7 +49,7 @@ def model_card(run: RunData, published: PublishedModel) -> str:
         metrics=_metrics_table(run, metrics, published.step, language),
         plan=_plan_table(run, language),
         samples=_newest_samples(run, published.step),
-        run_file=block(_dump_set_keys(run), "yaml"),
+        run_file=block(_dump_changed_keys(run), "yaml"),
         versions=_list_versions(run),
         artel_version=artel.__version__,
     )
@@ -63,17 +64,17 @@ def _describe_model(run: RunData, published: PublishedModel, language: Language)
     size = f"{language.integer(published.parameters)} parameters"
     base = f"[{published.base_model}](https://huggingface.co/{published.base_model})" if published.base_model else ""
     if published.is_adapter:
-        lora = _config_value(run.config, "model", "lora") or {}
+        lora = config_value(run.config, "model", "lora") or {}
         about = f"It is a LoRA adapter of {size} (rank {lora.get('rank')}, alpha {_format_value(lora.get('alpha'))})"
         about += f" for {base}" if base else ""
-        if _config_value(run.config, "model", "quantize") not in (None, "none"):
-            about += f", trained over weights quantized to {_config_value(run.config, 'model', 'quantize')}"
+        if config_value(run.config, "model", "quantize") not in (None, "none"):
+            about += f", trained over weights quantized to {config_value(run.config, 'model', 'quantize')}"
     else:
         about = f"It is a {published.model_type} model of {size}"
         if base:
             about += f", fine-tuned from {base}"
         else:
-            about += ", trained from scratch" if not _config_value(run.config, "model", "from") else ", fine-tuned"
+            about += ", trained from scratch" if not config_value(run.config, "model", "from") else ", fine-tuned"
     return f"{about}."
 
 
@@ -106,7 +107,7 @@ def _usage_commands(published: PublishedModel, name: str) -> str:
 def _list_sources(run: RunData) -> Rows:
     """Return a row per source of the run file: name and paths, format, licence."""
     rows = []
-    for source in _config_value(run.config, "data", "sources") or []:
+    for source in config_value(run.config, "data", "sources") or []:
         paths = ", ".join(code(hide_paths(path)) for path in source.get("path", []))
         name = code(hide_paths(str(source.get("name") or "")))
         label = f"{name}: {paths}" if name and paths else name or paths
@@ -116,7 +117,7 @@ def _list_sources(run: RunData) -> Rows:
 
 
 def _summarize_ledger(run: RunData, language: Language) -> dict[str, str] | None:
-    """Return the counts of documents read, kept and dropped: a sentence, and a table by set."""
+    """Return a sentence and a table with the counts of documents read, kept and dropped."""
     view = ledger_view(run, 0, language)
     if view is None:
         return None
@@ -131,7 +132,8 @@ def _summarize_ledger(run: RunData, language: Language) -> dict[str, str] | None
 
 def _training_rows(run: RunData, published: PublishedModel, language: Language) -> Iterator[list[str]]:
     """Yield the rows of the table about training."""
-    train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
+    train = run.config.get("train", {})
+    start = run.starts[-1] if run.starts else None
     chosen, environment = (start.chosen, start.environment) if start else ({}, {})
     newest = run.curves.newest
     yield ["objective", ": ".join(filter(None, (published.objective, published.does)))]
@@ -140,16 +142,16 @@ def _training_rows(run: RunData, published: PublishedModel, language: Language) 
     yield ["model", f"{published.model_type}{joiner} {size}"]
     optimizer = f"{train.get('optimizer')}, weight decay {_format_value(train.get('weight_decay'))}"
     clip = train.get("clip")
-    by, limit = (clip.get("by"), clip.get("limit")) if isinstance(clip, dict) else ("norm", clip)
-    clipping = f"gradients clipped by {by} at {_format_value(limit)}" if limit else "no clipping"
+    method, limit = (clip.get("by"), clip.get("limit")) if isinstance(clip, dict) else ("norm", clip)
+    clipping = f"gradients clipped by {method} at {_format_value(limit)}" if limit else "no clipping"
     yield ["optimizer", f"{optimizer}, {clipping}"]
     warmup = _format_value(train.get("warmup"))
     yield [
         "learning rate",
         f"{_format_value(train.get('learning_rate'))} at most, {train.get('schedule')}, warmup {warmup}",
     ]
-    batch, length = train.get("batch"), _config_value(run.config, "data", "block")
-    yield ["batch", f"{language.integer(batch)} samples of at most {language.integer(length)} tokens"]
+    batch, block_size = train.get("batch"), config_value(run.config, "data", "block")
+    yield ["batch", f"{language.integer(batch)} samples of at most {language.integer(block_size)} tokens"]
     if published.step is not None:
         total = f" of {language.integer(run.steps)}" if run.steps and run.steps != published.step else ""
         yield ["steps", f"{language.integer(published.step)}{total}"]
@@ -172,21 +174,20 @@ def _training_rows(run: RunData, published: PublishedModel, language: Language) 
 
 def _describe_layout(run: RunData) -> str:
     """Return the keys of `parallel` that differ from their defaults: `, data fsdp, tensor 2`."""
-    keys = {key: value for key, value in set_keys(run.config).items() if key.startswith("parallel.")}
+    keys = {key: value for key, value in changed_keys(run.config).items() if key.startswith("parallel.")}
     layout = hide_paths({key.removeprefix("parallel."): value for key, value in keys.items()})
     return "".join(f", {key} {value}" for key, value in layout.items())
 
 
-def _dump_set_keys(run: RunData) -> str:
+def _dump_changed_keys(run: RunData) -> str:
     """Return a run file with the keys that differ from their defaults."""
-    keys = set_keys(run.config)
-    tree = _prune(run.config, "", set(keys))
+    tree = _prune(run.config, "", set(changed_keys(run.config)))
     return yaml.safe_dump(hide_paths(tree), sort_keys=False, allow_unicode=True)
 
 
 def _prune(value: Any, key: str, keys: set[str]) -> Any:
     """Reduce a section of the run file to the leaves in `keys`."""
-    leaf_keys = {name for name, _ in leaves(value, key)}
+    leaf_keys = {name for name, _ in iterate_leaves(value, key)}
     if leaf_keys == {key}:
         return value
     if isinstance(value, list):
@@ -195,7 +196,7 @@ def _prune(value: Any, key: str, keys: set[str]) -> Any:
     return {
         name: _prune(child, child_key, keys)
         for name, (child, child_key) in children.items()
-        if any(leaf in keys for leaf, _ in leaves(child, child_key))
+        if any(leaf in keys for leaf, _ in iterate_leaves(child, child_key))
     }
 
 
@@ -230,20 +231,20 @@ def _metric_at_step(run: RunData, name: str, step: int | None, *, validation: bo
 def _metrics_table(run: RunData, metrics: dict[str, float], step: int | None, language: Language) -> str:
     """Return a table of training loss and metrics of validation and best checkpoint; empty if nothing was logged."""
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
-    at_best = {} if best is None else _validation_metrics(run, best)
+    best_metrics = {} if best is None else _validation_metrics(run, best)
     training = _metric_at_step(run, "loss", step)
     rows = [] if training is None else [["loss", language.number(training), "", ""]]
     for name, value in metrics.items():
         label = language.label(name)
-        row = ["", language.number(value), language.number(at_best[name]) if name in at_best else ""]
+        row = ["", language.number(value), language.number(best_metrics[name]) if name in best_metrics else ""]
         if rows and rows[0][0] == label:
             rows[0][2:] = row[1:]
         else:
             rows.append([label, *row])
     if not rows:
         return ""
-    title = "best" if best is None else f"best (step {language.integer(best)})"
-    return table(["metric", "training", "validation", title], rows, {1, 2, 3})
+    best_title = "best" if best is None else f"best (step {language.integer(best)})"
+    return table(["metric", "training", "validation", best_title], rows, {1, 2, 3})
 
 
 def _plan_table(run: RunData, language: Language) -> str:
@@ -273,11 +274,6 @@ def _list_versions(run: RunData) -> str:
 def _format_value(value: Any) -> str:
     """Format a value as in a run file: 5e-05, 0.1, null."""
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _config_value(config: dict[str, Any], section: str, key: str) -> Any:
-    values = config.get(section)
-    return values.get(key) if isinstance(values, dict) else None
 
 
 @cache

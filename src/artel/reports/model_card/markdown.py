@@ -30,7 +30,7 @@ def code(text: str) -> str:
     text = escape_line(text).replace("|", "\\|")
     if not text.strip():
         return ""
-    ticks = "`" * (_longest_run(text) + 1)
+    ticks = "`" * (_longest_backtick_run(text) + 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{ticks}{space}{text}{space}{ticks}"
 
@@ -38,15 +38,15 @@ def code(text: str) -> str:
 def block(text: str, language: str = "") -> str:
     """Format any text as a fenced code block."""
     text = escape_lines(text.rstrip("\n"))
-    fence = "`" * max(3, _longest_run(text) + 1)
+    fence = "`" * max(3, _longest_backtick_run(text) + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def table(columns: list[str], rows: list[list[str]], numbers: set[int] | None = None) -> str:
-    """Format a table with Markdown cells. Columns with an index in `numbers` are right-aligned."""
-    marks = ["---:" if number in (numbers or set()) else "---" for number in range(len(columns))]
+def table(columns: list[str], rows: list[list[str]], numeric: set[int] | None = None) -> str:
+    """Format a table with Markdown cells. Columns with an index in `numeric` are right-aligned."""
+    marks = ["---:" if index in (numeric or set()) else "---" for index in range(len(columns))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (columns, marks, *rows))
 
 
-def _longest_run(text: str) -> int:
+def _longest_backtick_run(text: str) -> int:
     return max(map(len, re.findall("`+", text)), default=0)

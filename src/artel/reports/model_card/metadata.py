@@ -33,7 +33,7 @@ class PublishedModel:
     usage: str
     """Lines of Python that use `model` and `tokenizer`."""
     command: str
-    """A command of artel that uses the model, in a folder named like the repository."""
+    """A command of artel that uses the model, downloaded to a folder named after the repository."""
     model_type: str
     """`model_type` of config.json; for an adapter, of its base model."""
     parameters: int
@@ -60,17 +60,17 @@ def metadata(run: RunData, published: PublishedModel, metrics: dict[str, float])
         datasets=datasets(run) or None,
         tags=_list_tags(published),
         model_name=published.repo.split("/")[-1],
-        eval_results=list(_iterate_results(run, published, metrics)) or None,
+        eval_results=list(_eval_results(run, published, metrics)) or None,
     )
 
 
 def datasets(run: RunData) -> list[str]:
     """Return the ids of hub data sets among the sources."""
-    ids = [match[1] for path in _iterate_paths(run) if (match := _DATASET.match(path))]
+    ids = [match[1] for path in _source_paths(run) if (match := _DATASET.match(path))]
     return list(dict.fromkeys(ids))
 
 
-def _iterate_paths(run: RunData) -> Iterator[str]:
+def _source_paths(run: RunData) -> Iterator[str]:
     data = run.config.get("data", {})
     for source in data.get("sources", []):
         yield from source.get("path", [])
@@ -89,7 +89,7 @@ def _list_tags(published: PublishedModel) -> list[str]:
     return list(dict.fromkeys(tag for tag in tags if tag))
 
 
-def _iterate_results(run: RunData, published: PublishedModel, metrics: dict[str, float]) -> Iterator[EvalResult]:
+def _eval_results(run: RunData, published: PublishedModel, metrics: dict[str, float]) -> Iterator[EvalResult]:
     """Yield evaluation results on the held-out split."""
     ids = datasets(run)
     for name, value in metrics.items():
@@ -105,6 +105,6 @@ def _iterate_results(run: RunData, published: PublishedModel, metrics: dict[str,
             )
 
 
-def in_yaml(data: ModelCardData) -> Any:
+def yaml_header(data: ModelCardData) -> Any:
     """Return the YAML block at the head of README.md."""
     return f"---\n{data.to_yaml(line_break=chr(10))}\n---"

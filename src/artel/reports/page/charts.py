@@ -38,11 +38,11 @@ def build_charts(runs: Sequence[RunData], names: Sequence[str], language: Langua
     objectives = list(dict.fromkeys(run.objective for run in runs))
     plots: list[Chart] = []
     for objective in objectives:
-        numbers = [number for number, run in enumerate(runs) if run.objective == objective]
+        run_indices = [index for index, run in enumerate(runs) if run.objective == objective]
         suffix = f" · {objective}" if len(objectives) > 1 else ""
-        metrics = dict.fromkeys(name for number in numbers for name in runs[number].curves.validation)
+        metrics = dict.fromkeys(name for index in run_indices for name in runs[index].curves.validation)
         for metric in dict.fromkeys(["loss", *metrics]):
-            plots.append(_build_chart(metric, suffix, numbers, runs, names, language, is_quality=True))
+            plots.append(_build_chart(metric, suffix, run_indices, runs, names, language, is_quality=True))
     # run_tokens_per_second is a mean over the run so far: a tile shows its last value.
     listed = {"loss", "run_tokens_per_second", *_TRAINING_METRICS}
     other_metrics = {name for run in runs for name in run.curves.training} - listed
@@ -54,7 +54,7 @@ def build_charts(runs: Sequence[RunData], names: Sequence[str], language: Langua
 def _build_chart(
     metric: str,
     suffix: str,
-    numbers: Sequence[int],
+    run_indices: Sequence[int],
     runs: Sequence[RunData],
     names: Sequence[str],
     language: Language,
@@ -65,33 +65,33 @@ def _build_chart(
     title = language.words.get(metric, language.label(metric))
     description = language.words.get(f"{metric}_about", "")
     chart = Chart(_html_id(metric + suffix), title[:1].upper() + title[1:] + suffix, description, metric)
-    for number in numbers:
-        curves = runs[number].curves
+    for run_index in run_indices:
+        curves = runs[run_index].curves
         curve_groups = (
             [(curves.training, False), (curves.validation, True)] if is_quality else [(curves.training, False)]
         )
         for curves_by_metric, is_validation in curve_groups:
             if is_validation or not is_quality or metric == "loss":
                 label = language["validation" if is_validation else "training"]
-                label = label if len(runs) == 1 else f"{names[number]} · {label}" if is_quality else names[number]
+                label = label if len(runs) == 1 else f"{names[run_index]} · {label}" if is_quality else names[run_index]
                 if metric in curves_by_metric:
-                    chart.curves.append((number, curves_by_metric[metric], is_validation, label))
+                    chart.curves.append((run_index, curves_by_metric[metric], is_validation, label))
     return chart
 
 
 def plot_data(chart: Chart, runs: Sequence[RunData], language: Language) -> dict[str, Any]:
     """Return the data of a plot for the page's script."""
     traces = [
-        {"run": number, "validation": is_validation, "label": escape(label, quote=False), **_points(curve)}
-        for number, curve, is_validation, label in chart.curves
+        {"run": run_index, "validation": is_validation, "label": escape(label, quote=False), **_plot_points(curve)}
+        for run_index, curve, is_validation, label in chart.curves
     ]
-    numbers = dict.fromkeys(number for number, *_ in chart.curves)
-    marks = [mark for number in numbers for mark in _marks(chart, number, runs, language)]
+    run_indices = dict.fromkeys(run_index for run_index, *_ in chart.curves)
+    marks = [mark for index in run_indices for mark in _event_marks(chart, index, runs, language)]
     return {"id": chart.id, "percent": chart.metric in _FRACTION_METRICS, "traces": traces, "marks": marks}
 
 
 def list_axes(runs: Sequence[RunData]) -> list[str]:
-    """Return the possible x axes: the ones that every run has logged."""
+    """Return the x axes that every run has logged."""
     names = ["step"]
     for name in ("tokens", "seconds"):
         curves = [run.curves.training["loss"] for run in runs if "loss" in run.curves.training]
@@ -106,9 +106,9 @@ def build_table(chart: Chart, language: Language) -> dict[str, Any]:
     steps: set[float] = set()
     for _, curve, *_ in chart.curves:
         steps |= {*curve.step[np.unique(np.linspace(0, len(curve.step) - 1, _TABLE_ROWS).astype(int))].tolist()}
-    number = language.percent if chart.metric in _FRACTION_METRICS else language.number
+    format_value = language.percent if chart.metric in _FRACTION_METRICS else language.number
     rows = [
-        [language.integer(step), *(number(curve[step]) if step in curve else "" for curve in values)]
+        [language.integer(step), *(format_value(curve[step]) if step in curve else "" for curve in values)]
         for step in sorted(steps)
     ]
     return {"columns": [label for *_, label in chart.curves], "rows": rows}
@@ -127,7 +127,7 @@ def list_events(run: RunData, language: Language) -> list[Event]:
     """Return existing checkpoints, restarts and bad steps, by step."""
     run_events = []
     for checkpoint in run.checkpoints:
-        values = {"step": language.integer(checkpoint.step), "size": language.bytes(checkpoint.bytes)}
+        values = {"step": language.integer(checkpoint.step), "size": language.bytes(checkpoint.byte_size)}
         text = language["checkpoint_text"].format(**values)
         run_events.append(Event(checkpoint.step, "best" if checkpoint.is_best else "checkpoint", text))
     for start in run.starts[1:]:
@@ -145,15 +145,15 @@ def list_events(run: RunData, language: Language) -> list[Event]:
 EVENT_WORDS = {"checkpoint": "checkpoint", "best": "best", "restart": "restart", "bad": "bad_step"}
 
 
-def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Language) -> Iterator[dict[str, Any]]:
+def _event_marks(chart: Chart, run_index: int, runs: Sequence[RunData], language: Language) -> Iterator[dict[str, Any]]:
     """Yield the events of a run as points on its curve, one trace per kind."""
     curve = next(
-        (curve for index, curve, is_validation, _ in chart.curves if index == number and not is_validation), None
+        (curve for index, curve, is_validation, _ in chart.curves if index == run_index and not is_validation), None
     )
     if curve is None or chart.metric not in _METRICS_WITH_EVENTS:
         return
     by_kind: dict[str, list[Event]] = {}
-    for event in list_events(runs[number], language):
+    for event in list_events(runs[run_index], language):
         by_kind.setdefault(event.kind, []).append(event)
     for kind, group in by_kind.items():
         steps = np.array([event.step for event in group], dtype=np.float64)
@@ -165,11 +165,11 @@ def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Languag
             "kind": kind,
             "label": escape(label, quote=False),
             "text": [escape(f"{label}: {event.text}", quote=False) for event in group],
-            **_points(Curve(steps, tokens, seconds, value)),
+            **_plot_points(Curve(steps, tokens, seconds, value)),
         }
 
 
-def _points(curve: Curve) -> dict[str, list[float | None]]:
+def _plot_points(curve: Curve) -> dict[str, list[float | None]]:
     columns = {"step": curve.step, "tokens": curve.tokens, "seconds": curve.seconds, "value": curve.value}
     return {name: _round_column(column) for name, column in columns.items()}
 

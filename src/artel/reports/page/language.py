@@ -28,10 +28,7 @@ class Language(PhraseFormatter):
         return self.words[word]
 
     def phrase(self, text: Any) -> str:
-        """Translate an English text from a run's files by `phrases` in words/LANGUAGE.json, a `Phrase` by its template.
-
-        A text without a translation stays English.
-        """
+        """Translate an English text or a `Phrase` from a run's files. A text without a translation stays English."""
         if isinstance(text, Phrase) and text.arguments and text.template in self._phrases:
             return self.fill(self._phrases[text.template], text.arguments)
         return self._phrases.get(str(text), str(text))
@@ -54,12 +51,12 @@ class Language(PhraseFormatter):
         """Format with `digits` significant digits. Uses an exponent only for very small or large values."""
         if value is None or not math.isfinite(value):
             return "NaN"
-        size = abs(value)
-        if size >= 10**digits and size < 1e12:
+        magnitude = abs(value)
+        if 10**digits <= magnitude < 1e12:
             return self.integer(value)
-        if size and (size < 1e-4 or size >= 1e12):
+        if magnitude and not 1e-4 <= magnitude < 1e12:
             return self._localize(f"{value:.{digits - 1}e}")
-        decimals = max(0, digits - 1 - (math.floor(math.log10(size)) if size else 0))
+        decimals = max(0, digits - 1 - (math.floor(math.log10(magnitude)) if magnitude else 0))
         return self._localize(f"{value:,.{decimals}f}")
 
     def percent(self, fraction: float, digits: int = 1) -> str:
@@ -70,27 +67,27 @@ class Language(PhraseFormatter):
         return self._localize(f"{fraction:+.0%}")
 
     def duration(self, seconds: float) -> str:
-        """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+        """Format as `45 s`, `12 min`, `3 h 20 min` or `2 d 4 h`."""
         seconds = max(0, round(seconds))
         amounts = []
-        for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-            if seconds >= size:
-                amounts.append(f"{seconds // size} {self.words[f'unit_{unit}']}")
-                seconds %= size
+        for unit, unit_seconds in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+            if seconds >= unit_seconds:
+                amounts.append(f"{seconds // unit_seconds} {self.words[f'unit_{unit}']}")
+                seconds %= unit_seconds
             elif amounts:
                 break
             if len(amounts) == 2:
                 break
         return " ".join(amounts) or f"0 {self.words['unit_s']}"
 
-    def bytes(self, count: float) -> str:
-        for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-            if count >= size:
-                return f"{self._localize(f'{count / size:,.1f}')} {self.phrase(unit)}"
-        return f"{count:,} B"
+    def bytes(self, byte_size: float) -> str:
+        for unit, unit_bytes in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+            if byte_size >= unit_bytes:
+                return f"{self._localize(f'{byte_size / unit_bytes:,.1f}')} {self.phrase(unit)}"
+        return f"{byte_size:,} B"
 
     def separators(self) -> str:
-        """Decimal and thousands separators, in Plotly's format."""
+        """Return the decimal and thousands separators in Plotly's format."""
         return f",{_NARROW_SPACE}" if self.name == "ru" else ".,"
 
     def _localize(self, text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ import artel
 from artel.errors import missing_extra
 from artel.reports.page import charts, run_file
 from artel.reports.page.language import Language
-from artel.reports.page.views import build_view, details_view, table
+from artel.reports.page.views import build_view, details_view, make_table
 from artel.reports.run_data import RunData
 
 COLORS = {
@@ -78,7 +78,7 @@ class Page:
             language=self._language.name,
             w=SimpleNamespace(**self._language.words),
             title=f"{', '.join(report.names)} · artel",
-            policy=self._policy(plotly, script),
+            policy=self._content_security_policy(plotly, script),
             css=Markup(_read_template("report.css")),
             axes=charts.list_axes(runs),
             parts={name: Markup(html) for name, html in sections.items()},
@@ -99,7 +99,7 @@ class Page:
         report = _Report(runs, self._language)
         return orjson.dumps({"parts": report.sections, "plots": report.plots, "axes": charts.list_axes(runs)})
 
-    def _policy(self, *scripts: str) -> str:
+    def _content_security_policy(self, *scripts: str) -> str:
         digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
         hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
         connect = "'self'" if self._live else "'none'"
@@ -138,8 +138,8 @@ class _Report:
         context = {
             "w": SimpleNamespace(**self._language.words),
             "runs": self._views,
-            "notices": list(self._notices()),
-            "differences": self._differences(),
+            "notices": list(self._iterate_notices()),
+            "differences": self._differences_table(),
             "charts": [
                 {
                     "id": chart.id,
@@ -161,10 +161,10 @@ class _Report:
         entries = _SECTION_ENTRIES.get(section, (section,))
         return section in ("file", "repeat") or any(view[entry] for view in self._views for entry in entries)
 
-    def _notices(self) -> Any:
-        """Yield warnings that apply to all runs together."""
+    def _iterate_notices(self) -> Iterator[str]:
+        """Yield warnings about incomplete files, and about runs that cannot be compared."""
         for run in self._runs:
-            for file in run.torn:
+            for file in run.torn_files:
                 if run.status.state != "running":
                     yield self._language["torn"].format(file=file)
         objectives = list(dict.fromkeys(run.objective for run in self._runs))
@@ -173,11 +173,11 @@ class _Report:
         elif any(run.config.get("tokenizer") != self._runs[0].config.get("tokenizer") for run in self._runs):
             yield self._language["other_tokenizers"]
 
-    def _differences(self) -> dict[str, Any]:
-        rows = run_file.differences([run.config for run in self._runs])
+    def _differences_table(self) -> dict[str, Any]:
+        rows = run_file.find_differences([run.config for run in self._runs])
         columns = [self._language["key"], *self.names]
-        cells = [[key, *(run_file.in_yaml(value) for value in values)] for key, values in rows.items()]
-        return table(columns, cells, code=True)
+        cells = [[key, *(run_file.format_yaml(value) for value in values)] for key, values in rows.items()]
+        return make_table(columns, cells, code=True)
 
 
 def _name_runs(runs: Sequence[RunData]) -> list[str]:

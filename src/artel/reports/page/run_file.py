@@ -1,4 +1,4 @@
-"""The keys that a run file sets, and the keys in which several runs differ."""
+"""The keys of a run file that differ from their defaults, or between runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from artel.config import RunConfig, SourceConfig, dump_run
 _MISSING = object()
 
 
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of every key that is not a section. Sources are numbered."""
     items: Any = None
     if isinstance(value, dict) and value:
@@ -24,26 +24,26 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
         return
     for name, child in items:
-        yield from leaves(child, f"{key}.{name}" if key else str(name))
+        yield from iterate_leaves(child, f"{key}.{name}" if key else str(name))
 
 
-def set_keys(config: dict[str, Any]) -> dict[str, Any]:
+def changed_keys(config: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a run file that differ from their defaults."""
-    defaults, source_defaults = _defaults()
-    changed_keys = {}
-    for key, value in leaves(config):
+    defaults, source_defaults = _default_leaves()
+    changed = {}
+    for key, value in iterate_leaves(config):
         path = key.split(".")
         default = source_defaults.get(path[3], _MISSING) if path[:2] == ["data", "sources"] and len(path) == 4 else (
             defaults.get(key, _MISSING)
         )  # fmt: skip
         if value != default:
-            changed_keys[key] = value
-    return changed_keys
+            changed[key] = value
+    return changed
 
 
-def differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return key -> values in each run file ("" if absent) where they differ, except `run`, which always does."""
-    flat = [dict(leaves(config)) for config in configs]
+def find_differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the keys whose values differ, with the value in each run file ("" if absent). Omits `run`."""
+    flat = [dict(iterate_leaves(config)) for config in configs]
     keys = dict.fromkeys(key for leaf_values in flat for key in leaf_values if key != "run")
     rows = {key: [leaf_values.get(key, _MISSING) for leaf_values in flat] for key in keys}
     return {
@@ -53,15 +53,20 @@ def differences(configs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     }
 
 
-def in_yaml(value: Any) -> str:
-    """Return a value as YAML in one line."""
+def format_yaml(value: Any) -> str:
+    """Format a value as YAML in one line."""
     if isinstance(value, str):
         return value
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     return text.removesuffix("\n...\n").strip()
 
 
+def config_value(config: dict[str, Any], section: str, key: str) -> Any:
+    values = config.get(section)
+    return values.get(key) if isinstance(values, dict) else None
+
+
 @cache
-def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
-    defaults = dict(leaves(yaml.safe_load(dump_run(RunConfig.model_construct()))))
+def _default_leaves() -> tuple[dict[str, Any], dict[str, Any]]:
+    defaults = dict(iterate_leaves(yaml.safe_load(dump_run(RunConfig.model_construct()))))
     return defaults, SourceConfig.model_construct().model_dump(mode="json", by_alias=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from artel.messages import from_json
 from artel.reports.details import Details, Matrix, is_number, list_columns, read_details
 from artel.reports.page.charts import EVENT_WORDS, list_events
 from artel.reports.page.language import Language
-from artel.reports.page.run_file import in_yaml, set_keys
+from artel.reports.page.run_file import changed_keys, config_value, format_yaml
 from artel.reports.run_data import RunData, Sample
 from artel.training.comparison import EXPECTED, choice_values, expected_range
 
@@ -27,37 +28,39 @@ _ARTEL_ROWS = ("averages", "Rank of the first document that matches")
 """Tables whose row names come from artel and are translated. In other tables they come from the data."""
 
 
-def table(columns: list[str], rows: list[list[str]], numbers: set[int] | None = None, *, code: bool = False) -> Table:
+def make_table(
+    columns: list[str], rows: list[list[str]], numbers: set[int] | None = None, *, code: bool = False
+) -> Table:
     return {"columns": columns, "rows": rows, "numbers": numbers or set(), "code": code, "caption": ""}
 
 
-def build_view(run: RunData, number: int, name: str, color: str, language: Language) -> dict[str, Any]:
-    """Return the content of the templates for one run."""
+def build_view(run: RunData, run_index: int, name: str, color: str, language: Language) -> dict[str, Any]:
+    """Return the values that the templates show for one run."""
     return {
-        "index": number,
+        "index": run_index,
         "name": name,
         "color": color,
         "status": run.status,
-        "verdict": _verdict(run, language),
-        "about": _about(run, language),
-        "tiles": list(_tiles(run, language)),
+        "verdict": _describe_state(run, language),
+        "about": _describe_setup(run, language),
+        "tiles": list(_metric_tiles(run, language)),
         "events": [
             {"step": language.integer(event.step), "kind": language[EVENT_WORDS[event.kind]], "text": event.text}
             for event in list_events(run, language)
         ],
-        "samples": _samples(run, number, language),
-        "ledger": ledger_view(run, number, language),
-        "profile": _profile(run, number, language),
+        "samples": _sample_groups(run, run_index, language),
+        "ledger": ledger_view(run, run_index, language),
+        "profile": _profile_view(run, run_index, language),
         "plan": plan_table(run, language),
         "choice": choice_table(run, language),
         "faults": [{"title": hang.name, "text": hang.text} for hang in run.hangs],
-        "ranks": _ranks(run, language),
+        "ranks": _ranks_table(run, language),
         "config": yaml.safe_dump(run.config, allow_unicode=True, sort_keys=False) if run.config else "",
-        "set_keys": _keys(set_keys(run.config), language),
-        "chosen": _keys(_translate(run.starts[-1].chosen if run.starts else {}, language), language),
-        "commands": _commands(run),
-        "environment": _environment(run, language),
-        "starts": table(
+        "set_keys": _keys_table(changed_keys(run.config), language),
+        "chosen": _keys_table(_translate_values(run.starts[-1].chosen if run.starts else {}, language), language),
+        "commands": _repeat_commands(run),
+        "environment": _environment_table(run, language),
+        "starts": make_table(
             [language["step"], language["time"], language["process"], language["device"]],
             [
                 [
@@ -76,7 +79,7 @@ def build_view(run: RunData, number: int, name: str, color: str, language: Langu
 # Head of the page ---------------------------------------------------------------------------------
 
 
-def _verdict(run: RunData, language: Language) -> str:
+def _describe_state(run: RunData, language: Language) -> str:
     """Return a sentence or two about the state of the run."""
     status, elapsed, left = run.status, run.elapsed_seconds, run.seconds_left
     newest = max((checkpoint.step for checkpoint in run.checkpoints), default=None)
@@ -85,7 +88,7 @@ def _verdict(run: RunData, language: Language) -> str:
         of=language["of_steps"].format(steps=language.integer(run.steps)) if run.steps else "",
         time=language["in_time"].format(time=language.duration(elapsed)) if elapsed is not None else "",
         left=language["time_left"].format(time=language.duration(left)) if left is not None else "",
-        silent=language.duration(status.silent),
+        silent=language.duration(status.silent_seconds),
         message=status.message,
         checkpoint=language["from_checkpoint"].format(step=language.integer(newest)) if newest is not None else "",
     )
@@ -94,7 +97,7 @@ def _verdict(run: RunData, language: Language) -> str:
     return text
 
 
-def _about(run: RunData, language: Language) -> str:
+def _describe_setup(run: RunData, language: Language) -> str:
     """Return the objective, the model and the device."""
     start = run.starts[-1] if run.starts else None
     facts = [run.objective]
@@ -105,11 +108,11 @@ def _about(run: RunData, language: Language) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-def _tiles(run: RunData, language: Language) -> Any:
-    """Yield the tiles of the most important numbers."""
+def _metric_tiles(run: RunData, language: Language) -> Iterator[dict[str, str]]:
+    """Yield a tile for each of the most important metrics."""
     curves, newest = run.curves, run.curves.newest
     best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
-    for name in dict.fromkeys([str(_config_value(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):
+    for name in dict.fromkeys([str(config_value(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):
         if name not in curves.validation:
             continue
         curve = curves.validation[name]
@@ -119,37 +122,39 @@ def _tiles(run: RunData, language: Language) -> Any:
             more = language["tile_best"].format(value=language.number(value), step=language.integer(best))
         labels = {"loss": language["tile_loss_on_validation"], "bits_per_byte": language["tile_bits_per_byte"]}
         label = labels.get(name, language["tile_validation"].format(metric=language.label(name)))
-        yield _tile(label, language.number(curve.newest), more=more)
+        yield _make_tile(label, language.number(curve.newest), more=more)
     if "loss" in curves.training:
-        yield _tile(language["tile_loss"], language.number(newest.get("loss")))
-    if curves.lines:
+        yield _make_tile(language["tile_loss"], language.number(newest.get("loss")))
+    if curves.line_count:
         more = language["tile_of_steps"].format(steps=language.integer(run.steps)) if run.steps else ""
-        yield _tile(language["tile_step"], language.integer(newest.get("step", run.status.step)), more=more)
+        yield _make_tile(language["tile_step"], language.integer(newest.get("step", run.status.step)), more=more)
     if isinstance(newest.get("tokens"), int):
-        yield _tile(language["tile_tokens"], language.integer(newest["tokens"]))
+        yield _make_tile(language["tile_tokens"], language.integer(newest["tokens"]))
     if run.elapsed_seconds is not None:
-        yield _tile(language["tile_time"], language.duration(run.elapsed_seconds))
+        yield _make_tile(language["tile_time"], language.duration(run.elapsed_seconds))
     if run.tokens_per_second is not None:
-        yield _tile(language["tile_speed"], language.integer(run.tokens_per_second), language["tile_tokens_per_second"])
+        yield _make_tile(
+            language["tile_speed"], language.integer(run.tokens_per_second), language["tile_tokens_per_second"]
+        )
     if isinstance(newest.get("mfu"), int | float):
-        yield _tile(language["tile_mfu"], language.percent(newest["mfu"]))
+        yield _make_tile(language["tile_mfu"], language.percent(newest["mfu"]))
     peak = (run.result or {}).get("peak_memory_gib")
     if isinstance(peak, int | float):
-        yield _tile(language["tile_peak"], language.number(peak, 3), language["tile_gib"])
+        yield _make_tile(language["tile_peak"], language.number(peak, 3), language["tile_gib"])
     elif "memory_gib" in curves.training:
-        yield _tile(
+        yield _make_tile(
             language["tile_memory"], language.number(curves.training["memory_gib"].newest, 3), language["tile_gib"]
         )
 
 
-def _tile(label: str, value: str, unit: str = "", more: str = "") -> dict[str, str]:
+def _make_tile(label: str, value: str, unit: str = "", more: str = "") -> dict[str, str]:
     return {"label": label, "figure": value, "unit": unit, "more": more}
 
 
 # Samples, text, time -----------------------------------------------------------------------
 
 
-def _samples(run: RunData, number: int, language: Language) -> list[dict[str, Any]]:
+def _sample_groups(run: RunData, run_index: int, language: Language) -> list[dict[str, Any]]:
     """Return samples by prompt: the first, the last, some in between, and the full list."""
     by_prompt: dict[str, list[Sample]] = {}
     for sample in run.samples:
@@ -161,12 +166,17 @@ def _samples(run: RunData, number: int, language: Language) -> list[dict[str, An
         rows = [{"step": language.integer(item.step), "prompt": item.prompt, "text": item.text} for item in samples]
         selected_rows = [rows[position] for position in selected]
         groups.append(
-            {"id": f"{number}-{index}", "shown": selected_rows, "all": rows, "others": len(selected_rows) < len(rows)}
+            {
+                "id": f"{run_index}-{index}",
+                "shown": selected_rows,
+                "all": rows,
+                "others": len(selected_rows) < len(rows),
+            }
         )
     return groups
 
 
-def ledger_view(run: RunData, number: int, language: Language) -> dict[str, Any] | None:
+def ledger_view(run: RunData, run_index: int, language: Language) -> dict[str, Any] | None:
     ledger = run.ledger
     if ledger is None or not isinstance(ledger.get("sets"), dict) or not isinstance(ledger.get("documents"), dict):
         return None
@@ -184,20 +194,20 @@ def ledger_view(run: RunData, number: int, language: Language) -> dict[str, Any]
     columns += [f"{language['tokens']}: {language[_SPLIT_WORDS[split]]}" for split in splits]
     rejected = run.rejected[:_MAX_REJECTED]
     return {
-        "id": f"ledger-{number}",
+        "id": f"ledger-{run_index}",
         "verdict": language["ledger_verdict"].format(
             read=language.integer(documents.get("read", 0)),
             kept=language.integer(documents.get("kept", 0)),
             dropped=language.integer(sum(documents.get("dropped", {}).values())),
         ),
-        "sets": table(columns, rows, set(range(1, len(columns)))),
+        "sets": make_table(columns, rows, set(range(1, len(columns)))),
         "notes": [language.phrase(note) for note in from_json(ledger.get("notes", []))],
-        "rejected": table(
+        "rejected": make_table(
             [language["origin"], language["reason"], language["about_it"]],
             [[line["origin"], language.phrase(line["reason"].replace("_", " ")), line["detail"]] for line in rejected],
         ),
         "bars": {
-            "id": f"ledger-{number}",
+            "id": f"ledger-{run_index}",
             "unit": language["documents"],
             "categories": list(sets),
             "texts": [],
@@ -215,7 +225,7 @@ def ledger_view(run: RunData, number: int, language: Language) -> dict[str, Any]
 _SPLIT_WORDS = {"train": "training", "validation": "validation"}
 
 
-def _profile(run: RunData, number: int, language: Language) -> dict[str, Any] | None:
+def _profile_view(run: RunData, run_index: int, language: Language) -> dict[str, Any] | None:
     profile = run.profile
     if profile is None or not profile.get("kinds"):
         return None
@@ -237,7 +247,7 @@ def _profile(run: RunData, number: int, language: Language) -> dict[str, Any] | 
         for row in profile.get("operators", [])
     ]
     return {
-        "id": f"profile-{number}",
+        "id": f"profile-{run_index}",
         "verdict": language["profile_verdict"].format(
             milliseconds=language.number(profile["milliseconds"]),
             largest=names[0],
@@ -245,12 +255,12 @@ def _profile(run: RunData, number: int, language: Language) -> dict[str, Any] | 
             steps=profile["steps"],
             device=profile["device"],
         ),
-        "kinds": table([language["part"], language["milliseconds"], language["share"]], rows, {1, 2}),
-        "operators": table(
+        "kinds": make_table([language["part"], language["milliseconds"], language["share"]], rows, {1, 2}),
+        "operators": make_table(
             [language["operator"], language["part"], language["milliseconds"], language["calls"]], operators, {2, 3}
         ),
         "bars": {
-            "id": f"profile-{number}",
+            "id": f"profile-{run_index}",
             "unit": language["milliseconds"],
             "categories": names,
             "texts": [language.percent(kind["percent"] / 100) for kind in kinds],
@@ -286,7 +296,7 @@ def plan_table(run: RunData, language: Language) -> Table | None:
         planned_value, used_value = map(language.phrase, (plan.get(name, ""), chosen.get(f"train.{name}", "")))
         rows.append([language[f"plan_{name}"], planned_value, used_value, ""])
     columns = ["", language["planned"], language["measured"], language["difference"]]
-    return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
+    return make_table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
 
 
 def choice_table(run: RunData, language: Language) -> Table | None:
@@ -300,7 +310,7 @@ def choice_table(run: RunData, language: Language) -> Table | None:
         expected_values["bits_per_byte"] = {"low": low, "mid": expected["bits_per_byte"], "high": high}
     rows = [_plan_row(name, expected_values.get(name), reached.get(name), language) for name in EXPECTED]
     columns = ["", language["expected"], language["reached"], language["difference"]]
-    return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
+    return make_table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
 
 
 def _plan_row(name: str, planned: Any, measured: Any, language: Language) -> list[str]:
@@ -322,7 +332,7 @@ def _plan_row(name: str, planned: Any, measured: Any, language: Language) -> lis
     return [language[f"plan_{name}"], text, format_value(measured), difference]
 
 
-def _ranks(run: RunData, language: Language) -> Table | None:
+def _ranks_table(run: RunData, language: Language) -> Table | None:
     if len(run.ranks) < 2 and run.status.state not in ("running", "dead"):
         return None
     rows = []
@@ -333,31 +343,32 @@ def _ranks(run: RunData, language: Language) -> Table | None:
         memory = language.number(rank.memory_gib, 3)
         rows.append([str(rank.rank), rank.host, rank.device, language.integer(rank.step), memory, state, last_sign])
     columns = [language[name] for name in ("rank", "host", "device", "step", "memory_gib", "state", "last_sign")]
-    return table(columns, rows, {0, 3, 4})
+    return make_table(columns, rows, {0, 3, 4})
 
 
-def _keys(values: dict[str, Any], language: Language) -> Table:
-    rows = [[key, in_yaml(value)] for key, value in values.items() if value is not None]
-    return table([language["key"], language["value"]], rows, code=True)
+def _keys_table(values: dict[str, Any], language: Language) -> Table:
+    rows = [[key, format_yaml(value)] for key, value in values.items() if value is not None]
+    return make_table([language["key"], language["value"]], rows, code=True)
 
 
-def _translate(values: dict[str, Any], language: Language) -> dict[str, Any]:
+def _translate_values(values: dict[str, Any], language: Language) -> dict[str, Any]:
     """Translate the English phrases among the values."""
     return {key: language.phrase(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
-def _environment(run: RunData, language: Language) -> Table:
+def _environment_table(run: RunData, language: Language) -> Table:
     if not run.starts:
-        return table([], [])
+        return make_table([], [])
     start = run.starts[-1]
     values = {**start.environment, "processes": start.processes}
     rows = [[language.phrase(name), str(value)] for name, value in values.items()]
-    return table([language["key"], language["value"]], rows, code=True)
+    return make_table([language["key"], language["value"]], rows, code=True)
 
 
-def _commands(run: RunData) -> str:
+def _repeat_commands(run: RunData) -> str:
     """Return command lines that repeat the run in another folder."""
-    folder, start = str(run.folder), run.starts[-1] if run.starts else None
+    folder = str(run.folder)
+    start = run.starts[-1] if run.starts else None
     override = shlex.quote(f"run={folder.rstrip('/')}-again")
     processes = ""
     if start is not None and start.processes > 1:
@@ -365,11 +376,6 @@ def _commands(run: RunData) -> str:
         processes = f" --nproc {start.processes // hosts}" + (f" --nnodes {hosts}" if hosts > 1 else "")
     lines = [f"artel train {shlex.quote(folder)} {override}{processes}", f"artel train run.yaml {override}{processes}"]
     return "\n".join(lines)
-
-
-def _config_value(config: dict[str, Any], section: str, key: str) -> Any:
-    values = config.get(section)
-    return values.get(key) if isinstance(values, dict) else None
 
 
 # Details of a validation -------------------------------------------------------------------
@@ -381,39 +387,39 @@ def details_view(run: RunData, language: Language) -> dict[str, Any] | None:
     if not details:
         return None
     return {
-        "step": _cell((run.validation or {}).get("step", ""), language),
+        "step": _format_cell((run.validation or {}).get("step", ""), language),
         "tables": list(_details_tables(details, language)),
-        "matrices": [_matrix(title, matrix, language) for title, matrix in details.matrices.items()],
+        "matrices": [_matrix_view(title, matrix, language) for title, matrix in details.matrices.items()],
     }
 
 
-def _details_tables(details: Details, language: Language) -> Any:
+def _details_tables(details: Details, language: Language) -> Iterator[dict[str, Any]]:
     for title, rows in details.tables.items():
         columns = list_columns(rows)
         numbers = {index for index, name in enumerate(columns) if any(is_number(row.get(name)) for row in rows)}
-        cells = [[_cell(row.get(name, ""), language) for name in columns] for row in rows]
+        cells = [[_format_cell(row.get(name, ""), language) for name in columns] for row in rows]
         if title in _ARTEL_ROWS:
             cells = [[language.phrase(row_name), *values] for row_name, *values in cells]
         yield {
             "title": language.phrase(title),
-            "table": table([language.label(name) for name in columns], cells, numbers),
+            "table": make_table([language.label(name) for name in columns], cells, numbers),
         }
 
 
-def _cell(value: Any, language: Language) -> str:
+def _format_cell(value: Any, language: Language) -> str:
     if isinstance(value, float):
         return language.number(value)
     return language.integer(value) if is_number(value) else str(value)
 
 
-def _matrix(title: str, matrix: Matrix, language: Language) -> dict[str, Any]:
+def _matrix_view(title: str, matrix: Matrix, language: Language) -> dict[str, Any]:
     content: dict[str, Any] = {"title": language.phrase(title), "labels": matrix.labels, "rows": [], "confusions": None}
     if not matrix.is_small:
         columns = [language["true_label"], language["predicted_label"], language["count"]]
         rows = [[true, predicted, language.integer(count)] for true, predicted, count in matrix.confusions()]
-        return content | {"confusions": table(columns, rows, {2})}
+        return content | {"confusions": make_table(columns, rows, {2})}
     for label, counts in zip(matrix.labels, matrix.counts, strict=True):
-        total = max(1, sum(counts))
-        cells = [{"count": language.integer(count), "share": f"{count / total:.3f}"} for count in counts]
+        row_total = max(1, sum(counts))
+        cells = [{"count": language.integer(count), "share": f"{count / row_total:.3f}"} for count in counts]
         content["rows"].append({"label": label, "cells": cells})
     return content
