@@ -179,7 +179,7 @@ class Model:
 
         objective, decoding = self._opened.objective, self._opened.decoding
         if not (objective.generates or "generate" in decoding.tasks):
-            raise self._unsupported("does not generate text")
+            raise self._unsupported_error("does not generate text")
         if beams is not None and objective.generates:
             raise InputError.at("beams", f"{self._opened.name} does not support beam search", "remove it")
         if beams is not None and not 1 <= beams <= 100:
@@ -239,7 +239,7 @@ class Model:
         Raise InputError for models that were not trained to answer questions.
         """
         if "answer" not in self._opened.decoding.tasks:
-            raise self._unsupported("does not answer questions")
+            raise self._unsupported_error("does not answer questions")
         fields = self._reply(question, context, None).to_json or {}
         return Answer(
             fields["answer"], fields["start"], fields["end"], fields["score"], fields["class"], fields["classes"]
@@ -270,7 +270,7 @@ class Model:
         Raise InputError for models that cannot fill in text, and if a masked model is given a text without masks.
         """
         if self._opened.objective.generates or self._opened.decoding.tasks:
-            raise self._unsupported("does not fill in text")
+            raise self._unsupported_error("does not fill in text")
         reply = self._reply(text, "", None)
         filled = "".join(reply.pieces)
         masks = (reply.to_json or {}).get("masks", [])
@@ -306,8 +306,8 @@ class Model:
         Raise InputError for models that do not score, and for inputs that are too long.
         """
         items = [answers] if isinstance(answers, str) else answers
-        scored = self._compute_answers("score", [(prompt, answer) for answer in items], "does not score answers")
-        return [float(answer["score"]) for answer in scored]
+        scores = self._compute_answers("score", [(prompt, answer) for answer in items], "does not score answers")
+        return [float(score["score"]) for score in scores]
 
     @leaves_process_unchanged()
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
@@ -321,12 +321,11 @@ class Model:
         Raise InputError for models that are not rerankers, and for a query that is too long.
         """
         documents = [documents] if isinstance(documents, str) else documents
-        scored = self._compute_answers(
-            "rerank", [(query, document) for document in documents], "does not rank documents"
-        )
+        pairs = [(query, document) for document in documents]
+        scores = self._compute_answers("rerank", pairs, "does not rank documents")
         ranked = [
-            Ranked(index, document, float(answer["score"]))
-            for index, (document, answer) in enumerate(zip(documents, scored, strict=True))
+            Ranked(index, document, float(score["score"]))
+            for index, (document, score) in enumerate(zip(documents, scores, strict=True))
         ]
         return sorted(ranked, key=lambda ranking: -ranking.score)[:top_n]
 
@@ -362,10 +361,10 @@ class Model:
         """Compute the objective's metrics on the validation split of the model's run, on `data`, or on a `corpus`.
 
         Args:
-            data: a file, folder or glob, used in full; or a run file, of which the validation split is used.
+            data: a file, folder or glob, used in full; or a run file, whose validation split is used.
             overrides: values for dotted keys of the evaluated run: `{"data.block": 256}`.
-            corpus: for embeddings: a file or glob of texts, in which the queries of `data` should find their documents;
-                or a folder in BEIR's format, which has its own queries.
+            corpus: for embeddings: a file or glob of texts to search with the queries of `data`; or a folder in BEIR's
+                format, which has its own queries.
 
         Returns:
             `metrics` by name (`loss` in nats per target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
@@ -391,8 +390,8 @@ class Model:
             return evaluate(self._opened, path, overrides or {}, world)
 
     def __repr__(self) -> str:
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        return f"artel.open({self._opened.name!r})  # {self.objective}, {count:,} parameters"
+        parameter_count = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"artel.open({self._opened.name!r})  # {self.objective}, {parameter_count:,} parameters"
 
     def _reply(self, prompt: str, context: str, sampling: Any) -> Reply:
         """Return the objective's reply to a prompt, as in `artel generate`."""
@@ -401,10 +400,10 @@ class Model:
     def _compute_answers(self, task: str, inputs: list[Any], reason: str) -> list[dict[str, Any]]:
         """Return the answers to a task (`Decoding.tasks`). Raise InputError if the model does not support it."""
         if task not in self._opened.decoding.tasks:
-            raise self._unsupported(reason)
+            raise self._unsupported_error(reason)
         return self._opened.decoding.run_task(self._opened.model, task, inputs)
 
-    def _unsupported(self, reason: str) -> InputError:
+    def _unsupported_error(self, reason: str) -> InputError:
         """Return the error for an unsupported task, with the supported ones."""
         tasks = " and ".join(self._opened.decoding.tasks) or "fill"
         supported = "generate and chat" if self._opened.objective.generates else tasks
@@ -412,7 +411,10 @@ class Model:
 
 
 def _split_conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[str, str]], str]:
-    """Split into (system message, earlier pairs of message and answer, message to answer)."""
+    """Split into (system message, earlier pairs of message and answer, message to answer).
+
+    Raise InputError if user and assistant do not alternate, or the last message is not the user's.
+    """
     if isinstance(messages, str):
         return "", [], messages
     turns = [(message.get("role"), message.get("content", "")) for message in messages]

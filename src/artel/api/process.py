@@ -48,12 +48,12 @@ def leaves_process_unchanged(
         def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
             with ExitStack() as stack:
                 if prints and not logger.handlers:
-                    stack.enter_context(route_messages(_print))
-                stack.enter_context(_environment())
+                    stack.enter_context(route_messages(_print_record))
+                stack.enter_context(_restored_environment())
                 if with_torch:
                     import torch  # noqa: F401
-                for restore in (_signals, bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
-                    stack.enter_context(restore())
+                for restored in _RESTORED_STATES:
+                    stack.enter_context(restored())
                 try:
                     return function(*arguments, **keywords)
                 except ArtelError as error:
@@ -71,7 +71,7 @@ def leaves_process_unchanged(
     return decorate
 
 
-def _print(record: logging.LogRecord) -> None:
+def _print_record(record: logging.LogRecord) -> None:
     """Print a message of rank 0: below the cell in a notebook, otherwise on standard error, as all warnings."""
     is_warning = record.levelno >= logging.WARNING
     if is_warning or os.environ.get("RANK", "0") == "0":
@@ -82,22 +82,21 @@ def _print(record: logging.LogRecord) -> None:
 def _replace_flags(problem: Problem) -> Problem:
     """Replace command-line flags in a problem by the names of arguments, except inside a command."""
 
-    def argument(text: str) -> str:
+    def replace_in(text: str) -> str:
         if "artel " in text:
             return text
         return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
 
-    return replace(problem, where=argument(problem.where), what=argument(problem.what), fix=argument(problem.fix))
+    return replace(problem, where=replace_in(problem.where), what=replace_in(problem.what), fix=replace_in(problem.fix))
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
+def _restored_environment() -> Iterator[None]:
     saved = dict(os.environ)
     if in_notebook():
-        os.environ.pop(
-            "FORCE_COLOR", None
-        )  # Jupyter sets it, and processes of a run would then draw bars for a terminal
-    # PyTorch reads it on import. Otherwise it warns about hosts without names.
+        # Jupyter sets it, and processes of a run would then draw bars for a terminal.
+        os.environ.pop("FORCE_COLOR", None)
+    # PyTorch reads this on import. By default it warns about hosts without names.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         yield
@@ -110,28 +109,29 @@ def _environment() -> Iterator[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
+def _restored_signals() -> Iterator[None]:
     """Restore signal handlers. Inside the block, Ctrl-C raises KeyboardInterrupt at most and never ends the process."""
     if not in_main_thread():
         yield
         return
-    saved = {number: signal.getsignal(number) for number in _SIGNALS}
+    saved = {signal_number: signal.getsignal(signal_number) for signal_number in _SIGNALS}
     if saved[signal.SIGINT] is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGINT, _raise_keyboard_interrupt)
     try:
         yield
     finally:
-        for number, handler in saved.items():
-            if handler is not None and signal.getsignal(number) is not handler:  # None if it was not set from Python
-                signal.signal(number, handler)
+        for signal_number, handler in saved.items():
+            # None if the handler was not set from Python.
+            if handler is not None and signal.getsignal(signal_number) is not handler:
+                signal.signal(signal_number, handler)
 
 
-def _interrupt(number: int, frame: object) -> None:
+def _raise_keyboard_interrupt(signal_number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
+def _restored_faulthandler() -> Iterator[None]:
     was_enabled = faulthandler.is_enabled()
     try:
         yield
@@ -141,7 +141,7 @@ def _faults() -> Iterator[None]:
 
 
 @contextmanager
-def _hooks() -> Iterator[None]:
+def _restored_exception_hooks() -> Iterator[None]:
     """Restore the hooks for uncaught exceptions. Each process group of PyTorch adds its own."""
     saved = sys.excepthook, threading.excepthook
     try:
@@ -151,7 +151,7 @@ def _hooks() -> Iterator[None]:
 
 
 @contextmanager
-def _messages() -> Iterator[None]:
+def _restored_logging() -> Iterator[None]:
     """Restore warning filters and loggers, including those that transformers creates on import."""
     loggers = {
         logger: (logger.level, list(logger.filters))
@@ -162,9 +162,8 @@ def _messages() -> Iterator[None]:
     saved = (transformers.get_verbosity(), transformers.is_progress_bar_enabled()) if transformers else None
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "IProgress not found"
-            )  # tqdm's warning in notebooks; artel has its own bar
+            # tqdm's warning in notebooks. artel has its own progress bar.
+            warnings.filterwarnings("ignore", "IProgress not found")
             yield
     finally:
         for logger, (level, filters) in loggers.items():
@@ -182,7 +181,7 @@ def _transformers_logging() -> Any:
 
 
 @contextmanager
-def _modules() -> Iterator[None]:
+def _restored_modules() -> Iterator[None]:
     """Restore `sys.path`, and unload `kernels`, which transformers and bitsandbytes must not import for artel."""
     path, has_kernels = list(sys.path), "kernels" in sys.modules
     try:
@@ -194,7 +193,7 @@ def _modules() -> Iterator[None]:
 
 
 @contextmanager
-def _torch() -> Iterator[None]:
+def _restored_torch() -> Iterator[None]:
     """Restore threads, default dtype and random states of PyTorch, if it was imported."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -210,3 +209,14 @@ def _torch() -> Iterator[None]:
         torch.set_rng_state(states)
         if device_states:
             torch.cuda.set_rng_state_all(device_states)
+
+
+_RESTORED_STATES = (
+    _restored_signals,
+    bus_error_handler,
+    _restored_faulthandler,
+    _restored_exception_hooks,
+    _restored_logging,
+    _restored_modules,
+    _restored_torch,
+)

@@ -30,12 +30,19 @@ _ROWS_FIX = "give a list of texts, a list of dicts, a dict of lists, a pandas Da
 def is_table(value: object) -> bool:
     """True for pandas and datasets objects, which only a source accepts."""
     return isinstance(
-        value, (*_types("pandas", "DataFrame", "Series"), *_types("datasets", "Dataset", *_UNSUPPORTED_DATASETS))
+        value,
+        (
+            *_loaded_types("pandas", "DataFrame", "Series"),
+            *_loaded_types("datasets", "Dataset", *_UNSUPPORTED_DATASETS),
+        ),
     )
 
 
 def write_source(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any]:
-    """Write `rows` to a file. Return `source`, which is at `key` of the run, with the path. Raise InputError."""
+    """Write `rows` to a file and return `source`, which is at `key` of the run, with the file's path.
+
+    Raise InputError if the rows cannot be stored, or the source also has a path or a format that cannot read them.
+    """
     if source.get("path"):
         raise InputError.at(key, "has both rows and path", "split them into two sources")
     name = source.get("format", "auto")
@@ -43,35 +50,34 @@ def write_source(rows: Any, source: dict[str, Any], key: str) -> dict[str, Any]:
         fits = ", ".join(format for format in FORMATS.names if _SUFFIX in FORMATS[format].suffixes)
         raise InputError.at(f"{key}.format", f"{name} reads files, not rows", f"remove it, or use one of: {fits}")
     file = _write_rows(_iterate_rows(rows, str(source.get("field", "text")), f"{key}.rows"), f"{key}.rows")
-    number = key.rpartition(".")[2]
-    default = "rows" if number in ("sources", "0") else f"rows {number}"
+    index = key.rpartition(".")[2]
+    default = "rows" if index in ("sources", "0") else f"rows {index}"
     return {"name": default, **source, "path": [f"{{rows}}/{file.name}"]}
 
 
 def _write_rows(rows: Iterable[dict[str, Any]], key: str) -> Path:
     folder = rows_folder()
     digest = xxhash.xxh3_128()
-    count = 0
+    row_count = 0
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with disk_errors(folder), scratch_folder(folder / "rows") as scratch:
         partial = scratch / "rows"
         with partial.open("wb") as stream:
-            for count, row in enumerate(rows, 1):
-                line = _to_json_line(row, f"{key}[{count - 1}]")
+            for row_count, row in enumerate(rows, 1):
+                line = _to_json_line(row, f"{key}[{row_count - 1}]")
                 digest.update(line)
                 stream.write(line)
-                if count == _LOG_ROWS:
+                if row_count == _LOG_ROWS:
                     logger.info("%s: writing the rows to %s", key, folder)
-        if not count:
+        if not row_count:
             raise InputError.at(key, "there are no rows", _ROWS_FIX)
         file = folder / f"{digest.hexdigest()}{_SUFFIX}"
         if not file.is_file() or file.stat().st_size != partial.stat().st_size:
             with partial.open("rb+") as stream:
                 os.fsync(stream.fileno())
-            os.utime(
-                partial, ns=(0, 0)
-            )  # a token store detects changed texts by this time; equal rows are the same text
+            # A token store detects changed texts by this time. Equal rows are the same text.
+            os.utime(partial, ns=(0, 0))
             partial.replace(file)
     return file
 
@@ -100,12 +106,12 @@ def _plain_cell(value: Any) -> Any:
 
 
 def _iterate_rows(rows: Any, field: str, key: str) -> Iterator[dict[str, Any]]:
-    if isinstance(rows, _types("datasets", *_UNSUPPORTED_DATASETS)):
+    if isinstance(rows, _loaded_types("datasets", *_UNSUPPORTED_DATASETS)):
         fix = 'choose its split: rows["train"]' if isinstance(rows, Mapping) else "give a list: list(rows.take(1000))"
         raise InputError.at(key, f"is {type_name(rows)}, not a Dataset", fix)
-    if isinstance(rows, _types("datasets", "Dataset")):
+    if isinstance(rows, _loaded_types("datasets", "Dataset")):
         yield from _iterate_dataset(rows)
-    elif isinstance(rows, _types("pandas", "DataFrame")):
+    elif isinstance(rows, _loaded_types("pandas", "DataFrame")):
         for start in range(0, len(rows), _CHUNK_ROWS):
             yield from rows.iloc[start : start + _CHUNK_ROWS].to_dict("records")
     elif isinstance(rows, Mapping):
@@ -158,10 +164,10 @@ _UNSUPPORTED_DATASETS = ("DatasetDict", "IterableDataset", "IterableDatasetDict"
 
 def _column_types() -> tuple[type[Any], ...]:
     """Types accepted as a column of values."""
-    return (list, tuple, *_types("pandas", "Series"), *_types("numpy", "ndarray"))
+    return (list, tuple, *_loaded_types("pandas", "Series"), *_loaded_types("numpy", "ndarray"))
 
 
-def _types(module: str, *names: str) -> tuple[type[Any], ...]:
+def _loaded_types(module: str, *names: str) -> tuple[type[Any], ...]:
     """Return types of a library, if it is imported. Otherwise no object of it can exist."""
     loaded = sys.modules.get(module)
     values = (getattr(loaded, name, None) for name in names)

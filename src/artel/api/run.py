@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from artel.config import RunConfig, load_run
-from artel.errors import InputError
+from artel.errors import InputError, missing_extra
 from artel.notebooks import html_table
 from artel.storage import check_regular
 
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
     from artel.inference.push import PushResult
     from artel.reports.curves import Curves
+    from artel.reports.run_data import RunData
     from artel.training import RunFolder
+
+_PLOT_PIXELS = 240  # height of one plot
+_TRAINING_COLOR, _VALIDATION_COLOR = "#1f77b4", "#d62728"
 
 
 class Run:
@@ -62,20 +66,18 @@ class Run:
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """Account of all documents: `documents` read, kept, and dropped by reason; the same by `sets`; `tokens` and
+        """Counts of documents (`documents` read, kept, and dropped by reason; the same by `sets`), and `tokens` and
         `bytes` of the `parts`, train and validation. Raise InputError before the text is prepared."""
-        content = self._read_file(self._files.ledger, "artel.prepare(run)")
-        return _parse(content, self._files.ledger)
+        return _parse(self._read_file(self._files.ledger, "artel.prepare(run)"), self._files.ledger)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
         """Text generated for `validate.prompts` at each validation: `step`, `prompt`, `text`, oldest first."""
         if not self._files.samples.exists():
             return []
-        complete, _, _ = self._read_file(self._files.samples, "").rpartition(
-            b"\n"
-        )  # the last line may be being written
-        return [_parse(line, self._files.samples) for line in complete.splitlines()]
+        # The last line may be being written.
+        complete_lines = self._read_file(self._files.samples, "").rpartition(b"\n")[0].splitlines()
+        return [_parse(line, self._files.samples) for line in complete_lines]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -93,10 +95,9 @@ class Run:
 
         Raise InputError if plotly is not installed, nothing is logged yet, or a file of the run is damaged.
         """
-        from artel.api.plot import figure
         from artel.reports.run_data import read_run
 
-        return figure(read_run(self.folder))
+        return _plot_metrics(read_run(self.folder))
 
     def push(self, repo: str, **options: Any) -> PushResult:
         """Upload the model of the run to the Hugging Face hub, with a model card: `artel.push(folder, repo, ...)`."""
@@ -123,7 +124,7 @@ class Run:
         """Return all points of metrics.jsonl, by metric."""
         from artel.reports.curves import CurveReader
 
-        return CurveReader(self._files.metrics, points=None).read()
+        return CurveReader(self._files.metrics, max_points=None).read()
 
     def _read_file(self, file: Path, fix: str) -> bytes:
         check_regular(file)
@@ -155,23 +156,19 @@ def _make_columns(curves: Curves) -> dict[str, Any]:
     import numpy as np
 
     curves_by_name = {**curves.training, **{f"validation_{name}": curve for name, curve in curves.validation.items()}}
-    steps = (
-        np.unique(np.concatenate([curve.step for curve in curves_by_name.values()])) if curves_by_name else np.array([])
-    )
+    steps = np.unique(np.concatenate([[], *(curve.step for curve in curves_by_name.values())]))
 
-    def spread(steps_logged: Any, values: Any) -> Any:
+    def align(curve_steps: Any, values: Any) -> Any:
         column = np.full(len(steps), np.nan)
-        column[np.searchsorted(steps, steps_logged)] = values
+        column[np.searchsorted(steps, curve_steps)] = values
         return column
 
     columns: dict[str, Any] = {"step": steps.astype(np.int64)}
     first_curve = next(iter(curves_by_name.values()), None)
     if first_curve is not None:
-        columns |= {
-            "tokens": spread(first_curve.step, first_curve.tokens),
-            "seconds": spread(first_curve.step, first_curve.seconds),
-        }
-    return columns | {name: spread(curve.step, curve.value) for name, curve in curves_by_name.items()}
+        columns["tokens"] = align(first_curve.step, first_curve.tokens)
+        columns["seconds"] = align(first_curve.step, first_curve.seconds)
+    return columns | {name: align(curve.step, curve.value) for name, curve in curves_by_name.items()}
 
 
 def table(columns: dict[str, Any], library: str | None) -> Any:
@@ -186,3 +183,35 @@ def _dataframe_library() -> str | None:
     """Return the DataFrame library: an imported one, else an installed one, pandas first."""
     installed = [name for name in ("pandas", "polars") if find_spec(name) is not None]
     return next(iter([*(name for name in installed if name in sys.modules), *installed]), None)
+
+
+def _plot_metrics(run: RunData) -> Figure:
+    """Return a figure with a plot over steps for each metric, training and validation together."""
+    if find_spec("plotly") is None:
+        raise missing_extra("plotly", "report", "plot")
+    from plotly.graph_objects import Scatter
+    from plotly.subplots import make_subplots
+
+    from artel.reports.page.charts import build_charts
+    from artel.reports.page.language import Language
+
+    plots = build_charts([run], [run.folder.name], Language("en"))
+    if not plots:
+        raise InputError.at(str(run.folder), "nothing is logged yet", "plot it after a few steps of training")
+    titles = [plot.title for plot in plots]
+    figure = make_subplots(len(plots), 1, subplot_titles=titles, shared_xaxes=True, vertical_spacing=0.2 / len(plots))
+    for row, plot in enumerate(plots, 1):
+        for _, curve, is_validation, label in plot.curves:
+            style = "lines+markers" if is_validation else "lines"
+            color = _VALIDATION_COLOR if is_validation else _TRAINING_COLOR
+            is_first = label not in {trace.name for trace in figure.data}
+            curve_line = Scatter(
+                x=curve.step.astype(int), y=curve.value, name=label, mode=style, line={"color": color},
+                legendgroup=label, showlegend=is_first,
+            )  # fmt: skip
+            figure.add_trace(curve_line, row, 1)
+        name = plot.metric.replace("_", " ")  # tokens per second, which the title calls speed
+        if name != plot.title.lower():
+            figure.update_yaxes(title_text=name, row=row)
+    figure.update_xaxes(title_text="step", row=len(plots))
+    return figure.update_layout(height=_PLOT_PIXELS * len(plots), title_text=str(run.folder))

@@ -33,7 +33,7 @@ Key = tuple[Any, ...]
 
 
 def as_run_file(run: RunLike) -> RunFile:
-    """Read `run` as a run file. Rows in it are written to files. Raise InputError."""
+    """Read `run` as a run file, and write rows in it to files. Raise InputError if a value cannot be in a run file."""
     if isinstance(run, RunFile):
         return run
     if isinstance(run, str | os.PathLike):
@@ -45,7 +45,10 @@ def as_run_file(run: RunLike) -> RunFile:
 
 
 def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = None) -> Overrides:
-    """Return `overrides` combined with `settings`, which are keys of the section `train`. Raise InputError."""
+    """Return `overrides` combined with `settings`, which are keys of the section `train`.
+
+    Raise InputError for wrong types, an unknown key in `settings`, or a key in both.
+    """
     if isinstance(overrides, Overrides):
         result = overrides
     elif isinstance(overrides, str):
@@ -67,9 +70,8 @@ def as_overrides(overrides: OverridesLike, settings: Mapping[str, Any] | None = 
             problems.append(Problem(name, f"is given twice, also as train.{name} in overrides", "remove one"))
     if problems:
         raise InputError(problems)
-    values = _read_overrides({f"train.{name}": value for name, value in (settings or {}).items()})
     result = copy.copy(result)
-    result.update(values)
+    result.update(_read_overrides({f"train.{name}": value for name, value in (settings or {}).items()}))
     return result
 
 
@@ -134,7 +136,7 @@ class _PlainValueReader:
     def _read_source(self, source: Mapping[Any, Any], key: Key) -> Any:
         settings = {name: value for name, value in source.items() if name != "rows"}
         try:
-            return write_source(source["rows"], self._read_collection(settings, key), _dotted(key))
+            return write_source(source["rows"], self._read_collection(settings, key), _join_key(key))
         except InputError as error:
             self.problems += error.problems
             return {}
@@ -155,9 +157,9 @@ class _PlainValueReader:
             fix = 'rows are given in data.sources: [{"rows": …}]'
         return self._add_problem(key, f"is {type_name(value)}, which no key accepts", fix)
 
-    def _add_problem(self, key: Key, what: str, fix: str) -> None:
-        self.problems.append(Problem(_dotted(key) or "run", what, fix))
+    def _add_problem(self, key: Key, message: str, fix: str) -> None:
+        self.problems.append(Problem(_join_key(key) or "run", message, fix))
 
 
-def _dotted(key: Key) -> str:
+def _join_key(key: Key) -> str:
     return ".".join(map(str, key))
