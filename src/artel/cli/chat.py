@@ -81,7 +81,7 @@ def chat(
         print_json(
             {
                 "model": name,
-                "answers": [_as_json(exchange) for exchange in session.exchanges],
+                "answers": [_exchange_fields(exchange) for exchange in session.exchanges],
                 "messages": session.conversation.messages,
                 "settings": asdict(session.conversation.settings),
             }
@@ -90,8 +90,8 @@ def chat(
         raise typer.Exit(status)
 
 
-def _as_json(exchange: Exchange) -> dict[str, Any]:
-    """Return an answer as plain values, with calls and results only if there are any."""
+def _exchange_fields(exchange: Exchange) -> dict[str, Any]:
+    """Return an exchange as plain values, without empty calls and results."""
     return {name: value for name, value in asdict(exchange).items() if value or name not in ("calls", "results")}
 
 

@@ -41,7 +41,7 @@ _COMMANDS = {
     "/exit": "end the chat, like Ctrl-D; Ctrl-C stops an answer",
     "/help": "list the commands",
 }
-_LONG_LINES = 'a message continues on the next line after a final \\, or if it is between """ and """'
+_CONTINUATION_HELP = 'a message continues on the next line after a final \\, or if it is between """ and """'
 
 
 class Screen:
@@ -74,7 +74,7 @@ class Session:
         self.conversation = conversation
         self._screen = screen
         self._functions = functions
-        self._typed_result: Callable[[str], str] = lambda name: _ask(f"{name} returned: ")
+        self._ask_result: Callable[[str], str] = lambda name: _ask(f"{name} returned: ")
         self.exchanges: list[Exchange] = []
         """All answers in order, including forgotten and replaced ones."""
 
@@ -88,7 +88,7 @@ class Session:
     def _run_loop(self) -> int:
         while True:
             try:
-                if not self._handle(_read_entry(_ask(_PROMPT), lambda: _ask(_CONTINUATION_PROMPT))):
+                if not self._process_entry(_read_entry(_ask(_PROMPT), lambda: _ask(_CONTINUATION_PROMPT))):
                     return 0
             except EOFError:
                 print_status("")
@@ -103,40 +103,40 @@ class Session:
         """Process all lines, and show each with its answer. Return the exit status of the first error, or 0."""
         status = 0
         source = "standard input" if name == "-" else name
-        numbered = enumerate(lines, 1)
+        numbered_lines = enumerate(lines, 1)
 
         def next_line() -> str:
-            for _, line in numbered:
+            for _, line in numbered_lines:
                 return _check_utf8(line)
             raise InputError.at("", "ends within a message", f"end it with {_QUOTES}, or remove the final \\")
 
-        def scripted_result(name: str) -> str:
-            for _, line in numbered:
+        def next_result(name: str) -> str:
+            for _, line in numbered_lines:
                 if line.strip():
                     return _check_utf8(line)
             raise InputError.at("", f"ends before {name} has a result", "write the result on the next line")
 
-        self._typed_result = scripted_result
-        for number, line in numbered:
+        self._ask_result = next_result
+        for line_number, line in numbered_lines:
             if not line.strip():
                 continue
             try:
                 entry = _read_entry(_check_utf8(line), next_line)
                 self._screen.write(f"{_PROMPT}{entry.text}")
                 self._screen.end_line()
-                if not self._handle(entry):
+                if not self._process_entry(entry):
                     break
             except ArtelError as error:
-                print_error(error, f"{source}:{number}: ")
+                print_error(error, f"{source}:{line_number}: ")
                 status = status or error.exit_code
         return status
 
-    def _handle(self, entry: _Entry) -> bool:
+    def _process_entry(self, entry: _Entry) -> bool:
         """Answer a message or run a command. Return False if it ends the conversation."""
         if not entry.text:
             return True
         if not entry.is_command:
-            self._show(self.conversation.answer(entry.text))
+            self._show_answer(self.conversation.answer(entry.text))
             self._answer_calls()
             return True
         command, _, argument = entry.text.partition(" ")
@@ -164,10 +164,10 @@ class Session:
             self.conversation.load(argument)
             print_status(f"loaded: {len(self.conversation.exchanges):,} messages with their answers")
         elif command == "/retry" and not argument:
-            self._show(self.conversation.retry())
+            self._show_answer(self.conversation.retry())
             self._answer_calls()
         elif command == "/help" and not argument:
-            print_status(*(f"{usage:<17} {purpose}" for usage, purpose in _COMMANDS.items()), _LONG_LINES)
+            print_status(*(f"{usage:<17} {purpose}" for usage, purpose in _COMMANDS.items()), _CONTINUATION_HELP)
         else:
             raise _command_error(command)
         return True
@@ -178,7 +178,7 @@ class Session:
             for _ in range(_MAX_CALLS):
                 if not self.conversation.open_calls:
                     return
-                self._show(
+                self._show_answer(
                     self.conversation.answer_results([self._run_call(call) for call in self.conversation.open_calls])
                 )
             if self.conversation.open_calls:
@@ -192,12 +192,12 @@ class Session:
         if self._functions is not None and self._functions.can_run:
             result = self._functions.run(call)
         else:
-            result = self._typed_result(call.name)
+            result = self._ask_result(call.name)
         self._screen.write(f"← {result}")
         self._screen.end_line()
         return result
 
-    def _show(self, chunks: Iterator[str]) -> None:
+    def _show_answer(self, chunks: Iterator[str]) -> None:
         """Stream an answer. If it is stopped, end its line and keep it."""
         self.exchanges.append(self.conversation.exchanges[-1])
         try:
@@ -292,11 +292,11 @@ def line_editor(commands: Sequence[str], settings: Sequence[str]) -> Iterator[No
 def _completer(
     readline: ModuleType, commands: Sequence[str], settings: Sequence[str]
 ) -> Callable[[str, int], str | None]:
-    def complete(word: str, number: int) -> str | None:
-        """Return completion `number` of the word before the cursor."""
+    def complete(word: str, index: int) -> str | None:
+        """Return the completion with this index for the word before the cursor."""
         text_before = readline.get_line_buffer()[: readline.get_begidx()]
         candidates = completions(text_before, word, commands, settings)
-        return candidates[number] if number < len(candidates) else None
+        return candidates[index] if index < len(candidates) else None
 
     return complete
 
@@ -317,9 +317,9 @@ def _match_files(text_before: str, word: str) -> list[str]:
     """Return matching files and folders. In a name with spaces, `text_before` has all words but the last."""
     folder, name = os.path.split(text_before + word)
     # Only the last word is replaced: keep its folders, and omit the words of the name before it.
-    folders, num_skipped = (word[: word.rindex("/") + 1], 0) if "/" in word else ("", len(name) - len(word))
+    folders, skipped_chars = (word[: word.rindex("/") + 1], 0) if "/" in word else ("", len(name) - len(word))
     with suppress(OSError, RuntimeError):  # no such folder or home folder
         entries = sorted(Path(folder or ".").expanduser().iterdir())
         matches = [entry for entry in entries if entry.name.startswith(name) and (name or entry.name[0] != ".")]
-        return [folders + entry.name[num_skipped:] + ("/" if entry.is_dir() else "") for entry in matches]
+        return [folders + entry.name[skipped_chars:] + ("/" if entry.is_dir() else "") for entry in matches]
     return []

@@ -41,8 +41,8 @@ class _Entry:
     name: str
     """CATEGORY, or stores/KEY."""
     paths: tuple[Path, ...]
-    size: int
-    used: float
+    byte_size: int
+    modified_at: float
     """Time of the last change, in seconds since 1970."""
 
     @property
@@ -66,13 +66,15 @@ def clean(
 
     print_status(f"looking at {cache_folder()}")
     entries = list(_list_entries())
-    removed, problems = _remove(_select(entries, names)) if names else ([], [])
+    removed, problems = _remove_entries(_select_entries(entries, names)) if names else ([], [])
     if as_json:
         listed = removed if names else entries
-        rows = [{"name": entry.name, "bytes": entry.size, "paths": list(map(str, entry.paths))} for entry in listed]
+        rows = [
+            {"name": entry.name, "bytes": entry.byte_size, "paths": list(map(str, entry.paths))} for entry in listed
+        ]
         print_json({"folder": str(cache_folder()), "removed" if names else "kept": rows})
     elif names:
-        print_result(f"{_format_size(removed)} removed: {', '.join(entry.name for entry in removed) or 'nothing'}")
+        print_result(f"{_total_size(removed)} removed: {', '.join(entry.name for entry in removed) or 'nothing'}")
     else:
         _print_entries(entries)
     if problems:
@@ -81,44 +83,43 @@ def clean(
 
 def _print_entries(entries: list[_Entry]) -> None:
     for entry in entries:
-        about = _CATEGORIES[entry.name.partition("/")[0]][1]
+        description = _CATEGORIES[entry.name.partition("/")[0]][1]
         if entry.key:
-            about += f" · {time.strftime('%Y-%m-%d', time.localtime(entry.used))}"
-        print_result(f"{_format_size([entry]):>10}  {entry.name:<40} {about}")
-    print_result(
-        f"{_format_size(entries):>10}  in total" + ("; remove entries with artel clean NAME" if entries else "")
-    )
+            description += f" · {time.strftime('%Y-%m-%d', time.localtime(entry.modified_at))}"
+        print_result(f"{_total_size([entry]):>10}  {entry.name:<40} {description}")
+    hint = "; remove entries with artel clean NAME" if entries else ""
+    print_result(f"{_total_size(entries):>10}  in total{hint}")
 
 
 def _list_entries() -> Iterator[_Entry]:
-    """Yield the entries in the order of _CATEGORIES; each token store is an entry."""
+    """Yield the entries in the order of _CATEGORIES. Each token store is an entry."""
     from artel.storage import cache_folder, state_folder
 
     for category, (pattern, _) in _CATEGORIES.items():
         folder = (state_folder() if category == "chat_history" else cache_folder()) or cache_folder()
-        path_of_category = folder / category
+        category_path = folder / category
         if not pattern:
-            groups = {category: [path_of_category] if path_of_category.is_file() else []}
+            groups = {category: [category_path] if category_path.is_file() else []}
         else:
             groups = {}
-            for path in sorted(path_of_category.iterdir()) if path_of_category.is_dir() else []:
+            for path in sorted(category_path.iterdir()) if category_path.is_dir() else []:
                 if re.fullmatch(pattern, path.name) and not path.is_symlink():
                     name = f"{category}/{path.name.partition('.')[0]}" if category == "stores" else category
                     groups.setdefault(name, []).append(path)
         for name, paths in groups.items():
-            files = [status for path in paths for status in _statuses(path)]
-            if size := sum(file.st_size for file in files):
-                yield _Entry(name, tuple(paths), size, max(file.st_mtime for file in files))
+            files = [status for path in paths for status in _file_statuses(path)]
+            if byte_size := sum(file.st_size for file in files):
+                yield _Entry(name, tuple(paths), byte_size, max(file.st_mtime for file in files))
 
 
-def _statuses(path: Path) -> Iterator[os.stat_result]:
+def _file_statuses(path: Path) -> Iterator[os.stat_result]:
     """Yield the status of `path` and of all files in it, except files that another process removes meanwhile."""
     for file in (path, *path.rglob("*")):
         with suppress(FileNotFoundError):
             yield file.lstat()
 
 
-def _select(entries: list[_Entry], names: list[str]) -> list[_Entry]:
+def _select_entries(entries: list[_Entry], names: list[str]) -> list[_Entry]:
     """Return the entries with the given names (categories or token stores). Raise InputError for names not listed."""
     listed = dict.fromkeys(name for entry in entries for name in (entry.name.partition("/")[0], entry.name))
     categories = ", ".join(name for name in listed if "/" not in name)
@@ -129,7 +130,7 @@ def _select(entries: list[_Entry], names: list[str]) -> list[_Entry]:
     return [entry for entry in entries if {"all", entry.name, entry.name.partition("/")[0]} & set(names)]
 
 
-def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
+def _remove_entries(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
     """Remove entries. Return the removed entries, and the problems of the others (e.g. a store in preparation)."""
     from artel.storage import discard, disk_errors, lock
 
@@ -149,5 +150,5 @@ def _remove(entries: list[_Entry]) -> tuple[list[_Entry], list[Problem]]:
     return removed, problems
 
 
-def _format_size(entries: list[_Entry]) -> str:
-    return format_bytes(sum(entry.size for entry in entries))
+def _total_size(entries: list[_Entry]) -> str:
+    return format_bytes(sum(entry.byte_size for entry in entries))

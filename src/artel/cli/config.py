@@ -158,13 +158,13 @@ def _describe_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str,
     schemas = section.model_json_schema()["properties"]
     for name, field in section_keys(section).items():
         key = f"{prefix}{name}"
-        inner = section_type(field.annotation)
-        if inner is None:
+        inner_section = section_type(field.annotation)
+        if inner_section is None:
             default = "" if field.default is PydanticUndefined else f" = {_format_default(field.default)}"
             yield key, f"{key}{default}\n    {field.description}{_describe_names(schemas[name])}"
         else:
             yield key, f"{key}:\n    {field.description}"
-            yield from _describe_keys(inner, f"{key}.0." if "list[" in str(field.annotation) else f"{key}.")
+            yield from _describe_keys(inner_section, f"{key}.0." if "list[" in str(field.annotation) else f"{key}.")
 
 
 def _describe_names(schema: dict[str, Any]) -> str:
@@ -174,7 +174,8 @@ def _describe_names(schema: dict[str, Any]) -> str:
             quantifier = "Any of" if isinstance(schema.get("default"), list) else "One of"
             descriptions = alternative.get("enumDescriptions") or [""] * len(names)
             entries = [
-                f"{name} ({text})" if text else str(name) for name, text in zip(names, descriptions, strict=True)
+                f"{name} ({description})" if description else str(name)
+                for name, description in zip(names, descriptions, strict=True)
             ]
             return f"\n    {quantifier}: {', '.join(entries)}."
     return ""

@@ -79,8 +79,8 @@ def show(
         return
     for sample in samples:
         counts = f"{sample.num_tokens:,} tokens" if views is None else sample.describe_learned()
-        name_part = f" · {sample.name}" if sample.name else ""
-        print_status(f"{sample.origin} · sample {sample.index}{name_part} · {counts}")
+        name_suffix = f" · {sample.name}" if sample.name else ""
+        print_status(f"{sample.origin} · sample {sample.index}{name_suffix} · {counts}")
         write_stdout("".join(map(_highlight, sample.spans)) + "\n")
 
 
@@ -186,18 +186,16 @@ def classifier(
 
     Example: artel data classifier good.txt bad.txt classifiers/prose
     """
-    from dataclasses import asdict
-
     from artel.config import DataConfig
     from artel.text import Ledger, read_documents
     from artel.text.classifier import train_classifier
 
-    def texts(path: str) -> Iterator[str]:
+    def read_texts(path: str) -> Iterator[str]:
         source = {"path": [path], "document": "line", "field": field}
         data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
         return (document.record.text for document in read_documents(data, Ledger()))
 
-    trained = train_classifier(texts(good), texts(bad), folder)
+    trained = train_classifier(read_texts(good), read_texts(bad), folder)
     print_status(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
     for row in trained.thresholds:
         print_status(

@@ -132,7 +132,7 @@ def _write_predictions(result: EvaluationResult, file: Path) -> None:
 
 
 def _format_table(results: list[EvaluationResult]) -> list[str]:
-    """Return a row for each model, a column for each metric, and below them the amount of data."""
+    """Return the lines of a table with a row per model and a column per metric, then a line on the size of the data."""
     columns = list(dict.fromkeys(name for result in results for name in result.metrics))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]
     rows += [
@@ -141,7 +141,7 @@ def _format_table(results: list[EvaluationResult]) -> list[str]:
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
     lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    return [*lines, results[0].size]
+    return [*lines, results[0].data_size]
 
 
 def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: int | None, as_json: bool) -> None:

@@ -131,7 +131,7 @@ def generate(
     text = _read_option("--prompt", prompt)
     if best_of > 1:
         single_prompt = Prompt("--prompt", {"prompt": text}, text)
-        _show_best(next(open_and_answer([single_prompt], 0)), best_of, as_json)
+        _show_best_answer(next(open_and_answer([single_prompt], 0)), best_of, as_json)
         return
     opened = load_model()
     decoding, sampling = opened.decoding, opened.decoding.sampling(**options)
@@ -179,14 +179,14 @@ def _show_hits(query: str, context: str, hits: list[Hit], as_json: bool) -> None
         print_status(f"the best {_MAX_HITS} of {len(hits):,} paragraphs (--json prints all)")
 
 
-def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
+def _show_best_answer(result: dict[str, Any], answer_count: int, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
     print_result(result["text"])
     _, *other_scores = sorted((answer["score"] for answer in result["answers"]), reverse=True)
     listed = ", ".join(f"{score:.4f}" for score in other_scores)
-    print_status(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
+    print_status(f"score {result['score']:.4f}, the best of {answer_count}; the others: {listed}")
 
 
 def _check_best_of(best_of: int, reward: str, temperature: float | None) -> None:
@@ -198,14 +198,10 @@ def _check_best_of(best_of: int, reward: str, temperature: float | None) -> None
     if reward and best_of == 1:
         raise InputError.at("--best-of", "must be at least 2 with --reward", "use e.g. --best-of 4, or remove --reward")
     if best_of > 1 and temperature == 0:
-        raise InputError.at(
-            "--temperature",
-            "0 makes all answers of --best-of equal",
-            "use e.g. --temperature 0.8",
-        )
+        raise InputError.at("--temperature", "0 makes all answers of --best-of equal", "use e.g. --temperature 0.8")
 
 
-def _check_files(prompts: str, out: str, single: str) -> None:
+def _check_files(prompts: str, out: str, prompt: str) -> None:
     """Raise InputError for --prompts without --out, or with --prompt."""
     from artel.errors import InputError
 
@@ -213,7 +209,7 @@ def _check_files(prompts: str, out: str, single: str) -> None:
         raise InputError.at("--out", "requires --prompts", "add --prompts FILE")
     if not out:
         raise InputError.at("--prompts", "requires a file for the results", "add --out FILE")
-    if single:
+    if prompt:
         raise InputError.at("--prompt", "cannot be combined with --prompts", "move the prompt to the file")
 
 
@@ -251,7 +247,7 @@ def _read_text_or_file(text_or_file: str) -> str:
 
 def _generate_file(
     name: str,
-    answer: AnswerPrompts,
+    answer_prompts: AnswerPrompts,
     prompts_file: str,
     out: str,
     settings: dict[str, Any],
@@ -262,39 +258,44 @@ def _generate_file(
 
     prompts = read_prompts(prompts_file)
     with Results.open(out, prompts, {"model": name, "weights": weights_checksum(name)} | settings) as results:
-        num_before = results.count
-        if num_before:
-            print_status(f"{num_before:,} of {len(prompts):,} prompts are already answered in {out}")
-        tokens, started = 0, time.monotonic()
-        if num_before < len(prompts):
-            results_left = answer(prompts, num_before)
+        answered_before = results.count
+        if answered_before:
+            print_status(f"{answered_before:,} of {len(prompts):,} prompts are already answered in {out}")
+        token_count = 0
+        started = time.monotonic()
+        if answered_before < len(prompts):
+            new_results = answer_prompts(prompts, answered_before)
             started = time.monotonic()
-            with _Progress(num_before, len(prompts)) as progress, closing(results_left):
-                for result in results_left:
+            with _Progress(answered_before, len(prompts)) as progress, closing(new_results):
+                for result in new_results:
                     results.add(result)
-                    tokens += result.get("tokens", 0)
-                    progress.show(results.count, tokens)
+                    token_count += result.get("tokens", 0)
+                    progress.show(results.count, token_count)
         seconds = time.monotonic() - started
     if as_json:
-        counts = {"prompts": len(prompts), "answered": len(prompts) - num_before, "answered_before": num_before}
-        print_json({"out": out, **counts, "tokens": tokens, "seconds": round(seconds, 3)})
+        counts = {
+            "prompts": len(prompts),
+            "answered": len(prompts) - answered_before,
+            "answered_before": answered_before,
+        }
+        print_json({"out": out, **counts, "tokens": token_count, "seconds": round(seconds, 3)})
         return
-    rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-    print_status(f"{len(prompts) - num_before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
+    rate = f", {token_count / seconds:,.0f} tokens/s" if token_count else ""
+    print_status(f"{len(prompts) - answered_before:,} prompts answered in {seconds:.1f} s{rate}: {shlex.quote(out)}")
 
 
 class _Progress:
     """Progress on standard error: a bar on a terminal, otherwise a line every ten seconds."""
 
-    def __init__(self, count: int, total: int) -> None:
+    def __init__(self, answered: int, prompt_count: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(file=sys.stderr, soft_wrap=True, highlight=False)
         columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
         self._bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=total, completed=count, rate="")
-        self._total = total
+        self._task = self._bar.add_task("", total=prompt_count, completed=answered, rate="")
+        self._prompt_count = prompt_count
         self._started = self._printed = time.monotonic()
 
     def __enter__(self) -> _Progress:
@@ -306,10 +307,10 @@ class _Progress:
         self._bar.stop()
         resume_elapsed()
 
-    def show(self, count: int, tokens: int) -> None:
+    def show(self, answered: int, token_count: int) -> None:
         now = time.monotonic()
-        rate = f"{tokens / max(now - self._started, 1e-9):,.0f} tokens/s" if tokens else ""
-        self._bar.update(self._task, completed=count, rate=rate)
+        rate = f"{token_count / max(now - self._started, 1e-9):,.0f} tokens/s" if token_count else ""
+        self._bar.update(self._task, completed=answered, rate=rate)
         if self._bar.disable and now - self._printed >= _PROGRESS_SECONDS:
             self._printed = now
-            print_status(f"{count:,} of {self._total:,} prompts{f', {rate}' if rate else ''}")
+            print_status(f"{answered:,} of {self._prompt_count:,} prompts{f', {rate}' if rate else ''}")

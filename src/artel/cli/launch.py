@@ -57,31 +57,30 @@ def slurm(
 
     values = Overrides.parse(overrides)
     config = read_run(name, values, here=False)
-    on_host = nproc or gpus or 1
-    _check_config(config, nodes * on_host, on_host)
+    processes_per_node = nproc or gpus or 1
+    _check_config(config, nodes * processes_per_node, processes_per_node)
     folder = Path(config.run)
-    invalid = [text for text in option or [] if "=" not in text]
-    if invalid:
-        raise InputError(
-            [Problem("--option", f"{text!r} has no =", "write NAME=VALUE, e.g. account=nlp") for text in invalid]
-        )
+    fix = "write NAME=VALUE, e.g. account=nlp"
+    problems = [Problem("--option", f"{text!r} has no =", fix) for text in option or [] if "=" not in text]
+    if problems:
+        raise InputError(problems)
     options = dict(text.split("=", 1) for text in option or [])
     job = Job(nodes, nproc, gpus, cpus, time, partition, max_restarts, options, tuple(setup or ()))
     script = slurm_script(name, values.words, folder, job)
     if dry_run:
-        number = None
+        job_id = None
         if not as_json:
             print_result(script, end="")
     else:
-        number = submit(script, folder)
-        print_status(f"submitted job {number}; log: {folder / f'slurm-{number}.log'}")
+        job_id = submit(script, folder)
+        print_status(f"submitted job {job_id}; log: {folder / f'slurm-{job_id}.log'}")
     if as_json:
-        print_json({"job": number, "script": script})
+        print_json({"job": job_id, "script": script})
 
 
-def _check_config(config: RunConfig, world: int, on_host: int) -> None:
+def _check_config(config: RunConfig, process_count: int, processes_per_node: int) -> None:
     """Check the run before it is queued. The devices of the job's machines are unknown here."""
     quiet_libraries()
     from artel.planning import StartConditions, check_run
 
-    check_run(config, StartConditions(world, on_host, trains_here=False))
+    check_run(config, StartConditions(process_count, processes_per_node, trains_here=False))

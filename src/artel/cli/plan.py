@@ -55,15 +55,16 @@ def plan(
         print_result(describe(run_plan, None if choice is None else choice.expected.speed_note()))
     advice = None if text is None else advise(result.config, run_plan, text, nproc)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
-    line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
+    set_options = {option: str(value) for option, value in options.items() if value is not None}
+    command_line = CommandLine(name, changes, set_options)
     if as_json:
         print_json(
             run_plan.to_json()
             | {"summary": describe_briefly(run_plan)}
             | ({} if choice is None else {"choice": choice.to_json()})
-            | ({} if advice is None else {"advice": advice_json(advice, line)})
+            | ({} if advice is None else {"advice": advice_json(advice, command_line)})
         )
     elif advice is not None:
-        print_result(f"\n{describe_advice(advice, line, run_plan.hardware)}")
+        print_result(f"\n{describe_advice(advice, command_line, run_plan.hardware)}")
     if run_plan.memory_fraction > 1:
         raise typer.Exit(1)

@@ -74,21 +74,22 @@ def _show_in_terminal(folder: str) -> dict[str, Any]:
     from artel.training.comparison import choice_comparison, read_choice
     from artel.training.run_folder import RunFolder
 
-    curves = read_curves(RunFolder(Path(folder)).metrics)
+    run_folder = RunFolder(Path(folder))
+    curves = read_curves(run_folder.metrics)
     print_status(*loss_curve(curves))
-    status = read_status(RunFolder(Path(folder)), curves)
+    status = read_status(run_folder, curves)
     if status.state != "complete":
         state = {"unknown": "not complete"}.get(status.state, status.state)
-        resumes = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
-        print_status(f"{folder}: {state} at step {status.step:,}{resumes}")
+        hint = "" if state == "running" else f"; artel train {shlex.quote(folder)} resumes"
+        print_status(f"{folder}: {state} at step {status.step:,}{hint}")
     if curves.newest_validation:
         metrics = curves.newest_validation.items()
         scores = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in metrics)
         print_status(f"validation: {scores}")
-    choice = read_choice(RunFolder(Path(folder)))
+    choice = read_choice(run_folder)
     if choice is not None and (comparison := choice_comparison(choice)) is not None:
         print_status(comparison)
-    details = _read_details_file(RunFolder(Path(folder)).validation)
+    details = _read_details_file(run_folder.validation)
     print_status(*detail_lines(read_details(details)))
     newest = {**curves.tasks_line, **curves.validation_line}
     optional = {name: value for name, value in (("details", details), ("choice", choice)) if value}

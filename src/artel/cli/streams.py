@@ -18,7 +18,7 @@ _last_message = ""
 
 
 def ensure_utf8_mode() -> None:
-    """Restart this command in UTF-8 mode if Python decodes file names as ASCII: run files have them in UTF-8.
+    """Restart this command in UTF-8 mode if Python decodes file names as ASCII, since run files name them in UTF-8.
 
     Under LC_ALL=C, Python enters UTF-8 mode automatically, unless PYTHONUTF8=0 is set.
     """
@@ -70,7 +70,7 @@ def print_record(record: logging.LogRecord) -> None:
 
 
 def last_message() -> str:
-    """Return the first line of the last message that `print_status` printed: what the process is working on."""
+    """Return the first line of the last message of `print_status`, which says what the process is working on."""
     return _last_message
 
 

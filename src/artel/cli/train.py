@@ -47,9 +47,8 @@ def train(
 
     Example: artel train run.yaml --nproc 2 train.learning_rate=3e-4
     """
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # read when torch is imported, which would warn about hosts without names
+    # PyTorch reads this on import. By default it warns about hosts without names.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from artel.config import Overrides, read_run_file
     from artel.launching.start_run import StartOptions, start_run
 
