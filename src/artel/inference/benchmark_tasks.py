@@ -104,7 +104,7 @@ def task_metrics(opened: OpenedModel, task: Any) -> dict[str, Any]:
     return metrics | {"splits": result.scores}
 
 
-class _Model:
+class _MtebModel:
     """The attributes that MTEB requires of every model."""
 
     def __init__(self, opened: OpenedModel) -> None:
@@ -118,7 +118,7 @@ class _Model:
         return self._opened.decoding.run_task(self._opened.model, task, inputs)
 
 
-class _Encoder(_Model):
+class _Encoder(_MtebModel):
     """An `mteb.EncoderProtocol`."""
 
     def encode(self, inputs: Iterable[Any], *, prompt_type: Any = None, **_: Any) -> np.ndarray:
@@ -141,7 +141,7 @@ class _Encoder(_Model):
         return (_normalize(first) * _normalize(second)).sum(dim=-1)
 
 
-class _CrossEncoder(_Model):
+class _CrossEncoder(_MtebModel):
     """An `mteb.CrossEncoderProtocol`."""
 
     def predict(self, inputs1: Iterable[Any], inputs2: Iterable[Any], **_: Any) -> np.ndarray:

@@ -68,17 +68,17 @@ class ChatSettings:
             raise InputError(problems)
 
     def with_value(self, name: str, value: str) -> ChatSettings:
-        """Return the settings with one of them set to a value like 0.7 or 1_000. Raise InputError if it is wrong."""
+        """Return a copy with a setting changed, e.g. to 0.7 or 1_000. Raise InputError for a wrong name or value."""
         types = {field.name: field.type for field in fields(self)}
         if name not in types:
             similar = difflib.get_close_matches(name.replace("-", "_"), types, 1)
             fix = f"did you mean {similar[0]}?" if similar else f"settings are: {', '.join(types)}"
             raise InputError.at(name, "unknown setting", fix)
         try:
-            number: Any = read_count(value) if types[name] == "int" else read_number(value)
+            parsed: Any = read_count(value) if types[name] == "int" else read_number(value)
         except (ValueError, OverflowError) as error:
             raise InputError.at(name, str(error)) from None
-        return replace(self, **{name: number})
+        return replace(self, **{name: parsed})
 
 
 class ChatSession:
@@ -122,7 +122,7 @@ class ChatSession:
         if self.open_calls:
             names = ", ".join(call.name for call in self.open_calls)
             raise InputError.at("message", f"the model waits for the results of its calls: {names}", "give the results")
-        return self._answer(Exchange(message), self.exchanges)
+        return self._answer_exchange(Exchange(message), self.exchanges)
 
     @property
     def open_calls(self) -> tuple[ToolCall, ...]:
@@ -137,7 +137,7 @@ class ChatSession:
     def answer_results(self, results: Sequence[str]) -> Iterator[str]:
         """Yield the answer to the results of the `open_calls`, in chunks. Raise InputError as `answer` does."""
         assert len(results) == len(self.open_calls) > 0
-        return self._answer(Exchange("", results=tuple(results)), self.exchanges)
+        return self._answer_exchange(Exchange("", results=tuple(results)), self.exchanges)
 
     def retry(self) -> Iterator[str]:
         """Yield a new answer to the last message, which replaces the old one. Raise InputError without a message."""
@@ -146,7 +146,7 @@ class ChatSession:
         if self.settings.temperature == 0:
             logger.info("at temperature 0 the same answer is generated again")
         last = self.exchanges[-1]
-        return self._answer(Exchange(last.message, results=last.results), self.exchanges[:-1])
+        return self._answer_exchange(Exchange(last.message, results=last.results), self.exchanges[:-1])
 
     def reset(self) -> None:
         """Start a new conversation. The system message and the settings stay; the seeds start again."""
@@ -161,13 +161,13 @@ class ChatSession:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The whole conversation as dicts with role, content and, if there are any, tool_calls."""
-        return self._messages(self.exchanges, ToolStyle())
+        """The full conversation as dicts with role, content and, if there are any, tool_calls."""
+        return self._make_messages(self.exchanges, ToolStyle())
 
     def save(self, path: str) -> None:
-        """Write the conversation as a line of JSON, which `format: chat` reads. Raise InputError or WorkError.
+        """Write the conversation as a line of JSON, which `format: chat` reads. Replace only this session's files.
 
-        Replaces only files that this session wrote.
+        Raise InputError if the conversation is empty or the file exists, WorkError if the disk fails.
         """
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
@@ -197,7 +197,7 @@ class ChatSession:
         """Stop the engine. A closed conversation can be saved, and the next message starts the engine again."""
         self._engine.close()
 
-    def _answer(self, exchange: Exchange, earlier: list[Exchange]) -> Iterator[str]:
+    def _answer_exchange(self, exchange: Exchange, earlier: list[Exchange]) -> Iterator[str]:
         ids = self._make_prompt(exchange, earlier)
         check_embedded(self._model, self._tokenizer, ids)
         new_tokens = self.settings.new_tokens
@@ -268,7 +268,10 @@ class ChatSession:
                 return "stop"
 
     def _make_prompt(self, exchange: Exchange, earlier: list[Exchange]) -> list[int]:
-        """Return the ids of a prompt with as many recent exchanges as leave room for an answer. Raise InputError."""
+        """Return the ids of a prompt, without the oldest exchanges if they leave no room for an answer.
+
+        Raise InputError if the prompt is too long even without them.
+        """
         history = start_at_message(earlier[-self.settings.history :] if self.settings.history else [])
         if exchange.results and not history:  # results belong to the message that led to the calls
             history = start_at_message(earlier, last=True)
@@ -293,9 +296,9 @@ class ChatSession:
         return ids
 
     def _encode(self, exchanges: list[Exchange]) -> list[int]:
-        """Return the ids of exchanges, the last of which has no answer yet."""
+        """Return the ids of a prompt. The last exchange has no answer yet."""
         try:
-            messages = self._messages(exchanges, self._tool_style)[:-1]
+            messages = self._make_messages(exchanges, self._tool_style)[:-1]
             return prompt_ids(self._tokenizer, self._template, messages, list(self._tools) or None)
         except TemplateRejection as refusal:
             fix = (
@@ -305,7 +308,7 @@ class ChatSession:
             )
             raise InputError.at("chat.template", f"it raises an error: {refusal}", fix) from None
 
-    def _messages(self, exchanges: list[Exchange], style: ToolStyle) -> list[dict[str, Any]]:
+    def _make_messages(self, exchanges: list[Exchange], style: ToolStyle) -> list[dict[str, Any]]:
         messages = [Message("system", self.system)] if self.system else []
         for exchange in exchanges:
             messages += [Message("tool", result) for result in exchange.results] or [Message("user", exchange.message)]
@@ -319,13 +322,13 @@ class _ChatEngine:
     def __init__(self, opened: OpenedModel) -> None:
         self._opened = opened
         self._engine: Engine | None = None
-        self._length = 0
+        self._context = 0
 
-    def get_engine(self, tokens: int) -> Engine:
-        """Return an engine whose context holds `tokens` of prompt and answer."""
-        if self._engine is None or tokens > self._length:
+    def get_engine(self, token_count: int) -> Engine:
+        """Return an engine whose context holds `token_count` tokens of prompt and answer."""
+        if self._engine is None or token_count > self._context:
             self.close()
-            self._engine = self._make_engine(tokens)
+            self._engine = self._make_engine(token_count)
         return self._engine
 
     def close(self) -> None:
@@ -333,13 +336,13 @@ class _ChatEngine:
             self._engine.close()
             self._engine = None
 
-    def _make_engine(self, tokens: int) -> Engine:
+    def _make_engine(self, token_count: int) -> Engine:
         opened = self._opened
-        self._length = min(_CONTEXT, position_limit(opened.model) or _CONTEXT)
-        if tokens <= self._length:
+        self._context = min(_CONTEXT, position_limit(opened.model) or _CONTEXT)
+        if token_count <= self._context:
             with suppress(InputError):  # too little memory for the keys and values
-                return make_engine(opened.model, opened.tokenizer, 1, self._length)
-        self._length = tokens
+                return make_engine(opened.model, opened.tokenizer, 1, self._context)
+        self._context = token_count
         return SequentialEngine(opened.model, opened.tokenizer, "")
 
 

@@ -1,4 +1,4 @@
-"""Functions that a model may call in a chat. A JSON file describes them; a Python file defines functions to run."""
+"""Functions that a model may call in a chat, described in a JSON file or defined in a Python file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class ChatFunctions:
 
 
 def read_functions(file: str) -> ChatFunctions:
-    """Read the functions of a .json file (like OpenAI's `tools`) or a .py file, which is run. Raise InputError."""
+    """Read the functions of a .json file (like OpenAI's `tools`) or a .py file, which is run.
+
+    Raise InputError if the file is missing or invalid, or defines no function.
+    """
     path = user_path(file, _OPTION)
     check_regular(path)
     if not path.is_file():

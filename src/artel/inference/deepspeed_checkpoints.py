@@ -3,7 +3,7 @@
 Reading: transformers' Trainer writes this format under ZeRO (`checkpoint-500`). The shards of each process are in
 `global_step…`. Configuration and tokenizer are next to the file `latest`.
 
-Writing: the universal format, from which an engine of any stage and number of processes continues.
+Writing: an engine of any stage and number of processes can continue from the universal format.
 
     DIR/latest_universal                          the name of the folder next to it
     DIR/global_step500/zero/NAME/fp32.pt          a parameter, float32
@@ -64,7 +64,7 @@ class AssembledModel:
 
 
 def assemble_model(folder: Path) -> AssembledModel:
-    """Load the model of DeepSpeed's checkpoint in `folder` (the one with `latest`, or a `global_step…`) into memory.
+    """Load the model of DeepSpeed's checkpoint into memory. `folder` has the file `latest`, or is a `global_step…`.
 
     Raise InputError if the configuration, the tokenizer or files are missing, or the weights are of another model.
     """
@@ -117,17 +117,14 @@ def write_first_checkpoint(run: RunConfig, prepared: PreparedText, folder: Path)
     steps = run_length(run, opened.objective.dataset(store.train), store.train).steps
     if steps is not None and step >= steps:
         message = f"was saved at step {step:,}, but this run ends after {steps:,}"
-        raise InputError.at(
-            str(folder),
-            message,
-            "set train.steps, tokens or epochs for the whole run, including the steps of the checkpoint",
-        )
+        fix = "set train.steps, tokens or epochs for the whole run, including the steps of the checkpoint"
+        raise InputError.at(str(folder), message, fix)
     weights, state = _match_run(opened.model, saved.weights(), state, folder)
     run_folder = RunFolder(Path(run.run))
-    checkpoints, progress = run_folder.checkpoints, Progress(step, run=run_folder.identity(), store=store.digest)
-    checkpoints.mkdir(parents=True, exist_ok=True)
+    progress = Progress(step, run=run_folder.identity(), store=store.digest)
+    run_folder.checkpoints.mkdir(parents=True, exist_ok=True)
     content = CheckpointContent({Weights.file: weights, OptimizerState.file: state}, progress, dump_run(run))
-    write_full(checkpoint_path(checkpoints, step), content)
+    write_full(checkpoint_path(run_folder.checkpoints, step), content)
     logger.info(
         "continuing from step %s of %s: weights, averages and step count; samples come in this run's own order",
         f"{step:,}",
@@ -139,14 +136,15 @@ def _match_run(
     model: PreTrainedModel, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], folder: Path
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return weights and state under the names of artel's checkpoint of `model`. Tied weights appear once."""
-    tensors, trained, prefix = model.state_dict(keep_vars=True), trained_tensors(model), _find_prefix(model, weights)
+    prefix = _find_prefix(model, weights)
     state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     trained_names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if different := sorted(trained_names ^ {name.rpartition("|")[0] for name in state}):
         message = f"trained other parameters than this run does ({different[0]} …, {len(different)} in all)"
         raise InputError.at(str(folder), message, "set model.freeze as in that training")
+    tensors = model.state_dict(keep_vars=True)
     by_tensor = {id(tensors[name]): value for name, value in _match_model(model, weights, folder).items()}
-    return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
+    return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained_tensors(model).items()}, state
 
 
 def _find_prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
@@ -157,7 +155,8 @@ def _find_prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
 
 def _match_model(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights in `saved` under the model's names. Raise InputError if they do not fit the model."""
-    tensors, prefix = model.state_dict(keep_vars=True), _find_prefix(model, saved)  # tied weights are one tensor
+    tensors = model.state_dict(keep_vars=True)  # tied weights are one tensor
+    prefix = _find_prefix(model, saved)
     weights = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
     present = {id(tensors[name]) for name in weights.keys() & tensors.keys()}
     missing = [name for name, tensor in tensors.items() if name not in weights and id(tensor) not in present]
@@ -226,24 +225,24 @@ def write_universal(run: RunConfig, prepared: PreparedText, checkpoint: Path, fo
         "module": {},
         "lr_scheduler": _scheduler_state(step),
     }
-    groups = [{"lr": _next_rate(run, prepared, progress)}]
-    count = torch.tensor(float(step))
+    groups = [{"lr": _next_learning_rate(run, prepared, progress)}]
+    step_count = torch.tensor(float(step))
     with disk_errors(folder):
         step_folder = folder / f"global_step{step}"
         zero = step_folder / "zero"
-        parameters = 0
+        parameter_count = 0
         for name, tensors in _read_parameters(checkpoint):
-            parameters += 1
+            parameter_count += 1
             parameter_folder = zero / name
             parameter_folder.mkdir(parents=True)
             for key, tensor in tensors.items():
                 _save({"param": tensor}, parameter_folder / f"{key}.pt")
-            _save(count, parameter_folder / "step.pt")
+            _save(step_count, parameter_folder / "step.pt")
         # ZeRO stages 1 and 2 pair these groups with theirs, so there must be enough. Stage 3 reads the first.
         shared = {
-            "param_groups": groups * parameters,
+            "param_groups": groups * parameter_count,
             "ds_version": _DEEPSPEED_VERSION,
-            "optimizer_state_dict": {"state": {0: {"step": count}}, "param_groups": groups},
+            "optimizer_state_dict": {"state": {0: {"step": step_count}}, "param_groups": groups},
         }
         _save(shared, zero / "optimizer_state.pt")
         for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
@@ -260,16 +259,16 @@ def _read_parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Te
         names = []
         while trained_names and sum(tensor.nbytes for tensor in stored_tensors.values()) < _CHUNK_BYTES:
             names.append(trained_names.pop(0))
-            for stored in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
-                shape, dtype = shapes[stored]
-                stored_tensors[stored] = torch.empty(shape, dtype=dtype)
+            for stored_name in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
+                shape, dtype = shapes[stored_name]
+                stored_tensors[stored_name] = torch.empty(shape, dtype=dtype)
         read_shards(checkpoint, stored_tensors)
         for name in names:
             averages = {key: stored_tensors.pop(f"{name}|{key}").float() for key in AVERAGES}
             yield name, {"fp32": stored_tensors.pop(name).float(), **averages}
 
 
-def _next_rate(run: RunConfig, prepared: PreparedText, progress: Progress) -> float:
+def _next_learning_rate(run: RunConfig, prepared: PreparedText, progress: Progress) -> float:
     """Return the learning rate of the next step."""
     objective, store = build_objective(run, prepared.tokenizer()), prepared.open()
     steps = run_length(run, objective.dataset(store.train), store.train).steps

@@ -53,7 +53,7 @@ class EvaluationResult:
     """For questions: the content of the predictions file, in the official format."""
 
     @property
-    def size(self) -> str:
+    def data_size(self) -> str:
         """The size of the data, as text."""
         if self.tokens is None:
             return f"{self.documents:,} documents, {self.samples:,} queries"
@@ -65,7 +65,7 @@ class EvaluationResult:
 
     def _repr_html_(self) -> str:
         rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in self.metrics.items()]
-        return html_table(rows, caption=f"{self.model}: {self.size}")
+        return html_table(rows, caption=f"{self.model}: {self.data_size}")
 
 
 def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any], world: World) -> EvaluationResult:
@@ -75,7 +75,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
     """
     run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
-    prepared = _prepare(opened, run, data)
+    prepared = _prepare_text(opened, run, data)
     run = prepared.config
     objective = build_objective(run, opened.tokenizer)
     objective.check(opened.model)
@@ -86,28 +86,26 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
         objective.fit_statistics(store.train)  # a weighted loss uses the weights of training
     validation = Validation(objective, store.validation)
     if len(validation.samples) == 0:
-        raise InputError.at(
-            "data.validation",
-            "no text is held out to evaluate on",
-            "use more text, a smaller data.block, or --data FILE",
-        )
+        fix = "use more text, a smaller data.block, or --data FILE"
+        raise InputError.at("data.validation", "no text is held out to evaluate on", fix)
     # fp8 is for training: evaluate the model as it will be used.
     requested = "auto" if run.train.precision == "fp8" else run.train.precision
     precision = pick_precision(requested, world.device)
     set_compute_precision(opened.model, precision)
     strategy = DataParallel(opened.model, objective, world, precision)
+    batch_size = micro_batch_size(run, world)
     if objective.needs_reference and opened.run is not None:
         untrained = open_untrained(opened.run).model
         set_compute_precision(untrained, precision)
         reference = DataParallel(untrained, objective, world, precision)
-        size, progress = micro_batch_size(run, world), ProgressMessages("evaluating the model before training:")
-        log_probs = reference_outputs(objective, store.validation, reference, size, progress)
+        progress = ProgressMessages("evaluating the model before training:")
+        log_probs = reference_outputs(objective, store.validation, reference, batch_size, progress)
         objective.set_reference(log_probs.numpy(), validation=True)
     if data is None:
         set_teacher_if_available(objective, run, store, world)
     started = time.monotonic()
-    size, progress = micro_batch_size(run, world), ProgressMessages(f"evaluating {opened.name}:")
-    metrics, outputs = validation.evaluate(strategy, size, run.validate_.blocks, progress)
+    progress = ProgressMessages(f"evaluating {opened.name}:")
+    metrics, outputs = validation.evaluate(strategy, batch_size, run.validate_.blocks, progress)
     split = store.validation
     details = objective.details(outputs, split)
     if generation_eval := objective.decoding.generation_eval(opened.model, split):
@@ -126,8 +124,8 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
     )
 
 
-def _prepare(opened: OpenedModel, run: RunConfig, data: str | None) -> PreparedText:
-    """Return the prepared text to evaluate on. Raise InputError, with one message if no label is the model's."""
+def _prepare_text(opened: OpenedModel, run: RunConfig, data: str | None) -> PreparedText:
+    """Return the prepared text to evaluate on. Raise InputError if its labels are not the model's."""
     try:
         return prepare(run)
     except InputError:
@@ -149,10 +147,10 @@ def set_teacher_if_available(objective: Objective, run: RunConfig, store: TokenS
 
     Outputs are not recomputed, since that can take hours and much disk space.
     """
-    teacher, note = objective.teacher, RunFolder(Path(run.run)).teacher
-    if teacher is None:
+    if objective.teacher is None:
         return
-    if teacher.settings is not None:
+    note = RunFolder(Path(run.run)).teacher
+    if objective.teacher.settings is not None:
         if not set_cached_outputs(objective, store, note):
             logger.info("metrics of the teacher omitted: its saved outputs were removed")
         return
@@ -178,13 +176,8 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
                 f"learned {opened.objective.config.objective}, but {data} is for {run.objective}",
                 "evaluate it on data for its own objective",
             )
-        changes = {
-            "run": "",
-            "tokenizer": model_tokenizer,
-            "model": ModelConfig(),
-            **_values_from_training(opened, run),
-        }
-        return run.model_copy(update=changes)
+        changes = {"run": "", "tokenizer": model_tokenizer, "model": ModelConfig()}
+        return run.model_copy(update=changes | _values_from_training(opened, run))
     base = opened.objective.config
     objective_name = overrides.get("objective")
     if opened.run is None and objective_name in OBJECTIVES.names:
@@ -201,7 +194,8 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
 
 def _values_from_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]:
     """Return the objective's section with the values that the model's training data decided, such as labels."""
-    objective, trained_run = objective_type(run), opened.objective.config
+    objective = objective_type(run)
+    trained_run = opened.objective.config
     if not objective.decided_by_records or run.objective != trained_run.objective:
         return {}
     values = {key: getattr(getattr(trained_run, objective.section), key) for key in objective.decided_by_records}
@@ -241,7 +235,7 @@ def _evaluate_texts(
     sampling = Sampling(generation_eval.new_tokens, temperature=0.0)
     logger.info("%s generates %s", opened.name, generation_eval.description)
 
-    def write(prompts: list[GenerationPrompt]) -> list[str]:
+    def generate(prompts: list[GenerationPrompt]) -> list[str]:
         progress = ProgressMessages(f"{opened.name} generates:")
         texts = []
         for answer in continue_prompts(opened, prompts, sampling):
@@ -249,4 +243,4 @@ def _evaluate_texts(
             progress(len(texts) / len(prompts))
         return texts
 
-    return generation_eval.score(world.map_over_ranks(write, generation_eval.prompts))
+    return generation_eval.score(world.map_over_ranks(generate, generation_eval.prompts))

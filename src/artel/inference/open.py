@@ -72,7 +72,7 @@ def open_model(name: str, device: torch.device | None = None) -> OpenedModel:
     An adapter (of a run, or in a folder of peft) is opened with its base model, quantized as in the run. `device`
     defaults to the GPU of this process, or else the CPU. Raise InputError if there is no such model.
     """
-    opened = _open(name)
+    opened = _open_by_name(name)
     move_to_device(opened, device or current_device())
     return opened
 
@@ -93,7 +93,7 @@ def move_to_device(opened: OpenedModel, device: torch.device) -> None:
         raise InputError.at(opened.name, message, f"{fix}; artel serve also has --precision bf16") from None
 
 
-def _open(name: str) -> OpenedModel:
+def _open_by_name(name: str) -> OpenedModel:
     check_model_name(name)
     folder = RunFolder(Path(name))
     if folder.config.is_file():
@@ -125,9 +125,8 @@ def check_was_trained(folder: RunFolder) -> None:
     """Raise InputError if the run has no weights: it was never trained, or they were removed."""
     name = str(folder.path)
     if folder.result.is_file():
-        raise InputError.at(
-            name, "has lost its weights and its checkpoints", "restore them, or train it with --restart"
-        )
+        fix = "restore them, or train it with --restart"
+        raise InputError.at(name, "has lost its weights and its checkpoints", fix)
     if folder.config.is_file():
         raise InputError.at(name, "has not been trained yet: there is no checkpoint", f"train it: artel train {name}")
     if folder.identity():
@@ -176,12 +175,12 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
         set_compute_precision(model, pick_precision("auto", model.device))
     check_finite(model, name)
     if run is None:
-        objective = _limit_to_positions(objective, model)
+        objective = _limit_block(objective, model)
     objective.read_model_files(Path(folder))
     return OpenedModel(name, folder, model, tokenizer, objective, run)
 
 
-def _limit_to_positions(objective: Objective, model: PreTrainedModel) -> Objective:
+def _limit_block(objective: Objective, model: PreTrainedModel) -> Objective:
     """Return the objective with `data.block` limited to the model's positions."""
     run, limit = objective.config, position_limit(model)
     if limit is None or limit >= run.data.block:

@@ -58,15 +58,10 @@ def _read_matches_and_corpus(
         corpus_documents = _read_source({"path": corpus, "document": "line"}, corpus_ledger)
         texts |= dict.fromkeys(document.record.text for document in corpus_documents)
     for path, ledger in ((data, data_ledger), (corpus, corpus_ledger)):
-        total = ledger.total
-        if total.dropped:
-            logger.info(
-                "%s: %s documents read, %s kept, %s",
-                path,
-                f"{total.read:,}",
-                f"{total.kept:,}",
-                count_drops(total.dropped),
-            )
+        counts = ledger.total
+        if counts.dropped:
+            drops = count_drops(counts.dropped)
+            logger.info("%s: %s documents read, %s kept, %s", path, f"{counts.read:,}", f"{counts.kept:,}", drops)
         for rejected in ledger.rejected_records:  # the first 1,000
             logger.info("%s: %s", rejected.origin, rejected.detail)
     return matches, list(texts), data_ledger.num_rejected + corpus_ledger.num_rejected
@@ -135,35 +130,36 @@ def search(opened: OpenedModel, query: str, text: str) -> list[Hit]:
     """
     if not query.strip():
         raise InputError.at("--prompt", "is empty", 'use --prompt "WHAT TO LOOK FOR"')
-    numbered = list(paragraphs(text))
-    if not numbered:
+    numbered_paragraphs = list(paragraphs(text))
+    if not numbered_paragraphs:
         raise InputError.at("--context", "the text to search has no words", "use another text or file")
-    texts = [text for _, text in numbered]
+    texts = [text for _, text in numbered_paragraphs]
     if "embed" in opened.decoding.tasks:
         with silence_messages():
             (vector,) = embed_normalized(opened, [query], "query")
         scores = (embed_normalized(opened, texts, "document") @ vector).tolist()
     else:
         scores = _score_pairs(opened, query, texts)
-    hits = [Hit(line, text, score) for (line, text), score in zip(numbered, scores, strict=True)]
+    hits = [Hit(line, text, score) for (line, text), score in zip(numbered_paragraphs, scores, strict=True)]
     return sorted(hits, key=lambda hit: -hit.score)  # equal scores stay in the order of the text
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
     """Yield (number of the first line, paragraph). Without blank lines, each line is a paragraph."""
     separator = r"\n[ \t]*\n" if re.search(r"\S[ \t]*\n[ \t]*\n\s*\S", text) else r"\n"
-    line, start = 1, 0
+    line_number, start = 1, 0
     for end, next_start in [*(match.span() for match in re.finditer(separator, text)), (len(text), len(text))]:
         paragraph = text[start:end]
         if paragraph.strip():
-            blank = len(paragraph) - len(paragraph.lstrip())
-            yield line + paragraph.count("\n", 0, blank), paragraph.strip()
-        line += text.count("\n", start, next_start)
+            blank_length = len(paragraph) - len(paragraph.lstrip())
+            yield line_number + paragraph.count("\n", 0, blank_length), paragraph.strip()
+        line_number += text.count("\n", start, next_start)
         start = next_start
 
 
 def _score_pairs(opened: OpenedModel, query: str, texts: list[str]) -> list[float]:
-    progress, scores = ProgressMessages("scoring paragraphs:"), list[float]()
+    progress = ProgressMessages("scoring paragraphs:")
+    scores: list[float] = []
     for start in range(0, len(texts), _PROGRESS_PAIRS):
         pairs = [(query, text) for text in texts[start : start + _PROGRESS_PAIRS]]
         scores += [answer["score"] for answer in opened.decoding.run_task(opened.model, "rerank", pairs)]
@@ -199,8 +195,8 @@ def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: s
         opened: an embedding model.
         data: a file or glob of matches.
         out: the file to write.
-        negatives: maximum number for each query, nearest first.
-        corpus: a file or glob of further documents, one a line, or JSON lines.
+        negatives: maximum number of negatives per query, nearest first.
+        corpus: a file or glob of further documents, one per line, or JSON lines.
 
     Raise InputError if the model, the data or the output file is unsuitable.
     """
@@ -210,23 +206,24 @@ def mine(opened: OpenedModel, data: str, out: Path, *, negatives: int, corpus: s
     indices = {text: index for index, text in enumerate(documents)}
     corpus_vectors = embed_normalized(opened, documents, "document")
     query_vectors = embed_normalized(opened, list(matches), "query")
-    lines, count, queries_without_negatives = [], 0, 0
-    chunk = max(1, _MAX_COSINES // len(documents))
-    for number, (query, (positives, known_negatives)) in enumerate(matches.items()):
-        if number % chunk == 0:
-            cosines = query_vectors[number : number + chunk] @ corpus_vectors.T
-        row = cosines[number % chunk]
+    lines = []
+    negative_count = queries_without_negatives = 0
+    chunk_size = max(1, _MAX_COSINES // len(documents))
+    for query_index, (query, (positives, known_negatives)) in enumerate(matches.items()):
+        if query_index % chunk_size == 0:
+            cosines = query_vectors[query_index : query_index + chunk_size] @ corpus_vectors.T
+        row = cosines[query_index % chunk_size]
         answers = [indices[text] for text in positives]
         limit = row[answers].min() - _MINING_MARGIN
         row[answers] = -np.inf
         row[[indices[text] for text in (query, *known_negatives) if text in indices]] = -np.inf
         nearest = np.argsort(-np.where(row <= limit, row, -np.inf), kind="stable")[:negatives]
         mined = [documents[index] for index in nearest if -np.inf < row[index] <= limit]
-        count += len(mined)
+        negative_count += len(mined)
         queries_without_negatives += not mined
         lines.append(orjson.dumps({"query": query, "pos": positives, "neg": [*known_negatives, *mined]}))
     write_output(out, b"\n".join(lines) + b"\n")
-    return MiningCounts(len(matches), len(documents), count, queries_without_negatives, rejected)
+    return MiningCounts(len(matches), len(documents), negative_count, queries_without_negatives, rejected)
 
 
 # Evaluation on a corpus
@@ -277,8 +274,11 @@ def _read_corpus_of_matches(corpus: str, data: str | None) -> Corpus:
     matches, documents, _ = _read_matches_and_corpus(data, corpus)
     indices = {text: index for index, text in enumerate(documents)}
     judged = [dict.fromkeys((indices[text] for text in positives), 1.0) for positives, _ in matches.values()]
-    self_documents = {number: indices[query] for number, query in enumerate(matches) if query in indices}
-    self_documents = {number: index for number, index in self_documents.items() if index not in judged[number]}
+    self_documents = {
+        query_index: indices[query]
+        for query_index, query in enumerate(matches)
+        if query in indices and indices[query] not in judged[query_index]
+    }
     return Corpus(documents, list(matches), judged, self_documents)
 
 
@@ -316,11 +316,9 @@ def read_beir(folder: Path) -> Corpus:
         raise InputError.at(str(file), "marks no document as relevant to a query", "use scores above 0")
     if num_missing := len(indices) - len(documents):
         logger.info(
-            "%s: %s relevant documents are not in corpus.jsonl, so they are never found",
-            file,
-            f"{num_missing:,}",
+            "%s: %s relevant documents are not in corpus.jsonl, so they are never found", file, f"{num_missing:,}"
         )
-    self_documents = {number: indices[name] for number, name in enumerate(by_query) if name in documents}
+    self_documents = {index: indices[name] for index, name in enumerate(by_query) if name in documents}
     return Corpus(
         list(documents.values()), [queries[name] for name in by_query], list(by_query.values()), self_documents
     )
@@ -365,6 +363,6 @@ def _read_judgements(file: Path, queries: dict[str, Any], problems: list[Problem
 def _iterate_lines(file: Path) -> Iterator[tuple[str, str]]:
     """Yield (file:line, line) of each line that is not empty."""
     with file.open(encoding="utf-8", errors="replace") as stream:
-        for number, line in enumerate(stream, 1):
+        for line_number, line in enumerate(stream, 1):
             if line.strip():
-                yield f"{file}:{number}", line
+                yield f"{file}:{line_number}", line

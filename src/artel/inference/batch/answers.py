@@ -26,7 +26,7 @@ _GENERATE = "generate"
 def generate_answers(
     opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
-    """Yield the results of the prompts from number `start` on, in order: their fields and the answer.
+    """Yield the results of the prompts from index `start` on, in order: their fields and the answer.
 
     Prompt i is sampled with the seed `sampling.seed + i`, so that its answer does not depend on other prompts. Raise
     InputError for prompts that the model cannot take, if possible for all of them before the first answer.
@@ -37,8 +37,8 @@ def generate_answers(
         return
     generation_prompts = _make_generation_prompts(opened, prompts[start:])
     if generation_prompts is None:
-        for number, prompt in enumerate(prompts[start:], start):
-            yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
+        for index, prompt in enumerate(prompts[start:], start):
+            yield _answer_prompt(opened, prompt, replace(sampling, seed=sampling.seed + index))
         return
     with closing(continue_prompts(opened, generation_prompts, sampling, first_index=start)) as texts:
         for prompt, generated in zip(prompts[start:], texts, strict=True):
@@ -55,17 +55,17 @@ def continue_prompts(
 ) -> Generator[GeneratedText, None, None]:
     """Yield the text generated for each prompt, in order, the i-th with the seed of prompt `first_index` + i."""
     window = position_limit(opened.model)
-    concurrent = _CONCURRENT_ON_CPU if opened.model.device.type == "cpu" else _CONCURRENT
+    concurrency = _CONCURRENT_ON_CPU if opened.model.device.type == "cpu" else _CONCURRENT
     longest = max(len(prompt.ids) for prompt in prompts) + sampling.new_tokens
     context = longest if window is None else min(longest, window + 1)
     try:
-        engine = make_engine(opened.model, opened.tokenizer, concurrent, context)
+        engine = make_engine(opened.model, opened.tokenizer, concurrency, context)
     except InputError as error:  # too little memory for keys and values
         note = f"one prompt after another: {error.problems[0].what}"
         engine = SequentialEngine(opened.model, opened.tokenizer, note)
     logger.info(engine.note)
     with closing(engine):
-        texts = write_texts(engine, opened.tokenizer, prompts, sampling, window, concurrent, first_index)
+        texts = write_texts(engine, opened.tokenizer, prompts, sampling, window, concurrency, first_index)
         with closing(texts):
             yield from texts
 
@@ -74,11 +74,11 @@ def _generate_task_answers(
     opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the results of an objective that generates text itself, a batch of prompts at a time."""
-    for first in range(0, len(prompts), _CONCURRENT):
-        chunk = prompts[first : first + _CONCURRENT]
+    for chunk_start in range(0, len(prompts), _CONCURRENT):
+        chunk = prompts[chunk_start : chunk_start + _CONCURRENT]
         inputs = []
-        for number, prompt in enumerate(chunk, start + first):
-            seed = sampling.seed + number if sampling.temperature else sampling.seed
+        for index, prompt in enumerate(chunk, start + chunk_start):
+            seed = sampling.seed + index if sampling.temperature else sampling.seed
             inputs.append({"text": prompt.text, "sampling": replace(sampling, seed=seed)})
         answers = opened.decoding.run_task(opened.model, _GENERATE, inputs)
         for prompt, answer in zip(chunk, answers, strict=True):
@@ -126,7 +126,7 @@ def _make_generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> 
     return generation_prompts
 
 
-def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+def _answer_prompt(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     try:
         reply = opened.decoding.reply(opened.model, prompt.text, prompt.context or "", sampling)
         result = reply.to_json or {"text": "".join(reply.pieces)}
@@ -143,8 +143,8 @@ def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str,
 
 
 _SCORE = "score"
-_FIELDS = ("score", "answers")
-"""Fields of a result in addition to those of RESERVED."""
+_BEST_FIELDS = ("score", "answers")
+"""Fields of a result in addition to RESERVED."""
 
 
 def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
@@ -158,26 +158,26 @@ def check_reward(opened: OpenedModel, reward: OpenedModel) -> None:
 
 
 def best_answers(
-    opened: OpenedModel, reward: OpenedModel, prompts: Sequence[Prompt], start: int, count: int, sampling: Sampling
+    opened: OpenedModel, reward: OpenedModel, prompts: Sequence[Prompt], start: int, best_of: int, sampling: Sampling
 ) -> Generator[dict[str, Any], None, None]:
-    """Yield the results of the prompts from number `start` on, in order: the best of `count` answers, and all of them.
+    """Yield the results of the prompts from index `start` on, in order: the best of `best_of` answers, and all.
 
     A reward model scores the answers (Stiennon et al. 2020, "Learning to summarize from human feedback"; Nakano et al.
-    2021, "WebGPT"); of equal scores the first wins. Answer j to prompt i is sampled with the seed `sampling.seed + i *
-    count + j`. Raise InputError as `generate_answers` does, and for a prompt with a field that the result will have.
+    2021, "WebGPT"). Of equal scores the first wins. Answer j to prompt i is sampled with the seed `sampling.seed + i *
+    best_of + j`. Raise InputError as `generate_answers` does, and for a prompt with a field that the result will have.
     """
     raise_if_any(
         [
             Problem(prompt.location, f"has a field {name!r}, which is reserved for the result", "rename it")
             for prompt in prompts[start:]
-            for name in _FIELDS
+            for name in _BEST_FIELDS
             if name in prompt.fields
         ]
     )
-    repeated = [prompt for prompt in prompts for _ in range(count)]
-    with closing(generate_answers(opened, repeated, start * count, sampling)) as results:
-        for number, prompt in enumerate(prompts[start:], start):
-            answers = list(islice(results, count))
+    repeated = [prompt for prompt in prompts for _ in range(best_of)]
+    with closing(generate_answers(opened, repeated, start * best_of, sampling)) as results:
+        for prompt_index, prompt in enumerate(prompts[start:], start):
+            answers = list(islice(results, best_of))
             question = prompt.text if prompt.messages is None else prompt.messages
             pairs = [(question, answer["text"]) for answer in answers]
             try:
@@ -187,7 +187,7 @@ def best_answers(
                     [Problem(prompt.location, problem.what, problem.fix) for problem in error.problems]
                 ) from None
             scores = [answer["score"] for answer in rewards]
-            best = max(range(count), key=scores.__getitem__)
+            best = max(range(best_of), key=scores.__getitem__)
             yield prompt.fields | {
                 "text": answers[best]["text"],
                 "score": scores[best],
@@ -197,7 +197,7 @@ def best_answers(
                     {
                         "text": answer["text"],
                         "score": score,
-                        "seed": sampling.seed + number * count + index,
+                        "seed": sampling.seed + prompt_index * best_of + index,
                         "finish_reason": answer["finish_reason"],
                     }
                     for index, (answer, score) in enumerate(zip(answers, scores, strict=True))

@@ -1,4 +1,4 @@
-"""Reads prompts, from lines of text or JSON, and writes results as JSON lines. A second start continues the file.
+"""Reads prompts from lines of text or JSON, and writes results as JSON lines. A second start continues the file.
 
 OUT.settings.json, next to the results in OUT, records the model and the settings.
 """
@@ -47,12 +47,12 @@ class _BadLine(Exception):
 
 
 def read_prompts(name: str) -> list[Prompt]:
-    """Return the prompts of a file, without empty lines. Raise InputError with all wrong lines."""
+    """Return the prompts of a file, without empty lines. Raise InputError if lines are wrong, or there are none."""
     parse = _parse_json_prompt if name.lower().endswith(_JSON_SUFFIXES) else _parse_text_prompt
     prompts, problems = [], []
     for location, line in _read_lines(name):
         try:
-            prompts.append(parse(location, _decode(line)))
+            prompts.append(parse(location, _decode_line(line)))
         except _BadLine as error:
             problems.append(Problem(location, *error.args))
     raise_if_any(problems)
@@ -63,9 +63,9 @@ def read_prompts(name: str) -> list[Prompt]:
 
 def raise_if_any(problems: list[Problem]) -> None:
     """Raise InputError with the first problems of lines, if there are any."""
-    more = len(problems) - _MAX_PROBLEMS
-    if more > 0:
-        problems = [*problems[:_MAX_PROBLEMS], Problem(_PROMPTS, f"{more:,} more lines are wrong")]
+    unlisted = len(problems) - _MAX_PROBLEMS
+    if unlisted > 0:
+        problems = [*problems[:_MAX_PROBLEMS], Problem(_PROMPTS, f"{unlisted:,} more lines are wrong")]
     if problems:
         raise InputError(problems)
 
@@ -77,12 +77,12 @@ def _read_lines(name: str) -> Iterator[tuple[str, bytes]]:
         content = path.read_bytes()
     except OSError as error:
         raise InputError.at(_PROMPTS, f"{name} cannot be read: {error.strerror}", "use a file of prompts") from None
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for line_number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
-            yield f"{name}:{number}", line.removesuffix(b"\r")
+            yield f"{name}:{line_number}", line.removesuffix(b"\r")
 
 
-def _decode(line: bytes) -> str:
+def _decode_line(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -190,7 +190,7 @@ class Results:
             count = 0
             if path.exists():
                 _check_settings(name, path, settings_file, settings)
-                count = _resume(name, path, prompts)
+                count = _resume_file(name, path, prompts)
             else:
                 write_file(settings_file, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
             with disk_errors(path.parent), path.open("ab") as file:
@@ -225,8 +225,11 @@ def _check_settings(name: str, path: Path, settings_file: Path, settings: dict[s
         raise InputError.at(_OUT, f"{name} was started with other settings: {'; '.join(differences)}", fix)
 
 
-def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
-    """Return the number of complete lines, and cut off an incomplete last one. Raise InputError for other prompts."""
+def _resume_file(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
+    """Return the number of complete lines, and cut off an incomplete last one.
+
+    Raise InputError if the results are not those of `prompts`.
+    """
     end = count = 0
     with path.open("r+b") as file:
         for line in file:
@@ -250,7 +253,7 @@ def _resume(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
 
 
 def _has_fields(result: dict[str, Any], fields: dict[str, Any]) -> bool:
-    """True if the result has these fields, compared as JSON, in which NaN equals NaN."""
+    """True if the result has these fields, compared as JSON, where NaN equals NaN."""
     return json.dumps({name: result.get(name) for name in fields}) == json.dumps(fields)
 
 
@@ -262,9 +265,9 @@ def weights_checksum(name: str) -> str:
     checksum = 0
     for file in sorted(files):
         with file.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - _CHECKSUM_BYTES))
-            checksum = zlib.crc32(stream.read(), zlib.crc32(str(size).encode(), checksum))
+            byte_size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, byte_size - _CHECKSUM_BYTES))
+            checksum = zlib.crc32(stream.read(), zlib.crc32(str(byte_size).encode(), checksum))
     return f"{checksum:08x}" if files else ""
 
 

@@ -25,7 +25,7 @@ class Exporter(Protocol):
 
 
 def open_exporter(exporter: str, name: str, settings: Mapping[str, Any]) -> Exporter:
-    """Return the exporter of that name, from artel or a plugin of the run `name`. Raise InputError."""
+    """Return an exporter of artel or of a plugin of the run `name`. Raise InputError if it or a setting is unknown."""
     if exporter not in EXPORTERS and RunFolder(Path(name)).config.is_file():
         load_run(name)  # its plugins register their exporters
     exporter_class: type[Exporter] = EXPORTERS[exporter]

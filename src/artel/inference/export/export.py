@@ -109,7 +109,8 @@ def export_for_deepspeed(name: str, folder: Path) -> ExportedModel:
 def _find_source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig | None]:
     """Return the model (its folder, or the loaded model of an unfinished run or DeepSpeed checkpoint) and its run."""
     check_model_name(name)
-    run_folder, folder = RunFolder(Path(name)), Path(name)
+    folder = Path(name)
+    run_folder = RunFolder(folder)
     if run_folder.config.is_file():
         run = load_run(name)
         run_folder.check_config(run)
@@ -129,7 +130,7 @@ def _find_source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunCon
 
 
 def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> Path:
-    """Write the source to `folder`. From a model folder, copy its files and the folders named in modules.json."""
+    """Write the model to `folder`. Of a model folder, copy the files and the folders named in modules.json."""
     folder.mkdir(exist_ok=True)
     if not isinstance(source, Path):
         weights = source.weights if isinstance(source, AssembledModel) else None
@@ -167,13 +168,12 @@ def _merge(folder: Path, run: RunConfig | None, target: Path) -> dict[str, str]:
 def _restore_dtypes(merged: PreTrainedModel, base: str) -> torch.dtype:
     """Convert each tensor to its dtype in the base's files, new tensors to the main dtype. Return the main dtype."""
     config, _ = read_config(base)
-    saved_types = saved_dtypes(base, config)
-    config_dtype = config.dtype or config.get_text_config().dtype
-    main_dtype = (
-        config_dtype if isinstance(config_dtype, torch.dtype) else Counter(saved_types.values()).most_common(1)[0][0]
-    )
+    dtypes = saved_dtypes(base, config)
+    main_dtype = config.dtype or config.get_text_config().dtype
+    if not isinstance(main_dtype, torch.dtype):
+        main_dtype = Counter(dtypes.values()).most_common(1)[0][0]
     for name, parameter in merged.named_parameters():
-        parameter.data = parameter.data.to(saved_types.get(name, main_dtype))
+        parameter.data = parameter.data.to(dtypes.get(name, main_dtype))
     for name, buffer in merged.named_buffers():  # e.g. DeepSeek's router correction, in float32
-        buffer.data = buffer.data.to(saved_types.get(name, buffer.dtype))
+        buffer.data = buffer.data.to(dtypes.get(name, buffer.dtype))
     return main_dtype

@@ -36,7 +36,7 @@ class GgufTools:
 
     type: str
     converter: Path
-    quantize: Path | None
+    quantizer: Path | None
 
 
 def find_gguf_tools(type_: str) -> GgufTools:
@@ -47,11 +47,8 @@ def find_gguf_tools(type_: str) -> GgufTools:
     weights_type = type_.lower()
     if weights_type not in _CONVERTER_TYPES + _QUANTIZER_TYPES:
         similar = difflib.get_close_matches(weights_type, _CONVERTER_TYPES + _QUANTIZER_TYPES, 1)
-        fix = (
-            f"did you mean {similar[0]}?"
-            if similar
-            else f"use one of: {', '.join(_CONVERTER_TYPES + _QUANTIZER_TYPES)}"
-        )
+        types = ", ".join(_CONVERTER_TYPES + _QUANTIZER_TYPES)
+        fix = f"did you mean {similar[0]}?" if similar else f"use one of: {types}"
         raise InputError.at("--gguf", f"unknown type {type_}", fix)
     folder = os.environ.get("LLAMA_CPP")
     converter = _find_converter(Path(folder) if folder else None)
@@ -63,14 +60,14 @@ def find_gguf_tools(type_: str) -> GgufTools:
             "then set LLAMA_CPP=FOLDER"
         )
         raise InputError.at("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, and LLAMA_CPP is not set", fix)
-    quantize = None
+    quantizer = None
     if weights_type in _QUANTIZER_TYPES:
-        quantize = _find_quantizer(Path(folder) if folder else None)
-        if quantize is None:
+        quantizer = _find_quantizer(Path(folder) if folder else None)
+        if quantizer is None:
             message = f"{weights_type} needs llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
             fix = "build it: cmake -B build && cmake --build build --target llama-quantize; or use --gguf q8_0"
             raise InputError.at("--gguf", message, fix)
-    return GgufTools(weights_type, converter, quantize)
+    return GgufTools(weights_type, converter, quantizer)
 
 
 def _find_converter(folder: Path | None) -> Path | None:
@@ -115,7 +112,7 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
     _restore_keys(model / "config.json")
     file = folder / "model.gguf"
     arguments = ["--outfile", str(file), "--outtype", tools.type, str(model)]
-    if tools.quantize is not None:
+    if tools.quantizer is not None:
         unquantized = folder / "unquantized.gguf"
         arguments = ["--outfile", str(unquantized), "--outtype", "auto", str(model)]
     pre_tokenizer = _find_pre_tokenizer(tokenizer)
@@ -123,8 +120,8 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
     if pre_tokenizer is not None:
         script = [str(_LAUNCHER), *script, pre_tokenizer]
     _run_program(tools.converter, [sys.executable, *script, *arguments])
-    if tools.quantize is not None:
-        _run_program(tools.quantize, [str(tools.quantize), str(unquantized), str(file), tools.type.upper()])
+    if tools.quantizer is not None:
+        _run_program(tools.quantizer, [str(tools.quantizer), str(unquantized), str(file), tools.type.upper()])
         unquantized.unlink()
     (folder / "Modelfile").write_text(modelfile(tokenizer, model), encoding="utf-8")
 
@@ -132,9 +129,8 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
 def _restore_keys(file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
     old_keys = _RENAMED_KEYS.get(config.get("model_type"), {})
-    file.write_text(
-        json.dumps({**{key: config.get(new_key) for key, new_key in old_keys.items()}, **config}), encoding="utf-8"
-    )
+    restored = {key: config.get(new_key) for key, new_key in old_keys.items()}
+    file.write_text(json.dumps(restored | config), encoding="utf-8")
 
 
 def _run_program(program: Path, command: list[str]) -> None:
@@ -149,9 +145,9 @@ def _run_program(program: Path, command: list[str]) -> None:
 def _find_pre_tokenizer(tokenizer: Tokenizer) -> str | None:
     """Return llama.cpp's name for GPT-2's pre-tokenizer, which artel's trained tokenizers have; None for others."""
     state = json.loads(tokenizer.hf.backend_tokenizer.to_str())
-    step = state["pre_tokenizer"] or {}
-    is_gpt2 = state["model"]["type"] == "BPE" and not state["normalizer"] and step.get("type") == "ByteLevel"
-    return "gpt-2" if is_gpt2 and step.get("use_regex") and not step.get("add_prefix_space") else None
+    splitter = state["pre_tokenizer"] or {}
+    is_gpt2 = state["model"]["type"] == "BPE" and not state["normalizer"] and splitter.get("type") == "ByteLevel"
+    return "gpt-2" if is_gpt2 and splitter.get("use_regex") and not splitter.get("add_prefix_space") else None
 
 
 def modelfile(tokenizer: Tokenizer, model: Path) -> str:
@@ -160,23 +156,23 @@ def modelfile(tokenizer: Tokenizer, model: Path) -> str:
     Sampling parameters come from generation_config.json, or are the defaults of `artel generate`.
     """
     file = model / "generation_config.json"
-    saved = _read_object(file) if file.is_file() else {}
+    generation_config = _read_object(file) if file.is_file() else {}
     chatml = _uses_chatml(tokenizer)
-    ends = saved.get("eos_token_id") or []
+    ends = generation_config.get("eos_token_id") or []
     ids = [tokenizer.end_id, *(ends if isinstance(ends, list) else [ends])]
-    stops = dict.fromkeys([tokenizer.decode([number]) for number in ids] + ["<|im_end|>"] * chatml)
+    stops = dict.fromkeys([tokenizer.decode([token_id]) for token_id in ids] + ["<|im_end|>"] * chatml)
     lines = ["FROM ./model.gguf", *(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in stops)]
     # Ollama's own defaults penalize repetition, with top_k 40 and top_p 0.9.
     for name, default in {"temperature": 0.8, "top_k": 50, "top_p": 1.0}.items():
-        lines.append(f"PARAMETER {name} {saved.get(name, default)}")
-    lines.append(f"PARAMETER repeat_penalty {saved.get('repetition_penalty', 1.0)}")
+        lines.append(f"PARAMETER {name} {generation_config.get(name, default)}")
+    lines.append(f"PARAMETER repeat_penalty {generation_config.get('repetition_penalty', 1.0)}")
     if chatml:
         lines.append(f'TEMPLATE """{_CHATML}"""')
     return "\n".join(lines) + "\n"
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object. Raise InputError for anything else."""
+    """Return the JSON object in a file. Raise InputError if it has none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

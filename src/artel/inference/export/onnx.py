@@ -1,4 +1,4 @@
-"""Exports an encoder as an ONNX graph, which runs without PyTorch. Compares its outputs with the model's."""
+"""Exports an encoder as an ONNX graph, which runs without PyTorch, and compares its outputs with the model's."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ class OnnxExporter:
 
     def write(self, model: Path, folder: Path) -> None:
         """Write the graph of the Hugging Face folder `model`. Raise InputError, or WorkError if its outputs differ."""
-        encoder, tokenizer = _open(model), load_tokenizer(str(model), where=str(model))
+        encoder = _open_encoder(model)
+        tokenizer = load_tokenizer(str(model), where=str(model))
         inputs = _make_inputs(tokenizer)
         with torch.no_grad():
             expected = _named_tensors(encoder(**inputs))
         _write_graph(encoder, inputs, list(expected), folder / "model.onnx")
-        _compare(folder / "model.onnx", inputs, expected)
+        _check_outputs(folder / "model.onnx", inputs, expected)
         encoder.config.save_pretrained(str(folder))
         tokenizer.save(folder)
         _copy_other_files(model, folder)
 
 
 def _copy_other_files(model: Path, folder: Path) -> None:
-    """Copy other files of a model, such as thresholds of labels and sentence-transformers' modules; no weights."""
+    """Copy a model's other files except weights, e.g. thresholds of labels and sentence-transformers' modules."""
     for file in model.iterdir():
         is_text = file.is_file() and file.suffix in (".json", ".txt") and ".index." not in file.name
         if is_text and not (folder / file.name).exists():
@@ -61,11 +62,11 @@ def _copy_other_files(model: Path, folder: Path) -> None:
         shutil.copytree(model / name, folder / name)
 
 
-def _open(folder: Path) -> PreTrainedModel:
+def _open_encoder(folder: Path) -> PreTrainedModel:
     config, _ = read_config(str(folder))
     architecture = (config.architectures or [""])[0]
     model_class: Any = getattr(transformers, architecture, None)
-    if not _is_model(model_class):
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         message = f"transformers has no class {architecture or 'for it'}"
         raise InputError.at("--to onnx", message, "use a model that transformers saved")
     if model_class.can_generate():
@@ -74,13 +75,8 @@ def _open(folder: Path) -> PreTrainedModel:
     return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _is_model(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, PreTrainedModel)
-
-
 def _make_inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
-    hf = tokenizer.hf
-    rows = hf(list(_TEXTS))
+    rows = tokenizer.hf(list(_TEXTS))
     longest = max(map(len, rows["input_ids"]))
     padding = {"input_ids": tokenizer.pad_id, "attention_mask": 0, "token_type_ids": 0}
     return {
@@ -91,15 +87,13 @@ def _make_inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
 
 
 def _named_tensors(output: Any) -> dict[str, torch.Tensor]:
-    """Return the named tensors of a model's output."""
     return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
 
 
 def _write_graph(model: PreTrainedModel, inputs: dict[str, torch.Tensor], outputs: list[str], file: Path) -> None:
     dynamic_shapes = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}
-    logging.getLogger("torch.onnx").setLevel(
-        logging.ERROR
-    )  # hides a warning about torchvision, which text models do not use
+    # Hide a warning about torchvision, which text models do not use.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns about its own names
             torch.onnx.export(
@@ -119,7 +113,7 @@ def _write_graph(model: PreTrainedModel, inputs: dict[str, torch.Tensor], output
         raise WorkError.at("--to onnx", message, "serve it with artel serve, or use the Hugging Face folder") from None
 
 
-def _compare(file: Path, inputs: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def _check_outputs(file: Path, inputs: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """Raise WorkError if the outputs of the graph differ from the model's."""
     import onnxruntime
 

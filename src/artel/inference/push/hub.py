@@ -93,7 +93,7 @@ class UploadResult:
     url: str
     commit: str
     changed: bool
-    """False if the files were there already."""
+    """False if the hub already had these files."""
     removed: tuple[str, ...]
 
 
@@ -152,7 +152,6 @@ def _as_artel_error(location: str, error: Exception) -> ArtelError | None:
 
 
 def _http_error(location: str, error: HfHubHTTPError) -> ArtelError:
-    """Return the error for an unsuccessful response."""
     status = error.response.status_code
     message = _shorten(error.server_message or error.response.reason_phrase or error)
     if status == 401:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -130,7 +131,10 @@ class PushedModel:
 
 
 def find_model(name: str, options: PushOptions) -> PushedModel:
-    """Find the final model of a run, or the checkpoint in the options, without loading it. Raise InputError."""
+    """Find the final model of a run, or the checkpoint in the options, without loading it.
+
+    Raise InputError if there is none, or it is an adapter whose base model is not on the hub.
+    """
     folder = _run_folder(name)
     run = load_run(name)
     folder.check_config(run)
@@ -196,12 +200,12 @@ def _list_steps(folder: RunFolder) -> list[int]:
 
 
 def _find_checkpoint(folder: RunFolder, step: str) -> Path:
-    """Return the checkpoint of a step, or the latest or best one."""
-    is_number = step.isdecimal()
-    path = checkpoint_path(folder.checkpoints, int(step)) if is_number else (folder.checkpoints / step).resolve()
+    """Return the checkpoint of a step, or the latest or best one. Raise InputError if it does not exist."""
+    by_step = step.isdecimal()
+    path = checkpoint_path(folder.checkpoints, int(step)) if by_step else (folder.checkpoints / step).resolve()
     if path.is_dir():
         return path
-    steps = ", ".join(str(number) for number in _list_steps(folder))
+    steps = ", ".join(map(str, _list_steps(folder)))
     fix = f"use one of: {steps}" if steps else f"train it: artel train {folder.config}"
     raise InputError.at("--step", f"{folder.path} has no checkpoint {step}", fix)
 
@@ -230,26 +234,24 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
         write_model(opened.model, opened.tokenizer, folder, files=opened.objective.model_files(opened.model))
         del opened
     else:
-        _copy(_files_by_artel(model.folder), folder, links=links)
+        _copy_files(_files_by_artel(model.folder), folder, links=links)
         skipped = [path.name for path in model.folder.foreign_model_files() if path.name != CARD or path.is_symlink()]
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
         set_base_model(folder, model.base_model)
     card_file = model.folder.model / CARD
-    has_user_card = (
-        card_file.is_file() and not card_file.is_symlink() and card_file in model.folder.foreign_model_files()
-    )
-    if model.checkpoint is None and has_user_card:
+    is_file = card_file.is_file() and not card_file.is_symlink()
+    if model.checkpoint is None and is_file and card_file in model.folder.foreign_model_files():
         shutil.copyfile(card_file, folder / CARD)
     else:
         data = read_run(model.folder.path, _MAX_POINTS)
-        card = model_card(data, describe(model, data, repo, options, folder))
+        card = model_card(data, describe_model(model, data, repo, options, folder))
         (folder / CARD).unlink(missing_ok=True)  # peft may have written a card
         (folder / CARD).write_text(card, encoding="utf-8")
     return skipped
 
 
-def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
-    """Copy or link files. Folders are always created."""
+def _copy_files(paths: list[Path], folder: Path, *, links: bool) -> None:
+    """Copy or link files. Create folders in both cases. Raise InputError for a symbolic link."""
     for path in paths:
         target = folder / path.name
         if path.is_symlink():
@@ -257,14 +259,14 @@ def _copy(paths: list[Path], folder: Path, *, links: bool) -> None:
             raise InputError.at(str(path), "is a symbolic link, but only files are uploaded", fix)
         if path.is_dir():
             target.mkdir()
-            _copy(sorted(path.iterdir()), target, links=links)
+            _copy_files(sorted(path.iterdir()), target, links=links)
         elif links:
             target.symlink_to(path.resolve())
         else:
             shutil.copyfile(path, target)
 
 
-def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> PublishedModel:
+def describe_model(model: PushedModel, data: RunData, repo: str, options: PushOptions, folder: Path) -> PublishedModel:
     """Return the description of the model in a folder, for its card."""
     run = model.run
     objective = build_objective(run, load_tokenizer(str(folder)))
@@ -278,7 +280,7 @@ def describe(model: PushedModel, data: RunData, repo: str, options: PushOptions,
         usage=objective.decoding.model_card_code(),
         command=objective.decoding.demo_command(repo.split("/")[-1], None),
         model_type=_model_type(data, folder, is_adapter=is_adapter),
-        parameters=sum(_tensor_sizes(folder)),
+        parameters=sum(_element_counts(folder)),
         step=model.step,
         revision=options.revision or model.revision,
         is_adapter=is_adapter,
@@ -306,12 +308,9 @@ def _model_type(data: RunData, folder: Path, *, is_adapter: bool) -> str:
     return match[0] if match else ""
 
 
-def _tensor_sizes(folder: Path) -> Iterator[int]:
+def _element_counts(folder: Path) -> Iterator[int]:
     """Yield the number of elements of each tensor in a model's files, without reading the tensors."""
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
-                size = 1
-                for length in tensors.get_slice(name).get_shape():
-                    size *= length
-                yield size
+                yield math.prod(tensors.get_slice(name).get_shape())
