@@ -185,7 +185,7 @@ def test_a_key_is_asked_for_where_there_is_one(served):
 
 
 def test_a_body_has_a_largest_size(served):
-    with client_of(served, limits=Limits(body=2000)) as client:
+    with client_of(served, limits=Limits(body_bytes=2000)) as client:
         assert texts(answer(client))
         long = QUESTION | {"messages": user("x" * 3000)}
         assert error_of(client.post("/v1/chat/completions", json=long))[2] == "body_too_large"
@@ -237,7 +237,7 @@ def test_answers_to_a_request_are_its_prompts_times_n(served, prompt):
 
 def test_what_is_refused_before_it_is_read_is_counted_by_the_status_that_clients_see(served):
     key = {"authorization": "Bearer secret"}
-    with client_of(served, key="secret", limits=Limits(body=2000)) as client:
+    with client_of(served, key="secret", limits=Limits(body_bytes=2000)) as client:
         assert client.get("/v1/models").status_code == 401
         assert client.get("/v1/models", headers=key | {"host": "evil.example"}).status_code == 400
         assert client.post("/v1/completions", content=b"x" * 3000, headers=key).status_code == 413

@@ -30,7 +30,7 @@ class Answer:
         grammar = optional_calls_grammar(
             form, tools, self.tokenizer, self.end.ids, parallel_calls=parallel_calls, answer=answer
         )
-        self.matcher = Grammars(self.tokenizer, self.end.ids).lark_matcher(grammar, "tools")()
+        self.matcher = Grammars(self.tokenizer, self.end.ids).lark_matcher_factory(grammar, "tools")()
         self.mark = form.mark
         self._stream = TextStream(self.tokenizer, [], (), special_tokens=True)
         self._reader = optional_calls(form, tools, no_text=answer is not None)

@@ -27,7 +27,7 @@ CANNOT = {"gemma4"}
 def written(tokenizer, end, form, tools, seed, *, parallel_calls=False):
     """What random logits, which seldom end, make of a grammar: the pieces of an answer's text."""
     grammar = required_calls_grammar(form, tools, tokenizer, parallel_calls=parallel_calls)
-    matcher = Grammars(tokenizer, end.ids).lark_matcher(grammar, "tools")()
+    matcher = Grammars(tokenizer, end.ids).lark_matcher_factory(grammar, "tools")()
     sampler = Sampler(
         SamplingOptions(seed=seed, logit_bias=dict.fromkeys(end.ids, -1.0)), [], tokenizer.vocabulary, matcher
     )

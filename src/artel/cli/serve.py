@@ -58,7 +58,7 @@ def serve(
         raise InputError.at("--engine", f"unknown engine {engine}", "use artel or vllm")
     if precision not in list(Precision):
         raise InputError.at("--precision", f"unknown precision {precision}", f"use one of: {', '.join(Precision)}")
-    limits = Limits(requests=requests, queue=queue, body=max_body, seconds=timeout)
+    limits = Limits(requests=requests, queue=queue, body_bytes=max_body, seconds=timeout)
     adapters = {}
     for argument in adapter or []:
         label, _, folder = argument.partition("=")

@@ -46,7 +46,7 @@ class AccessOptions:
 
     @property
     def body_seconds(self) -> float:
-        """Seconds within which a body must arrive."""
+        """Seconds for a body to arrive."""
         return max(60.0, self.max_body_bytes / _MIN_UPLOAD_RATE)
 
 
@@ -54,7 +54,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """An HTTP connection of uvicorn that closes if the headers of a request arrive too slowly or are too large."""
 
     header_timeout = 30.0
-    """Time within which the headers must arrive."""
+    """Seconds for the headers to arrive."""
     _timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
 
@@ -107,7 +107,7 @@ class _BodyTooLarge(Exception):
 
 
 class AccessControl:
-    """An ASGI middleware that refuses requests without a key, and bodies that are too large or too slow."""
+    """An ASGI middleware that refuses requests without a key, and bodies that are too large or arrive too slowly."""
 
     def __init__(self, app: App, options: AccessOptions) -> None:
         self._app, self._options = app, options

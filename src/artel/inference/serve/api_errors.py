@@ -55,7 +55,7 @@ _MAX_LISTED = 10
 """Maximum problems listed in an error."""
 _MAX_PROBLEMS = 5000
 """Maximum problems of a body that are examined."""
-_MAX_KEY = 64
+_MAX_KEY_CHARS = 64
 """Maximum characters of an unknown key to suggest similar keys for. The search is quadratic in its length."""
 
 
@@ -85,10 +85,10 @@ def make_body_error(error: ValidationError, body: dict[str, Any], valid_keys: Co
 
     `valid_keys`: the keys that the body may have.
     """
-    count = error.error_count()
-    if count > _MAX_PROBLEMS:  # pydantic can only list all problems, which takes seconds
+    problem_count = error.error_count()
+    if problem_count > _MAX_PROBLEMS:  # pydantic can only list all problems, which takes seconds
         unknown = ", ".join(repr(key[:50]) for key in islice((key for key in body if key not in valid_keys), 3))
-        message = f"the body has {count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
+        message = f"the body has {problem_count:,} problems" + (unknown and f"; unknown keys: {unknown}, …")
         return ApiError(422, message, None, "invalid_request")
     located = locate_problems(error.errors(include_url=False, include_input=False), body)
     lines = [f"{path}: {_format_problem(problem, path, valid_keys)}" for path, problem in located[:_MAX_LISTED]]
@@ -119,7 +119,7 @@ def _is_type_error(problem: dict[str, Any]) -> bool:
 
 def _format_problem(problem: dict[str, Any], path: str, valid_keys: Collection[str]) -> str:
     if problem["type"] == "extra_forbidden":
-        is_name = "." not in path and len(path) <= _MAX_KEY
+        is_name = "." not in path and len(path) <= _MAX_KEY_CHARS
         similar = " or ".join(difflib.get_close_matches(path, [*valid_keys], 3, cutoff=0.5)) if is_name else ""
         return "is unknown here" + (similar and f"; did you mean {similar}?")
     template = _MESSAGES.get(problem["type"])

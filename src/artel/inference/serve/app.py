@@ -48,7 +48,7 @@ from artel.storage import MappedFiles
 Result = TypeVar("Result")
 
 _PAGE = Path(__file__).with_name("page")
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -69,8 +69,8 @@ class Limits:
     """Maximum answers computed concurrently. None: a number chosen for the model."""
     queue: int = 64
     """Maximum answers that wait."""
-    body: int = 2 * 2**20
-    """Maximum size of a request body in bytes."""
+    body_bytes: int = 2 * 2**20
+    """Maximum size of a request body."""
     seconds: float = 600.0
     """Seconds after which an answer is cut off."""
 
@@ -96,13 +96,13 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
             models[0].log_once(reason)
             raise ApiError(503, reason, code="weights_changed")
 
-    def find_model(name: str, can: Callable[[ServedModel], bool], task: str) -> ServedModel:
+    def find_model(name: str, supports: Callable[[ServedModel], bool], task: str) -> ServedModel:
         check_weights()
         served = by_name.get(name) if name else models[0]
         if served is None:
             message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
             raise ApiError(404, message, "model", "model_not_found")
-        if not can(served):
+        if not supports(served):
             raise ApiError(400, f"{served.name} does not {task}{_describe_uses(served)}", "model")
         return served
 
@@ -177,7 +177,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     async def respond_with(request_answers: RequestAnswers, stream: bool | None, request: Request) -> Response:
         with ExitStack() as stack:
-            stack.enter_context(admission.admit(request_answers.count))
+            stack.enter_context(admission.admit(request_answers.answer_count))
             await _cancel_on_disconnect(request, _with_timeout(request_answers.prepare(), limits.seconds))
             if stream:
                 return _Stream(request_answers.stream(), stack.pop_all(), limits.seconds)
@@ -185,7 +185,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     async def seq2seq(served: ServedModel, body: CompletionRequest, request: Request) -> Response:
         with ExitStack() as stack:
-            stack.enter_context(admission.admit(body.answers))
+            stack.enter_context(admission.admit(body.answer_count))
             deadline = stack.enter_context(Deadline(limits.seconds))
             completions = Seq2SeqCompletions(served, body, metrics, deadline)
             if not body.stream:
@@ -204,14 +204,14 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
             return JSONResponse(await _cancel_on_disconnect(request, _with_timeout(served.work(work), limits.seconds)))
 
-    protected: App = AccessControl(app, AccessOptions(key, limits.body, loopback))
+    protected: App = AccessControl(app, AccessOptions(key, limits.body_bytes, loopback))
     if origins:
         protected = CORSMiddleware(protected, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     return _RequestCounter(protected, metrics)
 
 
 def _describe_uses(served: ServedModel) -> str:
-    """Return a clause about the model: its task, and the endpoints that answer it."""
+    """Return a clause about the model's task and endpoints."""
     does = served.opened.objective.presentation.does
     return (does and f": it {does}") + f"; use {' or '.join(served.endpoints)}"
 
@@ -225,13 +225,13 @@ class _ClientDisconnected(Exception):
 
 
 class _Stream(StreamingResponse):
-    """A stream that frees its slots when it ends, or `unread` seconds after the limit if the client stops reading."""
+    """A stream that frees its slots when it ends, or `unread_seconds` after the limit if the client stops reading."""
 
     def __init__(
-        self, events: AsyncIterator[str], slots: ExitStack, seconds: float, unread: float = _UNREAD_SECONDS
+        self, events: AsyncIterator[str], slots: ExitStack, seconds: float, unread_seconds: float = _UNREAD_SECONDS
     ) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._slots, self._seconds = slots, seconds + unread
+        self._slots, self._seconds = slots, seconds + unread_seconds
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         with self._slots:
@@ -298,13 +298,13 @@ class _RequestCounter:
 
 def _add_page(app: FastAPI) -> None:
     """Serve the chat page and its files."""
-    files = {file.name: file for file in _PAGE.rglob("*") if file.suffix in _TYPES} if _PAGE.is_dir() else {}
+    files = {file.name: file for file in _PAGE.rglob("*") if file.suffix in _MEDIA_TYPES} if _PAGE.is_dir() else {}
 
     def send_file(name: str) -> Response:
         file = files.get(name)
         if file is None:
             raise ApiError(404, "page not found")
-        return FileResponse(file, media_type=_TYPES[file.suffix], headers=_PAGE_HEADERS)
+        return FileResponse(file, media_type=_MEDIA_TYPES[file.suffix], headers=_PAGE_HEADERS)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -74,7 +74,7 @@ def optional_calls_grammar(
 def _text_rules(form: CallForm, symbols: _Symbols, added: dict[str, int], ends: Collection[int]) -> Iterator[str]:
     """Yield the rules of an answer that begins with text. The text has no mark, as a token or as characters."""
     mark = re.escape(form.mark).replace("/", "\\/")
-    allowed = sorted({number for text, number in added.items() if text != form.mark} - {*ends})
+    allowed = sorted({token_id for text, token_id in added.items() if text != form.mark} - {*ends})
     opening = symbols.encode(form.prefix_after_text[len(form.mark) :])
     yield f"start: {'added* ' if allowed else ''}(TEXT? | begin {opening} calls)"
     if allowed:
@@ -108,20 +108,17 @@ def _call_rules(
     form: CallForm, functions: Sequence[tuple[dict[str, Any], bool]], symbols: _Symbols, *, parallel_calls: bool
 ) -> Iterator[str]:
     """Yield the rules of `calls`, the text after a form's opening. `functions`: (function, True if it is strict)."""
-    names = " | ".join(f"call{number}" for number in range(len(functions)))
-    more = (
-        f"({symbols.encode(form.between_calls)} call){{0,{_MAX_CALLS - 1}}}"
-        if parallel_calls and form.between_calls is not None
-        else ""
-    )
-    yield f"calls: call {more} {symbols.encode(form.suffix)}"
-    yield f"call: {names}"
-    for number, (function, strict) in enumerate(functions):
-        rule, name = f"call{number}", symbols.encode(function["name"])
+    more_calls = ""
+    if parallel_calls and form.between_calls is not None:
+        more_calls = f"({symbols.encode(form.between_calls)} call){{0,{_MAX_CALLS - 1}}}"
+    yield f"calls: call {more_calls} {symbols.encode(form.suffix)}"
+    yield f"call: {' | '.join(f'call{index}' for index in range(len(functions)))}"
+    for index, (function, strict) in enumerate(functions):
+        rule, name = f"call{index}", symbols.encode(function["name"])
         if form.tags is None:
             schema = _arguments_schema(function) if strict else {"type": "object"}
             yield f"{rule}: {name} {symbols.encode(form.after_name)} {rule}_arguments"
-            yield f"{rule}_arguments: {_json(schema)}"
+            yield f"{rule}_arguments: {_json_rule(schema)}"
         else:
             schema = _arguments_schema(function) if strict else _text_arguments_schema(function)
             yield f"{rule}: {name} {rule}_first0"
@@ -136,7 +133,7 @@ def _text_arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments_schema(function: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of the arguments, an object."""
+    """Return the schema of a function's arguments. Raise UnsupportedParameters if it is not that of an object."""
     schema = function.get("parameters")
     if schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -157,7 +154,7 @@ def _check_shape(name: str, schema: dict[str, Any]) -> None:
         raise UnsupportedParameters(f"{name}: required must be an array of names")
 
 
-def _json(schema: Any) -> str:
+def _json_rule(schema: Any) -> str:
     return f"%json {json.dumps({'x-guidance': _TEMPLATE_JSON} | schema if isinstance(schema, dict) else schema)}"
 
 
@@ -167,7 +164,8 @@ def _tag_rules(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags,
         raise UnsupportedParameters(
             f"{name}: {unknown[0]!r} is not supported in parameters that the model writes in tags"
         )
-    required, properties = dict.fromkeys(schema.get("required", [])), schema.get("properties", {})
+    required = dict.fromkeys(schema.get("required", []))
+    properties = schema.get("properties", {})
     properties = properties | {key: {} for key in required if key not in properties}
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for index, (key, value) in enumerate(properties.items()):
@@ -190,7 +188,7 @@ def _value_rules(
     """Yield the rules of a value and its closing tag: a string without quotes, anything else as JSON."""
     if not isinstance(schema, dict) or schema.get("type") != "string":
         yield f"{rule}: {rule}_json {symbols.encode(end)}"
-        yield f"{rule}_json: {_json(shared | schema if isinstance(schema, dict) else schema)}"
+        yield f"{rule}_json: {_json_rule(shared | schema if isinstance(schema, dict) else schema)}"
         return
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
@@ -201,10 +199,10 @@ def _value_rules(
         return
     if "pattern" in schema:
         raise UnsupportedParameters(f"{location}: pattern is not supported in parameters that the model writes in tags")
-    size = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+    length_range = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
     # CallReader must find the end of the value and of the call, and recognize the form.
     marks = "|".join(map(re.escape, (end.strip(), "</tool_call>", "<function="))).replace("/", "\\/")
     terminal = rule.upper()
     yield f"{rule}[lazy]: {terminal}"
     yield f"{terminal}: {terminal}_TEXT {json.dumps(end)}"
-    yield f"{terminal}_TEXT: /(?s:.){size}/ & ~/(?s:.*)({marks})(?s:.*)/"
+    yield f"{terminal}_TEXT: /(?s:.){length_range}/ & ~/(?s:.*)({marks})(?s:.*)/"

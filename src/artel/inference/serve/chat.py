@@ -51,7 +51,7 @@ def _get_function_fields(function: Function) -> dict[str, Any]:
 
 
 def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
-    """Return the token ids of a conversation and the start of an answer. Raise ApiError if the template refuses it."""
+    """Return the token ids of a conversation and the start of an answer. Raise ApiError if the template rejects it."""
     _check_results(body.messages)
     tools = list(chat_tools(body))
     style = served.tool_style
@@ -95,15 +95,15 @@ def _check_results(messages: Sequence[Message]) -> None:
             raise ApiError(400, f"{param}.tool_call_id: {reason}", f"{param}.tool_call_id")
 
 
-def as_record(number: int, message: Message) -> text.Message:
-    """Convert a message of a request to a message of a conversation. Raise ApiError for a wrong call."""
+def as_record(index: int, message: Message) -> text.Message:
+    """Convert a message of a request to a message of a conversation. Raise ApiError if a tool call is invalid."""
     content = message.content
     joined = content if isinstance(content, str) else "".join(part.text for part in content or [])
     role = "system" if message.role == "developer" else message.role
     try:
         calls = tuple(parse_call(call.model_dump(include={"id", "function"})) for call in message.tool_calls or [])
     except BadRecord as error:
-        raise ApiError(400, error.detail, f"messages[{number}].tool_calls") from None
+        raise ApiError(400, error.detail, f"messages[{index}].tool_calls") from None
     thought = message.reasoning_content or ""
     return text.Message(role, joined, thought, None, calls, message.name or "", message.tool_call_id or "")
 
@@ -139,7 +139,7 @@ class ChatCompletions(RequestAnswers):
         make_matcher = None
         schema = _answer_schema(body)
         if schema is not None:
-            make_matcher = await served.work(lambda: served.grammars.matcher(schema))
+            make_matcher = await served.work(lambda: served.grammars.json_matcher_factory(schema))
         ids = await served.work(lambda: chat_ids(served, body))
         # With a schema the grammar ends the answer, since the text that ends a turn may occur in a JSON string.
         ends = () if schema is not None else served.turn_end.texts
@@ -270,18 +270,18 @@ class Responses(ChatCompletions):
             raise
 
     async def full_response(self) -> dict[str, Any]:
-        """Return the response. Raise ApiError."""
+        """Return the response. Raise ApiError if the model fails."""
         choice = await self.choice(0)
         return self._final_response(choice["message"]["content"], choice["finish_reason"])
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Yield server-sent events: the response, its one message, and its text as it is generated."""
-        num_sent = 0
+        """Yield server-sent events: the response, its message, and the text as it is generated."""
+        sent_events = 0
 
         def named_event(event_type: str, **fields: Any) -> str:
-            nonlocal num_sent
-            num_sent += 1
-            content = {"type": event_type, "sequence_number": num_sent - 1} | fields
+            nonlocal sent_events
+            sent_events += 1
+            content = {"type": event_type, "sequence_number": sent_events - 1} | fields
             return f"event: {event_type}\n{event(content)}"
 
         item: dict[str, Any] = {"output_index": 0}

@@ -209,15 +209,14 @@ class RequestAnswers(ABC):
         """Yield an answer in chunks. Raise ApiError if the model fails."""
 
     @property
-    def count(self) -> int:
-        """Number of answers."""
-        return self._body.answers
+    def answer_count(self) -> int:
+        return self._body.answer_count
 
     async def full_response(self) -> dict[str, Any]:
         """Return the response. Raise ApiError for the first answer that fails, and cancel the others."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.choice(index)) for index in range(self.count)]
+                tasks = [group.create_task(self.choice(index)) for index in range(self.answer_count)]
         except* ApiError as errors:
             raise errors.exceptions[0] from None
         return self._make_response(self.kind, [task.result() for task in tasks]) | {"usage": self.usage.to_json()}
@@ -227,7 +226,7 @@ class RequestAnswers(ABC):
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}
         try:
-            async with aclosing(_merge_streams([self.chunks(index) for index in range(self.count)])) as chunks:
+            async with aclosing(_merge_streams([self.chunks(index) for index in range(self.answer_count)])) as chunks:
                 async for chunk in chunks:
                     yield event(self._make_response(self.chunk_kind, [chunk]) | usage)
             if usage:
@@ -237,9 +236,10 @@ class RequestAnswers(ABC):
             yield event(error.body())
 
     async def _deltas(self, index: int) -> AsyncGenerator[Delta, None]:
-        answers = self._body.n or 1
-        prompt = self._prompts[index // answers]
-        answer = generate_deltas(self._served, prompt, index % answers, self.usage, self._metrics, self._seconds)
+        answers_per_prompt = self._body.n or 1
+        prompt = self._prompts[index // answers_per_prompt]
+        seed_offset = index % answers_per_prompt
+        answer = generate_deltas(self._served, prompt, seed_offset, self.usage, self._metrics, self._seconds)
         async with aclosing(answer) as deltas:
             async for delta in deltas:
                 yield delta
@@ -283,11 +283,11 @@ class Completions(RequestAnswers):
     async def _make_prompts(self) -> None:
         served, body = self._served, self._request
         options = sampling_options(body, served, logprobs=body.logprobs)
-        end, tokenizer = TurnEnd(served.text_end.ids, stop_texts(body)), served.opened.tokenizer
+        tokenizer = served.opened.tokenizer
+        end = TurnEnd(served.text_end.ids, stop_texts(body))
         if body.echo and (body.logprobs is None or body.stream or end.texts):
-            raise ApiError(
-                400, "echo is for the logprobs of prompts: use it with logprobs, without stream and stop", "echo"
-            )
+            message = "echo is for the logprobs of prompts: use it with logprobs, without stream and stop"
+            raise ApiError(400, message, "echo")
         for prompt in body.prompts:
             ids = prompt if isinstance(prompt, list) else await served.work(partial(tokenizer.prompt, prompt))
             self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
@@ -306,10 +306,10 @@ class Completions(RequestAnswers):
         return self._make_choice(index, text, finish, logprobs)
 
     async def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
-        length = 0
+        text_length = 0
         async for delta in self._deltas(index):
-            yield self._make_choice(index, delta.text, delta.finish_reason, self._logprobs(delta.tokens, length))
-            length += len(delta.text)
+            yield self._make_choice(index, delta.text, delta.finish_reason, self._logprobs(delta.tokens, text_length))
+            text_length += len(delta.text)
 
     def _make_choice(self, index: int, text: str, finish: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

@@ -35,7 +35,7 @@ class Grammars:
         self._hf, self._vocabulary, self._ends = tokenizer.hf, tokenizer.vocabulary, sorted(ends)
         self._matchers: dict[str, Any] = {}
 
-    def matcher(self, schema: dict[str, Any]) -> Callable[[], Any]:
+    def json_matcher_factory(self, schema: dict[str, Any]) -> Callable[[], Any]:
         """Return a function that makes the matcher of one answer. Raise ApiError for an unusable schema."""
         from llguidance import LLMatcher
 
@@ -43,8 +43,8 @@ class Grammars:
             lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema), WHITESPACE), "response_format"
         )
 
-    def lark_matcher(self, grammar: str, param: str) -> Callable[[], Any]:
-        """Like `matcher`, for a Lark grammar with JSON schemas inside. `param`: the key that an ApiError names."""
+    def lark_matcher_factory(self, grammar: str, param: str) -> Callable[[], Any]:
+        """Like `json_matcher_factory`, for a Lark grammar with JSON schemas inside. An ApiError is for `param`."""
         from llguidance import LLMatcher
 
         return self._checked_factory(lambda: LLMatcher.grammar_from_lark(grammar), param)
@@ -67,7 +67,7 @@ class Grammars:
                 raise _schema_error(limits.get(result, result), param)
             while len(self._matchers) >= _CACHE_SIZE:
                 del self._matchers[next(iter(self._matchers))]
-            self._matchers[grammar] = self._matcher(grammar)
+            self._matchers[grammar] = self._make_matcher(grammar)
         return self._matchers[grammar].deep_copy
 
     @cached_property
@@ -76,7 +76,7 @@ class Grammars:
 
         return from_tokenizer(self._hf, n_vocab=self._vocabulary, eos_token=self._ends)
 
-    def _matcher(self, grammar: str) -> Any:
+    def _make_matcher(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
         return LLMatcher(self._tokenizer, grammar, limits=LLParserLimits(max_lexer_states=_MAX_STATES))
@@ -91,7 +91,7 @@ class Grammars:
         )
         if error:
             return str(error)
-        matcher = self._matcher(grammar)
+        matcher = self._make_matcher(grammar)
         if not matcher.is_error():
             fill_next_token_bitmask(matcher, allocate_token_bitmask(1, self._tokenizer.vocab_size), 0)
         return matcher.get_error() or "fine"

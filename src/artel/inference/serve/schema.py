@@ -87,8 +87,7 @@ class SamplingBody(Body):
     safety_identifier: str | None = None
 
     @property
-    def answers(self) -> int:
-        """Number of answers."""
+    def answer_count(self) -> int:
         return self.n or 1
 
 
@@ -108,25 +107,24 @@ class CompletionRequest(SamplingBody):
     @field_validator("prompt")
     @classmethod
     def _check_answer_count(cls, prompt: Any, info: ValidationInfo) -> Any:
-        count, per_prompt = len(_prompts(prompt)), info.data.get("n") or 1
-        if count * per_prompt > _MAX_ANSWERS:
-            reason = (
-                f"{count} prompts with n: {per_prompt} need more than {_MAX_ANSWERS} answers; use fewer prompts or n"
-            )
+        prompt_count = len(_list_prompts(prompt))
+        n = info.data.get("n") or 1
+        if prompt_count * n > _MAX_ANSWERS:
+            reason = f"{prompt_count} prompts with n: {n} need more than {_MAX_ANSWERS} answers; use fewer prompts or n"
             raise PydanticCustomError("too_many_answers", reason)
         return prompt
 
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, as texts or token ids."""
-        return _prompts(self.prompt)
+        return _list_prompts(self.prompt)
 
     @property
-    def answers(self) -> int:
+    def answer_count(self) -> int:
         return len(self.prompts) * (self.n or 1)
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
+def _list_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
     return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
@@ -306,9 +304,9 @@ class ResponsesRequest(SamplingBody):
 
     def as_chat(self) -> ChatRequest:
         """Return the equivalent chat request."""
-        messages = (
-            [] if self.instructions is None else [Message.model_construct(role="system", content=self.instructions)]
-        )
+        messages = []
+        if self.instructions is not None:
+            messages.append(Message.model_construct(role="system", content=self.instructions))
         if isinstance(self.input, str):
             messages.append(Message.model_construct(role="user", content=self.input))
         else:

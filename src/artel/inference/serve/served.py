@@ -26,7 +26,7 @@ from artel.tokens.tokenizer.word_cache import piece_bytes
 Result = TypeVar("Result")
 _CONTEXT = 4096
 """Default context length in tokens, if the model has no smaller limit."""
-_MAX_LINES = 100
+_MAX_LOG_LINES = 100
 """Maximum log lines about a model, since they quote what clients send."""
 
 
@@ -79,15 +79,15 @@ class ServedModel:
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
         self._call_form: list[CallForm | None] = []
 
-    def log_once(self, what: str) -> None:
+    def log_once(self, message: str) -> None:
         """Log a line about this model, unless it was logged before or the log has too many lines."""
-        line = " ".join(what.split())[:300]
-        if line not in self._logged and len(self._logged) < _MAX_LINES:
+        line = " ".join(message.split())[:300]
+        if line not in self._logged and len(self._logged) < _MAX_LOG_LINES:
             self._logged.add(line)
             print(f"{self.name}: {line}", file=sys.stderr, flush=True)
 
     @property
-    def find_call_form(self) -> CallForm | None:
+    def call_form(self) -> CallForm | None:
         """The form of forced calls, found at first use; None if calls cannot be forced."""
         if not self._call_form and self.tool_style is not None:
             form = find_call_form(self.opened.tokenizer, self.template, self.tool_style, self.turn_end)

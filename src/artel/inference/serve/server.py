@@ -86,10 +86,8 @@ def serve(name: str, options: ServerOptions) -> None:
             app, http=TimedProtocol, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30
         )
         server = uvicorn.Server(config)
-        with (
-            suppress(KeyboardInterrupt),
-            hide_elapsed(),
-        ):  # uvicorn raises the signal again once all answers are finished
+        # uvicorn raises the signal again once all answers are finished.
+        with suppress(KeyboardInterrupt), hide_elapsed():
             server.run(sockets=[listener])
 
 
@@ -142,8 +140,8 @@ def _with_adapter(opened: OpenedModel, label: str, path: str) -> OpenedModel:
     if adapter.base_config is not None:
         message = f"{folder} was trained over a base whose configuration a run changed (model.rope, model.attention)"
         raise InputError.at("--adapter", message, f"merge and serve it: artel export {folder} FOLDER --merge")
-    with renamed_for_language_part(opened.model, adapter) as named:
-        load_adapter(opened.model, named, label)
+    with renamed_for_language_part(opened.model, adapter) as renamed_adapter:
+        load_adapter(opened.model, renamed_adapter, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(folder, where=path) if has_tokenizer else opened.tokenizer
     objective = open_objective(folder, run, tokenizer)
@@ -209,11 +207,11 @@ def serve_with_vllm(name: str, options: ServerOptions) -> NoReturn:
         fix = "pip install vllm on a machine with a GPU, or remove --engine"
         raise InputError.at("--engine", "vllm is not installed", fix)
     arguments = vllm_arguments(name, options)
-    limits, default = options.limits, Limits()
+    limits, defaults = options.limits, Limits()
     is_changed = {
-        "--queue": limits.queue != default.queue,
-        "--timeout": limits.seconds != default.seconds,
-        "--max-body": limits.body != default.body,
+        "--queue": limits.queue != defaults.queue,
+        "--timeout": limits.seconds != defaults.seconds,
+        "--max-body": limits.body_bytes != defaults.body_bytes,
     }
     if ignored := [option for option, changed in is_changed.items() if changed]:
         message = f"{', '.join(ignored)}: ignored, since vLLM's server has no such limit"
@@ -228,13 +226,13 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
     Raise InputError if a run has no model yet.
     """
     folder = _model_folder(name)
-    adapter_of_model = read_adapter(folder)
-    arguments = (
-        ["serve", folder, "--served-model-name", get_api_name(name)]
-        if adapter_of_model is None
-        else ["serve", adapter_of_model.base]
-    )
-    adapters = {} if adapter_of_model is None else {get_api_name(name): adapter_of_model}
+    main_adapter = read_adapter(folder)
+    adapters = {}
+    if main_adapter is None:
+        arguments = ["serve", folder, "--served-model-name", get_api_name(name)]
+    else:
+        arguments = ["serve", main_adapter.base]
+        adapters[get_api_name(name)] = main_adapter
     for label, path in options.adapters.items():
         adapter = read_adapter(_model_folder(path))
         if adapter is None:

@@ -33,7 +33,7 @@ _BATCH = 16
 
 
 def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
-    """Return the vector of each text. Raise ApiError.
+    """Return the vector of each text. Raise ApiError for a text of unsupported length, and for an unknown id or option.
 
     A model that learned vectors computes them by its objective. Otherwise the vector is the normalized mean of the last
     layer over the tokens of a text (Reimers and Gurevych 2019).
@@ -41,9 +41,9 @@ def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
     inputs = body.input if isinstance(body.input, list) else [body.input]
     texts: list[Any] = [inputs] if isinstance(inputs[0], int) else inputs
     vocabulary = served.opened.model.get_input_embeddings().weight.shape[0]
-    for number, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if not isinstance(text, str) and max(text) >= vocabulary:
-            raise ApiError(400, f"text {number}: the model has no embedding for id {max(text)}", "input")
+            raise ApiError(400, f"text {index}: the model has no embedding for id {max(text)}", "input")
     vectors, tokens = (_embed_by_objective if served.can("embed") else _embed_by_mean)(served, texts, body)
     return {
         "object": "list",
@@ -114,7 +114,7 @@ def _encode(vector: np.ndarray, encoding: str | None) -> list[float] | str:
 
 
 def fill(served: ServedModel, body: FillMaskRequest) -> dict[str, Any]:
-    """Return each text with its masks filled. Raise ApiError."""
+    """Return each text with its masks filled. Raise ApiError for a text without a mask, or too long."""
     opened = served.opened
     texts = [body.input] if isinstance(body.input, str) else body.input
     data = []
@@ -129,7 +129,7 @@ def fill(served: ServedModel, body: FillMaskRequest) -> dict[str, Any]:
 
 
 def answer(served: ServedModel, body: AnswerRequest) -> dict[str, Any]:
-    """Return the answer to a question from a document. Raise ApiError."""
+    """Return the answer to a question from a document. Raise ApiError if the model cannot read them."""
     opened = served.opened
     try:
         reply = opened.decoding.reply(opened.model, body.question, body.context, Sampling())
@@ -149,7 +149,7 @@ def answer(served: ServedModel, body: AnswerRequest) -> dict[str, Any]:
 
 
 def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
-    """Return the label of each input and the probabilities of all labels. Raise ApiError."""
+    """Return the label of each input, with probabilities. Raise ApiError for an empty text or an unsupported pair."""
     inputs: list[Any] = [body.input] if isinstance(body.input, str) else body.input
     reads_pairs = _reads_pairs(served.opened.run)
     for index, entry in enumerate(inputs):
@@ -166,15 +166,15 @@ def classify(served: ServedModel, body: ClassifyRequest) -> dict[str, Any]:
 
 
 def entities(served: ServedModel, body: EntitiesRequest) -> dict[str, Any]:
-    """Return the entities of each text, as spans of characters. Raise ApiError."""
+    """Return the entities of each text, as spans of characters. Raise ApiError for an unusable text."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     return _list_response(served, run_task(served, "entities", inputs))
 
 
 def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
-    """Return the documents, best first. Raise ApiError.
+    """Return the documents, best first. Raise ApiError if the query is empty, or all documents are.
 
-    Some documents may be empty, as with Cohere's server, but not all.
+    Single documents may be empty, as with Cohere's server.
     """
     documents = body.texts
     _check_not_empty(body.query, "query")
@@ -192,7 +192,7 @@ def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
 
 
 def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
-    """Return the score of each pair of texts. Raise ApiError."""
+    """Return the score of each pair of texts. Raise ApiError if the numbers of texts do not match."""
     second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
     first = _first_texts(body.text_1)
     first = first * len(second) if len(first) == 1 else first
@@ -203,7 +203,7 @@ def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
 
 
 def _first_texts(text_1: str | list[str] | list[Message]) -> list[Any]:
-    """Return the first texts of pairs: texts, or one conversation. Raise ApiError for a wrong call."""
+    """Return the first text of each pair, or a conversation. Raise ApiError if a tool call is invalid."""
     if isinstance(text_1, str):
         return [text_1]
     messages = [as_record(index, item) for index, item in enumerate(text_1) if isinstance(item, Message)]
@@ -211,7 +211,7 @@ def _first_texts(text_1: str | list[str] | list[Message]) -> list[Any]:
 
 
 def run_task(served: ServedModel, task: str, inputs: list[Any], param: str = "input") -> list[dict[str, Any]]:
-    """Return the answers of the model's objective. Raise ApiError for the key `param`."""
+    """Return the answers of the model's objective. Raise ApiError for `param` if it rejects the inputs."""
     opened = served.opened
     try:
         return opened.decoding.run_task(opened.model, task, inputs)

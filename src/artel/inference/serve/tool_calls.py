@@ -38,13 +38,13 @@ class ConstrainedCalls:
 def constrain_calls(
     served: ServedModel, body: ChatRequest, tools: Tools, answer: dict[str, Any] | None
 ) -> ConstrainedCalls | None:
-    """Return the constraint on calls; None if the model calls freely, or has no functions. Raise ApiError.
+    """Return the constraint on calls; None if the model calls freely, or has no functions.
 
     If calls of `strict` functions cannot be constrained, they are free, and the server logs this once, since clients
-    send `strict` to any model. Demands of `tool_choice` are refused in that case.
+    send `strict` to any model. A function given by name is called once; `required` allows several calls, as in OpenAI's
+    API. `answer` is the schema of an answer without calls, if the request has one.
 
-    A function given by name is called once; `required` allows several calls, as in OpenAI's API. `answer` is the schema
-    of an answer without calls, if the request has one.
+    Raise ApiError if `tool_choice` demands calls that cannot be constrained.
     """
     must_call, allowed_names = _parse_tool_choice(body)
     if unknown := sorted((allowed_names or set()) - {tool["function"]["name"] for tool in tools}):
@@ -72,8 +72,8 @@ def constrain_calls(
 def _make_constraint(
     served: ServedModel, body: ChatRequest, tools: Tools, must_call: bool, answer: dict[str, Any] | None
 ) -> ConstrainedCalls:
-    """Constrain calls. Raise UnsupportedParameters or ApiError if that is not possible."""
-    form, tokenizer = served.find_call_form, served.opened.tokenizer
+    """Return the constraint. Raise UnsupportedParameters or ApiError if calls cannot be constrained."""
+    form, tokenizer = served.call_form, served.opened.tokenizer
     if form is None:
         message = "calls cannot be forced in the form in which this model's chat template writes them"
         fix = f"use auto{' or none' if must_call else ', and list only the allowed functions in tools'}"
@@ -83,15 +83,15 @@ def _make_constraint(
         raise ApiError(400, message, "tool_choice")
     parallel_calls = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
     if must_call:
-        matcher = served.grammars.lark_matcher(
-            required_calls_grammar(form, tools, tokenizer, parallel_calls=parallel_calls), "tools"
-        )
-        return ConstrainedCalls(matcher, lambda: required_calls(form, tools), True, "")
+        grammar = required_calls_grammar(form, tools, tokenizer, parallel_calls=parallel_calls)
+        make_matcher = served.grammars.lark_matcher_factory(grammar, "tools")
+        return ConstrainedCalls(make_matcher, lambda: required_calls(form, tools), True, "")
     grammar = optional_calls_grammar(
         form, tools, tokenizer, served.turn_end.ids, parallel_calls=parallel_calls, answer=answer
     )
-    matcher, no_text = served.grammars.lark_matcher(grammar, "tools"), answer is not None
-    return ConstrainedCalls(matcher, lambda: optional_calls(form, tools, no_text=no_text), False, form.mark)
+    make_matcher = served.grammars.lark_matcher_factory(grammar, "tools")
+    no_text = answer is not None
+    return ConstrainedCalls(make_matcher, lambda: optional_calls(form, tools, no_text=no_text), False, form.mark)
 
 
 def _parse_tool_choice(body: ChatRequest) -> tuple[bool, set[str] | None]:
@@ -172,9 +172,8 @@ class FreeCalls(CallDeltas):
     def _take_calls(self, text: str) -> str:
         for call in self._reader.calls[self.count : self._limit]:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
-            self._start_call(
-                call.name, arguments.encode(errors="backslashreplace").decode()
-            )  # lone surrogates are not text
+            # Lone surrogates are not text.
+            self._start_call(call.name, arguments.encode(errors="backslashreplace").decode())
         return "" if self._drop_text else text
 
 
@@ -197,7 +196,7 @@ class _JsonCalls(CallDeltas):
             for prefix in (form.prefix, form.between_calls or "")
         )
         self._pending = ""
-        self._arguments: _ObjectEnd | None = None
+        self._arguments: _ObjectEndFinder | None = None
 
     def feed(self, text: str) -> str:
         self._pending += text
@@ -207,7 +206,7 @@ class _JsonCalls(CallDeltas):
                 if match is None:
                     break
                 self._pending = self._pending[match.end() :]
-                self._arguments = _ObjectEnd()
+                self._arguments = _ObjectEndFinder()
                 self._start_call(match["name"], "")
             end = self._arguments.find(self._pending)
             arguments, self._pending = self._pending[:end], "" if end is None else self._pending[end:]
@@ -224,7 +223,7 @@ def _whitespace_pattern(text: str) -> str:
     return pattern.replace(re.escape(NUMBER), "[0-9]+")
 
 
-class _ObjectEnd:
+class _ObjectEndFinder:
     """Finds the end of a JSON object that arrives in chunks."""
 
     def __init__(self) -> None:
@@ -257,7 +256,7 @@ def optional_calls(form: CallForm, tools: Tools, *, no_text: bool = False) -> Ca
 
 
 class _CallsAfterText(CallDeltas):
-    """Returns the text before the mark, and passes the rest on to a reader of calls."""
+    """Returns the text before the mark, and passes the text after it on to a reader of calls."""
 
     def __init__(self, mark: str, calls: CallDeltas, no_text: bool) -> None:
         super().__init__()
