@@ -24,15 +24,15 @@ class Answer:
     """An answer that a question answering model found in a text."""
 
     text: str
-    """The answer as written in the text; empty if the model found none."""
+    """The answer as written in the text. Empty if the model found none."""
     start: int
-    """Start offset, from 0; -1 if there is no answer."""
+    """Start offset, from 0, or -1 if there is no answer."""
     end: int
     """End offset, exclusive."""
     score: float
     """Logits of start and end minus those of "no answer". Above 0, the model prefers the answer."""
     answer_class: str
-    """Predicted class of a model with five classes (yes, no, short, long, unknown); otherwise usually empty."""
+    """Predicted class of a model with five classes (yes, no, short, long, unknown). Otherwise usually empty."""
     classes: dict[str, float] | None
     """Probability of each class, for models with five classes."""
 
@@ -198,7 +198,7 @@ class Model:
         ChatSettings(  # raises for values out of range
             0, sampling.new_tokens, repetition_penalty, sampling.temperature, top_p, top_k, seed
         )
-        return iter(self._reply(prompt, "", sampling).pieces)
+        return iter(self._compute_reply(prompt, "", sampling).pieces)
 
     @leaves_process_unchanged(prints=True)
     def chat(
@@ -240,7 +240,7 @@ class Model:
         """
         if "answer" not in self._opened.decoding.tasks:
             raise self._unsupported_error("does not answer questions")
-        fields = self._reply(question, context, None).to_json or {}
+        fields = self._compute_reply(question, context, None).to_json or {}
         return Answer(
             fields["answer"], fields["start"], fields["end"], fields["score"], fields["class"], fields["classes"]
         )
@@ -253,9 +253,9 @@ class Model:
 
     @leaves_process_unchanged()
     def entities(self, text: str | list[str]) -> list[Entity] | list[list[Entity]]:
-        """Return the entities in a text of any length, in order, or a list of them for each of several texts.
+        """Return the entities in a text, in order, or for several texts a list per text.
 
-        Long texts are read in windows. A model that tags every word returns the words.
+        Long texts are read in windows, so a text may have any length. A model that tags words returns every word.
 
         Raise InputError for models that were not trained to find entities or tag words.
         """
@@ -271,7 +271,7 @@ class Model:
         """
         if self._opened.objective.generates or self._opened.decoding.tasks:
             raise self._unsupported_error("does not fill in text")
-        reply = self._reply(text, "", None)
+        reply = self._compute_reply(text, "", None)
         filled = "".join(reply.pieces)
         masks = (reply.to_json or {}).get("masks", [])
         return Filled(filled, [[(token["token"], token["probability"]) for token in mask] for mask in masks])
@@ -393,7 +393,7 @@ class Model:
         parameter_count = sum(parameter.numel() for parameter in self.model.parameters())
         return f"artel.open({self._opened.name!r})  # {self.objective}, {parameter_count:,} parameters"
 
-    def _reply(self, prompt: str, context: str, sampling: Any) -> Reply:
+    def _compute_reply(self, prompt: str, context: str, sampling: Any) -> Reply:
         """Return the objective's reply to a prompt, as in `artel generate`."""
         return self._opened.decoding.reply(self._opened.model, prompt, context, sampling)
 

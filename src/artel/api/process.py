@@ -35,7 +35,7 @@ _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 def leaves_process_unchanged(
     *, with_torch: bool = False, prints: bool = False
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Decorate a function so that it restores the state of the process when it returns or raises.
+    """Decorate a function to restore the state of the process when it returns or raises.
 
     Restores the environment, signal handlers, exception hooks, warning filters, log levels, `sys.path`, and PyTorch's
     threads, default dtype and random states. With `with_torch`, PyTorch is imported first. With `prints`, messages are
@@ -72,7 +72,7 @@ def leaves_process_unchanged(
 
 
 def _print_record(record: logging.LogRecord) -> None:
-    """Print a message of rank 0: below the cell in a notebook, otherwise on standard error, as all warnings."""
+    """Print a warning, or a message of rank 0. Messages appear below the cell in a notebook, otherwise on stderr."""
     is_warning = record.levelno >= logging.WARNING
     if is_warning or os.environ.get("RANK", "0") == "0":
         stream = sys.stdout if in_notebook() and not is_warning else sys.stderr
@@ -183,7 +183,8 @@ def _transformers_logging() -> Any:
 @contextmanager
 def _restored_modules() -> Iterator[None]:
     """Restore `sys.path`, and unload `kernels`, which transformers and bitsandbytes must not import for artel."""
-    path, has_kernels = list(sys.path), "kernels" in sys.modules
+    path = list(sys.path)
+    has_kernels = "kernels" in sys.modules
     try:
         yield
     finally:

@@ -62,13 +62,13 @@ class Run:
 
         Raise InputError if the file is damaged.
         """
-        return table(_make_columns(self._curves()), _dataframe_library())
+        return table(_make_columns(self._read_curves()), _dataframe_library())
 
     @property
     def ledger(self) -> dict[str, Any]:
         """Counts of documents (`documents` read, kept, and dropped by reason; the same by `sets`), and `tokens` and
         `bytes` of the `parts`, train and validation. Raise InputError before the text is prepared."""
-        return _parse(self._read_file(self._files.ledger, "artel.prepare(run)"), self._files.ledger)
+        return _parse_object(self._read_file(self._files.ledger, "artel.prepare(run)"), self._files.ledger)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class Run:
             return []
         # The last line may be being written.
         complete_lines = self._read_file(self._files.samples, "").rpartition(b"\n")[0].splitlines()
-        return [_parse(line, self._files.samples) for line in complete_lines]
+        return [_parse_object(line, self._files.samples) for line in complete_lines]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -113,14 +113,14 @@ class Run:
 
     def _summary_rows(self) -> list[tuple[str, str]]:
         """Return the rows of the table that a notebook shows."""
-        curves = self._curves()
+        curves = self._read_curves()
         state = "complete" if self._files.is_complete else "not complete"
         metrics = {name: value for name, value in curves.newest.items() if name != "step"}
         metrics |= {f"validation {name}": value for name, value in curves.newest_validation.items()}
         metric_rows = [(name.replace("_", " "), _format_value(value)) for name, value in metrics.items()]
         return [("steps", f"{curves.step:,} ({state})"), *metric_rows]
 
-    def _curves(self) -> Curves:
+    def _read_curves(self) -> Curves:
         """Return all points of metrics.jsonl, by metric."""
         from artel.reports.curves import CurveReader
 
@@ -136,7 +136,7 @@ class Run:
             raise InputError.at(str(file), f"cannot be read: {error.strerror}", "it must be a file") from None
 
 
-def _parse(content: bytes, file: Path) -> dict[str, Any]:
+def _parse_object(content: bytes, file: Path) -> dict[str, Any]:
     try:
         value = orjson.loads(content)
         if isinstance(value, dict):
@@ -180,7 +180,7 @@ def table(columns: dict[str, Any], library: str | None) -> Any:
 
 
 def _dataframe_library() -> str | None:
-    """Return the DataFrame library: an imported one, else an installed one, pandas first."""
+    """Return an imported DataFrame library, or else an installed one. Prefer pandas."""
     installed = [name for name in ("pandas", "polars") if find_spec(name) is not None]
     return next(iter([*(name for name in installed if name in sys.modules), *installed]), None)
 

@@ -26,7 +26,7 @@ OverridesLike = Mapping[str, Any] | Sequence[str] | None
 """Overrides: a dict of dotted keys, or strings as on the command line (`["train.steps=3"]`)."""
 
 _DEFAULT_NAME = "run"
-"""Default run name: without file and folder, the run goes to runs/run, as if its file were run.yaml."""
+"""Name of a run without a file. Its default folder is runs/run, as if the file were run.yaml."""
 _SOURCES = ("data", "sources")
 
 Key = tuple[Any, ...]
@@ -108,7 +108,7 @@ class _PlainValueReader:
         self._ancestors: list[int] = []
 
     def read(self, value: Any, key: Key) -> Any:
-        """Return the plain value. Omits unset fields of a pydantic object, so that they stay `auto`."""
+        """Return the plain value. Omit unset fields of a pydantic object, which stay `auto`."""
         if isinstance(value, BaseModel):
             return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if key[:2] == _SOURCES and len(key) <= 3 and is_table(value):

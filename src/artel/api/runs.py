@@ -75,7 +75,8 @@ def train(
     from artel.launching.start_run import StartOptions, start_run
 
     options = StartOptions(nproc=nproc, restart=restart, force=force)
-    file, changes = as_run_file(run), as_overrides(overrides, settings=settings)
+    file = as_run_file(run)
+    changes = as_overrides(overrides, settings=settings)
     start_run(file, changes, options, callbacks)
     return Run(file.run(changes).run)
 

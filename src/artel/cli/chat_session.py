@@ -276,7 +276,7 @@ def line_editor(commands: Sequence[str], settings: Sequence[str]) -> Iterator[No
             readline.read_history_file(history)
     readline.set_history_length(_HISTORY_LINES)
     readline.set_completer_delims(" ")
-    readline.set_completer(_completer(readline, commands, settings))
+    readline.set_completer(_make_completer(readline, commands, settings))
     is_libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
     try:
@@ -289,7 +289,7 @@ def line_editor(commands: Sequence[str], settings: Sequence[str]) -> Iterator[No
                 readline.write_history_file(history)
 
 
-def _completer(
+def _make_completer(
     readline: ModuleType, commands: Sequence[str], settings: Sequence[str]
 ) -> Callable[[str, int], str | None]:
     def complete(word: str, index: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Shared by the commands: arguments, messages on standard error, results as JSON on standard output."""
+"""Arguments shared by the commands, and their output: messages on standard error, JSON on standard output."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _describe_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str,
 
 
 def _describe_names(schema: dict[str, Any]) -> str:
-    """Return a line with the names that a key accepts, by its JSON schema; empty if it accepts other values."""
+    """Return a line with the names that a key accepts. Empty if its JSON schema allows other values."""
     for alternative in (schema, *schema.get("anyOf", ())):
         if names := alternative.get("enum") or alternative.get("items", {}).get("enum"):
             quantifier = "Any of" if isinstance(schema.get("default"), list) else "One of"

@@ -258,7 +258,7 @@ def _generate_file(
 
     prompts = read_prompts(prompts_file)
     with Results.open(out, prompts, {"model": name, "weights": weights_checksum(name)} | settings) as results:
-        answered_before = results.count
+        answered_before = results.result_count
         if answered_before:
             print_status(f"{answered_before:,} of {len(prompts):,} prompts are already answered in {out}")
         token_count = 0
@@ -270,7 +270,7 @@ def _generate_file(
                 for result in new_results:
                     results.add(result)
                     token_count += result.get("tokens", 0)
-                    progress.show(results.count, token_count)
+                    progress.show(results.result_count, token_count)
         seconds = time.monotonic() - started
     if as_json:
         counts = {

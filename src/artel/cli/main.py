@@ -100,7 +100,7 @@ def _reject_run_file_key(option: str, arguments: list[str]) -> None:
 
 
 def _is_weak_match(name: str, dotted: str) -> bool:
-    """True if an option without dots only resembles a key, so that it may be a mistyped option instead."""
+    """True if an option without dots only resembles a key. It may then be a mistyped option."""
     from artel.config.other_names import OTHER_NAMES
 
     key = name.lower().replace("-", "_")

@@ -97,7 +97,7 @@ def _show_in_terminal(folder: str) -> dict[str, Any]:
 
 
 def _read_details_file(file: Path) -> dict[str, Any]:
-    """Return the content of RUN/validation.json; empty if it is missing or unreadable."""
+    """Return the content of RUN/validation.json. Empty if it is missing or unreadable."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):

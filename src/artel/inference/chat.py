@@ -275,7 +275,7 @@ class ChatSession:
         history = start_at_message(earlier[-self.settings.history :] if self.settings.history else [])
         if exchange.results and not history:  # results belong to the message that led to the calls
             history = start_at_message(earlier, last=True)
-        ids = self._encode([*history, exchange])
+        ids = self._encode_prompt([*history, exchange])
         if self._window is None:
             return ids
         # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
@@ -285,7 +285,7 @@ class ChatSession:
             if exchange.results and not shorter:
                 break
             history = shorter
-            ids = self._encode([*history, exchange])
+            ids = self._encode_prompt([*history, exchange])
         if len(ids) >= self._window:
             message = f"with it the prompt is {len(ids):,} tokens, but the model accepts {self._window:,}"
             raise InputError.at("message", message, "shorten it, or the system message")
@@ -295,7 +295,7 @@ class ChatSession:
             logger.info("%s; earlier exchanges dropped: %s of %s, the oldest first", reason, dropped, available)
         return ids
 
-    def _encode(self, exchanges: list[Exchange]) -> list[int]:
+    def _encode_prompt(self, exchanges: list[Exchange]) -> list[int]:
         """Return the ids of a prompt. The last exchange has no answer yet."""
         try:
             messages = self._make_messages(exchanges, self._tool_style)[:-1]

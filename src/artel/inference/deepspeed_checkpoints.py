@@ -113,7 +113,8 @@ def write_first_checkpoint(run: RunConfig, prepared: PreparedText, folder: Path)
     """
     saved = ZeroCheckpoint.read(folder)
     state, step = saved.adam()
-    opened, store = open_fresh(run, prepared), prepared.open()
+    opened = open_fresh(run, prepared)
+    store = prepared.open()
     steps = run_length(run, opened.objective.dataset(store.train), store.train).steps
     if steps is not None and step >= steps:
         message = f"was saved at step {step:,}, but this run ends after {steps:,}"
@@ -236,17 +237,17 @@ def write_universal(run: RunConfig, prepared: PreparedText, checkpoint: Path, fo
             parameter_folder = zero / name
             parameter_folder.mkdir(parents=True)
             for key, tensor in tensors.items():
-                _save({"param": tensor}, parameter_folder / f"{key}.pt")
-            _save(step_count, parameter_folder / "step.pt")
+                _save_file({"param": tensor}, parameter_folder / f"{key}.pt")
+            _save_file(step_count, parameter_folder / "step.pt")
         # ZeRO stages 1 and 2 pair these groups with theirs, so there must be enough. Stage 3 reads the first.
         shared = {
             "param_groups": groups * parameter_count,
             "ds_version": _DEEPSPEED_VERSION,
             "optimizer_state_dict": {"state": {0: {"step": step_count}}, "param_groups": groups},
         }
-        _save(shared, zero / "optimizer_state.pt")
+        _save_file(shared, zero / "optimizer_state.pt")
         for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
-            _save(counts, step_folder / name)
+            _save_file(counts, step_folder / name)
         (folder / "latest_universal").write_text(step_folder.name, encoding="utf-8")
 
 
@@ -270,7 +271,8 @@ def _read_parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Te
 
 def _next_learning_rate(run: RunConfig, prepared: PreparedText, progress: Progress) -> float:
     """Return the learning rate of the next step."""
-    objective, store = build_objective(run, prepared.tokenizer()), prepared.open()
+    objective = build_objective(run, prepared.tokenizer())
+    store = prepared.open()
     steps = run_length(run, objective.dataset(store.train), store.train).steps
     if steps is None:
         return run.train.learning_rate * rate_by_time(run.train, progress.step, progress.share, progress.warmup)
@@ -282,6 +284,6 @@ def _scheduler_state(step: int) -> dict[str, Any]:
     return {"last_batch_iteration": step - 1, "last_epoch": step, "_step_count": step + 1, "lr_lambdas": []}
 
 
-def _save(content: Any, file: Path) -> None:
+def _save_file(content: Any, file: Path) -> None:
     with file.open("wb") as out:  # makes a full disk an OSError
         torch.save(content, out)

@@ -32,7 +32,7 @@ from artel.training.evaluation import ProgressMessages, Validation, micro_batch_
 from artel.training.teacher import set_cached_outputs, set_teacher
 
 _DEFAULT_BLOCK = 1024
-"""Default block size: large, so that few tokens have little context, but small enough for a laptop."""
+"""Default block size. Large enough that few tokens have little context, and small enough for a laptop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _values_from_training(opened: OpenedModel, run: RunConfig) -> dict[str, Any]
 
 
 def _can_evaluate(opened: OpenedModel, objective: type[Objective]) -> bool:
-    """True if an objective can evaluate a model that artel did not train: a causal model may also answer questions."""
+    """True if an objective can evaluate a model that artel did not train. A causal model may also answer questions."""
     return opened.run is None and objective.is_per_token and objective.auto_class == opened.objective.auto_class
 
 

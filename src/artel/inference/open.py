@@ -44,7 +44,7 @@ class OpenedModel:
     objective: Objective
     """The objective of its run, or the one that fits its head."""
     run: RunConfig | None = None
-    """The run that trained it; None if artel did not train it."""
+    """The run that trained it, or None if artel did not train it."""
 
     @property
     def decoding(self) -> Decoding:
@@ -122,7 +122,7 @@ def _open_by_name(name: str) -> OpenedModel:
 
 
 def check_was_trained(folder: RunFolder) -> None:
-    """Raise InputError if the run has no weights: it was never trained, or they were removed."""
+    """Raise InputError if the run was never trained, or its weights were removed."""
     name = str(folder.path)
     if folder.result.is_file():
         fix = "restore them, or train it with --restart"
@@ -182,7 +182,8 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
 
 def _limit_block(objective: Objective, model: PreTrainedModel) -> Objective:
     """Return the objective with `data.block` limited to the model's positions."""
-    run, limit = objective.config, position_limit(model)
+    run = objective.config
+    limit = position_limit(model)
     if limit is None or limit >= run.data.block:
         return objective
     data = run.data.model_copy(update={"block": limit})

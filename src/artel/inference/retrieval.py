@@ -243,7 +243,7 @@ class Corpus:
     """For each query: {index of a document: relevance, above 0}. Indices beyond the documents stand for missing
     documents, which are never found."""
     self_documents: dict[int, int]
-    """{query index: index of the document that is the query itself, which is not searched}."""
+    """{query index: index of the document that is the query itself, which the query does not search}."""
 
 
 def evaluate_on_corpus(opened: OpenedModel, corpus: str, data: str | None) -> EvaluationResult:

@@ -73,7 +73,7 @@ class Curves:
 
     @property
     def step(self) -> int:
-        """The newest logged step; 0 before the first."""
+        """The newest logged step, or 0 before the first."""
         return max(line.get("step", 0) for line in (self.newest, self.validation_line, self.tasks_line))
 
 

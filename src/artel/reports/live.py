@@ -113,7 +113,8 @@ class LiveReport:
             new_state = [_list_file_states(folder) for folder in self._folders]
             if new_state == old_state and unread_seconds < _READ_SECONDS:
                 continue
-            old_state, unread_seconds = new_state, 0.0
+            old_state = new_state
+            unread_seconds = 0.0
             self._update()
 
     def _update(self) -> None:

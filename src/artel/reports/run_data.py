@@ -286,7 +286,7 @@ class _FileReader:
             return None
 
     def read_bytes(self, file: Path, max_lines: int | None = None) -> bytes:
-        """Return the bytes of a file or of its first lines; empty if it does not exist."""
+        """Return the bytes of a file or of its first lines. Empty if it does not exist."""
         try:
             check_regular(file)
             if max_lines is None:

@@ -163,7 +163,7 @@ def format_metrics(run: RunData) -> list[str]:
 
 
 class _LinePrinter:
-    """Without a terminal: prints a line when something has changed, at most every ten seconds."""
+    """Prints a line when something has changed, at most every ten seconds. For output that is not a terminal."""
 
     def __init__(self, console: Console, seconds: float = _LINE_SECONDS) -> None:
         self._console, self._seconds = console, seconds

@@ -102,7 +102,7 @@ def _check_prompt_types(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
 
 
 def _make_generation_prompts(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[GenerationPrompt] | None:
-    """Return the token ids to continue for each prompt; None if the model does not continue text."""
+    """Return the token ids to continue for each prompt, or None if the model does not continue text."""
     template = opened.chat_template() if any(prompt.messages for prompt in prompts) else None
     end = None if template is None else opened.turn_end(template)
     generation_prompts, problems = [], []

@@ -158,15 +158,14 @@ def _get_text(fields: dict[str, Any], name: str, path: str = "") -> str:
 
 _OUT = "--out"
 _CHECKSUM_BYTES = 2**16
-"""Bytes to read of each weight file: training changes all weights."""
+"""Bytes read from the end of each weight file. A part is enough, since training changes all weights."""
 
 
 class Results:
     """An open file of results."""
 
-    def __init__(self, file: BinaryIO, path: Path, count: int) -> None:
-        self.count = count
-        """Number of results in the file."""
+    def __init__(self, file: BinaryIO, path: Path, result_count: int) -> None:
+        self.result_count = result_count
         self._file, self._path = file, path
 
     def add(self, result: dict[str, Any]) -> None:
@@ -174,7 +173,7 @@ class Results:
         with disk_errors(self._path.parent):
             self._file.write(json.dumps(result, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
             self._file.flush()
-        self.count += 1
+        self.result_count += 1
 
     @classmethod
     @contextmanager
@@ -187,19 +186,19 @@ class Results:
         settings_file = path.with_name(f"{path.name}.settings.json")
         with lock(path.with_name(f".{path.name}.lock"), wait=False, keep=False):
             check_regular(path)
-            count = 0
+            result_count = 0
             if path.exists():
                 _check_settings(name, path, settings_file, settings)
-                count = _resume_file(name, path, prompts)
+                result_count = _resume_file(name, path, prompts)
             else:
                 write_file(settings_file, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
             with disk_errors(path.parent), path.open("ab") as file:
-                results = cls(file, path, count)
+                results = cls(file, path, result_count)
                 try:
                     yield results
                 finally:
                     os.fsync(file.fileno())
-                    if not results.count:  # for example if the model was not found
+                    if not results.result_count:  # for example if the model was not found
                         path.unlink(missing_ok=True)
                         settings_file.unlink(missing_ok=True)
 
@@ -272,7 +271,7 @@ def weights_checksum(name: str) -> str:
 
 
 def _parse_result(line: bytes) -> dict[str, Any] | None:
-    """Return the result in a line; None if the process was killed while it wrote the line."""
+    """Return the result in a line, or None if the process was killed while it wrote the line."""
     try:
         result = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

@@ -21,7 +21,7 @@ class Exporter(Protocol):
         """
 
     def write(self, model: Path, folder: Path) -> None:
-        """Convert the Hugging Face folder `model`, a temporary copy, and write into `folder`. Raise WorkError."""
+        """Convert the Hugging Face folder `model`, a temporary copy, into `folder`. Raise WorkError if a tool fails."""
 
 
 def open_exporter(exporter: str, name: str, settings: Mapping[str, Any]) -> Exporter:

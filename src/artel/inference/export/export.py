@@ -81,7 +81,7 @@ def export(
         if merge:
             logger.info("merging: base model in float32")
             adapter = source if isinstance(source, Path) else _write_source(source, scratch / "adapter")
-            exported = replace(exported, **_merge(adapter, run, model))
+            exported = replace(exported, **_merge_adapter(adapter, run, model))
         else:
             _write_source(source, model)
         if exporter is not None:
@@ -150,7 +150,7 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
     return folder
 
 
-def _merge(folder: Path, run: RunConfig | None, target: Path) -> dict[str, str]:
+def _merge_adapter(folder: Path, run: RunConfig | None, target: Path) -> dict[str, str]:
     """Merge an adapter into its base model, and write it in the base's dtypes. Return fields of `ExportedModel`."""
     adapter = read_adapter(str(folder))
     assert adapter is not None

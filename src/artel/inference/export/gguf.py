@@ -143,7 +143,7 @@ def _run_program(program: Path, command: list[str]) -> None:
 
 
 def _find_pre_tokenizer(tokenizer: Tokenizer) -> str | None:
-    """Return llama.cpp's name for GPT-2's pre-tokenizer, which artel's trained tokenizers have; None for others."""
+    """Return llama.cpp's name of the pre-tokenizer if it is GPT-2's, as in tokenizers that artel trains, or None."""
     state = json.loads(tokenizer.hf.backend_tokenizer.to_str())
     splitter = state["pre_tokenizer"] or {}
     is_gpt2 = state["model"]["type"] == "BPE" and not state["normalizer"] and splitter.get("type") == "ByteLevel"

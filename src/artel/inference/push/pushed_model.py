@@ -46,7 +46,7 @@ class PushOptions:
     step: str = ""
     """Checkpoint to push instead of the final model: the number of its step, latest or best."""
     revision: str = ""
-    """The branch; by default main, or step-N for a checkpoint."""
+    """The branch. By default main, or step-N for a checkpoint."""
     license: str = ""
     """The model's license, as the hub names it: apache-2.0."""
     languages: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ def _find_checkpoint(folder: RunFolder, step: str) -> Path:
 
 
 def _hub_id(name: str | None) -> str:
-    """Return the base model's hub id; empty for a folder."""
+    """Return the base model's hub id. Empty for a folder."""
     if not name or Path(name).exists() or name.count("/") != 1:
         return ""
     return name if is_repo_id(name) else ""

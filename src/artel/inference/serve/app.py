@@ -90,7 +90,7 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     weights = MappedFiles()
 
     def check_weights() -> None:
-        """Raise ApiError 503 if a weight file was overwritten: answers would mix old and new weights."""
+        """Raise ApiError 503 if a weight file was overwritten, since answers would mix old and new weights."""
         if overwritten := weights.find_overwritten():
             reason = f"{', '.join(overwritten)} was overwritten while the server was running: restart the server"
             models[0].log_once(reason)
@@ -123,12 +123,12 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        served = find_model(body.model, _generates, "continue conversations")
+        served = find_model(body.model, lambda served: served.generates, "continue conversations")
         return await respond_with(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request) -> Response:
-        served = find_model(body.model, _generates, "continue conversations")
+        served = find_model(body.model, lambda served: served.generates, "continue conversations")
         return await respond_with(Responses(served, body, metrics, limits.seconds), body.stream, request)
 
     @app.post("/v1/embeddings")
@@ -214,10 +214,6 @@ def _describe_uses(served: ServedModel) -> str:
     """Return a clause about the model's task and endpoints."""
     does = served.opened.objective.presentation.does
     return (does and f": it {does}") + f"; use {' or '.join(served.endpoints)}"
-
-
-def _generates(served: ServedModel) -> bool:
-    return served.generates
 
 
 class _ClientDisconnected(Exception):

@@ -96,9 +96,9 @@ class _Symbols:
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
     def encode(self, text: str) -> str:
-        return " ".join(map(self._symbol, filter(None, self._split.split(text)))) or '""'
+        return " ".join(map(self._encode_symbol, filter(None, self._split.split(text)))) or '""'
 
-    def _symbol(self, text: str) -> str:
+    def _encode_symbol(self, text: str) -> str:
         if text == NUMBER:
             return "/[0-9]{1,3}/"
         return f"<[{self._ids[text]}]>" if text in self._ids else json.dumps(text, ensure_ascii=False)
@@ -114,7 +114,8 @@ def _call_rules(
     yield f"calls: call {more_calls} {symbols.encode(form.suffix)}"
     yield f"call: {' | '.join(f'call{index}' for index in range(len(functions)))}"
     for index, (function, strict) in enumerate(functions):
-        rule, name = f"call{index}", symbols.encode(function["name"])
+        rule = f"call{index}"
+        name = symbols.encode(function["name"])
         if form.tags is None:
             schema = _arguments_schema(function) if strict else {"type": "object"}
             yield f"{rule}: {name} {symbols.encode(form.after_name)} {rule}_arguments"

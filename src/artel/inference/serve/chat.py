@@ -174,7 +174,7 @@ class ChatCompletions(RequestAnswers):
         text, finish = "", None
         call_deltas: list[dict[str, Any]] = []
         tokens: list[Token] = []
-        async for delta in self._chat_deltas(index):
+        async for delta in self._iterate_chat_deltas(index):
             text += delta.text
             call_deltas += delta.calls
             tokens += delta.tokens
@@ -183,24 +183,24 @@ class ChatCompletions(RequestAnswers):
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls
-        logprobs = await self._served.work(partial(self._logprobs, tokens))
+        logprobs = await self._served.work(partial(self._format_logprobs, tokens))
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
     async def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         content = None if self._constrained is not None and self._constrained.must_call else ""
         yield self._make_chunk(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
-        async for delta in self._chat_deltas(index):
+        async for delta in self._iterate_chat_deltas(index):
             fields: dict[str, Any] = {"content": delta.text} if delta.text else {}
             if delta.calls:
                 fields["tool_calls"] = delta.calls
             if fields or delta.finish_reason or delta.tokens:
                 yield self._make_chunk(index, fields, delta.finish_reason, delta.tokens)
 
-    async def _chat_deltas(self, index: int) -> AsyncGenerator[_ChatDelta, None]:
+    async def _iterate_chat_deltas(self, index: int) -> AsyncGenerator[_ChatDelta, None]:
         """Yield an answer as it is generated, with text and calls separated."""
         reader = self._make_reader()
         has_text = False
-        async with aclosing(self._deltas(index)) as deltas:
+        async with aclosing(self._iterate_deltas(index)) as deltas:
             async for delta in deltas:
                 text = delta.text
                 finish: str | None = delta.finish_reason
@@ -221,27 +221,27 @@ class ChatCompletions(RequestAnswers):
         return FreeCalls(self._tools, limit) if self._tools else None
 
     def _make_chunk(self, index: int, delta: dict[str, Any], finish: str | None, tokens: list[Token]) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+        return {"index": index, "delta": delta, "logprobs": self._format_logprobs(tokens), "finish_reason": finish}
 
-    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
+    def _format_logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
         if not self._request.logprobs:
             return None
         return {
             "content": [
-                self._logprob(token.id, token.logprob)
-                | {"top_logprobs": [self._logprob(candidate, logprob) for candidate, logprob in token.top]}
+                self._format_logprob(token.id, token.logprob)
+                | {"top_logprobs": [self._format_logprob(candidate, logprob) for candidate, logprob in token.top]}
                 for token in tokens
             ],
             "refusal": None,
         }
 
-    def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
+    def _format_logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
         text = self._served.token_text(token)
         return {"token": text, "logprob": logprob, "bytes": list(self._served.token_bytes(token))}
 
 
 def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
-    """Return the JSON schema of the answer; None for free text."""
+    """Return the JSON schema of the answer, or None for free text."""
     answer_format = body.response_format
     if isinstance(answer_format, JsonSchemaFormat):
         return answer_format.json_schema.schema_ or ANY_OBJECT
@@ -292,7 +292,7 @@ class Responses(ChatCompletions):
                 yield named_event(event_type, response=self._response_object("in_progress", []))
             yield named_event("response.output_item.added", **item, item=self._make_message("in_progress", []))
             yield named_event("response.content_part.added", **content_part, part=_make_text_part(""))
-            async with aclosing(self._chat_deltas(0)) as deltas:
+            async with aclosing(self._iterate_chat_deltas(0)) as deltas:
                 async for delta in deltas:
                     text += delta.text
                     finish = delta.finish_reason

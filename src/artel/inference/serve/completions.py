@@ -1,4 +1,4 @@
-"""/v1/completions, and the base of all generated answers: answers in progress, full responses, streams of events."""
+"""/v1/completions, and the base class of all endpoints that generate text token by token."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class RequestAnswers(ABC):
         except ApiError as error:
             yield event(error.body())
 
-    async def _deltas(self, index: int) -> AsyncGenerator[Delta, None]:
+    async def _iterate_deltas(self, index: int) -> AsyncGenerator[Delta, None]:
         answers_per_prompt = self._body.n or 1
         prompt = self._prompts[index // answers_per_prompt]
         seed_offset = index % answers_per_prompt
@@ -246,7 +246,7 @@ class RequestAnswers(ABC):
 
     async def _full_answer(self, index: int) -> tuple[str, list[Token], str | None]:
         """Return an answer's text, tokens and finish reason."""
-        deltas = [delta async for delta in self._deltas(index)]
+        deltas = [delta async for delta in self._iterate_deltas(index)]
         tokens = [token for delta in deltas for token in delta.tokens]
         return "".join(delta.text for delta in deltas), tokens, deltas[-1].finish_reason
 
@@ -302,19 +302,21 @@ class Completions(RequestAnswers):
             self.usage.completion_tokens -= len(prompt.forced)
             text = self._served.token_text(prompt.ids[0]) + text
             tokens = [Token(prompt.ids[0]), *tokens]
-        logprobs = await self._served.work(partial(self._logprobs, tokens, 0))
+        logprobs = await self._served.work(partial(self._format_logprobs, tokens, 0))
         return self._make_choice(index, text, finish, logprobs)
 
     async def chunks(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         text_length = 0
-        async for delta in self._deltas(index):
-            yield self._make_choice(index, delta.text, delta.finish_reason, self._logprobs(delta.tokens, text_length))
+        async for delta in self._iterate_deltas(index):
+            yield self._make_choice(
+                index, delta.text, delta.finish_reason, self._format_logprobs(delta.tokens, text_length)
+            )
             text_length += len(delta.text)
 
     def _make_choice(self, index: int, text: str, finish: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, tokens: list[Token], offset: int) -> dict[str, Any] | None:
+    def _format_logprobs(self, tokens: list[Token], offset: int) -> dict[str, Any] | None:
         if self._request.logprobs is None:
             return None
         offsets = []

@@ -189,7 +189,7 @@ class AllowedTools(Body):
 
 
 class AllowedToolChoice(Body):
-    """Allows calls of some of `tools`. The prompt contains all of them, so that its prefix stays the same."""
+    """Allows calls of some of `tools`. The prompt lists all of them, which keeps its prefix the same."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -229,7 +229,7 @@ class ChatRequest(SamplingBody):
     parallel_tool_calls: bool | None = None
 
 
-def _unsupported(fix: str, *without_effect: Any) -> BeforeValidator:
+def _accept_only(fix: str, *without_effect: Any) -> BeforeValidator:
     """Accept only values without effect, and refuse others with `fix`."""
 
     def check(value: Any) -> None:
@@ -271,11 +271,11 @@ class ResponsesSchema(JsonSchema):
 
 class ResponsesText(Body):
     format: Annotated[TextFormat | JsonFormat | ResponsesSchema, Field(discriminator="type")] | None = None
-    verbosity: Annotated[None, _unsupported("remove it", "medium")] = None
+    verbosity: Annotated[None, _accept_only("remove it", "medium")] = None
 
     @property
     def chat_format(self) -> JsonFormat | JsonSchemaFormat | None:
-        """The equivalent `response_format` of a chat; None for free text."""
+        """The equivalent `response_format` of a chat, or None for free text."""
         if isinstance(self.format, ResponsesSchema):
             return JsonSchemaFormat.model_construct(type="json_schema", json_schema=self.format)
         return self.format if isinstance(self.format, JsonFormat) else None
@@ -288,19 +288,19 @@ class ResponsesRequest(SamplingBody):
     instructions: Text | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
     n: Literal[1] | None = None
-    tools: Annotated[None, _unsupported(_IN_CHAT, [])] = None
-    tool_choice: Annotated[None, _unsupported(_IN_CHAT, "auto", "none")] = None
+    tools: Annotated[None, _accept_only(_IN_CHAT, [])] = None
+    tool_choice: Annotated[None, _accept_only(_IN_CHAT, "auto", "none")] = None
     text: ResponsesText | None = None
-    top_logprobs: Annotated[None, _unsupported(_IN_CHAT, 0)] = None
+    top_logprobs: Annotated[None, _accept_only(_IN_CHAT, 0)] = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    previous_response_id: Annotated[None, _unsupported(_NO_MEMORY)] = None
-    conversation: Annotated[None, _unsupported(_NO_MEMORY)] = None
-    background: Annotated[None, _unsupported("remove it", False)] = None
-    include: Annotated[None, _unsupported("remove it", [])] = None
-    prompt: Annotated[None, _unsupported("put the text in input and instructions")] = None
-    reasoning: Annotated[None, _unsupported("remove it", {})] = None
-    truncation: Annotated[None, _unsupported("remove it", "disabled")] = None
+    previous_response_id: Annotated[None, _accept_only(_NO_MEMORY)] = None
+    conversation: Annotated[None, _accept_only(_NO_MEMORY)] = None
+    background: Annotated[None, _accept_only("remove it", False)] = None
+    include: Annotated[None, _accept_only("remove it", [])] = None
+    prompt: Annotated[None, _accept_only("put the text in input and instructions")] = None
+    reasoning: Annotated[None, _accept_only("remove it", {})] = None
+    truncation: Annotated[None, _accept_only("remove it", "disabled")] = None
 
     def as_chat(self) -> ChatRequest:
         """Return the equivalent chat request."""

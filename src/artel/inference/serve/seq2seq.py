@@ -89,7 +89,7 @@ class Seq2SeqCompletions:
             try:
                 for index, item in enumerate(self._inputs):
                     if client_connected:
-                        self._generate(index, item, put)
+                        self._generate_text(index, item, put)
             finally:
                 put(None)
 
@@ -101,7 +101,7 @@ class Seq2SeqCompletions:
         finally:
             client_connected = False  # start no further text after the client disconnects
 
-    def _generate(self, index: int, item: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
+    def _generate_text(self, index: int, item: dict[str, Any], put: Callable[[dict[str, Any]], None]) -> None:
         """Generate one text, and `put` its chunks. Raise ApiError if its prompt is too long."""
         sent_text = ""
 

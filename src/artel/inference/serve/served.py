@@ -88,7 +88,7 @@ class ServedModel:
 
     @property
     def call_form(self) -> CallForm | None:
-        """The form of forced calls, found at first use; None if calls cannot be forced."""
+        """The form of forced calls, found at first use, or None if calls cannot be forced."""
         if not self._call_form and self.tool_style is not None:
             form = find_call_form(self.opened.tokenizer, self.template, self.tool_style, self.turn_end)
             self._call_form.append(form)

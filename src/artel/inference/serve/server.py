@@ -1,4 +1,4 @@
-"""`artel serve`: opens the models, listens, and on SIGTERM finishes running answers. Or becomes vLLM's server."""
+"""`artel serve`: opens and serves models, or starts vLLM's server. On SIGTERM, running answers are finished first."""
 
 from __future__ import annotations
 

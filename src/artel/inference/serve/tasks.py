@@ -49,7 +49,7 @@ def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
         "object": "list",
         "model": served.name,
         "data": [
-            {"object": "embedding", "index": index, "embedding": _encode(vector, body.encoding_format)}
+            {"object": "embedding", "index": index, "embedding": _encode_vector(vector, body.encoding_format)}
             for index, vector in enumerate(vectors)
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -107,7 +107,7 @@ def _compute_mean_vectors(served: ServedModel, rows: list[list[int]]) -> np.ndar
     return torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
 
 
-def _encode(vector: np.ndarray, encoding: str | None) -> list[float] | str:
+def _encode_vector(vector: np.ndarray, encoding: str | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(value) for value in vector]

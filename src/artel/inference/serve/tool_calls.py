@@ -95,7 +95,7 @@ def _make_constraint(
 
 
 def _parse_tool_choice(body: ChatRequest) -> tuple[bool, set[str] | None]:
-    """Return (True if the answer must be calls, names of the allowed functions; None for all)."""
+    """Return True if the answer must be calls, and the names of the allowed functions (None: all)."""
     choice = body.tool_choice
     if isinstance(choice, NamedTool):
         return True, {choice.function.name}
@@ -231,7 +231,7 @@ class _ObjectEndFinder:
         self._in_string = self._escaped = False
 
     def find(self, chunk: str) -> int | None:
-        """Return the end of the object in the chunk, exclusive; None if it does not end there."""
+        """Return the end of the object in the chunk, exclusive, or None if it does not end there."""
         for index, character in enumerate(chunk):
             if self._in_string:
                 self._in_string = self._escaped or character != '"'

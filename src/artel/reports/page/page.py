@@ -74,7 +74,7 @@ class Page:
             "plots": report.plots,
         }
         plotly, script = _read_plotly(), _read_template("report.js")
-        return _templates().get_template("report.html").render(
+        return _template_environment().get_template("report.html").render(
             language=self._language.name,
             w=SimpleNamespace(**self._language.words),
             title=f"{', '.join(report.names)} · artel",
@@ -152,7 +152,7 @@ class _Report:
             ],
         }
         names = ["head", "curves", *(name for name in _SECTIONS if self._has_content(name))]
-        rendered = {name: _templates().get_template(f"{name}.html").render(context) for name in names}
+        rendered = {name: _template_environment().get_template(f"{name}.html").render(context) for name in names}
         return dict.fromkeys(("head", "curves", *_SECTIONS), "") | rendered
 
     def _has_content(self, section: str) -> bool:
@@ -193,7 +193,7 @@ def _to_script_json(data: dict[str, Any]) -> str:
 
 
 @cache
-def _templates() -> Environment:
+def _template_environment() -> Environment:
     return Environment(loader=PackageLoader("artel.reports.page"), autoescape=True, undefined=StrictUndefined)
 
 

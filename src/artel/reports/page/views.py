@@ -279,7 +279,8 @@ def plan_table(run: RunData, language: Language) -> Table | None:
         return None
     measured = plan.get("measured") or {}
     chosen = run.starts[-1].chosen if run.starts else {}
-    elapsed, newest = run.elapsed_seconds, run.curves.newest
+    elapsed = run.elapsed_seconds
+    newest = run.curves.newest
     is_complete = run.status.state == "complete"
     per_rank = plan.get("per_rank_gib") or {}
     rows = [
