@@ -90,7 +90,7 @@ class Run:
     def plot(self) -> Figure:
         """Return a plotly figure with a plot over steps for each metric, as in the report.
 
-        Notebooks display it; save or change it with plotly's `write_html`, `write_image` and `update_layout`. Needs the
+        Notebooks display it. Save or change it with plotly's `write_html`, `write_image` and `update_layout`. Needs the
         extra `report`. `artel report` shows more, in a browser.
 
         Raise InputError if plotly is not installed, nothing is logged yet, or a file of the run is damaged.

@@ -316,7 +316,7 @@ def completions(text_before: str, word: str, commands: Sequence[str], settings: 
 def _match_files(text_before: str, word: str) -> list[str]:
     """Return matching files and folders. In a name with spaces, `text_before` has all words but the last."""
     folder, name = os.path.split(text_before + word)
-    # Only the last word is replaced: keep its folders, and omit the words of the name before it.
+    # Only the last word is replaced. Keep its folders, and omit the name's earlier words.
     folders, skipped_chars = (word[: word.rindex("/") + 1], 0) if "/" in word else ("", len(name) - len(word))
     with suppress(OSError, RuntimeError):  # no such folder or home folder
         entries = sorted(Path(folder or ".").expanduser().iterdir())

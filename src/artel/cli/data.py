@@ -39,7 +39,7 @@ def show(
 ) -> None:
     """Print samples as the model reads them, including special tokens: blocks of text, conversations, questions.
 
-    Trained tokens are green, or between ⟦ and ⟧ if the output is not a terminal; ⟦<mask>→word⟧ is a masked token with
+    Trained tokens are green, or between ⟦ and ⟧ if the output is not a terminal. ⟦<mask>→word⟧ is a masked token with
     its target. For a conversation, the number of trained turns is printed, and whether their end tokens are trained.
     For a token store, documents are printed as stored.
 

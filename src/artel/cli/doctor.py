@@ -44,7 +44,7 @@ def doctor(
     config = load_run(name, Overrides.parse(overrides)) if name else None
     variables = dict(os.environ)  # a copy, before artel adds variables
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch creates this folder on import; the current one exists
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch creates this folder on import
     quiet_libraries()
     from artel.diagnostics.doctor import examine
 

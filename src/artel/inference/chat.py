@@ -233,7 +233,7 @@ class ChatSession:
                 break
             except EngineError as error:
                 raise WorkError.at(self._name, f"the model failed: {error}") from None
-            # Whitespace around an answer belongs to the template: after `Assistant:` the model generates the space that
+            # Whitespace around an answer belongs to the template. After `Assistant:` the model generates the space that
             # the template writes before an answer in the history.
             text = chunk.rstrip() if exchange.answer else chunk.strip()
             trailing_space = chunk[len(chunk.rstrip()) :]
@@ -278,7 +278,7 @@ class ChatSession:
         ids = self._encode_prompt([*history, exchange])
         if self._window is None:
             return ids
-        # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
+        # Reserve room for an answer, but at most half of the window, since a small model would have no history.
         max_prompt = max(self._window - self.settings.new_tokens, self._window // 2)
         available = len(history)
         while len(ids) > max_prompt and (shorter := start_at_message(history[1:])) != history:

@@ -190,7 +190,7 @@ def _match_model(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder:
 
 
 _CHUNK_BYTES = 2**30
-_DEEPSPEED_VERSION = "0.19.8"  # the version whose format this is; DeepSpeed refuses files without one
+_DEEPSPEED_VERSION = "0.19.8"  # the version with this format. DeepSpeed refuses files without a version
 
 
 def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:

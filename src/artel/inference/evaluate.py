@@ -88,7 +88,7 @@ def evaluate(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]
     if len(validation.samples) == 0:
         fix = "use more text, a smaller data.block, or --data FILE"
         raise InputError.at("data.validation", "no text is held out to evaluate on", fix)
-    # fp8 is for training: evaluate the model as it will be used.
+    # fp8 is only for training. Evaluate the model as it will be used.
     requested = "auto" if run.train.precision == "fp8" else run.train.precision
     precision = pick_precision(requested, world.device)
     set_compute_precision(opened.model, precision)
@@ -166,7 +166,7 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
         raise InputError.at(opened.name, "is not a run, so it has no validation split", "add --data FILE")
     if data is None:
         return load_run(opened.name, overrides)
-    # Set no run folder: dropped documents of this text do not belong in another run's ledger.
+    # Set no run folder, since dropped documents of this text do not belong in another run's ledger.
     model_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
@@ -183,7 +183,7 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     if opened.run is None and objective_name in OBJECTIVES.names:
         base = base.model_copy(update={"objective": objective_name})
     source = _make_source(base, data)
-    # Keep repeated documents: a document's score must not depend on the others in the file.
+    # Keep repeated documents, since a document's score must not depend on others in the file.
     values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
     values["data"]["decontaminate"] = None  # the data may be a benchmark

@@ -121,7 +121,7 @@ class LiveReport:
         try:
             runs = self._reader.read()
             event = self._page.event(runs)
-        except InputError as error:  # a damaged line or a removed folder: keep the page and show the error
+        except InputError as error:  # a damaged line or a removed folder. Keep the page and show the error
             runs, event = self._runs, orjson.dumps({"problem": error.one_line})
         with self._condition:
             if event != self._event:

@@ -44,7 +44,7 @@ def generate_answers(
         for prompt, generated in zip(prompts[start:], texts, strict=True):
             text = generated.text
             if prompt.messages is not None:
-                text = text.strip()  # as `artel chat` does: whitespace around an answer belongs to the template
+                text = text.strip()  # like `artel chat`, since whitespace around an answer belongs to the template
             elif not opened.decoding.continues:
                 text = text.lstrip()
             yield prompt.fields | {"text": text, "finish_reason": generated.finish_reason, "tokens": generated.tokens}

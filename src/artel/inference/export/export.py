@@ -75,7 +75,7 @@ def export(
     export_format = to or ("adapter" if has_adapter and not merge else "model")
     exported = ExportedModel(str(folder), export_format)
     with new_folder(folder) as partial:
-        scratch = partial / "work"  # on the same disk as the result; removed before the result appears
+        scratch = partial / "work"  # on the disk of the result, and removed before the result appears
         scratch.mkdir()
         model = partial if exporter is None else scratch / "model"
         if merge:

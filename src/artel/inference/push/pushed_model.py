@@ -109,7 +109,7 @@ def _find_id_problems(option: str, name: str, *, owner_optional: bool) -> Iterat
 
 
 CARD = "README.md"
-_MAX_POINTS = 100_000  # per curve: enough to find the values of any step, since runs rarely log more
+_MAX_POINTS = 100_000  # per curve. Runs rarely log more, so the values of any step can be found
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,7 +328,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        # The body is not parsed: a page of another site could send it without a CORS preflight.
+        # The body is not parsed, since a page of another site could send it without a CORS preflight.
         return ApiError(422, NOT_AN_OBJECT, None, "invalid_request").response()
 
     @app.exception_handler(Exception)

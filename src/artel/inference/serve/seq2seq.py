@@ -55,9 +55,9 @@ class Seq2SeqCompletions:
         return self._response_fields | {"choices": choices, "usage": self._usage.to_json()}
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Yield server-sent events, one text after another, in chunks or, with beam search, as a whole.
+        """Yield server-sent events, one text after another: in chunks, or as a whole with beam search.
 
-        Raise ApiError for the first text before the first event; later errors are events.
+        Raise ApiError if the first text fails before the first event. Later errors are events.
         """
         options = self._body.stream_options
         usage = {"usage": None} if options is not None and options.include_usage else {}

@@ -51,7 +51,7 @@ class ServedModel:
         self.engine: Engine | None = None
         self._adapter_turns: AdapterTurns | None = None
         if not self.generates:
-            release_helpers()  # of this thread; `_worker` starts its own
+            release_helpers()  # of this thread, since `_worker` starts its own
             return
         self._read_ends()
         engine = make_engine(opened.model, opened.tokenizer, requests, self.context, share_prefixes=not adapters)

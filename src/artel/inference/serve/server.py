@@ -104,7 +104,7 @@ def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
     """Return the model, and the model with each adapter. Raise InputError if one cannot be served."""
     opened = open_model(name, torch.device("cpu"))
     cast_weights(opened.model, options.precision, name)
-    move_to_device(opened, current_device())  # after the cast: bf16 takes half of the memory there
+    move_to_device(opened, current_device())  # after the cast, since bf16 takes half of the memory there
     if options.adapters:
         _check_supports_adapters(opened, options.adapters)
     with_adapters = {label: _with_adapter(opened, label, path) for label, path in options.adapters.items()}

@@ -278,7 +278,7 @@ def _format_value(value: Any) -> str:
 
 @cache
 def _load_template() -> Any:
-    # The card is Markdown, not HTML: text by others appears only in code blocks and escaped inline code.
+    # The card is Markdown, not HTML. Text by others appears only in code blocks and escaped inline code.
     environment = Environment(loader=PackageLoader("artel.reports.model_card", ""), undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
     return environment.get_template("card.md.jinja")

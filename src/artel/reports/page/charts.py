@@ -43,7 +43,7 @@ def build_charts(runs: Sequence[RunData], names: Sequence[str], language: Langua
         metrics = dict.fromkeys(name for index in run_indices for name in runs[index].curves.validation)
         for metric in dict.fromkeys(["loss", *metrics]):
             plots.append(_build_chart(metric, suffix, run_indices, runs, names, language, is_quality=True))
-    # run_tokens_per_second is a mean over the run so far: a tile shows its last value.
+    # run_tokens_per_second is a mean over the run so far. A tile shows its last value.
     listed = {"loss", "run_tokens_per_second", *_TRAINING_METRICS}
     other_metrics = {name for run in runs for name in run.curves.training} - listed
     for metric in (*_TRAINING_METRICS, *sorted(other_metrics)):

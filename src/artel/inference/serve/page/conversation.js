@@ -108,12 +108,12 @@ export function toLines(conversations) {
 export function fromLines(text) {
   const conversations = [];
   const problems = [];
-  text.split("\n").forEach((line, number) => {
+  text.split("\n").forEach((line, index) => {
     if (line.trim() === "") return;
     try {
       conversations.push(fromMessages(JSON.parse(line).messages));
     } catch {
-      problems.push(t("bad_line", { line: number + 1 }));
+      problems.push(t("bad_line", { line: index + 1 }));
     }
   });
   return { conversations, problems };

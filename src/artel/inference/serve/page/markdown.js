@@ -21,15 +21,15 @@ markdown.inline.ruler.before("escape", "formula", keepFormula);
 
 const shownBlocks = new WeakMap(); // container → the source texts of its blocks
 
-/** Show the text in the container. Unchanged blocks stay, so that a selection in them survives while more text arrives. */
+/** Show the text in the container. Unchanged blocks stay, and with them a selection, while more text arrives. */
 export function showMarkdown(container, text) {
   const lines = text.split(/\r\n?|\n/);
   const blocks = splitBlocks(markdown.parse(text, {}), lines);
   const oldBlocks = shownBlocks.get(container) ?? [];
-  let same = 0;
-  while (same < oldBlocks.length && same < blocks.length && oldBlocks[same] === blocks[same].source) same++;
-  while (container.childNodes.length > same) container.lastChild.remove();
-  for (const { tokens } of blocks.slice(same)) append(container, tokens);
+  let unchanged = 0;
+  while (unchanged < oldBlocks.length && unchanged < blocks.length && oldBlocks[unchanged] === blocks[unchanged].source) unchanged++;
+  while (container.childNodes.length > unchanged) container.lastChild.remove();
+  for (const { tokens } of blocks.slice(unchanged)) append(container, tokens);
   shownBlocks.set(container, blocks.map((block) => block.source));
 }
 
@@ -61,14 +61,14 @@ function showAsText(state, start, end, silent) {
 
 /** Show formulas, \( \), \[ \] and $$ $$, as they are written. */
 function keepFormula(state, silent) {
-  const end = FORMULA[state.src.slice(state.pos, state.pos + 2)];
-  if (end === undefined) return false;
-  state.absent ??= new Set(); // end marks that do not occur in the rest of the text
-  const stop = state.absent.has(end) ? -1 : state.src.indexOf(end, state.pos + 2);
-  if (stop < 0) state.absent.add(end);
-  const next = stop < 0 ? state.pos + 2 : stop + 2;
-  if (!silent) state.pending += state.src.slice(state.pos, next);
-  state.pos = next;
+  const closingMark = FORMULA[state.src.slice(state.pos, state.pos + 2)];
+  if (closingMark === undefined) return false;
+  state.absent ??= new Set(); // closing marks that do not occur in the remaining text
+  const index = state.absent.has(closingMark) ? -1 : state.src.indexOf(closingMark, state.pos + 2);
+  if (index < 0) state.absent.add(closingMark);
+  const end = index < 0 ? state.pos + 2 : index + 2;
+  if (!silent) state.pending += state.src.slice(state.pos, end);
+  state.pos = end;
   return true;
 }
 

@@ -22,11 +22,11 @@ function runColor(run) {
 
 // Exponential moving average: weights fall by the factor `weight` from each point to the one before, and sum to one.
 function smooth(values, weight) {
-  let sum = 0, total = 0;
+  let sum = 0, weightSum = 0;
   return values.map((value) => {
     sum = sum * weight + value;
-    total = total * weight + 1;
-    return sum / total;
+    weightSum = weightSum * weight + 1;
+    return sum / weightSum;
   });
 }
 
@@ -158,8 +158,8 @@ function draw() {
 let isSyncing = false;
 function syncZoom(source, change) {
   if (isSyncing) return;
-  const begin = change["xaxis.range[0]"], range = change["xaxis.range"];
-  if (begin !== undefined) view.range = [begin, change["xaxis.range[1]"]];
+  const start = change["xaxis.range[0]"], range = change["xaxis.range"];
+  if (start !== undefined) view.range = [start, change["xaxis.range[1]"]];
   else if (range) view.range = range;
   else if (change["xaxis.autorange"]) view.range = null;
   else return;
