@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from artel.errors import InputError
+from artel.generation.generate import Sampling, generate_from_ids
 from artel.inference import ChatSettings, open_model
-from artel.models.generate import Sampling, generate_from_ids
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids, turn_end
 from support.chat_models import (
     MARKS,

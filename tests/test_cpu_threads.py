@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import load_run
-from artel.inference.engine.slots import SlotEngine
+from artel.generation.slots import SlotEngine
 from artel.models.device import compute_on_one_core, release_helpers
 from artel.parallel import World
 from artel.preparing import prepare

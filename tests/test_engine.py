@@ -20,15 +20,15 @@ from transformers import (
 )
 
 from artel.errors import InputError
-from artel.inference.engine import paged, slots
-from artel.inference.engine.base import EngineError, Generation
-from artel.inference.engine.make import SequentialEngine, make_engine
-from artel.inference.engine.paged import BatchingEngine
-from artel.inference.engine.slot_model import Chunk, SlotModel, SlotsUnsupported
-from artel.inference.engine.slots import SlotEngine
+from artel.generation import paged, slots
+from artel.generation.base import EngineError, Generation
+from artel.generation.make import SequentialEngine, make_engine
+from artel.generation.paged import BatchingEngine
+from artel.generation.sampler import Sampler, SamplingOptions
+from artel.generation.slot_model import Chunk, SlotModel, SlotsUnsupported
+from artel.generation.slots import SlotEngine
 from artel.models.cpu.build import load_library
 from artel.models.cpu.packed import pack, packable_bytes
-from artel.models.sampler import Sampler, SamplingOptions
 from support.chat_models import trained_tokenizer
 from support.engines import CONTEXT, ROWS, SIZES, alone, made, prompt_of, together
 

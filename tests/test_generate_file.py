@@ -13,9 +13,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import artel
+from artel.generation.generate import Sampling
 from artel.inference import open_model
 from artel.inference.batch import generate_answers, read_prompts
-from artel.models.generate import Sampling
 from support.chat_models import ONE_THREAD, llama, never_ending, saved, trained_tokenizer
 from support.objectives import objective_run
 from support.runs import ENVIRONMENT, LIMIT

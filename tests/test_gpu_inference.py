@@ -8,9 +8,9 @@ import torch
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3MoeConfig
 
 import artel
+from artel.generation.make import make_engine
+from artel.generation.paged import BatchingEngine
 from artel.inference import open_model
-from artel.inference.engine.make import make_engine
-from artel.inference.engine.paged import BatchingEngine
 from artel.inference.serve.served import ServedModel
 from support.chat_models import CONVERSATIONS, MARKS, learned_by_heart, trained_tokenizer, user
 from support.engines import CONTEXT, ROWS, SIZES, alone, made, prompt_of, together

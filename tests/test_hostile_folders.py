@@ -11,8 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.cli.generate import _read_text_or_file
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.generation.generate import Sampling
 from artel.inference import ChatSession, ChatSettings, export, open_model
-from artel.models.generate import Sampling
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model, check_pretrained
 from artel.models.loading.request import ModelRequest

@@ -20,8 +20,8 @@ from transformers import (
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.generation.generate import Sampling, generate_text, generate_tokens
 from artel.inference import export, open_model
-from artel.models.generate import Sampling, generate_text, generate_tokens
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.check import check_pretrained
 from artel.models.loading.heads import check_sizes

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, RobertaForMaskedLM, pipeline
 
 from artel.config import RunConfig, TokenizerTraining
+from artel.generation.generate import Sampling
 from artel.models import IGNORED
-from artel.models.generate import Sampling
 from artel.objectives import InsertionTagging, Masked
 from artel.objectives.insertion_tagging import comma_positions, find_insertions
 from artel.text import Document, DroppedRecord, Pair, Record, Rejected

@@ -30,10 +30,10 @@ from transformers.trainer_pt_utils import LabelSmoother
 import artel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.generation.encoder_decoder import decoder_inputs
+from artel.generation.generate import Sampling
 from artel.inference.serve.app import Limits
 from artel.models.attention_switch import use_artel_attention
-from artel.models.encoder_decoder import decoder_inputs
-from artel.models.generate import Sampling
 from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
 from artel.objectives.seq2seq import SequenceToSequence, chrf

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import artel
 from artel.errors import InputError
+from artel.generation.base import concurrent_requests
+from artel.generation.make import SequentialEngine
+from artel.generation.slot_model import SlotModel
+from artel.generation.slots import SlotEngine
 from artel.inference import open_model
-from artel.inference.engine.base import concurrent_requests
-from artel.inference.engine.make import SequentialEngine
-from artel.inference.engine.slot_model import SlotModel
-from artel.inference.engine.slots import SlotEngine
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.server import Precision, ServerOptions, cast_weights, open_models, vllm_arguments

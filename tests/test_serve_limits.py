@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 import uvicorn
 
+from artel.generation.sampler import SamplingOptions
 from artel.inference.serve import access
 from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.app import Limits, read_body
@@ -23,7 +24,6 @@ from artel.inference.serve.limits import AdmissionLimit
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import ChatRequest, CompletionRequest
 from artel.inference.serve.server import avoid_full_collections
-from artel.models.sampler import SamplingOptions
 from artel.text.tool_calls import read_calls
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from support.chat_models import user

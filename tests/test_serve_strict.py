@@ -6,11 +6,11 @@ import openai
 import pytest
 import torch
 
+from artel.generation.sampler import Sampler, SamplingOptions
+from artel.generation.text_stream import TextStream
 from artel.inference.serve.call_grammars import optional_calls_grammar
 from artel.inference.serve.grammars import Grammars
 from artel.inference.serve.tool_calls import merge_deltas, optional_calls
-from artel.models.sampler import Sampler, SamplingOptions
-from artel.models.text_stream import TextStream
 from support.called import SCHEMAS, TOOLS, assert_called, form_of, tool
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.chat_templates import FAMILIES

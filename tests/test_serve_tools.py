@@ -9,11 +9,11 @@ import openai
 import pytest
 import torch
 
+from artel.generation.sampler import Sampler, SamplingOptions
+from artel.generation.text_stream import TextStream
 from artel.inference.serve.call_grammars import UnsupportedParameters, required_calls_grammar
 from artel.inference.serve.grammars import Grammars
 from artel.inference.serve.tool_calls import merge_deltas, required_calls
-from artel.models.sampler import Sampler, SamplingOptions
-from artel.models.text_stream import TextStream
 from artel.text.tool_calls import read_calls
 from support.called import SCHEMAS, TOOLS, assert_called, form_of, tool
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user

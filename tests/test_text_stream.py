@@ -7,7 +7,7 @@ from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from artel.models.text_stream import TextStream
+from artel.generation.text_stream import TextStream
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 from artel.tokens.tokenizer.word_cache import byte_letters, piece_bytes
 

@@ -8,10 +8,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import artel
+from artel.generation.generate import Sampling
 from artel.inference import ChatSession, ChatSettings, open_model
 from artel.inference.batch.answers import generate_answers
 from artel.inference.batch.files import Prompt
-from artel.models.generate import Sampling
 from artel.tokens import load_tokenizer
 from support.chat_models import user
 from support.messages import logged

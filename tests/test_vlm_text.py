@@ -14,9 +14,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 import artel as api
 from artel.config import ModelConfig, TokenizerTraining, parse_run
 from artel.errors import InputError, WorkError
+from artel.generation.generate import Sampling, generate_text
 from artel.inference import export, open_model
 from artel.models.document_mask import check_documents
-from artel.models.generate import Sampling, generate_text
 from artel.models.loading.build import build_model
 from artel.models.loading.check import check_model, check_pretrained
 from artel.models.loading.language_part import get_multimodal

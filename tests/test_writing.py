@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
 
-from artel.models.generate import Sampling, generate_from_ids, generate_text, generate_tokens
+from artel.generation.generate import Sampling, generate_from_ids, generate_text, generate_tokens
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from support.chat_models import MARKS, llama, said, trained_tokenizer

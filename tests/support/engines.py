@@ -7,9 +7,9 @@ import queue
 import torch
 from transformers import AutoModelForCausalLM
 
-from artel.inference.engine.base import EngineError, Generation
-from artel.models.generate import continue_ids
-from artel.models.sampler import Sampler, SamplingOptions
+from artel.generation.base import EngineError, Generation
+from artel.generation.generate import continue_ids
+from artel.generation.sampler import Sampler, SamplingOptions
 from support.waiting import LIMIT
 
 CONTEXT = 512

@@ -23,10 +23,10 @@ from starlette.testclient import TestClient
 from transformers import BertConfig, BertForMaskedLM
 
 from artel.config import TokenizerTraining
+from artel.generation.generate import Sampling, generate_tokens
 from artel.inference import open_model
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel
-from artel.models.generate import Sampling, generate_tokens
 from artel.tokens import train_tokenizer
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.runs import LIMIT

@@ -144,7 +144,7 @@ def generate(
 
 def _settings_to_match(options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that must match to resume a file of results. The model's own choices stay defaults."""
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
     chosen = {name: value for name, value in options.items() if value is not None}
     settings = asdict(Sampling(**chosen))

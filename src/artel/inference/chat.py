@@ -14,14 +14,14 @@ from typing import Any
 
 from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem, WorkError
-from artel.inference.engine.base import Engine, EngineError, FinishReason
-from artel.inference.engine.make import SequentialEngine, make_engine
-from artel.inference.engine.write import write_text
+from artel.generation import GenerationPrompt
+from artel.generation.base import Engine, EngineError, FinishReason
+from artel.generation.generate import Sampling, check_embedded
+from artel.generation.make import SequentialEngine, make_engine
+from artel.generation.write import write_text
 from artel.inference.open import OpenedModel
 from artel.messages import logger
-from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.objectives.types import GenerationPrompt
 from artel.storage import check_new_file, check_regular, user_path, write_output
 from artel.text import Message, ToolCall, Tools
 from artel.text.records import BadRecord

@@ -11,17 +11,18 @@ from typing import Any
 
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, parse_run
 from artel.errors import InputError
+from artel.generation import GenerationPrompt
+from artel.generation.generate import Sampling, check_embedded
 from artel.inference.batch.answers import continue_prompts
 from artel.inference.open import OpenedModel, open_untrained
 from artel.messages import logger
 from artel.models.device import pick_precision
-from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.check import check_positions
 from artel.models.loading.structure import position_limit
 from artel.models.quantization import set_compute_precision
 from artel.notebooks import html_table
 from artel.objectives import Objective, build_objective, objective_type
-from artel.objectives.types import GenerationEval, GenerationPrompt
+from artel.objectives.types import GenerationEval
 from artel.parallel import DataParallel, World
 from artel.preparing import PreparedText, prepare
 from artel.registry import FORMATS, OBJECTIVES

@@ -12,9 +12,9 @@ from transformers.utils.quantization_config import QuantizationMethod
 from artel.config import ModelConfig, RunConfig, find_similar_name, load_run
 from artel.config.model_name import check_model_name, is_in_hub_cache
 from artel.errors import InputError
+from artel.generation.generate import end_ids
 from artel.messages import logger
 from artel.models.device import current_device, pick_precision
-from artel.models.generate import end_ids
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import read_config

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from artel.generation import GenerationPrompt
 from artel.objectives.base import directions
 from artel.objectives.collate import NextTokenTexts
 from artel.objectives.decoding import Decoding, generation_code, python_literal
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.types import Batch, GenerationPrompt, Presentation, Reply
+from artel.objectives.types import Batch, Presentation, Reply
 from artel.tokens import StoreSplit, TokenBlocks
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 
 class Causal(NextTokenTexts, Decoding):
@@ -58,12 +59,12 @@ class Causal(NextTokenTexts, Decoding):
         return metrics | {"bits_per_byte": metrics["loss"] * split.tokens / split.bytes / math.log(2)}
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        from artel.models.generate import generate_text
+        from artel.generation.generate import generate_text
         from artel.models.loading.structure import position_limit
 
         return Reply(generate_text(model, self.tokenizer, prompt, sampling, position_limit(model)))
 
     def generation_prompt(self, model: PreTrainedModel, prompt: str) -> GenerationPrompt:
-        from artel.models.generate import text_end
+        from artel.generation.generate import text_end
 
         return GenerationPrompt(self.tokenizer.prompt(prompt), text_end(model, self.tokenizer), special_tokens=True)

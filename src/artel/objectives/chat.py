@@ -17,6 +17,7 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.generation import GenerationPrompt
 from artel.models import IGNORED
 from artel.objectives.base import Objective, directions
 from artel.objectives.collate import (
@@ -38,7 +39,6 @@ from artel.objectives.types import (
     Batch,
     DocumentSamples,
     GenerationEval,
-    GenerationPrompt,
     Presentation,
     Reply,
     TokenView,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 _MIN_NEW_TOKENS = 256
 """Minimum length allowed for a generated turn with tools, even if the record's turns are short."""
@@ -284,7 +284,7 @@ class Chat(Objective, Decoding):
         return Reply(self._generate_answer(model, prompt, sampling))
 
     def _generate_answer(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        from artel.models.generate import generate_from_ids
+        from artel.generation.generate import generate_from_ids
         from artel.models.loading.structure import position_limit
 
         generation_prompt = self.generation_prompt(model, prompt)
@@ -304,7 +304,7 @@ class Chat(Objective, Decoding):
 
     def _answer_end(self, model: PreTrainedModel) -> TurnEnd:
         """Return the ends of an answer: those of the template and of the model's generation_config.json."""
-        from artel.models.generate import end_ids
+        from artel.generation.generate import end_ids
 
         end = self.turn_end()
         return TurnEnd(end.ids | end_ids(model), end.texts)

@@ -12,13 +12,14 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.objectives.types import GenerationEval, GenerationPrompt, Reply
+from artel.generation import GenerationPrompt
+from artel.objectives.types import GenerationEval, Reply
 from artel.tokens import Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
     from artel.tokens.tokenizer.chat_template import TurnEnd
 
 _PROMPT_WORDS = 4
@@ -69,7 +70,7 @@ class Decoding:
         return None
 
     def default_sampling(self) -> Sampling:
-        from artel.models.generate import Sampling
+        from artel.generation.generate import Sampling
 
         return Sampling()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 _EXAMPLE = "He said that he would come but he did not"
 _TOKEN, _INSERTED, _RULE = 1, 2, 4  # flags: input token, inserted token, comma by rule after an input token

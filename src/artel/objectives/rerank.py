@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 _QUERY, _DOCUMENT = "Where is Anna?", "Anna is in the forest."  # an example
 _MAX_LISTED = 5

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 _CHOSEN, _REJECTED, _MARGIN = range(3)
 _PROMPT, _ANSWER = "Where is Anna?", "She is in the forest."  # an example

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
     from artel.models.loading.request import ModelRequest
 
 _INPUT = 0  # column of a sample's numbers: length of the input
@@ -226,7 +226,7 @@ class SequenceToSequence(Objective, Decoding):
         """Return the loss and correct guesses of a group, float32 (2,). The loss is smoothed in training only."""
         import torch
 
-        from artel.models.encoder_decoder import decoder_inputs
+        from artel.generation.encoder_decoder import decoder_inputs
         from artel.models.logits_loss import loss_of_logits
         from artel.models.loss import model_losses
 
@@ -244,7 +244,7 @@ class SequenceToSequence(Objective, Decoding):
         """Return the sums, and the ids that the model generates for the first `seq2seq.generate` pairs."""
         import torch
 
-        from artel.models.encoder_decoder import any_rank, generate_rows
+        from artel.generation.encoder_decoder import any_rank, generate_rows
 
         sums = self.loss(model, batch)
         is_generated = batch.tensors["generated"]
@@ -291,7 +291,7 @@ class SequenceToSequence(Objective, Decoding):
 
     def default_sampling(self) -> Sampling:
         """Return greedy decoding, or beam search if the run sets `beams`, up to the maximum output length."""
-        from artel.models.generate import Sampling
+        from artel.generation.generate import Sampling
 
         return Sampling(self._framing.max_output_tokens, temperature=0.0, beams=self._seq2seq.beams)
 
@@ -337,7 +337,7 @@ def _check_start(model: PreTrainedModel) -> None:
     """Raise InputError if a model's configuration does not define the start of its decoder."""
     import torch
 
-    from artel.models.encoder_decoder import decoder_inputs
+    from artel.generation.encoder_decoder import decoder_inputs
 
     try:
         decoder_inputs(model, torch.full((1, 2), IGNORED))

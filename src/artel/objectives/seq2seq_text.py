@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 
 class FramedIds(NamedTuple):
@@ -185,8 +185,8 @@ class TextGenerator:
         """Return the ids that start and end an output in training, and its language token if there is one."""
         import torch
 
-        from artel.models.encoder_decoder import decoder_inputs
-        from artel.models.generate import end_ids
+        from artel.generation.encoder_decoder import decoder_inputs
+        from artel.generation.generate import end_ids
 
         (example,) = self._framing.outputs(["a"])
         start = decoder_inputs(model, torch.from_numpy(example.ids)[None])[0, 0]
@@ -200,8 +200,8 @@ class TextGenerator:
     ) -> list[np.ndarray]:
         import torch
 
-        from artel.models.encoder_decoder import generate_rows
-        from artel.models.generate import check_embedded
+        from artel.generation.encoder_decoder import generate_rows
+        from artel.generation.generate import check_embedded
 
         for row in rows:
             check_embedded(model, self._tokenizer, row.tolist())

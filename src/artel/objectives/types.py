@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from artel.generation import GenerationPrompt
 from artel.objectives.length_groups import LengthGroup
 from artel.tokens import Sample
 
 if TYPE_CHECKING:
     import torch
-
-    from artel.tokens.tokenizer.chat_template import TurnEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +82,6 @@ class TokenView:
     """The label to learn at each position ("" for none), if labels are learned instead of tokens."""
     goal: str = ""
     """The target of the full text if no token is predicted, such as `the label good`."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationPrompt:
-    """The ids that a model continues, and the ends of its output."""
-
-    ids: list[int]
-    end: TurnEnd
-    special_tokens: bool = False
-    """True if special tokens are part of the output text."""
 
 
 @dataclass(frozen=True, slots=True)

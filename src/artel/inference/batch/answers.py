@@ -9,14 +9,14 @@ from itertools import islice
 from typing import Any
 
 from artel.errors import InputError, Problem
+from artel.generation import GenerationPrompt
+from artel.generation.generate import Sampling, check_embedded
+from artel.generation.make import SequentialEngine, make_engine
+from artel.generation.write import GeneratedText, write_texts
 from artel.inference.batch.files import RESERVED, Prompt, raise_if_any
-from artel.inference.engine.make import SequentialEngine, make_engine
-from artel.inference.engine.write import GeneratedText, write_texts
 from artel.inference.open import OpenedModel
 from artel.messages import logger
-from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.objectives.types import GenerationPrompt
 from artel.tokens.tokenizer.chat_template import TemplateRejection, prompt_ids
 
 _CONCURRENT, _CONCURRENT_ON_CPU = 64, 16

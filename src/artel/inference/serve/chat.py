@@ -12,6 +12,7 @@ from typing import Any
 
 from artel import text
 from artel.errors import InputError
+from artel.generation.sampler import Token
 from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.completions import RequestAnswers, event, sampling_options, stop_texts
 from artel.inference.serve.grammars import ANY_OBJECT
@@ -27,7 +28,6 @@ from artel.inference.serve.schema import (
 )
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.tool_calls import CallDeltas, ConstrainedCalls, FreeCalls, constrain_calls, merge_deltas
-from artel.models.sampler import Token
 from artel.text import Tools
 from artel.text.records import BadRecord
 from artel.text.tool_calls import parse_call

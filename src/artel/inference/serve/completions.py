@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any
 
 from artel.errors import InputError
-from artel.inference.engine.base import EngineError, FinishReason, Generation
+from artel.generation.base import EngineError, FinishReason, Generation
+from artel.generation.generate import check_embedded
+from artel.generation.sampler import Sampler, SamplingOptions, Token
+from artel.generation.text_stream import TextStream
 from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.grammars import grammar_error
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import CompletionRequest, SamplingBody
 from artel.inference.serve.served import ServedModel
-from artel.models.generate import check_embedded
-from artel.models.sampler import Sampler, SamplingOptions, Token
-from artel.models.text_stream import TextStream
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
 _MAX_DIGITS = 9

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from artel.errors import InputError
-from artel.inference.engine.adapters import AdapterTurns
-from artel.inference.engine.base import DEFAULT_REQUESTS, Engine
-from artel.inference.engine.make import make_engine
+from artel.generation.adapters import AdapterTurns
+from artel.generation.base import DEFAULT_REQUESTS, Engine
+from artel.generation.generate import text_end
+from artel.generation.make import make_engine
 from artel.inference.open import OpenedModel
 from artel.inference.serve.grammars import Grammars
 from artel.models.device import release_helpers
-from artel.models.generate import text_end
 from artel.models.loading.structure import position_limit
 from artel.tokens.tokenizer.template_calls import CallForm, find_call_form
 from artel.tokens.tokenizer.template_tools import tool_style

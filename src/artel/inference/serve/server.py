@@ -22,7 +22,7 @@ from artel.config import load_run
 from artel.config.model_name import check_model_name
 from artel.elapsed import hide_elapsed
 from artel.errors import InputError
-from artel.inference.engine.base import DEFAULT_REQUESTS
+from artel.generation.base import DEFAULT_REQUESTS
 from artel.inference.open import OpenedModel, move_to_device, open_model, open_objective
 from artel.inference.serve.access import TimedProtocol, is_loopback
 from artel.inference.serve.app import Limits, make_app

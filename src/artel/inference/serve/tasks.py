@@ -11,6 +11,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.generation.generate import Sampling
 from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.chat import as_record
 from artel.inference.serve.schema import (
@@ -24,7 +25,6 @@ from artel.inference.serve.schema import (
     ScoreRequest,
 )
 from artel.inference.serve.served import ServedModel
-from artel.models.generate import Sampling
 from artel.objectives.masked import fill_masks
 from artel.registry import FORMATS
 

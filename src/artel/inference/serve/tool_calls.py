@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from artel.generation.text_stream import find_stop
 from artel.inference.serve.api_errors import ApiError
 from artel.inference.serve.call_grammars import UnsupportedParameters, optional_calls_grammar, required_calls_grammar
 from artel.inference.serve.schema import AllowedToolChoice, ChatRequest, NamedTool
 from artel.inference.serve.served import ServedModel
-from artel.models.text_stream import find_stop
 from artel.text import Tools
 from artel.text.tool_calls import CallReader
 from artel.tokens.tokenizer.template_calls import NUMBER, CallForm

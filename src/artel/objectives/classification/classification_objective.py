@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 # Columns of a sample's numbers: start of its second text; its target, in all further columns.
 _SECOND_START, _TARGET = 0, 1

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 _EXAMPLE = "Where is Anna?"
 _NAMES = {QUERY: "query", POSITIVE: "positive", NEGATIVE: "negative"}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 _MIN_WINDOW_TOKENS = 8
 _QUESTION, _CONTEXT = "Where is Anna?", "Anna is in the forest."  # an example

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 _EXAMPLE = "Anna Karenina went to Moscow."
 _PIPELINE_USAGE = cleandoc(f"""

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from artel.generation.base import first_line
 from artel.host import memory
-from artel.inference.engine.base import first_line
 from artel.models.cpu.packed import pack, packable_bytes
 
 NAME = "artel_slots"

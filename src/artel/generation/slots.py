@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from artel.inference.engine.base import (
+from artel.generation.base import (
     BATCH_TOKENS,
     DEFAULT_REQUESTS,
     Engine,
@@ -22,7 +22,7 @@ from artel.inference.engine.base import (
     Generation,
     tokens_in_memory,
 )
-from artel.inference.engine.slot_model import Chunk, SlotModel
+from artel.generation.slot_model import Chunk, SlotModel
 from artel.models.device import release_helpers
 
 _INITIAL_CAPACITY = 256

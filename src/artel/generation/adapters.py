@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from artel.inference.engine.base import Engine, EngineError, Generation
+from artel.generation.base import Engine, EngineError, Generation
 from artel.models.lora.adapters import use_adapter
 
 

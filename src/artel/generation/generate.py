@@ -12,8 +12,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from artel.errors import InputError
-from artel.models.sampler import Sampler, SamplingOptions
-from artel.models.text_stream import TextStream
+from artel.generation.sampler import Sampler, SamplingOptions
+from artel.generation.text_stream import TextStream
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 

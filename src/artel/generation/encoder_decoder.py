@@ -16,7 +16,7 @@ from artel.models import IGNORED
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from artel.models.generate import Sampling
+    from artel.generation.generate import Sampling
 
 
 def decoder_inputs(model: PreTrainedModel, targets: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
+from artel.generation.sampler import Sampler, Token
 from artel.host import memory
-from artel.models.sampler import Sampler, Token
 
 FinishReason = Literal["stop", "length"]
 

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
-from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation, tokens_in_memory
+from artel.generation.base import BATCH_TOKENS, Engine, EngineError, Generation, tokens_in_memory
 from artel.integers import ceil_div
 from artel.models.device import release_helpers
 

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
-from artel.inference.engine.base import (
+from artel.generation.base import (
     DEFAULT_REQUESTS,
     Engine,
     EngineError,
@@ -18,11 +18,11 @@ from artel.inference.engine.base import (
     concurrent_requests,
     first_line,
 )
-from artel.inference.engine.paged import BatchingEngine
-from artel.inference.engine.slot_model import SlotsUnsupported
-from artel.inference.engine.slots import SlotEngine
+from artel.generation.generate import continue_ids
+from artel.generation.paged import BatchingEngine
+from artel.generation.slot_model import SlotsUnsupported
+from artel.generation.slots import SlotEngine
 from artel.models.device import release_helpers
-from artel.models.generate import continue_ids
 from artel.tokens import Tokenizer
 
 

@@ -7,11 +7,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from artel.errors import WorkError
-from artel.inference.engine.base import Engine, EngineError, FinishReason, Generation
-from artel.models.generate import Sampling
-from artel.models.sampler import Sampler, Token
-from artel.models.text_stream import TextStream
-from artel.objectives.types import GenerationPrompt
+from artel.generation import GenerationPrompt
+from artel.generation.base import Engine, EngineError, FinishReason, Generation
+from artel.generation.generate import Sampling
+from artel.generation.sampler import Sampler, Token
+from artel.generation.text_stream import TextStream
 from artel.tokens import Tokenizer
 
 
