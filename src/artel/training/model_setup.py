@@ -110,7 +110,7 @@ def set_up_model(
     `steps`: length of the run; None if `train.budget` ends it.
     """
     plan = plan_parallelism(config, world.size, world.on_host)
-    documents = getattr(objective, "apart", False)
+    documents = objective.isolated_documents
     built, load_weights = _build(config, tokenizer, objective, plan, world, documents)
     for note in (*plan.notes, *built.notes):
         logger.info(note)
